@@ -1,0 +1,142 @@
+"""Tables as TiDB's meta describes them, reduced to what decoding and serving need.
+
+Built from the JSON that TiDB keeps in its meta range (DBInfo, TableInfo; names are `{"O":..., "L":...}`). Unknown
+fields are ignored, missing ones take zero values, non-public columns (state != 5) are kept apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STATE_PUBLIC = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table version."""
+
+    id: int  #: stable; the number in stored rows
+    name: str
+    offset: int  #: place in the table
+    tp: int  #: MySQL type number
+    flag: int  #: MySQL column flags
+    flen: int
+    decimal: int  #: fraction digits or fsp; -1 = unspecified
+    charset: str
+    collate: str
+    elems: tuple[str, ...] = ()  #: ENUM and SET labels
+    origin_default: object = None  #: value of rows written before the column existed: str, number or None
+    origin_default_bit: bytes | None = None
+    default: object = None
+    default_bit: bytes | None = None
+    default_is_expr: bool = False
+    generated: bool = False
+    generated_stored: bool = False
+    hidden: bool = False
+    state: int = STATE_PUBLIC
+    version: int = 0
+
+    @property
+    def unsigned(self) -> bool:
+        return bool(self.flag & 32)
+
+    @property
+    def not_null(self) -> bool:
+        return bool(self.flag & 1)
+
+    @property
+    def primary(self) -> bool:
+        return bool(self.flag & 2)
+
+    @property
+    def binary(self) -> bool:
+        """Bytes rather than text: decided by the charset, never by the Binary flag."""
+        return self.charset == "binary"
+
+    @property
+    def visible(self) -> bool:
+        """Whether it is delivered: public, not hidden, and either ordinary or a stored generated column."""
+        return self.state == STATE_PUBLIC and not self.hidden and (not self.generated or self.generated_stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexColumn:
+    """A column of an index; `length` -1 = the whole column."""
+
+    name: str
+    offset: int  #: into Table.columns
+    length: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """An index of a table version."""
+
+    id: int
+    name: str
+    columns: tuple[IndexColumn, ...]
+    unique: bool
+    primary: bool
+    state: int = STATE_PUBLIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One version of a table: immutable, shared by every timestamp at which it was in force."""
+
+    id: int
+    db_id: int
+    db: str  #: original spelling
+    name: str  #: original spelling
+    charset: str
+    collate: str
+    columns: tuple[Column, ...]  #: all columns in offset order, non-public ones included
+    indexes: tuple[Index, ...]
+    pk_is_handle: bool  #: the single integer primary key is the row key
+    is_common_handle: bool  #: the clustered primary key's datums are the row key
+    common_handle_version: int = 0
+    partition_ids: tuple[int, ...] = ()  #: physical ids; empty = not partitioned
+    partition_names: tuple[str, ...] = ()
+    update_ts: int = 0  #: TableInfo.update_timestamp
+    kind: str = "table"  #: table, view or sequence
+    comment: str = ""
+
+    @property
+    def physical_ids(self) -> tuple[int, ...]:
+        """Table ids that its record keys carry."""
+        return self.partition_ids or (self.id,)
+
+    @property
+    def visible_columns(self) -> tuple[Column, ...]:
+        """What is delivered, in table order."""
+        return tuple(c for c in self.columns if c.visible)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    """A database."""
+
+    id: int
+    name: str
+    charset: str = ""
+    collate: str = ""
+    state: int = STATE_PUBLIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdlEvent:
+    """A finished DDL job, in its place in commit order. A job over several tables gives one event per table."""
+
+    commit_ts: int
+    start_ts: int
+    job_id: int
+    schema_version: int
+    type: int  #: action type number
+    kind: str  #: its name, for example "add column"
+    query: str
+    db: str
+    table: str  #: "" for database DDL
+    db_id: int
+    table_id: int
+    sub: int = 0  #: index within a job over several tables
+    version: Table | None = None  #: the table after the DDL; None where it left none

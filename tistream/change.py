@@ -1,0 +1,85 @@
+"""The shape of everything that flows: Arrow schemas of change rows, watermark rows and committed rows.
+
+    pusher  --ROWS + REGIONS-->  dispatcher  --ROWS + REGIONS-->  sorter  --COMMITTED-->  everyone
+
+Relations that hold everywhere:
+
+- a batch file's rows are clustered by tenure; the REGIONS row of the tenure names its slice (`row_offset`, `row_count`);
+  within a tenure the order is the order of arrival;
+- `op` and `kind` are small integers, never text;
+- `value` is null where the upstream sent none (a COMMIT, a ROLLBACK, a DELETE); an empty value is not null;
+- `old_value` is null exactly where the key did not exist before;
+- keys are plain user keys.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import pyarrow as pa
+
+
+class RowKind(IntEnum):
+    """What a row of the upstream's change feed says."""
+
+    PREWRITE = 1
+    COMMIT = 2
+    ROLLBACK = 3
+    COMMITTED = 4  #: self-contained: value, old value and both timestamps in one row
+
+
+class Op(IntEnum):
+    """What happened to the key."""
+
+    NONE = 0  #: rollbacks
+    PUT = 1
+    DELETE = 2
+
+
+FLAG_NOT_A_CHANGE = 1  #: kept for reads AS OF a timestamp only, never delivered as a change
+
+
+def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=nullable) for name, kind, nullable in fields])
+
+
+#: rows of a batch file and of the feed
+ROWS = _schema(
+    ("kind", pa.uint8(), False),  # RowKind
+    ("op", pa.uint8(), False),  # Op
+    ("key", pa.binary(), False),
+    ("start_ts", pa.uint64(), False),
+    ("commit_ts", pa.uint64(), False),  # 0 for prewrites and rollbacks
+    ("generation", pa.uint64(), False),  # of a pipelined transaction's flush; else 0
+    ("value", pa.binary(), True),
+    ("old_value", pa.binary(), True),
+    ("expire_ts", pa.uint64(), False),  # RawKV: Unix seconds; 0 = never
+    ("flags", pa.uint8(), False),  # FLAG_*
+)
+
+#: one watermark row per tenure open at any time since the store's previous file (a closing row for one that ended)
+REGIONS = _schema(
+    ("region_id", pa.uint64(), False),
+    ("version", pa.uint64(), False),
+    ("start_key", pa.binary(), False),
+    ("end_key", pa.binary(), False),  # empty = plus infinity
+    ("tenure_open_ts", pa.uint64(), False),  # TSO taken before registering
+    ("tenure_ready_ts", pa.uint64(), False),  # TSO taken after INITIALIZED; 0 until then: such a row moves no watermark
+    ("checkpoint_ts", pa.uint64(), False),  # fixed for the tenure
+    ("resolved_ts", pa.uint64(), False),  # the largest the region ever sent in this tenure; 0 = none yet
+    ("row_offset", pa.uint64(), False),  # of the tenure's rows in the rows segment (or in the feed batch)
+    ("row_count", pa.uint64(), False),
+)
+
+#: rows of the committed log; in a table, in (commit_ts, start_ts, key) order
+COMMITTED = _schema(
+    ("table_id", pa.int64(), False),  # physical table id; 0 for keys that belong to no table
+    ("op", pa.uint8(), False),
+    ("key", pa.binary(), False),
+    ("start_ts", pa.uint64(), False),
+    ("commit_ts", pa.uint64(), False),
+    ("value", pa.binary(), True),
+    ("old_value", pa.binary(), True),
+    ("expire_ts", pa.uint64(), False),
+    ("flags", pa.uint8(), False),
+)

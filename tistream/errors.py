@@ -1,0 +1,174 @@
+"""The tree of errors, and what a caller must do about each.
+
+Every error carries a `kind` (what to do), a `code` (stable, shown to users) and its facts as attributes. The class
+docstring is the default message. Store and catalog errors also say whether the request is known not to have happened
+(`determinate`); an indeterminate one must be read back, never undone.
+
+    TiStreamError
+      InvalidInput          the caller asked for something that cannot be: fix the request
+        ConfigError         a setting is unknown or wrong
+        CursorInvalid       a cursor that this service never made
+        TsOutOfRange        a timestamp in the future
+        TsExpired           a timestamp below what is retained
+      NotFound              tenant, database, table, worker ... does not exist
+      CorruptObject         bytes that are not what their name promises: fail closed
+        DecodeError         one key or row that cannot be decoded
+      StoreError            the object store
+        ObjectNotFound, ObjectConflict, StoreUnavailable
+      CatalogUnavailable    the catalog
+      Fenced                somebody else owns this now: drop the state and stop
+      FeedGap               an input file is missing: wait, never skip
+      BrokenPromise         the upstream broke the rule that everything rests on: stop and keep everything
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ErrorKind(StrEnum):
+    """What the caller must do."""
+
+    RETRY = "retry"
+    FENCED = "fenced"
+    INVALID = "invalid"
+    CORRUPT = "corrupt"
+    NOT_FOUND = "not_found"
+    INTERNAL = "internal"
+
+
+class TiStreamError(Exception):
+    """TiStream failed in a way it did not expect."""
+
+    kind: ErrorKind = ErrorKind.INTERNAL
+    code: str = "TS-1000"
+    hint: str = ""
+
+    def __init__(self, message: str = "", **facts: object) -> None:
+        self.message = message or (type(self).__doc__ or "").split("\n")[0]
+        self.facts = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={_show(value)}" for name, value in self.facts.items())
+        return f"{self.message} ({shown})" if shown else self.message
+
+
+def _show(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+class InvalidInput(TiStreamError):
+    """The request cannot be served as it stands."""
+
+    kind = ErrorKind.INVALID
+    code = "TS-1001"
+
+
+class ConfigError(InvalidInput):
+    """A setting is unknown or has a wrong value."""
+
+    code = "TS-1002"
+
+
+class CursorInvalid(InvalidInput):
+    """The cursor was not made by this service, or belongs to another scope."""
+
+    code = "TS-1003"
+    hint = "Pass back TiStream-Next-Cursor unchanged, to the same path, or start again with start_ts."
+
+
+class TsOutOfRange(InvalidInput):
+    """The timestamp lies in the future."""
+
+    code = "TS-1004"
+
+
+class TsExpired(InvalidInput):
+    """The timestamp lies below what is retained."""
+
+    code = "TS-1005"
+
+
+class NotFound(TiStreamError):
+    """There is no such thing."""
+
+    kind = ErrorKind.NOT_FOUND
+    code = "TS-1010"
+
+
+class CorruptObject(TiStreamError):
+    """An object is not what its name promises; nothing of it is used."""
+
+    kind = ErrorKind.CORRUPT
+    code = "TS-1020"
+
+
+class DecodeError(CorruptObject):
+    """A key or a row cannot be decoded."""
+
+    code = "TS-1021"
+
+
+class StoreError(TiStreamError):
+    """The object store refused or failed."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1030"
+
+
+class ObjectNotFound(StoreError):
+    """There is no object under this key."""
+
+    kind = ErrorKind.NOT_FOUND
+    code = "TS-1031"
+
+
+class ObjectConflict(StoreError):
+    """Another writer's bytes are under this key: somebody else owns the slot."""
+
+    kind = ErrorKind.FENCED
+    code = "TS-1032"
+
+
+class StoreUnavailable(StoreError):
+    """The object store did not answer."""
+
+    code = "TS-1033"
+
+
+class CatalogUnavailable(TiStreamError):
+    """The catalog did not answer; `determinate` says whether the transaction is known not to have happened."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1040"
+    determinate: bool = True
+
+
+class Fenced(TiStreamError):
+    """Another worker owns this now. Drop its in-memory state and stop."""
+
+    kind = ErrorKind.FENCED
+    code = "TS-1050"
+
+
+class FeedGap(TiStreamError):
+    """An input file is missing while a later one exists. Nothing is skipped; the store waits for it."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1060"
+
+
+class BrokenPromise(TiStreamError):
+    """The upstream promised completeness up to a timestamp and then sent something below it. The task stops."""
+
+    kind = ErrorKind.CORRUPT
+    code = "TS-1061"
+
+
+def invariant(condition: bool, message: str, **facts: object) -> None:
+    """Raise when a relation that must hold does not. Survives `python -O`, unlike `assert`."""
+    if not condition:
+        raise TiStreamError(f"invariant violated: {message}", **facts)

@@ -1,0 +1,172 @@
+"""Every object key: built here, parsed here, nowhere else.
+
+    data_change_buffer/cluster-{c}/tenant-{t}/schema_snap/{ts:020d}.json.zst
+    data_change_buffer/cluster-{c}/tenant-{t}/store-{s}/{incarnation:06d}/file-{seq:012d}.seg
+    committed/cluster-{c}/tenant-{t}/{sorter}-{incarnation:06d}/{seq:012d}.seg
+    snapshots/cluster-{c}/tenant-{t}/task-{id}/{epoch:06d}-{n:012d}.seg
+    schemas/cluster-{c}/tenant-{t}/{ts:020d}.json.zst
+    seeds/cluster-{c}/tenant-{t}/{ts:020d}/{n:06d}.seg
+    compacted/cluster-{c}/tenant-{t}/{job}/{range:05d}-{lo:020d}-{hi:020d}.parquet
+
+Numbers are zero padded, so keys of one folder sort in the order in which they were written; a dense `seq` makes a
+missing file visible and lets a reader ask for the next key directly. The optional bucket prefix of a deployment is
+added by the object store, not here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tistream.ids import Tenant
+
+_TENANT = r"cluster-(?P<c>\d+)/tenant-(?P<t>\d+)"
+_SCHEMA_SNAP = re.compile(rf"data_change_buffer/{_TENANT}/schema_snap/(?P<ts>\d{{20}})\.json\.zst")
+_BATCH = re.compile(rf"data_change_buffer/{_TENANT}/store-(?P<s>\d+)/(?P<i>\d{{6,}})/file-(?P<n>\d{{12,}})\.seg")
+_COMMITTED = re.compile(rf"committed/{_TENANT}/(?P<w>[A-Za-z0-9_.-]+)-(?P<i>\d{{6,}})/(?P<n>\d{{12,}})\.seg")
+_SNAPSHOT = re.compile(rf"snapshots/{_TENANT}/task-(?P<k>\d+)/(?P<e>\d{{6,}})-(?P<n>\d{{12,}})\.seg")
+_SCHEMAS = re.compile(rf"schemas/{_TENANT}/(?P<ts>\d{{20}})\.json\.zst")
+_SEED = re.compile(rf"seeds/{_TENANT}/(?P<ts>\d{{20}})/(?P<n>\d{{6,}})\.seg")
+_COMPACTED = re.compile(
+    rf"compacted/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P<lo>\d{{20}})-(?P<hi>\d{{20}})\.parquet"
+)
+
+
+def _scope(tenant: Tenant) -> str:
+    return f"cluster-{tenant.cluster_id}/tenant-{tenant.tenant_id}"
+
+
+def _tenant(m: re.Match[str]) -> Tenant:
+    return Tenant(int(m["c"]), int(m["t"]))
+
+
+def buffer_prefix(tenant: Tenant) -> str:
+    """All that a tenant's pushers may write."""
+    return f"data_change_buffer/{_scope(tenant)}/"
+
+
+def schema_snap_prefix(tenant: Tenant) -> str:
+    """Folder of the schema snapshots that a tenant pushed."""
+    return f"{buffer_prefix(tenant)}schema_snap/"
+
+
+def incarnation_prefix(tenant: Tenant, store_id: int, incarnation: int) -> str:
+    """Folder of one pusher life's batch files."""
+    return f"{buffer_prefix(tenant)}store-{store_id}/{incarnation:06d}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaSnapKey:
+    """The tenant's whole schema at `ts`, pushed before its first batch file."""
+
+    tenant: Tenant
+    ts: int
+
+    def __str__(self) -> str:
+        return f"{schema_snap_prefix(self.tenant)}{self.ts:020d}.json.zst"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchKey:
+    """One tick of one store. `seq` is dense within an incarnation, from 1."""
+
+    tenant: Tenant
+    store_id: int
+    incarnation: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{incarnation_prefix(self.tenant, self.store_id, self.incarnation)}file-{self.seq:012d}.seg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedKey:
+    """One flush of one sorter for one tenant. Unread until its catalog row exists."""
+
+    tenant: Tenant
+    sorter: str
+    incarnation: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"committed/{_scope(self.tenant)}/{self.sorter}-{self.incarnation:06d}/{self.seq:012d}.seg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotKey:
+    """Buffered state of one task. `epoch` is the writer's, so a fenced writer cannot meet its successor's keys."""
+
+    tenant: Tenant
+    task_id: int
+    epoch: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"snapshots/{_scope(self.tenant)}/task-{self.task_id}/{self.epoch:06d}-{self.n:012d}.seg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemasKey:
+    """The schema history up to `ts`."""
+
+    tenant: Tenant
+    ts: int
+
+    def __str__(self) -> str:
+        return f"schemas/{_scope(self.tenant)}/{self.ts:020d}.json.zst"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedKey:
+    """Rows that existed at `ts`, before the log starts."""
+
+    tenant: Tenant
+    ts: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"seeds/{_scope(self.tenant)}/{self.ts:020d}/{self.n:06d}.seg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedKey:
+    """Range-ordered Parquet of one compaction job."""
+
+    tenant: Tenant
+    job: str
+    range_id: int
+    lo_ts: int
+    hi_ts: int
+
+    def __str__(self) -> str:
+        scope = _scope(self.tenant)
+        return f"compacted/{scope}/{self.job}/{self.range_id:05d}-{self.lo_ts:020d}-{self.hi_ts:020d}.parquet"
+
+
+AnyKey = SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey
+
+
+def parse(key: str) -> AnyKey | None:
+    """The key's parts, or None for a key that is not ours. `str(parse(key)) == key` for every key that parses."""
+    found = _parse(key)
+    return found if found is not None and str(found) == key else None
+
+
+def _parse(key: str) -> AnyKey | None:
+    if m := _BATCH.fullmatch(key):
+        return BatchKey(tenant=_tenant(m), store_id=int(m["s"]), incarnation=int(m["i"]), seq=int(m["n"]))
+    if m := _COMMITTED.fullmatch(key):
+        return CommittedKey(tenant=_tenant(m), sorter=m["w"], incarnation=int(m["i"]), seq=int(m["n"]))
+    if m := _SNAPSHOT.fullmatch(key):
+        return SnapshotKey(tenant=_tenant(m), task_id=int(m["k"]), epoch=int(m["e"]), n=int(m["n"]))
+    if m := _SCHEMA_SNAP.fullmatch(key):
+        return SchemaSnapKey(tenant=_tenant(m), ts=int(m["ts"]))
+    if m := _SCHEMAS.fullmatch(key):
+        return SchemasKey(tenant=_tenant(m), ts=int(m["ts"]))
+    if m := _SEED.fullmatch(key):
+        return SeedKey(tenant=_tenant(m), ts=int(m["ts"]), n=int(m["n"]))
+    if m := _COMPACTED.fullmatch(key):
+        return CompactedKey(
+            tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), lo_ts=int(m["lo"]), hi_ts=int(m["hi"])
+        )
+    return None

@@ -1,0 +1,24 @@
+"""Every bound in one place, with its unit in the name."""
+
+from __future__ import annotations
+
+BATCH_FILE_BYTES_TARGET = 8 << 20  # a pusher cuts a file early here
+COMMITTED_FILE_BYTES_TARGET = 8 << 20
+SEGMENT_OWN_BYTES_MIN = 256 << 10  # a table with more than this in one flush gets a segment of its own
+FILE_BYTES_MAX = 2 << 30  # a segment file larger than this is refused
+SEGMENT_BYTES_MAX = 1 << 30  # decompressed bytes of one segment; larger is refused before it is unpacked
+FOOTER_BYTES_MAX = 64 << 20
+HEAD_BYTES_MAX = 1 << 20
+
+UPLOADS_IN_FLIGHT_MAX = 4
+PREFETCH_FILES_MAX = 8
+FEED_QUEUE_BATCHES_MAX = 16
+
+LEASE_MS = 10_000  # an owner or worker without a heartbeat for this long may be replaced
+HEARTBEAT_MS = 2_000
+PULL_WAIT_MS_MAX = 30_000
+PULL_ROWS_DEFAULT = 10_000
+PULL_ROWS_MAX = 200_000
+
+assert HEARTBEAT_MS * 3 < LEASE_MS
+assert SEGMENT_BYTES_MAX <= FILE_BYTES_MAX

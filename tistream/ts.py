@@ -1,0 +1,37 @@
+"""Timestamps of the upstream's oracle (TSO) and wall time.
+
+`ts = (physical_ms << 18) + logical`; 0 means "none". Order, fencing and retention use TSO only; wall time is for people.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+LOGICAL_BITS = 18
+LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
+TS_MAX = (1 << 64) - 1
+
+
+def compose(physical_ms: int, logical: int = 0) -> int:
+    """The TSO of a Unix time in milliseconds."""
+    return (physical_ms << LOGICAL_BITS) + logical
+
+
+def physical_ms(ts: int) -> int:
+    """Unix milliseconds of a TSO."""
+    return ts >> LOGICAL_BITS
+
+
+def logical(ts: int) -> int:
+    """The logical part of a TSO, 0..262143."""
+    return ts & LOGICAL_MASK
+
+
+def to_datetime(ts: int) -> datetime:
+    """UTC time of a TSO, to the millisecond. Raises ValueError beyond the year 9999."""
+    return datetime.fromtimestamp(physical_ms(ts) / 1000, tz=UTC)
+
+
+def to_text(ts: int) -> str:
+    """RFC 3339 text of a TSO in UTC, with milliseconds."""
+    return to_datetime(ts).isoformat(timespec="milliseconds").replace("+00:00", "Z")
