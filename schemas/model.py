@@ -35,6 +35,7 @@ class Column:
     hidden: bool = False
     state: int = STATE_PUBLIC
     version: int = 0
+    comment: str = ""
 
     @property
     def unsigned(self) -> bool:
@@ -139,4 +140,8 @@ class DdlEvent:
     db_id: int
     table_id: int
     sub: int = 0  #: index within a job over several tables
-    version: Table | None = None  #: the table after the DDL; None where it left none
+    version: Table | None = None  #: after the DDL, or what it dropped; EXCHANGE PARTITION: the partitioned one
+    old_db: str = ""  #: RENAME: the name it had before
+    old_table: str = ""
+    exchanged: Table | None = None  #: EXCHANGE PARTITION: the plain table
+    job_query: str = ""  #: the user's own text, which may speak of several tables

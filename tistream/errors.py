@@ -18,6 +18,7 @@ docstring is the default message. Store and catalog errors also say whether the 
       CatalogUnavailable    the catalog
       Fenced                somebody else owns this now: drop the state and stop
       FeedGap               an input file is missing: wait, never skip
+      FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
       BrokenPromise         the upstream broke the rule that everything rests on: stop and keep everything
 """
 
@@ -159,6 +160,13 @@ class FeedGap(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1060"
+
+
+class FeedUnavailable(TiStreamError):
+    """No dispatcher serves this store right now, or another one does. Find its owner and subscribe again."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1062"
 
 
 class BrokenPromise(TiStreamError):

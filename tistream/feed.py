@@ -11,7 +11,8 @@ Relations:
 - `rows` are clustered as in the file and `regions.row_offset/row_count` count in *this* batch's rows;
 - a region that straddles the range keeps its own start and end key in `regions`; rows outside the range are cut.
 
-This module holds the in-memory end; `tistream.feed_flight` is the Arrow Flight end of the same contract.
+Two ends keep this contract: a dispatcher's worker is itself a Feed for sorters in its own process, and
+`tistream.feed_flight` reaches a dispatcher elsewhere over Arrow Flight.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class FeedStream(Protocol):
     """An open subscription. Used from one thread."""
 
     def next(self, timeout_s: float) -> FeedBatch | None:
-        """The next batch, or None when none came in time. FeedGap, CorruptObject and StoreUnavailable are raised
-        to the subscriber and leave the stream usable: the next call tries again at the same place."""
+        """The next batch, or None when none came in time. FeedGap, CorruptObject, StoreUnavailable and
+        FeedUnavailable are raised to the subscriber and leave the stream usable: the next call tries again at the
+        same place. While the trouble lasts, calls raise (when their time is up) instead of returning None."""
         ...
 
     def close(self) -> None: ...
@@ -64,4 +66,6 @@ class FeedStream(Protocol):
 class Feed(Protocol):
     """Where a sorter subscribes."""
 
-    def subscribe(self, request: FeedRequest) -> FeedStream: ...
+    def subscribe(self, request: FeedRequest) -> FeedStream:
+        """Open a stream. FeedUnavailable when it is known at once that nobody serves the store here."""
+        ...

@@ -1,0 +1,67 @@
+# Two commands: `make demo` runs the main job on real data, `make test` passes everything. Both do their own set-up and
+# need Debian, Python 3.11 and make; `make test` also installs MariaDB and Chromium from Debian (see tools/debian.sh).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+STAMP_DEV := $(VENV)/.installed-dev
+STAMP_DEBIAN := $(VENV)/.debian
+
+.PHONY: demo test check lint types imports unit integration e2e bench clean help
+
+help:
+	@echo "make demo    run TiStream on a recorded change stream of a real TiDB"
+	@echo "make test    everything: lint, types, import contract, all tests"
+	@echo "make check   the fast part of it, without servers and browsers"
+	@echo "make bench   benchmarks, as ratios"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "TiStream needs Python 3.11 or newer; PYTHON=... names one"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian install python3-venv"; exit 1; }
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	@echo "Installing TiStream into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(STAMP_DEV): pyproject.toml | $(BIN)/python
+	@echo "Installing TiStream and its development tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(STAMP)
+
+$(STAMP_DEBIAN): tools/debian.sh | $(BIN)/python
+	@bash tools/debian.sh
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/tistream demo $(DEMO_FLAGS)
+
+lint: $(STAMP_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP_DEV)
+	$(BIN)/mypy
+
+imports: $(STAMP_DEV)
+	$(BIN)/lint-imports
+
+unit: $(STAMP_DEV)
+	$(BIN)/pytest tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
+
+integration: $(STAMP_DEV) $(STAMP_DEBIAN)
+	$(BIN)/pytest tests/integration tests/packaging
+
+e2e: $(STAMP_DEV) $(STAMP_DEBIAN)
+	$(BIN)/pytest tests/e2e
+
+check: lint types imports unit
+
+test: check integration e2e
+
+bench: $(STAMP_DEV)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist artefacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,136 @@
+"""From committed rows to decoded changes: each row with the schema in force just before it was committed.
+
+A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table had at c - 1 are not
+changes of any table (partition DDL copies rows into ids that become known only when it finishes; dropped tables leave
+nothing): they are not delivered. Index entries and system schemas are not delivered either.
+
+A row that cannot be decoded is quarantined: it comes out as a Quarantined record that names table, column, key and
+offset, and nothing else is affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from tistream.codec.row.decode import Decoded, decode
+
+from apiserver.changes import TableChanges
+from apiserver.cursor import Scope
+from apiserver.split import build_changes
+from schemas.history import History
+from schemas.layout import row_layout
+from schemas.model import Table
+from tistream.codec.table_key import is_record
+
+SYSTEM_SCHEMAS = frozenset(
+    {
+        "mysql",
+        "information_schema",
+        "performance_schema",
+        "sys",
+        "metrics_schema",
+        "tidb_cdc",
+        "lightning_task_info",
+        "workload_schema",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A row that is in the log and cannot be decoded."""
+
+    database: str
+    table: str
+    table_id: int
+    column: str
+    key: bytes
+    commit_ts: int
+    offset: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """The decoded page: one TableChanges per table version, and what could not be decoded."""
+
+    changes: tuple[TableChanges, ...]
+    quarantined: tuple[Quarantined, ...]
+
+
+def wanted(table: Table, scope: Scope) -> bool:
+    """Whether rows of this table belong to the scope."""
+    if table.kind != "table" or table.db.lower() in SYSTEM_SCHEMAS:
+        return False
+    if scope.database is not None and table.db.lower() != scope.database.lower():
+        return False
+    return scope.table is None or table.name.lower() == scope.table.lower()
+
+
+def decode_rows(history: History, rows: pa.Table, scope: Scope) -> Decoding:
+    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts."""
+    changes: list[TableChanges] = []
+    bad: list[Quarantined] = []
+    for table, index in rows_of(history, rows, scope):
+        part = rows.take(pa.array(index)).combine_chunks()
+        built, failed = _decode_table(table, part)
+        changes.append(built)
+        bad.extend(failed)
+    return Decoding(changes=tuple(changes), quarantined=tuple(sorted(bad, key=lambda q: (q.commit_ts, q.key))))
+
+
+def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Table, npt.NDArray[np.int64]]]:
+    """(table version, ascending row numbers) for every table version of the scope that some row belongs to."""
+    ids = rows["table_id"].to_numpy()
+    before = rows["commit_ts"].to_numpy() - np.uint64(1)
+    records = is_record(rows["key"])
+    groups: dict[int, tuple[Table, list[npt.NDArray[np.int64]]]] = {}
+    for physical_id in np.unique(ids[records]):
+        at = np.flatnonzero(records & (ids == physical_id))
+        intervals = history.version_intervals(int(physical_id))
+        which = intervals.index(before[at])
+        for version in np.unique(which):
+            table = intervals.version(int(version))
+            if table is not None:
+                groups.setdefault(id(table), (table, []))[1].append(at[which == version])
+    for table, parts in groups.values():
+        if wanted(table, scope):
+            yield table, np.sort(np.concatenate(parts))
+
+
+def _decode_table(table: Table, rows: pa.Table) -> tuple[TableChanges, list[Quarantined]]:
+    layout = row_layout(table)
+    keys = rows["key"].combine_chunks()
+    after = decode(layout, keys, rows["value"].combine_chunks())
+    before = decode(layout, keys, rows["old_value"].combine_chunks())
+    failed = _quarantine(table, rows, after, before)
+    if failed:
+        keep = np.ones(rows.num_rows, dtype=bool)
+        keep[[e.index for decoded in (after, before) for e in decoded.errors]] = False
+        mask = pa.array(keep)
+        return build_changes(table, rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
+    return build_changes(table, rows, after.batch, before.batch), failed
+
+
+def _quarantine(table: Table, rows: pa.Table, after: Decoded, before: Decoded) -> list[Quarantined]:
+    seen: dict[int, Quarantined] = {}
+    for image, decoded in (("value", after), ("old value", before)):
+        for e in decoded.errors:
+            seen.setdefault(
+                e.index,
+                Quarantined(
+                    database=table.db,
+                    table=table.name,
+                    table_id=rows["table_id"][e.index].as_py(),
+                    column=e.column,
+                    key=rows["key"][e.index].as_py(),
+                    commit_ts=rows["commit_ts"][e.index].as_py(),
+                    offset=e.offset,
+                    cause=f"{e.cause} (in the {image})",
+                ),
+            )
+    return list(seen.values())

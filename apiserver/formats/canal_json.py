@@ -1,0 +1,177 @@
+"""canal-json: every value a string, `data` and `old` arrays of one row, types beside them.
+
+Bytes come as ISO-8859-1 text; BIT, ENUM and SET as numbers. `sqlType` of an unsigned integer depends on the row's value.
+With the TiDB extension messages carry their commit_ts and there are watermark messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
+from apiserver.formats.ddl_words import canal_word
+from apiserver.formats.options import FormatOptions
+from apiserver.formats.pieces import JSON_HTML, JSON_LATIN1_HTML, Piece, bare, join, quoted, select
+from apiserver.formats.rows import Field, by_kind, commit_ms, commit_ts, fields_of, image, json_bytes, kept, plain_text
+from apiserver.split import differs
+from schemas.model import DdlEvent, Table
+from schemas.types import base_type, full_type
+from tistream.codec.row import layout
+from tistream.codec.row.layout import Kind
+from tistream.ts import physical_ms
+
+_TYPES = {INSERT: b"INSERT", UPDATE: b"UPDATE", DELETE: b"DELETE"}
+_TEXTS = frozenset({Kind.TEXT, Kind.JSON})
+_TEXT_BLOBS = frozenset({layout.TINYBLOB, layout.MEDIUMBLOB, layout.LONGBLOB, layout.BLOB})
+_SQL_TYPES = {
+    layout.TINY: -6,
+    layout.SHORT: 5,
+    layout.INT24: 4,
+    layout.LONG: 4,
+    layout.LONGLONG: -5,
+    layout.FLOAT: 7,
+    layout.DOUBLE: 8,
+    layout.DECIMAL: 3,
+    layout.BIT: -7,
+    layout.SET: -7,
+    layout.ENUM: 4,
+    layout.DATE: 91,
+    layout.NEWDATE: 91,
+    layout.DATETIME: 93,
+    layout.TIMESTAMP: 93,
+    layout.TIME: 92,
+    layout.YEAR: 12,
+    layout.JSON: 12,
+    layout.VECTOR: 12,
+    layout.STRING: 1,
+    layout.VARCHAR: 12,
+    layout.VARSTRING: 12,
+}
+#: unsigned integers: largest value of the base type, and the type of larger values
+_WIDER = {
+    layout.TINY: (127, 5),
+    layout.SHORT: (32767, 4),
+    layout.LONG: (2**31 - 1, -5),
+    layout.LONGLONG: (2**63 - 1, 3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CanalJson:
+    """TiCDC's canal-json protocol."""
+
+    options: FormatOptions
+
+    @property
+    def name(self) -> str:
+        return "canal-json"
+
+    @property
+    def media_type(self) -> str:
+        return "application/vnd.tistream.canal+json"
+
+    @property
+    def terminator(self) -> bytes:
+        return b"\n"
+
+    @property
+    def splits_updates(self) -> bool:
+        return not self.options.output_raw_change_event
+
+    @property
+    def _changed_only(self) -> bool:
+        return self.options.content_compatible or self.options.only_output_updated_columns
+
+    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
+        """One message a change."""
+        return by_kind(changes, self._encode)
+
+    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+        table = changes.table
+        fields = fields_of(table)
+        main = kept(changes, kind)
+        head = b'{"id":0,"database":%b,"table":%b,"pkNames":%b,"isDdl":false,"type":"%b","es":' % (
+            json_bytes(table.db),
+            json_bytes(table.name),
+            json_bytes([c.name for c in table.visible_columns if c.primary]),
+            _TYPES[kind],
+        )
+        pieces: list[Piece] = [head, commit_ms(changes), b',"ts":%d,"sql":"","sqlType":' % self.options.built_ms]
+        pieces += image(fields, [_sql_type(f, main.column(f.place)) for f in fields])
+        pieces += [b',"mysqlType":', self._mysql_types(table), b',"old":']
+        pieces += self._old(changes, fields) if kind == UPDATE else [b"null"]
+        pieces += [b',"data":[', *image(fields, _values(fields, main)), b"]"]
+        if self.options.enable_tidb_extension:
+            pieces += [b',"_tidb":{"commitTs":', commit_ts(changes), b"}"]
+        return join([*pieces, b"}"], len(changes))
+
+    def _mysql_types(self, table: Table) -> bytes:
+        write = full_type if self.options.content_compatible else base_type
+        return json_bytes({c.name: write(c) for c in table.visible_columns})
+
+    def _old(self, changes: TableChanges, fields: Sequence[Field]) -> list[Piece]:
+        masks = None
+        if self._changed_only:
+            masks = [differs(changes.after.column(f.place), changes.before.column(f.place)) for f in fields]
+        return [b"[", *image(fields, _values(fields, changes.before), masks), b"]"]
+
+    def ddl(self, event: DdlEvent) -> list[bytes]:
+        """One message."""
+        extension = {"_tidb": {"commitTs": event.commit_ts}}
+        return [self._bare(event.db, event.table, True, canal_word(event.type), event.commit_ts, event.query, extension)]
+
+    def watermark(self, ts: int) -> bytes | None:
+        """A TIDB_WATERMARK message, with the extension only."""
+        if not self.options.enable_tidb_extension:
+            return None
+        return self._bare("", "", False, "TIDB_WATERMARK", ts, "", {"_tidb": {"watermarkTs": ts}})
+
+    def _bare(
+        self, db: str, table: str, is_ddl: bool, word: str, ts: int, sql: str, extension: dict[str, object]
+    ) -> bytes:
+        message: dict[str, object] = {
+            "id": 0,
+            "database": db,
+            "table": table,
+            "pkNames": None,
+            "isDdl": is_ddl,
+            "type": word,
+            "es": physical_ms(ts),
+            "ts": self.options.built_ms,
+            "sql": sql,
+            "sqlType": None,
+            "mysqlType": None,
+            "data": None,
+            "old": None,
+        }
+        return json_bytes(message | extension if self.options.enable_tidb_extension else message)
+
+
+def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[pa.LargeBinaryArray]:
+    return [_value(f, batch.column(f.place)) for f in fields]
+
+
+def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+    if field.kind is Kind.BINARY:
+        return quoted(values, JSON_LATIN1_HTML)
+    texts = plain_text(field, values)
+    return quoted(texts, JSON_HTML) if field.kind in _TEXTS else bare(texts, quote=True)
+
+
+def _sql_type(field: Field, values: pa.Array) -> Piece:
+    column = field.column
+    if field.kind is Kind.BINARY:
+        return b"2004"
+    if field.kind is Kind.TEXT and column.tp in _TEXT_BLOBS:
+        return b"2005"
+    base = b"%d" % _SQL_TYPES[column.tp]
+    if field.kind is not Kind.UNSIGNED or column.tp not in _WIDER:
+        return base
+    top, wider = _WIDER[column.tp]
+    above = pc.fill_null(pc.greater(values, pa.scalar(top, values.type)), False)
+    return select(np.asarray(above.to_numpy(zero_copy_only=False), np.bool_), b"%d" % wider, base)

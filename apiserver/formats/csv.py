@@ -1,0 +1,116 @@
+"""csv: `op,table,schema[,commit-ts][,is-update],columns...`, one record a message.
+
+Texts stand in quotes (or with backslash escapes when there is no quote), numbers and BIT do not; DECIMAL, dates, times,
+JSON and VECTOR are texts, ENUM and SET their labels. The error value 0 of an ENUM is an empty text. There are no DDL
+and no watermark records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from tistream.codec.row.text import enum_labels, set_labels
+
+from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
+from apiserver.formats.options import FormatOptions
+from apiserver.formats.pieces import HEX, ByteMap, Piece, bare, base64_text, byte_map, join, mapped, styled_floats
+from apiserver.formats.rows import Field, by_kind, commit_ts, fields_of, kept, plain_text
+from schemas.model import DdlEvent, Table
+from tistream.codec.row.layout import Kind
+
+_OPS = {INSERT: "I", UPDATE: "U", DELETE: "D"}
+_UNQUOTED = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT})
+_FLOATS = frozenset({Kind.FLOAT, Kind.DOUBLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Csv:
+    """TiCDC's csv protocol."""
+
+    options: FormatOptions
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def media_type(self) -> str:
+        return "text/csv; charset=utf-8; header=absent"
+
+    @property
+    def terminator(self) -> bytes:
+        return self.options.terminator.encode()
+
+    @property
+    def splits_updates(self) -> bool:
+        return not self.options.output_raw_change_event
+
+    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
+        """One record a change; with output-old-value an update is two, with the terminator between them."""
+        return by_kind(changes, self._encode)
+
+    def ddl(self, event: DdlEvent) -> list[bytes]:
+        """Nothing."""
+        return []
+
+    def watermark(self, ts: int) -> bytes | None:
+        """Nothing."""
+        return None
+
+    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+        pieces: list[Piece] = []
+        if kind == UPDATE and self.options.output_old_value:
+            pieces += [*self._record(changes, "D", changes.before, is_update=True), self.terminator]
+            pieces += self._record(changes, "I", changes.after, is_update=True)
+        else:
+            pieces += self._record(changes, _OPS[kind], kept(changes, kind), is_update=kind == UPDATE)
+        return join(pieces, len(changes))
+
+    def _record(self, changes: TableChanges, op: str, batch: pa.RecordBatch, *, is_update: bool) -> list[Piece]:
+        options = self.options
+        comma = options.delimiter.encode()
+        pieces: list[Piece] = [comma.join(self._texts(op, changes.table))]
+        if options.include_commit_ts:
+            pieces += [comma, commit_ts(changes)]
+        if options.output_old_value:
+            pieces += [comma, b"true" if is_update else b"false"]
+        for field in fields_of(changes.table):
+            pieces += [comma, self._value(field, batch.column(field.place))]
+        return pieces
+
+    def _texts(self, op: str, table: Table) -> list[bytes]:
+        texts = self._text(pa.array([op, table.name, table.db]), self._escapes())
+        return [value.as_py() for value in texts]
+
+    def _escapes(self) -> ByteMap:
+        quote = self.options.quote.encode()
+        if quote:
+            return byte_map({quote[0]: quote * 2})
+        delimiter = self.options.delimiter.encode()
+        return byte_map({10: b"\\n", 13: b"\\r", 92: b"\\\\", delimiter[0]: b"\\" + delimiter})
+
+    def _text(self, values: pa.Array, escapes: ByteMap) -> pa.LargeBinaryArray:
+        quote = self.options.quote.encode()
+        return mapped(values, escapes, prefix=quote, suffix=quote, null=self.options.null.encode())
+
+    def _value(self, field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+        null = self.options.null.encode()
+        if field.kind in _UNQUOTED:
+            return bare(plain_text(field, values), null=null)
+        if field.kind in _FLOATS:
+            plain = plain_text(field, values)
+            # Go's default: shortest digits, with an exponent below 1e-4 and from 1e21 on
+            return bare(styled_floats(plain, low=-4, high=21, two_digits=True), null=null)
+        return self._text(self._string(field, values), self._escapes())
+
+    def _string(self, field: Field, values: pa.Array) -> pa.Array:
+        if field.kind is Kind.ENUM:
+            return enum_labels(field.spec, values)
+        if field.kind is Kind.SET:
+            return set_labels(field.spec, values)
+        if field.kind is not Kind.BINARY:
+            return plain_text(field, values)
+        if self.options.binary_encoding_method == "base64":
+            return base64_text(values)
+        return pa.compute.if_else(values.is_valid(), mapped(values, HEX), None)

@@ -1,0 +1,150 @@
+"""ndjson: TiStream's own lines. Types stay what they are, no update is split, the record key names the row.
+
+    {"type":"insert|update|delete","database","table","table_id","key","commit_ts","start_ts","commit_time",
+     "columns":{...}|null,"old":{...}|null}
+    {"type":"ddl","query","database","table","commit_ts","start_ts","commit_time","kind"}
+    {"type":"resolved","resolved_ts","resolved_time"}
+
+`table_id` is the physical id, timestamps are strings, `columns` is null in a delete and `old` in an insert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from tistream.codec.row.text import bit_bytes, enum_labels, set_labels
+
+from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
+from apiserver.formats.options import FormatOptions
+from apiserver.formats.pieces import HEX, JSON, LARGE, Piece, bare, base64_text, join, mapped, quoted, select
+from apiserver.formats.rows import (
+    Field,
+    by_kind,
+    commit_ts,
+    fields_of,
+    image,
+    json_bytes,
+    json_float,
+    number_text,
+    plain_text,
+)
+from schemas.model import DdlEvent
+from tistream import ts as tso
+from tistream.codec.row.layout import Kind
+
+_TYPES = {INSERT: b"insert", UPDATE: b"update", DELETE: b"delete"}
+_EXACT_MAX = 2**53 - 1  # larger integers are strings: most JSON readers keep 53 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Ndjson:
+    """TiStream's own format."""
+
+    options: FormatOptions
+
+    @property
+    def name(self) -> str:
+        return "ndjson"
+
+    @property
+    def media_type(self) -> str:
+        return "application/x-ndjson"
+
+    @property
+    def terminator(self) -> bytes:
+        return b"\n"
+
+    @property
+    def splits_updates(self) -> bool:
+        return False
+
+    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
+        """One line a change."""
+        return by_kind(changes, self._encode)
+
+    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+        table = changes.table
+        fields = fields_of(table)
+        pieces: list[Piece] = [
+            b'{"type":"%b","database":%b,"table":%b,"table_id":'
+            % (_TYPES[kind], json_bytes(table.db), json_bytes(table.name)),
+            number_text(changes.physical_id),
+            b',"key":',
+            mapped(changes.key, HEX, prefix=b'"', suffix=b'"'),
+            b',"commit_ts":"',
+            commit_ts(changes),
+            b'","start_ts":"',
+            number_text(changes.start_ts),
+            b'","commit_time":"',
+            _times(changes.commit_ts),
+            b'","columns":',
+        ]
+        pieces += image(fields, _values(fields, changes.after)) if kind != DELETE else [b"null"]
+        pieces.append(b',"old":')
+        pieces += image(fields, _values(fields, changes.before)) if kind != INSERT else [b"null"]
+        return join([*pieces, b"}"], len(changes))
+
+    def ddl(self, event: DdlEvent) -> list[bytes]:
+        """One line."""
+        line = {
+            "type": "ddl",
+            "query": event.query,
+            "database": event.db,
+            "table": event.table,
+            "commit_ts": str(event.commit_ts),
+            "start_ts": str(event.start_ts),
+            "commit_time": tso.to_text(event.commit_ts),
+            "kind": event.kind,
+        }
+        return [json_bytes(line)]
+
+    def watermark(self, ts: int) -> bytes | None:
+        """A resolved line."""
+        return json_bytes({"type": "resolved", "resolved_ts": str(ts), "resolved_time": tso.to_text(ts)})
+
+
+def _times(commit_ts_values: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
+    """RFC 3339 in UTC with milliseconds."""
+    ms = (commit_ts_values >> np.uint64(tso.LOGICAL_BITS)).astype(np.int64)
+    distinct, back = np.unique(ms, return_inverse=True)
+    texts = np.datetime_as_string(distinct.astype("datetime64[ms]"), unit="ms", timezone="UTC")
+    return pa.array(texts, pa.large_string()).cast(LARGE).take(pa.array(back))
+
+
+def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[pa.LargeBinaryArray]:
+    return [_value(f, batch.column(f.place)) for f in fields]
+
+
+def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+    kind = field.kind
+    if kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR):
+        return _integer(field, values)
+    if kind in (Kind.FLOAT, Kind.DOUBLE):
+        return json_float(plain_text(field, values))
+    if kind is Kind.VECTOR:
+        return bare(plain_text(field, values))
+    if kind is Kind.BINARY:
+        return bare(base64_text(values), quote=True)
+    if kind is Kind.BIT:
+        return bare(base64_text(bit_bytes(field.spec, values)), quote=True)
+    if kind is Kind.ENUM:
+        return quoted(enum_labels(field.spec, values), JSON)
+    if kind is Kind.SET:
+        return quoted(set_labels(field.spec, values), JSON)
+    return quoted(plain_text(field, values), JSON)
+
+
+def _integer(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+    texts = plain_text(field, values)
+    if values.type.bit_width < 64:
+        return bare(texts)
+    inside = pc.less_equal(values, pa.scalar(_EXACT_MAX, values.type))
+    if pa.types.is_signed_integer(values.type):
+        inside = pc.and_(inside, pc.greater_equal(values, pa.scalar(-_EXACT_MAX, values.type)))
+    exact = np.asarray(pc.fill_null(inside, True).to_numpy(zero_copy_only=False), np.bool_)
+    return bare(texts) if exact.all() else select(exact, bare(texts), bare(texts, quote=True))

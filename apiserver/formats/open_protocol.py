@@ -1,0 +1,129 @@
+"""open-protocol: a key and a value a message, columns with their type number and flags.
+
+TEXT comes as base64 like BLOB, bytes of fixed or variable length as Go's quoted text, BIT, ENUM and SET as numbers. A line
+is `{"key":...,"value":...}`; the value of a watermark is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from apiserver.changes import DELETE, UPDATE, TableChanges
+from apiserver.formats.ddl_words import single_action
+from apiserver.formats.options import FormatOptions
+from apiserver.formats.pieces import JSON, Piece, bare, base64_text, go_quoted, join, quoted
+from apiserver.formats.rows import (
+    Field,
+    by_kind,
+    commit_ts,
+    fields_of,
+    handle_names,
+    image,
+    json_bytes,
+    json_float,
+    kept,
+    number_text,
+    plain_text,
+)
+from apiserver.split import differs
+from schemas.model import Column, DdlEvent, Table
+from tistream.codec.row import layout
+from tistream.codec.row.layout import Kind
+
+_ROW, _DDL, _WATERMARK = 1, 2, 3
+_BLOBS = frozenset({layout.TINYBLOB, layout.MEDIUMBLOB, layout.LONGBLOB, layout.BLOB})
+_INTEGERS = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT, Kind.ENUM, Kind.SET})
+_FLAG_UNIQUE, _FLAG_MULTIPLE = 4, 8  # of a column in TiDB
+
+
+@dataclass(frozen=True, slots=True)
+class OpenProtocol:
+    """TiCDC's open protocol, one message a line."""
+
+    options: FormatOptions
+
+    @property
+    def name(self) -> str:
+        return "open-protocol"
+
+    @property
+    def media_type(self) -> str:
+        return "application/vnd.tistream.open-protocol+json"
+
+    @property
+    def terminator(self) -> bytes:
+        return b"\n"
+
+    @property
+    def splits_updates(self) -> bool:
+        return not self.options.output_raw_change_event
+
+    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
+        """One line a change."""
+        return by_kind(changes, self._encode)
+
+    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+        table = changes.table
+        fields = fields_of(table)
+        names = b',"scm":%b,"tbl":%b,"t":%d' % (json_bytes(table.db), json_bytes(table.name), _ROW)
+        pieces: list[Piece] = [b'{"key":{"ts":', commit_ts(changes), names]
+        if table.partition_ids:
+            pieces += [b',"ptn":', number_text(changes.physical_id)]
+        pieces += [b'},"value":{"d":' if kind == DELETE else b'},"value":{"u":']
+        pieces += image(fields, _values(table, fields, kept(changes, kind)))
+        if kind == UPDATE:
+            masks = None
+            if self.options.only_output_updated_columns:
+                masks = [differs(changes.after.column(f.place), changes.before.column(f.place)) for f in fields]
+            pieces += [b',"p":', *image(fields, _values(table, fields, changes.before), masks)]
+        return join([*pieces, b"}}"], len(changes))
+
+    def ddl(self, event: DdlEvent) -> list[bytes]:
+        """One line."""
+        key = {"ts": event.commit_ts, "scm": event.db, "tbl": event.table, "t": _DDL}
+        return [json_bytes({"key": key, "value": {"q": event.query, "t": single_action(event.type)}})]
+
+    def watermark(self, ts: int) -> bytes | None:
+        """A key alone."""
+        return json_bytes({"key": {"ts": ts, "t": _WATERMARK}, "value": None})
+
+
+def column_flags(column: Column, *, handle: bool) -> int:
+    """The protocol's own flags."""
+    return (
+        (1 if column.binary else 0)
+        | (2 if handle else 0)
+        | (4 if column.generated else 0)
+        | (8 if column.primary else 0)
+        | (16 if column.flag & _FLAG_UNIQUE else 0)
+        | (32 if column.flag & _FLAG_MULTIPLE else 0)
+        | (0 if column.not_null else 64)
+        | (128 if column.unsigned else 0)
+    )
+
+
+def _values(table: Table, fields: Sequence[Field], batch: pa.RecordBatch) -> list[Piece]:
+    handles = handle_names(table)
+    members: list[Piece] = []
+    for field in fields:
+        column = field.column
+        handle = column.name in handles
+        head = b'{"t":%d,%b"f":%d,"v":' % (column.tp, b'"h":true,' * handle, column_flags(column, handle=handle))
+        members.append(join([head, _value(field, batch.column(field.place)), b"}"], batch.num_rows))
+    return members
+
+
+def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+    if field.kind in (Kind.TEXT, Kind.BINARY) and field.column.tp in _BLOBS:
+        return bare(base64_text(values), quote=True)
+    if field.kind is Kind.BINARY:
+        return quoted(go_quoted(values), JSON)
+    texts = plain_text(field, values)
+    if field.kind in (Kind.FLOAT, Kind.DOUBLE):
+        return json_float(texts)
+    if field.kind in _INTEGERS:
+        return bare(texts)
+    return quoted(texts, JSON)

@@ -1,0 +1,39 @@
+"""What a format is to the rest of the server."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+
+from apiserver.changes import TableChanges
+from schemas.model import DdlEvent
+
+
+class Format(Protocol):
+    """Turns changes, DDL and watermarks into lines."""
+
+    @property
+    def name(self) -> str:
+        """The word a reader asks with."""
+
+    @property
+    def media_type(self) -> str:
+        """Content-Type of a body of such lines."""
+
+    @property
+    def terminator(self) -> bytes:
+        """What ends a line."""
+
+    @property
+    def splits_updates(self) -> bool:
+        """Whether an update of a unique key goes out as a delete and an insert."""
+
+    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
+        """One line a message, in the order given, without the terminator."""
+
+    def ddl(self, event: DdlEvent) -> list[bytes]:
+        """The lines of a DDL: none where the protocol has none."""
+
+    def watermark(self, ts: int) -> bytes | None:
+        """The line that says that everything up to `ts` has been sent, or None where the protocol has none."""

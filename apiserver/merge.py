@@ -1,0 +1,59 @@
+"""Cutting a page out of the committed log (pure).
+
+The log of a tenant is many segments of several tasks, each with a commit_ts range. A page is everything in
+`(after, upto]` for the largest `upto` that keeps the page near its row limit:
+
+- segments are taken in order of their lowest commit_ts until they hold enough rows;
+- nothing at or above the lowest commit_ts of the first segment left out may be in the page (`safe_end`);
+- if the rows are still too many, the page ends at the commit_ts of the row that fills it, with all rows of that
+  commit_ts: a transaction is never cut in two, and a page always makes progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Span(Protocol):
+    """What planning needs to know of a segment: inclusive commit_ts range and number of rows."""
+
+    @property
+    def lo_ts(self) -> int: ...
+
+    @property
+    def hi_ts(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
+def plan(segments: Sequence[Span], *, after: int, upto: int, rows: int, truncated: bool) -> tuple[int, int]:
+    """How many segments to read from the front of `segments`, and the commit_ts up to which they are complete.
+
+    `segments` are sorted by lo_ts; `truncated` says that the catalog has more behind the last one. The end lies in
+    `(after, upto]` unless `truncated` segments all start at the same commit_ts: then the caller asks for more.
+    """
+    held = 0
+    for n, segment in enumerate(segments):
+        safe_end = segment.lo_ts - 1
+        if held >= rows and after < safe_end:
+            return n, min(safe_end, upto)
+        held += segment.rows
+    if truncated:
+        last = segments[-1].lo_ts
+        whole = next((n for n, segment in enumerate(segments) if segment.lo_ts == last), 0)
+        return whole, min(last - 1, upto)
+    return len(segments), upto
+
+
+def cut(commit_ts: npt.NDArray[np.uint64], *, upto: int, rows: int) -> tuple[int, int]:
+    """Number of rows from the front of the sorted `commit_ts` that make the page, and where the page ends."""
+    n = int(np.searchsorted(commit_ts, np.uint64(upto), side="right"))
+    if n <= rows:
+        return n, upto
+    end = commit_ts[rows - 1]
+    return int(np.searchsorted(commit_ts, end, side="right")), int(end)

@@ -1,0 +1,54 @@
+"""Where a pull starts: TSO, RFC 3339 time, `earliest`, `latest` or a span back from now such as `-15m`."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from tistream import ts as tso
+from tistream.errors import InvalidInput, TsExpired, TsOutOfRange
+
+_SPAN = re.compile(r"-(\d+)(ms|s|m|h|d)")
+_SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+FORMS = "a TSO, an RFC 3339 time, 'earliest', 'latest', or a span such as '-15m'"
+
+
+def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
+    """The TSO that `text` names. InvalidInput when it names none.
+
+    `earliest` and `latest` are what those words stand for; `now_ms` is Unix milliseconds, for spans.
+    """
+    word = text.strip()
+    if word == "earliest":
+        return earliest
+    if word == "latest":
+        return latest
+    if word.isdecimal():
+        value = int(word)
+        if value >= 1 << 63:
+            raise InvalidInput(f"{word} is not a timestamp: it has more than 63 bits.")
+        return value
+    if m := _SPAN.fullmatch(word):
+        return tso.compose(max(0, now_ms - int(m[1]) * _SPAN_MS[m[2]]))
+    try:
+        when = datetime.fromisoformat(word)
+    except ValueError as e:
+        raise InvalidInput(f"'{word[:80]}' is not a timestamp: give {FORMS}.") from e
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return tso.compose(int(when.timestamp() * 1000))
+
+
+def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) -> None:
+    """Refuse a start below what the log holds, or in the future. Both name the timestamps to use instead."""
+    if start_ts < earliest:
+        raise TsExpired(
+            f"The log of this tenant begins at {earliest}; changes after {start_ts} are no longer, or never were, in it.",
+            earliest_ts=str(earliest),
+        )
+    newest = max(resolved_ts, tso.compose(now_ms + 1))
+    if start_ts > newest:
+        raise TsOutOfRange(
+            f"{start_ts} ({tso.to_text(start_ts) if start_ts < 1 << 62 else 'far'}) lies in the future.",
+            latest_ts=str(resolved_ts),
+        )

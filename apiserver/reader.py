@@ -1,0 +1,107 @@
+"""Reading a page of a tenant's committed log: catalog rows say what is there, range requests fetch it.
+
+A segment is fetched with one request and checked against the checksum in the catalog. Decoded segments are kept in a
+cache bounded by bytes, because consecutive pages read the same segments. Nothing here knows about schemas.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from apiserver import merge
+from tistream import change
+from tistream.catalog import committed
+from tistream.catalog.engine import Catalog
+from tistream.codec.segment_file import decode_segment
+from tistream.ids import Tenant
+from tistream.objectstore.protocol import ObjectStore
+
+_SEGMENTS_PER_QUERY = 2000
+_CACHE_BYTES_MAX = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPage:
+    """Everything of the scope with commit_ts in (after, upto], sorted by commit_ts."""
+
+    rows: pa.Table  #: schema change.COMMITTED
+    upto: int
+    has_more: bool
+
+
+class LogReader:
+    """Reads committed segments of any tenant. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._cache: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
+
+    def page(
+        self, tenant: Tenant, *, after: int, upto: int, rows: int, table_ids: Collection[int] | None = None
+    ) -> LogPage:
+        """The next page. Pages without a row of the scope are walked through, so an empty page ends at `upto`."""
+        at = after
+        while at < upto:
+            found, end = self._step(tenant, at, upto, rows, table_ids)
+            if found.num_rows or end >= upto:
+                return LogPage(rows=found, upto=end, has_more=end < upto)
+            at = end
+        return LogPage(rows=change.COMMITTED.empty_table(), upto=max(at, after), has_more=False)
+
+    def _step(
+        self, tenant: Tenant, after: int, upto: int, rows: int, table_ids: Collection[int] | None
+    ) -> tuple[pa.Table, int]:
+        limit = _SEGMENTS_PER_QUERY
+        while True:
+            segments = committed.find_segments(
+                self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
+            )
+            truncated = len(segments) == limit
+            count, end = merge.plan(segments, after=after, upto=upto, rows=rows, truncated=truncated)
+            if end > after:
+                break
+            limit *= 2  # every listed segment starts at one commit_ts: see more of them
+        parts = [_select(self._segment(s), after, end, table_ids) for s in segments[:count]]
+        table = pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks()
+        table = table.take(pc.sort_indices(table, sort_keys=[("commit_ts", "ascending")]))
+        n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=rows)
+        return table.slice(0, n), end
+
+    def _segment(self, row: committed.SegmentRow) -> pa.Table:
+        key = (row.object_key, row.segment_no)
+        with self._lock:
+            if (hit := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return hit
+        data = self._store.get_range(row.object_key, row.offset, row.length)
+        table = decode_segment(
+            row.object_key, row.segment_no, data, crc=row.crc, schema=change.COMMITTED, rows=row.rows
+        )
+        with self._lock:
+            if key not in self._cache:
+                self._cache[key] = table
+                self._cached_bytes += table.nbytes
+            while self._cached_bytes > _CACHE_BYTES_MAX and len(self._cache) > 1:
+                self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
+        return table
+
+
+def _select(table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None) -> pa.Table:
+    """Rows that are changes, in (after, upto], of the wanted tables."""
+    ts = table["commit_ts"]
+    keep = pc.and_(
+        pc.and_(pc.greater(ts, pa.scalar(after, pa.uint64())), pc.less_equal(ts, pa.scalar(upto, pa.uint64()))),
+        pc.equal(pc.bit_wise_and(table["flags"], pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8())), 0),
+    )
+    if table_ids is not None:
+        keep = pc.and_(keep, pc.is_in(table["table_id"], value_set=pa.array(sorted(table_ids), pa.int64())))
+    return table.filter(keep)

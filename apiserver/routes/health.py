@@ -1,0 +1,46 @@
+"""Is the process alive, is it ready, and what does it run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from apiserver.deps import Services
+from tistream import __version__
+from tistream.errors import TiStreamError
+
+
+def router(services: Services) -> APIRouter:
+    """Unauthenticated probes."""
+    routes = APIRouter(tags=["ops"])
+
+    @routes.get("/livez", operation_id="livez", summary="The process runs")
+    def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/readyz", operation_id="readyz", summary="Every part answers")
+    def readyz(response: Response) -> dict[str, Any]:
+        found = {name: _run(check) for name, check in {"catalog": services.catalog.ping, **services.checks}.items()}
+        ready = all(state == "ok" for state in found.values())
+        response.status_code = 200 if ready else 503
+        return {"status": "ok" if ready else "not ready", "checks": found}
+
+    @routes.get("/healthz", operation_id="healthz", summary="What is wrong, part by part")
+    def healthz() -> dict[str, Any]:
+        problems = services.problems()
+        return {"status": "problems" if problems else "ok", "problems": problems}
+
+    @routes.get("/version", operation_id="version", summary="What runs")
+    def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    return routes
+
+
+def _run(check: Any) -> str:
+    try:
+        check()
+    except TiStreamError as e:
+        return str(e)
+    return "ok"

@@ -1,0 +1,67 @@
+"""ListDBs and ListTables, at any timestamp the history holds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from apiserver.decode import SYSTEM_SCHEMAS
+from apiserver.deps import Services
+from apiserver.position import check_start, parse_ts
+from schemas.history import History
+from schemas.model import Table
+from schemas.types import full_type
+from tistream.errors import NotFound
+from tistream.ids import Tenant
+
+AtTs = Annotated[str | None, Query(description="As of this timestamp (also `start-ts`); the newest served by default.")]
+
+
+def router(services: Services) -> APIRouter:
+    """The two list routes."""
+    routes = APIRouter(tags=["schemas"])
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    @routes.get(f"{base}/databases", operation_id="list_dbs", summary="Databases of a tenant")
+    def list_dbs(request: Request, cluster_id: int, tenant_id: int, at_ts: AtTs = None) -> dict[str, Any]:
+        history, ts = _at(services, request, Tenant(cluster_id, tenant_id), at_ts)
+        items = [
+            {"database": d.name, "db_id": d.id, "charset": d.charset, "collate": d.collate}
+            for d in history.databases(ts)
+            if d.name.lower() not in SYSTEM_SCHEMAS
+        ]
+        return {"items": sorted(items, key=lambda d: str(d["database"])), "at_ts": str(ts)}
+
+    @routes.get(f"{base}/databases/{{database}}/tables", operation_id="list_tables", summary="Tables of a database")
+    def list_tables(
+        request: Request, cluster_id: int, tenant_id: int, database: str, at_ts: AtTs = None
+    ) -> dict[str, Any]:
+        history, ts = _at(services, request, Tenant(cluster_id, tenant_id), at_ts)
+        tables = sorted(history.tables(database, ts), key=lambda t: t.name)
+        return {"database": database, "items": [describe(t) for t in tables], "at_ts": str(ts)}
+
+    return routes
+
+
+def describe(table: Table) -> dict[str, Any]:
+    """A table version for people and programs."""
+    return {
+        "table": table.name,
+        "table_id": table.id,
+        "kind": table.kind,
+        "partition_ids": list(table.partition_ids),
+        "columns": [{"name": c.name, "type": full_type(c), "nullable": not c.not_null} for c in table.visible_columns],
+        "primary_key": [c.name for c in table.columns if c.primary],
+    }
+
+
+def _at(services: Services, request: Request, tenant: Tenant, at_ts: str | None) -> tuple[History, int]:
+    row, history, resolved = services.served(tenant)
+    if history is None:
+        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
+    text = at_ts if at_ts is not None else request.query_params.get("start-ts", "latest")
+    now_ms = services.clock.unix_ms()
+    ts = parse_ts(text, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
+    check_start(ts, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
+    return history, min(ts, resolved)

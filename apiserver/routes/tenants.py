@@ -1,0 +1,75 @@
+"""Tenants: who is registered, how far their log has come, and which tasks and stores carry it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from apiserver.deps import Services
+from tistream import ts as tso
+from tistream.catalog import stores, tasks, tenants
+from tistream.ids import Tenant
+
+
+def router(services: Services) -> APIRouter:
+    """Read-only tenant routes; registration belongs to the control plane."""
+    routes = APIRouter(tags=["tenants"])
+
+    @routes.get("/v1/tenants", operation_id="list_tenants", summary="All tenants")
+    def list_tenants() -> dict[str, Any]:
+        return {"items": [summary(services, row) for row in tenants.list_tenants(services.catalog)]}
+
+    @routes.get("/v1/clusters/{cluster_id}/tenants/{tenant_id}", operation_id="get_tenant", summary="One tenant")
+    def get_tenant(cluster_id: int, tenant_id: int) -> dict[str, Any]:
+        return detail(services, Tenant(cluster_id, tenant_id))
+
+    return routes
+
+
+def summary(services: Services, row: tenants.TenantRow) -> dict[str, Any]:
+    """State and lag of one tenant."""
+    resolved = tasks.served_watermark(services.catalog, row.tenant)
+    return {
+        "cluster_id": row.tenant.cluster_id,
+        "tenant_id": row.tenant.tenant_id,
+        "state": str(row.state),
+        "start_ts": str(row.start_ts),
+        "resolved_ts": str(resolved),
+        "resolved_time": tso.to_text(resolved) if resolved else None,
+        "lag_ms": max(0, services.clock.unix_ms() - tso.physical_ms(resolved)) if resolved else None,
+    }
+
+
+def detail(services: Services, tenant: Tenant) -> dict[str, Any]:
+    """One tenant with its tasks and stores."""
+    row = tenants.get_tenant(services.catalog, tenant)
+    return {
+        **summary(services, row),
+        "tasks": [task(t) for t in tasks.list_tasks(services.catalog, tenant)],
+        "stores": [
+            {
+                "store_id": s.store_id,
+                "incarnation": s.incarnation,
+                "max_cut_ts": str(s.max_cut_ts),
+                "dispatcher": s.dispatcher,
+            }
+            for s in stores.list_stores(services.catalog, tenant)
+        ],
+    }
+
+
+def task(row: tasks.TaskRow) -> dict[str, Any]:
+    """A task as people see it."""
+    return {
+        "task_id": row.task_id,
+        "kind": row.kind,
+        "start_key": row.range.start.hex(),
+        "end_key": row.range.end.hex(),
+        "upper": str(row.upper),
+        "upper_time": tso.to_text(row.upper),
+        "epoch": row.epoch,
+        "owner": row.owner,
+        "reopen_id": row.reopen_id,
+        "error": row.error,
+    }

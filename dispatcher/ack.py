@@ -1,0 +1,46 @@
+"""Which batch files may be deleted: arithmetic over durable positions, and nothing else.
+
+Inputs are what the catalog says in one transaction: for each incarnation of a store the seq at or below which *every*
+task of the tenant has durably consumed (the floor), and how far files have been given up already. What a subscriber has
+merely received never counts.
+
+    0 ...... reclaimed ...... floor ...... newest file
+             already gone     may go       must stay
+
+A superseded incarnation whose floor is EVERYTHING has been closed by every task: its whole folder may go, also files
+that lie behind its last contiguous one. The newest incarnation is never given up whole, whatever its floor says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+EVERYTHING = (1 << 63) - 1  #: the floor of an incarnation that every task holds as closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """The files of one incarnation with `after_seq < seq <= upto_seq` may go; `whole` = the entire folder."""
+
+    incarnation: int
+    after_seq: int
+    upto_seq: int
+    whole: bool = False
+
+
+def reclaimable(floors: Mapping[int, int], reclaimed: Mapping[int, int], newest: int) -> list[Reclaim]:
+    """What may be deleted now that could not before, oldest incarnation first.
+
+    `newest` is the store's newest incarnation. An incarnation above it (issued since `newest` was read) is left alone.
+    """
+    out: list[Reclaim] = []
+    for incarnation in sorted(floors):
+        after, upto = reclaimed.get(incarnation, 0), floors[incarnation]
+        if upto <= after or incarnation > newest:
+            continue
+        whole = upto >= EVERYTHING
+        if whole and incarnation == newest:
+            continue
+        out.append(Reclaim(incarnation=incarnation, after_seq=after, upto_seq=upto, whole=whole))
+    return out

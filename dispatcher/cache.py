@@ -1,0 +1,90 @@
+"""Decoded batch files, kept within a bound and shared by all subscribers of a dispatcher.
+
+A file is either *ahead* (read before anybody asked for it) or *taken* (handed out at least once). Room is made from the
+taken ones first, least recently used first: a file that was read ahead and thrown away again would be read twice. Files
+ahead may fill at most half of the bound; `room_ahead` says when reading ahead has to wait. The newest entry always
+stays, however large it is, so a file larger than the bound still passes. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from dispatcher.router import Directory
+from tistream.ids import Tenant
+from tistream.layout import BatchKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedFile:
+    """One batch file in memory."""
+
+    key: BatchKey
+    cut_ts: int
+    directory: Directory
+    bytes: int  #: of the Arrow buffers that it keeps alive
+
+
+class FileCache:
+    """A bounded map from batch key to decoded file."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._taken: OrderedDict[BatchKey, DecodedFile] = OrderedDict()
+        self._ahead: OrderedDict[BatchKey, DecodedFile] = OrderedDict()
+        self._bytes = 0
+        self._bytes_ahead = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held now."""
+        return self._bytes
+
+    def put(self, file: DecodedFile) -> None:
+        """Add a file that has just been read."""
+        with self._lock:
+            if file.key in self._taken or file.key in self._ahead:
+                return
+            self._ahead[file.key] = file
+            self._bytes += file.bytes
+            self._bytes_ahead += file.bytes
+            while self._bytes > self.bytes_max and len(self._taken) + len(self._ahead) > 1:
+                self._drop(next(iter(self._taken or self._ahead)))
+
+    def take(self, key: BatchKey) -> DecodedFile | None:
+        """The file, for a subscriber; None when it is not here."""
+        with self._lock:
+            file = self._ahead.pop(key, None)
+            if file is not None:
+                self._bytes_ahead -= file.bytes
+                self._taken[key] = file
+            elif (file := self._taken.get(key)) is not None:
+                self._taken.move_to_end(key)
+            return file
+
+    def holds(self, key: BatchKey) -> bool:
+        """Whether the file is here, without using it."""
+        with self._lock:
+            return key in self._ahead or key in self._taken
+
+    def room_ahead(self) -> bool:
+        """Whether another file may be read ahead."""
+        return self._bytes_ahead < self.bytes_max // 2
+
+    def forget(self, tenant: Tenant, store_id: int, incarnation: int | None = None, after_seq: int = 0) -> None:
+        """Drop the files of a store, or those of one incarnation behind `after_seq`: nobody will ask for them."""
+        with self._lock:
+            for key in [*self._taken, *self._ahead]:
+                mine = (key.tenant, key.store_id) == (tenant, store_id) and incarnation in (None, key.incarnation)
+                if mine and key.seq > after_seq:
+                    self._drop(key)
+
+    def _drop(self, key: BatchKey) -> None:
+        file = self._taken.pop(key, None)
+        if file is None:
+            file = self._ahead.pop(key)
+            self._bytes_ahead -= file.bytes
+        self._bytes -= file.bytes

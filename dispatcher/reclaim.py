@@ -1,0 +1,91 @@
+"""Deletes batch files that no task needs any more.
+
+Order: the catalog first (`reclaimed_seq`, guarded by this dispatcher's epoch), the objects after it. A crash in between
+leaves objects at or below `reclaimed_seq`; whoever owns the store next deletes them again when it takes over. A file is
+never deleted on the strength of what a subscriber has received, only on durable positions read in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from itertools import islice
+
+import structlog
+
+from dispatcher.ack import EVERYTHING, Reclaim, reclaimable
+from dispatcher.tail import Tail
+from tistream.catalog.engine import Catalog
+from tistream.catalog.snapshots import ALL_CONSUMED, durable_floor
+from tistream.catalog.stores import StoreRow, reclaimed, set_reclaimed
+from tistream.layout import BatchKey, incarnation_prefix, parse
+from tistream.objectstore.protocol import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+_DELETES_AT_ONCE = 64
+
+assert EVERYTHING == ALL_CONSUMED
+
+
+class Reclaimer:
+    """The reclaim arithmetic of `dispatcher.ack` carried out for one dispatcher's stores."""
+
+    def __init__(self, catalog: Catalog, store: ObjectStore, pool: Executor, stopping: Callable[[], bool]) -> None:
+        self._catalog, self._store, self._pool, self._stopping = catalog, store, pool, stopping
+
+    def reclaim(self, row: StoreRow, tail: Tail) -> int:
+        """Give up and delete what may go of one store. Returns how many objects were asked to be deleted."""
+        floors = durable_floor(self._catalog, row.tenant, row.store_id)
+        gone = reclaimed(self._catalog, row.tenant, row.store_id)
+        deleted = 0
+        for part in reclaimable(floors, gone, row.incarnation):
+            if not self._give_up(row, part):
+                log.warning("reclaim refused: the store has another dispatcher", store=row.store_id)
+                break
+            tail.set_reclaimed(part.incarnation, part.upto_seq)
+            deleted += self._delete(self._keys(row, part))
+        return deleted
+
+    def sweep(self, row: StoreRow, tail: Tail) -> int:
+        """Delete what a predecessor gave up and could not delete, and late files of ended incarnations. Lists."""
+        deleted = 0
+        for incarnation, seq in sorted(reclaimed(self._catalog, row.tenant, row.store_id).items()):
+            tail.set_reclaimed(incarnation, seq)
+            if seq > 0:
+                deleted += self._delete(self._listed(row, incarnation, seq))
+        return deleted
+
+    def _give_up(self, row: StoreRow, part: Reclaim) -> bool:
+        return set_reclaimed(
+            self._catalog,
+            row.tenant,
+            row.store_id,
+            part.incarnation,
+            part.upto_seq,
+            dispatcher_epoch=row.dispatcher_epoch,
+        )
+
+    def _keys(self, row: StoreRow, part: Reclaim) -> Iterable[str]:
+        if part.whole:
+            return self._listed(row, part.incarnation, EVERYTHING)
+        return (
+            str(BatchKey(tenant=row.tenant, store_id=row.store_id, incarnation=part.incarnation, seq=seq))
+            for seq in range(part.after_seq + 1, part.upto_seq + 1)
+        )
+
+    def _listed(self, row: StoreRow, incarnation: int, upto_seq: int) -> Iterable[str]:
+        for info in self._store.list(incarnation_prefix(row.tenant, row.store_id, incarnation)):
+            key = parse(info.key)
+            if isinstance(key, BatchKey):
+                if key.seq > upto_seq:
+                    return
+                yield info.key
+
+    def _delete(self, keys: Iterable[str]) -> int:
+        """Delete in chunks, side by side. The first error ends it: what is left waits for the next sweep."""
+        rest, deleted = iter(keys), 0
+        while not self._stopping() and (chunk := list(islice(rest, _DELETES_AT_ONCE))):
+            for _ in self._pool.map(self._store.delete, chunk):
+                deleted += 1
+        return deleted

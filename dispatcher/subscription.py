@@ -1,0 +1,136 @@
+"""One task's open subscription to one store: positions in, FeedBatches out.
+
+Incarnations are served oldest first; each ends before the next begins, which costs nothing (an old one ends as soon as
+its next file is not there) and keeps what a sorter holds small. An old incarnation also ends in front of a file that
+stays corrupt: nobody is left to repair it, and any contiguous end is safe (see `dispatcher.tail`). The newest one waits.
+
+An error is raised at once when it is new at this place, afterwards once per call when the call's time is up. Errors never
+move the position. Used from one thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+import structlog
+
+from dispatcher.cache import DecodedFile
+from dispatcher.router import route
+from dispatcher.tail import Absent, Failed, Found, Pending, Tail
+from tistream.change import REGIONS, ROWS
+from tistream.clock import Clock
+from tistream.errors import CorruptObject, TiStreamError
+from tistream.feed import FeedBatch, FeedRequest
+from tistream.ids import Position
+from tistream.limits import PREFETCH_FILES_MAX
+
+log = structlog.get_logger(__name__)
+
+_CORRUPT_TRIES_MAX = 3  # of a superseded incarnation's file, before the incarnation ends in front of it
+_NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROWS)
+_NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
+
+
+class Subscription:
+    """A FeedStream over a Tail."""
+
+    def __init__(self, tail: Tail, request: FeedRequest, *, check: Callable[[], None], clock: Clock) -> None:
+        """`check` raises FeedUnavailable when the store is no longer served here."""
+        self._tail, self._request, self._check, self._clock = tail, request, check, clock
+        self._positions = dict(request.positions)
+        self._ahead = 0
+        self._raised: tuple[str, str] | None = None  # place and code of the error that the subscriber knows
+        self._wake = threading.Event()
+        self._open = True
+        tail.listen(self._wake)
+
+    def next(self, timeout_s: float) -> FeedBatch | None:
+        deadline = self._clock.monotonic() + timeout_s
+        while True:
+            self._check()
+            self._wake.clear()
+            found = self._step()
+            if isinstance(found, FeedBatch):
+                self._raised = None
+                return found
+            error, until = found
+            now = self._clock.monotonic()
+            if error is not None and (self._is_new(error) or now >= deadline):
+                raise type(error)(error.message, **error.facts)
+            if error is None:
+                self._raised = None
+            if now >= deadline:
+                return None
+            self._clock.wait(self._wake, max(0.001, min(until, deadline) - now))
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._tail.leave(self._wake)
+
+    def _step(self) -> FeedBatch | tuple[TiStreamError | None, float]:
+        """The next batch if it can be had now, else what is in the way and when to look again."""
+        newest = self._tail.newest
+        for incarnation in range(1, newest + 1):
+            position = self._positions.get(incarnation, Position(seq=0))
+            if position.closed:
+                continue
+            outcome = self._tail.poll(incarnation, position.seq + 1, self._ahead)
+            match outcome:
+                case Found(file=file):
+                    self._ahead = min(self._ahead * 2 + 1, PREFETCH_FILES_MAX)
+                    return self._batch(file)
+                case Pending():
+                    return None, math.inf
+                case Failed(error=error, until=until, tries=tries):
+                    if incarnation == newest or not isinstance(error, CorruptObject) or tries < _CORRUPT_TRIES_MAX:
+                        return error, until
+                    return self._end(incarnation, position.seq, behind=str(error))
+                case Absent(until=until, final=final, later=later):
+                    self._ahead = 0
+                    if not final:
+                        return None, until
+                    return self._end(incarnation, position.seq, behind=later)
+        return None, math.inf
+
+    def _batch(self, file: DecodedFile) -> FeedBatch:
+        key, routed = file.key, route(file.directory, self._request.range)
+        self._positions[key.incarnation] = Position(seq=key.seq)
+        return FeedBatch(
+            store_id=key.store_id,
+            incarnation=key.incarnation,
+            seq=key.seq,
+            cut_ts=file.cut_ts,
+            rows=routed.rows,
+            regions=routed.regions,
+        )
+
+    def _end(self, incarnation: int, seq: int, *, behind: str) -> FeedBatch:
+        if behind:
+            log.warning(
+                "incarnation ended with files behind its last contiguous one; they are not used",
+                tenant=str(self._request.tenant),
+                store=self._request.store_id,
+                incarnation=incarnation,
+                seq=seq,
+                task=self._request.task_id,
+                behind=behind,
+            )
+        self._positions[incarnation] = Position(seq=seq, closed=True)
+        self._tail.end(incarnation, seq)
+        return FeedBatch(
+            store_id=self._request.store_id,
+            incarnation=incarnation,
+            seq=seq,
+            cut_ts=0,
+            rows=_NO_ROWS,
+            regions=_NO_REGIONS,
+            closes=True,
+        )
+
+    def _is_new(self, error: TiStreamError) -> bool:
+        known, self._raised = self._raised, (error.code, str(error))
+        return known != self._raised

@@ -1,0 +1,294 @@
+"""Follows the batch files of one store, incarnation by incarnation, and reads ahead.
+
+The next key is known (`seq` is dense), so the next file is asked for by GET; a miss means "not there yet" and is asked
+again soon. LIST never finds work, it only explains: when a file of the *newest* incarnation has been missing for a while
+and a later one is in the folder, that is a gap, shown as FeedGap naming the missing file. A gap is never skipped.
+
+    poll(incarnation, seq) -> Found     here is the file
+                              Pending   being read; the listeners are woken when it is known
+                              Absent    not there; `final` = it was looked for after a newer incarnation was known
+                              Failed    corrupt, store away, gap or given up; tried again at `until`
+
+Relations:
+
+- a file is read at most once at a time, however many subscribers wait for it;
+- at most PREFETCH_FILES_MAX files are read ahead per subscriber, and none when the cache has no room for them;
+- times are the Clock's monotonic seconds.
+
+An incarnation that is not the newest ends at its last contiguous file, and any contiguous place is a safe end, even
+while a late file of it is still on its way: a watermark row counts only with all files of its incarnation up to it, so
+what is cut off has promised nothing yet; and the tenures of the newer incarnation start at or below the durable `upper`,
+so they send again whatever lay in the files that are not used. Two subscribers may therefore even end the same
+incarnation at different places.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from dispatcher.cache import DecodedFile, FileCache
+from dispatcher.router import directory
+from tistream.clock import Clock
+from tistream.codec.batch_file import decode_batch_file
+from tistream.errors import FeedGap, ObjectNotFound, TiStreamError
+from tistream.ids import Tenant
+from tistream.layout import BatchKey, incarnation_prefix, parse
+from tistream.objectstore.protocol import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailTiming:
+    """When to look for the next file."""
+
+    poll_s: float = 0.1  #: between looks for a file that is due
+    poll_max_s: float = 1.0  #: the same for one long missing: the pause grows with a tenth of the time waited
+    tick_s: float = 0.0  #: a bit less than the pushers' flush interval: no look so soon after an arrival
+    gap_after_s: float = 3.0  #: missing this long: look into the folder
+    list_every_s: float = 15.0  #: ... and again after this long
+    retry_s: float = 1.0  #: after a corrupt file or a store that did not answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The file."""
+
+    file: DecodedFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """Being read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """There is no such file yet."""
+
+    until: float
+    final: bool  #: looked for while a newer incarnation was known
+    later: str = ""  #: with `final`: a file that lies behind the missing one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The file cannot be had now."""
+
+    error: TiStreamError
+    until: float
+    tries: int
+
+
+Outcome = Found | Pending | Absent | Failed
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What is known of a file that is not in the cache."""
+
+    probe_at: float
+    asked_at: float | None = None  #: since when a subscriber waits for it; None = only read ahead
+    loading: bool = False
+    tries: int = 0  #: failed ones in a row
+    missed: bool = False  #: looked for at least once before it was there
+    error: TiStreamError | None = None
+    final: bool = False
+    list_at: float = 0.0
+    later: str = ""  #: a later file that is there
+    later_at: float = 0.0  #: since when we know
+
+
+class Tail:
+    """One store of one tenant. Thread-safe; shared by the store's subscribers."""
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        store_id: int,
+        *,
+        store: ObjectStore,
+        cache: FileCache,
+        pool: Executor,
+        clock: Clock,
+        timing: TailTiming,
+    ) -> None:
+        self.tenant, self.store_id = tenant, store_id
+        self._store, self._cache = store, cache
+        self._pool, self._clock, self._timing = pool, clock, timing
+        self._lock = threading.Lock()
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last file we had to wait for, and when
+        self._listeners: set[threading.Event] = set()
+        self._reclaimed: dict[int, int] = {}
+        self.newest = 0  #: the newest incarnation in the catalog
+        self.max_cut_ts = 0  #: the largest cut_ts read so far
+
+    def listen(self, wake: threading.Event) -> None:
+        """Set `wake` whenever something has become known."""
+        with self._lock:
+            self._listeners.add(wake)
+
+    def leave(self, wake: threading.Event) -> None:
+        """Undo `listen`. When the last one leaves, what was read for nobody is dropped."""
+        with self._lock:
+            self._listeners.discard(wake)
+            if self._listeners:
+                return
+            self._slots = {at: slot for at, slot in self._slots.items() if slot.loading}
+        self._cache.forget(self.tenant, self.store_id)
+
+    def set_newest(self, incarnation: int) -> None:
+        """The catalog's newest incarnation. Older ones end, after one more look for their next file."""
+        with self._lock:
+            if incarnation <= self.newest:
+                return
+            self.newest = incarnation
+            stale = [at for at, slot in self._slots.items() if at[0] < incarnation and not slot.loading]
+            for at in stale:
+                del self._slots[at]
+        self._wake()
+
+    def set_reclaimed(self, incarnation: int, seq: int) -> None:
+        """Files at or below `seq` may be gone."""
+        with self._lock:
+            self._reclaimed[incarnation] = max(seq, self._reclaimed.get(incarnation, 0))
+
+    def poll(self, incarnation: int, seq: int, ahead: int = 0) -> Outcome:
+        """What is known of a file now; begins to read it, and `ahead` files after it, where that is due."""
+        now = self._clock.monotonic()
+        if given_up := self._given_up(incarnation, seq):
+            return Failed(error=given_up, until=now + self._timing.retry_s, tries=1)
+        file = self._cache.take(self._key(incarnation, seq))
+        if file is None:
+            self._look(incarnation, seq, now)
+            file = self._cache.take(self._key(incarnation, seq))  # an executor may have done it at once
+        if file is not None:
+            for later in range(seq + 1, seq + 1 + ahead):
+                if self._cache.room_ahead() and not self._cache.holds(self._key(incarnation, later)):
+                    self._look(incarnation, later, now, ahead=True)
+            return Found(file=file)
+        with self._lock:
+            slot = self._slots.get((incarnation, seq))
+            if slot is None or (slot.loading and slot.error is None):
+                return Pending()
+            if slot.error is not None:
+                return Failed(error=slot.error, until=math.inf if slot.loading else slot.probe_at, tries=slot.tries)
+            return Absent(until=slot.probe_at, final=slot.final, later=slot.later)
+
+    def end(self, incarnation: int, seq: int) -> None:
+        """An incarnation was ended at `seq`: what was read ahead behind it is of no use."""
+        self._cache.forget(self.tenant, self.store_id, incarnation, seq)
+
+    def errors(self) -> list[TiStreamError]:
+        """What holds subscribers up now."""
+        with self._lock:
+            return [slot.error for slot in self._slots.values() if slot.error is not None]
+
+    def _given_up(self, incarnation: int, seq: int) -> FeedGap | None:
+        with self._lock:
+            reclaimed = self._reclaimed.get(incarnation, 0)
+        if seq > reclaimed:
+            return None
+        return FeedGap(
+            "the subscriber asks for a file that all tasks had durably consumed and that was given up since; "
+            "it has lost its snapshot",
+            object=str(self._key(incarnation, seq)),
+            seq=seq,
+            reclaimed_seq=reclaimed,
+        )
+
+    def _look(self, incarnation: int, seq: int, now: float, *, ahead: bool = False) -> None:
+        """Start to read the file if that is due and nobody does."""
+        with self._lock:
+            slot = self._slots.get((incarnation, seq))
+            if slot is None:
+                slot = self._slots[incarnation, seq] = _Slot(probe_at=self._first_look(incarnation, seq, now))
+            if not ahead and slot.asked_at is None:
+                slot.asked_at = now
+            if slot.loading or now < slot.probe_at:
+                return
+            slot.loading = True
+            superseded = incarnation < self.newest
+        self._pool.submit(self._load, self._key(incarnation, seq), slot, superseded)
+
+    def _first_look(self, incarnation: int, seq: int, now: float) -> float:
+        waited_for, arrived_at = self._arrived.get(incarnation, (0, 0.0))
+        return max(now, arrived_at + self._timing.tick_s) if waited_for == seq - 1 and self._timing.tick_s else now
+
+    def _load(self, key: BatchKey, slot: _Slot, superseded: bool) -> None:
+        """Runs in the pool: read one file and note what came of it."""
+        error: TiStreamError | None = None
+        try:
+            file = self._read(key)
+            if file is None and self._explain(key, slot, superseded):
+                file = self._read(key)  # it may have come while we listed
+        except TiStreamError as e:
+            file, error = None, e
+        except Exception as e:  # noqa: BLE001 - a defect in the codec or the store must not end the waiting silently
+            file, error = None, TiStreamError(f"{type(e).__name__}: {e}", object=str(key))
+        with self._lock:
+            if file is not None:
+                self._arrive(file, slot)
+            else:
+                self._miss(key, slot, error, superseded)
+        self._wake()
+
+    def _read(self, key: BatchKey) -> DecodedFile | None:
+        try:
+            data = self._store.get(str(key))
+        except ObjectNotFound:
+            return None
+        found = decode_batch_file(key, data)
+        size = found.rows.nbytes + found.regions.nbytes
+        return DecodedFile(key=key, cut_ts=found.cut_ts, directory=directory(found.rows, found.regions), bytes=size)
+
+    def _explain(self, key: BatchKey, slot: _Slot, superseded: bool) -> bool:
+        """After a miss: list the folder if that is due. Whether a later file is there, seen now for the first time."""
+        now = self._clock.monotonic()
+        overdue = slot.asked_at is not None and now - slot.asked_at >= self._timing.gap_after_s
+        if slot.later or not (superseded or (overdue and now >= slot.list_at)):
+            return False
+        slot.list_at = now + self._timing.list_every_s
+        prefix = incarnation_prefix(self.tenant, self.store_id, key.incarnation)
+        for info in self._store.list(prefix, after=str(key)):
+            found = parse(info.key)
+            if isinstance(found, BatchKey) and found.seq > key.seq:
+                slot.later, slot.later_at = info.key, now
+                return True
+        return False
+
+    def _arrive(self, file: DecodedFile, slot: _Slot) -> None:
+        """Under the lock: the file is here."""
+        key = file.key
+        if slot.missed and slot.asked_at is not None:
+            self._arrived[key.incarnation] = key.seq, self._clock.monotonic()
+        self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)
+        if self._listeners:
+            self._cache.put(file)
+        self._slots.pop((key.incarnation, key.seq), None)
+
+    def _miss(self, key: BatchKey, slot: _Slot, error: TiStreamError | None, superseded: bool) -> None:
+        """Under the lock: the file is not there, or cannot be used."""
+        now, timing = self._clock.monotonic(), self._timing
+        slot.loading, slot.final = False, superseded
+        if error is not None:
+            slot.error, slot.tries, slot.probe_at = error, slot.tries + 1, now + timing.retry_s
+            return
+        waited_s = now - slot.asked_at if slot.asked_at is not None else 0.0
+        slot.probe_at = now + min(max(waited_s / 10, timing.poll_s), timing.poll_max_s)
+        slot.error, slot.tries, slot.missed = None, 0, True
+        if slot.later and not superseded:
+            slot.probe_at = now + timing.poll_s
+            if now - slot.later_at >= timing.retry_s:
+                slot.error = FeedGap(missing=str(key), later=slot.later, store=self.store_id, seq=key.seq)
+
+    def _key(self, incarnation: int, seq: int) -> BatchKey:
+        return BatchKey(tenant=self.tenant, store_id=self.store_id, incarnation=incarnation, seq=seq)
+
+    def _wake(self) -> None:
+        with self._lock:
+            listeners = tuple(self._listeners)
+        for wake in listeners:
+            wake.set()

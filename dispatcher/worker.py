@@ -1,0 +1,172 @@
+"""A dispatcher process: owns stores by the catalog's word, tails them for its subscribers, gives files up.
+
+    heartbeat   every HEARTBEAT_MS: I live; Fenced = another life of this worker id began: serve nothing any more
+    refresh     every 0.5 s: which stores are mine, which incarnation is their newest, the largest cut_ts read
+    reclaim     every few seconds: delete what every task has durably consumed
+
+It is stateless: all it holds can be read again. Two dispatchers of one store are harmless, because what both send is the
+same and subscribers drop repeats; so while the catalog is away it keeps serving what it owned. It is itself the Feed for
+sorters in its own process; `dispatcher.flight_server` offers the same to others.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from dispatcher.cache import FileCache
+from dispatcher.reclaim import Reclaimer
+from dispatcher.subscription import Subscription
+from dispatcher.tail import Tail, TailTiming
+from tistream.catalog.engine import Catalog
+from tistream.catalog.stores import StoreRow, list_stores, note_cut_ts, stores_of_dispatcher
+from tistream.catalog.workers import WorkerKind, heartbeat, register_worker, retire_worker
+from tistream.clock import Clock
+from tistream.errors import CatalogUnavailable, FeedUnavailable, Fenced
+from tistream.feed import FeedRequest, FeedStream
+from tistream.ids import Tenant
+from tistream.limits import HEARTBEAT_MS, PREFETCH_FILES_MAX
+from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Problem, Repeating, ServiceGroup
+
+CACHE_BYTES = 256 << 20
+REFRESH_S = 0.5
+SWEEP_S = 600.0
+
+_StoreKey = tuple[Tenant, int]
+
+
+class DispatcherWorker:
+    """A Service and a Feed."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        clock: Clock,
+        worker_id: str,
+        address: str = "",
+        *,
+        timing: TailTiming = TailTiming(),  # noqa: B008 - frozen
+        cache_bytes: int = CACHE_BYTES,
+        reclaim_s: float = 5.0,
+    ) -> None:
+        """`address` is where sorters of other processes reach it (`grpc://host:port`); empty = nowhere."""
+        self.name = self.worker_id = worker_id
+        self.address = address
+        self._catalog, self._store, self._clock, self._timing = catalog, store, clock, timing
+        self._cache = FileCache(cache_bytes)
+        self._pool = ThreadPoolExecutor(PREFETCH_FILES_MAX, thread_name_prefix=f"{worker_id}-read")
+        self._lock = threading.Lock()
+        self._incarnation: int | None = None
+        self._owned: dict[_StoreKey, StoreRow] = {}
+        self._tails: dict[_StoreKey, Tail] = {}
+        self._noted: dict[_StoreKey, int] = {}
+        self._swept: dict[_StoreKey, tuple[int, float]] = {}  # dispatcher epoch and when
+        self._stopped = threading.Event()
+        self._reclaimer = Reclaimer(catalog, store, self._pool, self._stopped.is_set)
+        self._heartbeats = Repeating(
+            f"{worker_id}/heartbeat", self._heartbeat, interval_s=HEARTBEAT_MS / 1000, clock=clock
+        )
+        self._threads = ServiceGroup(
+            worker_id,
+            (
+                self._heartbeats,
+                Repeating(f"{worker_id}/refresh", self.refresh, interval_s=REFRESH_S, clock=clock),
+                Repeating(f"{worker_id}/reclaim", self.reclaim, interval_s=reclaim_s, clock=clock),
+            ),
+            clock,
+        )
+
+    def start(self) -> None:
+        self._threads.start()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        return self._threads.wait_until_ready(timeout_s)
+
+    def stop(self) -> None:
+        """Stop serving and leave the list of workers. Open streams raise FeedUnavailable from now on."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._threads.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._incarnation is not None:
+            try:
+                retire_worker(self._catalog, self.worker_id, self._incarnation)
+            except CatalogUnavailable:
+                pass  # the lease runs out by itself
+
+    def problems(self) -> list[Problem]:
+        """What its threads suffer from, and every file that holds subscribers up."""
+        with self._lock:
+            tails = list(self._tails.values())
+        held_up = [
+            Problem.of(f"{self.worker_id}/{tail.tenant}/store-{tail.store_id}", error)
+            for tail in tails
+            for error in tail.errors()
+        ]
+        return self._threads.problems() + held_up
+
+    def subscribe(self, request: FeedRequest) -> FeedStream:
+        """Open a stream. FeedUnavailable, with the owner's name, when the store is not mine."""
+        key = request.tenant, request.store_id
+        if key not in self._owned:
+            self.refresh()  # it may have become mine a moment ago
+        self._check(key)
+        tail = self._tail(key)
+        self._reclaimer.learn(self._owned[key], tail)
+        return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock)
+
+    def refresh(self) -> None:
+        """Learn what I own and tell the catalog how far its files reach."""
+        owned = {(row.tenant, row.store_id): row for row in stores_of_dispatcher(self._catalog, self.worker_id)}
+        with self._lock:
+            self._owned = owned
+            tails = {key: tail for key, tail in self._tails.items() if key in owned}
+            self._tails = dict(tails)
+        for key, tail in tails.items():
+            tail.set_newest(owned[key].incarnation)
+            if tail.max_cut_ts > max(owned[key].max_cut_ts, self._noted.get(key, 0)):
+                noted = tail.max_cut_ts
+                note_cut_ts(self._catalog, tail.tenant, tail.store_id, noted)
+                self._noted[key] = noted
+
+    def reclaim(self) -> None:
+        """Give up files of my stores, and now and then sweep what an earlier attempt left behind."""
+        for key, row in self._owned.items():
+            if self._stopped.is_set() or self._heartbeats.crashed:
+                return
+            tail, now = self._tail(key), self._clock.monotonic()
+            epoch, swept_at = self._swept.pop(key, (0, 0.0))
+            if epoch != row.dispatcher_epoch or now - swept_at >= SWEEP_S:
+                self._reclaimer.sweep(row, tail)
+                epoch, swept_at = row.dispatcher_epoch, now
+            self._reclaimer.reclaim(row, tail)
+            self._swept[key] = epoch, swept_at  # not reached after an error: the next round sweeps again
+
+    def _heartbeat(self) -> None:
+        if self._incarnation is None:
+            self._incarnation = register_worker(self._catalog, self.worker_id, WorkerKind.DISPATCHER, self.address)
+        else:
+            heartbeat(self._catalog, self.worker_id, self._incarnation)
+
+    def _tail(self, key: _StoreKey) -> Tail:
+        with self._lock:
+            tail = self._tails.get(key)
+            if tail is None:
+                tail = self._tails[key] = Tail(
+                    *key, store=self._store, cache=self._cache, pool=self._pool, clock=self._clock, timing=self._timing
+                )
+                tail.set_newest(self._owned[key].incarnation)
+            return tail
+
+    def _check(self, key: _StoreKey) -> None:
+        """FeedUnavailable unless I serve this store."""
+        if self._stopped.is_set():
+            raise FeedUnavailable("the dispatcher has stopped", dispatcher=self.worker_id)
+        if self._heartbeats.crashed:
+            raise FeedUnavailable("another life of this dispatcher has begun", dispatcher=self.worker_id)
+        if key not in self._owned:
+            tenant, store_id = key
+            raise FeedUnavailable(store=store_id, tenant=str(tenant), asked=self.worker_id)

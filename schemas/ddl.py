@@ -1,0 +1,331 @@
+"""A finished DDL job: reading it, deciding whether it counts, and what it does to the schema.
+
+Jobs come from rows of the DDL job table. A job counts once its state is `done`; the row that says so commits together
+with the new table definition, so its commit timestamp is when the new schema begins.
+
+    apply(job, state) -> Change      pure: what to put, what to drop, which events to deliver
+
+Relations:
+
+- names come from the definitions inside the job or from the schema in force, never from `schema_name` and
+  `table_name` of the job: those are lower case;
+- a job over several tables gives one event per table, numbered by `sub`;
+- a job that changes physical ids (truncate, partition DDL) drops the old table and puts the new one in one change;
+- a job that cannot be understood raises DecodeError: going on would decode later rows with the wrong schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from schemas import queries, tidb_json
+from schemas.actions import EVENTS, IGNORED, Action, action_name
+from schemas.model import Database, DdlEvent, Table
+from schemas.snapshot import is_system_database
+from schemas.tidb_json import Json
+from tistream.errors import DecodeError
+
+STATE_DONE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A DDL job as its row tells it; `start_ts` and `commit_ts` are the row's."""
+
+    id: int
+    type: int
+    state: int
+    schema_id: int
+    table_id: int
+    schema_name: str  #: lower case: only to recognise system databases
+    query: str
+    start_ts: int
+    commit_ts: int
+    schema_version: int
+    db_info: Json | None
+    table_info: Json | None
+    table_infos: tuple[Json, ...]  #: of jobs over several tables
+    args: Any  #: raw_args: an object (job version 2) or an array (version 1)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Jobs are applied in this order."""
+        return (self.commit_ts, self.schema_version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one job did. Drops come before puts: an id may move from one table to another."""
+
+    job_id: int
+    commit_ts: int
+    schema_version: int
+    drop_databases: tuple[int, ...] = ()
+    drop_tables: tuple[int, ...] = ()
+    put_databases: tuple[Database, ...] = ()
+    put_tables: tuple[Table, ...] = ()
+    events: tuple[DdlEvent, ...] = ()
+
+
+class SchemaState(Protocol):
+    """The schema in force just before the job."""
+
+    @property
+    def databases(self) -> Mapping[int, Database]: ...
+
+    @property
+    def tables(self) -> Mapping[int, Table]: ...
+
+    def dropped_with(self, db_id: int) -> Sequence[Table]:
+        """The tables that went when this database was last dropped."""
+        ...
+
+
+def parse_job(data: Json, *, start_ts: int, commit_ts: int) -> Job:
+    """A job from its JSON. DecodeError when it is not one."""
+    try:
+        binlog = data.get("binlog") or {}
+        return Job(
+            id=int(data["id"]),
+            type=int(data["type"]),
+            state=int(data.get("state") or 0),
+            schema_id=int(data.get("schema_id") or 0),
+            table_id=int(data.get("table_id") or 0),
+            schema_name=data.get("schema_name") or "",
+            query=data.get("query") or "",
+            start_ts=start_ts,
+            commit_ts=commit_ts,
+            schema_version=int(binlog.get("SchemaVersion") or 0),
+            db_info=binlog.get("DBInfo"),
+            table_info=binlog.get("TableInfo"),
+            table_infos=tuple(binlog.get("MultipleTableInfos") or ()),
+            args=data.get("raw_args"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DecodeError("a DDL job cannot be read", commit_ts=commit_ts, reason=repr(error)) from error
+
+
+def skip_reason(job: Job, state: SchemaState) -> str:
+    """Why the job changes nothing here; empty when it does. The same jobs that TiCDC passes over."""
+    if job.state != STATE_DONE:
+        return "not finished"
+    if job.schema_version == 0:
+        return "changed nothing upstream"
+    if is_system_database(job.schema_name):
+        return "system database"
+    if job.type in IGNORED:
+        return "of no consequence for rows"
+    created = [info.get("id") for info in _created(job)]
+    if created and all(table_id in state.tables for table_id in created):
+        return "table already known"
+    return ""
+
+
+def _created(job: Job) -> Sequence[Json]:
+    if job.type == Action.CREATE_TABLES:
+        return job.table_infos
+    return [job.table_info] if job.type == Action.CREATE_TABLE and job.table_info else []
+
+
+def apply(job: Job, state: SchemaState) -> Change:
+    """What the job does to `state`. Only for jobs without a skip reason. DecodeError when it makes no sense."""
+    match job.type:
+        case Action.CREATE_SCHEMA | Action.MODIFY_SCHEMA_CHARSET:
+            return _put_database(job)
+        case Action.DROP_SCHEMA:
+            return _drop_database(job, state)
+        case Action.RECOVER_SCHEMA:
+            return _recover_database(job, state)
+        case Action.CREATE_TABLES:
+            return _create_tables(job, state)
+        case Action.RENAME_TABLES:
+            return _rename_tables(job, state)
+        case Action.EXCHANGE_PARTITION:
+            return _exchange_partition(job, state)
+        case Action.DROP_TABLE | Action.DROP_VIEW | Action.DROP_SEQUENCE:
+            return _drop_table(job, state)
+    return _put_table(job, state)
+
+
+def _change(job: Job, **parts: Any) -> Change:
+    return Change(job_id=job.id, commit_ts=job.commit_ts, schema_version=job.schema_version, **parts)
+
+
+def _event(job: Job, table: Table | None, db: str, *, query: str = "", sub: int = 0, gone: bool = False) -> DdlEvent:
+    return DdlEvent(
+        commit_ts=job.commit_ts,
+        start_ts=job.start_ts,
+        job_id=job.id,
+        schema_version=job.schema_version,
+        type=job.type,
+        kind=action_name(job.type),
+        query=query or job.query,
+        job_query=job.query,
+        db=db,
+        table=table.name if table else "",
+        db_id=table.db_id if table else job.schema_id,
+        table_id=table.id if table else 0,
+        sub=sub,
+        version=None if gone else table,
+    )
+
+
+def _database_of(job: Job, state: SchemaState, db_id: int) -> Database:
+    found = state.databases.get(db_id)
+    if found is None:
+        raise DecodeError("a DDL job names a database that is not known", job_id=job.id, database_id=db_id)
+    return found
+
+
+def _definition(job: Job) -> Json:
+    if not job.table_info:
+        raise DecodeError("a finished DDL job carries no table definition", job_id=job.id, action=action_name(job.type))
+    return job.table_info
+
+
+def _put_database(job: Job) -> Change:
+    if not job.db_info:
+        raise DecodeError("a finished DDL job carries no database definition", job_id=job.id)
+    db = tidb_json.database(job.db_info)
+    return _change(job, put_databases=(db,), events=(_event(job, None, db.name),))
+
+
+def _drop_database(job: Job, state: SchemaState) -> Change:
+    db = _database_of(job, state, job.schema_id)
+    tables = tuple(t.id for t in state.tables.values() if t.db_id == db.id)
+    event = _event(job, None, db.name, query=queries.drop("DATABASE", db.name))
+    return _change(job, drop_databases=(db.id,), drop_tables=tables, events=(event,))
+
+
+def _recover_database(job: Job, state: SchemaState) -> Change:
+    """The database comes back with the tables that went with it, under their old ids."""
+    if not job.db_info:
+        raise DecodeError("a finished DDL job carries no database definition", job_id=job.id)
+    db = tidb_json.database(job.db_info)
+    recover = (job.args.get("recover_info") or {}) if isinstance(job.args, Mapping) else {}
+    listed = [entry["TableInfo"] for entry in recover.get("RecoverTableInfos") or ()]
+    if listed:
+        tables = [tidb_json.table(info, db_id=db.id, db=db.name) for info in listed]
+    else:
+        tables = [replace(t, db_id=db.id, db=db.name) for t in state.dropped_with(db.id)]
+    return _change(job, put_databases=(db,), put_tables=tuple(tables))
+
+
+def _put_table(job: Job, state: SchemaState) -> Change:
+    """Any job over one table that leaves a definition; also for action types that are newer than this code."""
+    if not job.table_info and job.type not in EVENTS:
+        return _change(job)
+    info = _definition(job)
+    old = state.tables.get(job.table_id)
+    if tidb_json.is_dropped(info):
+        return _change(job, drop_tables=(old.id,) if old else ())
+    db = _database_of(job, state, job.schema_id)
+    new = tidb_json.table(info, db_id=db.id, db=db.name)
+    drops = {old.id} if old and old.id != new.id else set()
+    if job.type == Action.CREATE_VIEW:  # CREATE OR REPLACE gives the view a new id
+        drops |= {t.id for t in _named(state, new) if t.id != new.id}
+    query = ""
+    if job.type == Action.RENAME_TABLE:
+        query = queries.rename(*_old_name(job, state), new.db, new.name)
+    elif job.type == Action.TRUNCATE_TABLE:
+        query = queries.truncate(new.db, new.name)
+    events = (_event(job, new, new.db, query=query),) if job.type in EVENTS else ()
+    return _change(job, drop_tables=tuple(sorted(drops)), put_tables=(new,), events=events)
+
+
+def _named(state: SchemaState, table: Table) -> Iterable[Table]:
+    return (t for t in state.tables.values() if t.db_id == table.db_id and t.name.lower() == table.name.lower())
+
+
+def _old_name(job: Job, state: SchemaState) -> tuple[str, str]:
+    old = state.tables.get(job.table_id)
+    if old is None:
+        raise DecodeError("a table that is not known was renamed", job_id=job.id, table_id=job.table_id)
+    return old.db, old.name
+
+
+def _drop_table(job: Job, state: SchemaState) -> Change:
+    old = state.tables.get(job.table_id)
+    if old is None:
+        raise DecodeError("a table that is not known was dropped", job_id=job.id, table_id=job.table_id)
+    what = "VIEW" if job.type == Action.DROP_VIEW else "TABLE"
+    event = _event(job, old, old.db, query=queries.drop(what, old.db, old.name), gone=True)
+    return _change(job, drop_tables=(old.id,), events=(event,) if job.type in EVENTS else ())
+
+
+def _create_tables(job: Job, state: SchemaState) -> Change:
+    """One text for all tables; it is cut up when it has as many statements as there are tables."""
+    db = _database_of(job, state, job.schema_id)
+    texts = queries.split_statements(job.query)
+    matched = len(texts) == len(job.table_infos)
+    puts, events = [], []
+    for sub, info in enumerate(job.table_infos):
+        new = tidb_json.table(info, db_id=db.id, db=db.name)
+        if new.id in state.tables:
+            continue
+        puts.append(new)
+        events.append(_event(job, new, db.name, query=texts[sub] if matched else "", sub=sub))
+    return _change(job, put_tables=tuple(puts), events=tuple(events))
+
+
+def _rename_tables(job: Job, state: SchemaState) -> Change:
+    """Every entry carries the final definition of its table, so a swap over a third name settles at once."""
+    renames = _rename_args(job)
+    if len(renames) != len(job.table_infos):
+        raise DecodeError("a RENAME of several tables does not say where they came from", job_id=job.id)
+    puts: dict[int, Table] = {}
+    events = []
+    for sub, (info, (old_db_id, old_name, new_db_id, new_name)) in enumerate(
+        zip(job.table_infos, renames, strict=True)
+    ):
+        old_db, db = _database_of(job, state, old_db_id), _database_of(job, state, new_db_id)
+        new = tidb_json.table(info, db_id=db.id, db=db.name)
+        puts.pop(new.id, None)
+        puts[new.id] = new
+        query = queries.rename(old_db.name, old_name, db.name, new_name) + ";"
+        events.append(_event(job, new, db.name, query=query, sub=sub))
+    return _change(job, put_tables=tuple(puts.values()), events=tuple(events))
+
+
+def _rename_args(job: Job) -> list[tuple[int, str, int, str]]:
+    """(old database, old name, new database, new name) per clause, from either form of the job's arguments."""
+    name = tidb_json.original_name
+    if isinstance(job.args, Mapping):
+        return [
+            (
+                int(entry["old_schema_id"]),
+                name(entry["old_table_name"]),
+                int(entry["new_schema_id"]),
+                name(entry["new_table_name"]),
+            )
+            for entry in job.args.get("rename_table_infos") or ()
+        ]
+    if isinstance(job.args, list) and len(job.args) >= 6:
+        old_dbs, new_dbs, new_names, _ids, _old_db_names, old_names = job.args[:6]
+        return [
+            (int(old_db), name(old), int(new_db), name(new))
+            for old_db, old, new_db, new in zip(old_dbs, old_names, new_dbs, new_names, strict=True)
+        ]
+    return []
+
+
+def _exchange_partition(job: Job, state: SchemaState) -> Change:
+    """A plain table and a partition swap their physical ids. The job carries the partitioned table's definition; the
+    plain table keeps its columns and takes the id that the partition gave up."""
+    info = _definition(job)
+    plain, before = state.tables.get(job.table_id), state.tables.get(int(info["id"]))
+    if plain is None or before is None:
+        raise DecodeError("a partition was exchanged with a table that is not known", job_id=job.id)
+    partitioned = tidb_json.table(info, db_id=before.db_id, db=before.db)
+    given_up = set(before.partition_ids) - set(partitioned.partition_ids)
+    if len(given_up) != 1 or plain.id not in partitioned.partition_ids:
+        raise DecodeError("an EXCHANGE PARTITION does not swap two ids", job_id=job.id, given_up=sorted(given_up))
+    swapped = replace(plain, id=given_up.pop())
+    return _change(
+        job,
+        drop_tables=(plain.id,),
+        put_tables=(partitioned, swapped),
+        events=(_event(job, swapped, swapped.db),),
+    )

@@ -1,0 +1,62 @@
+"""From a table version to the layout that the row codec decodes with."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from schemas.model import Column, Table
+from tistream.codec.row.layout import ColumnSpec, RowLayout
+
+
+class _ByIdentity:
+    """A cache key: a version is shared by all who use it, so comparing its columns would be waste."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.table is self.table
+
+
+def row_layout(table: Table) -> RowLayout:
+    """The layout of the table's visible columns; the same object for the same version."""
+    return _build(_ByIdentity(table))
+
+
+@lru_cache(maxsize=4096)
+def _build(key: _ByIdentity) -> RowLayout:
+    table = key.table
+    return RowLayout(
+        name=f"{table.db}.{table.name}",
+        columns=tuple(_spec(c) for c in table.visible_columns),
+        int_handle=next((c.id for c in table.columns if c.primary), None) if table.pk_is_handle else None,
+        common_handle=_common_handle(table) if table.is_common_handle else (),
+    )
+
+
+def _common_handle(table: Table) -> tuple[int, ...]:
+    primary = next((i for i in table.indexes if i.primary), None)
+    by_offset = {c.offset: c.id for c in table.columns}
+    return tuple(by_offset[c.offset] for c in primary.columns) if primary else ()
+
+
+def _spec(column: Column) -> ColumnSpec:
+    return ColumnSpec(
+        id=column.id,
+        name=column.name,
+        tp=column.tp,
+        unsigned=column.unsigned,
+        not_null=column.not_null,
+        flen=column.flen,
+        decimal=column.decimal,
+        binary=column.binary,
+        elems=column.elems,
+        origin_default=column.origin_default,
+        origin_default_bit=column.origin_default_bit,
+        version=column.version,
+    )

@@ -1,0 +1,48 @@
+"""The texts of DDL statements: splitting a batch, and writing simple statements with full names.
+
+A user's text depends on the session's database and may speak of several tables at once (`DROP TABLE a, b`). For the
+statements that names alone describe, a consumer gets one statement per table, fully qualified.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TOKEN = re.compile(
+    r"""'(?:[^'\\]|\\.|'')*'        # strings, with both ways of escaping a quote
+      | "(?:[^"\\]|\\.|"")*"
+      | `(?:[^`]|``)*`              # names
+      | /\*.*?\*/                   # comments
+      | (?:--[ \t]|\#)[^\n]*
+      | ;
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def split_statements(text: str) -> list[str]:
+    """The statements of a text, split at semicolons outside of strings, names and comments; empty ones are left out."""
+    cuts = [found.start() for found in _TOKEN.finditer(text) if found.group() == ";"]
+    bounds = [-1, *cuts, len(text)]
+    pieces = (text[a + 1 : b].strip() for a, b in zip(bounds, bounds[1:], strict=False))
+    return [piece for piece in pieces if piece]
+
+
+def quoted(*names: str) -> str:
+    """Names in backticks, joined by dots."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def drop(what: str, *names: str) -> str:
+    """`DROP what names`, where `what` is DATABASE, TABLE or VIEW."""
+    return f"DROP {what} {quoted(*names)}"
+
+
+def truncate(db: str, table: str) -> str:
+    """`TRUNCATE TABLE db.table`."""
+    return f"TRUNCATE TABLE {quoted(db, table)}"
+
+
+def rename(old_db: str, old_table: str, db: str, table: str) -> str:
+    """`RENAME TABLE old TO new`."""
+    return f"RENAME TABLE {quoted(old_db, old_table)} TO {quoted(db, table)}"

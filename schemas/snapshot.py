@@ -1,0 +1,80 @@
+"""The whole schema of a tenant at one timestamp, and the JSON form in which a tenant pushes it.
+
+    {"ts": ..., "schema_version": ..., "dbs": [DBInfo ...], "tables": [{"db_id": ..., "info": TableInfo} ...]}
+
+System databases are left out: their rows are never delivered. The one system table that matters, the DDL job table, is
+kept apart, because its rows carry every later schema change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from schemas import tidb_json
+from schemas.model import Database, Table
+from tistream.errors import CorruptObject
+
+DDL_JOB_TABLE_ID = 281_474_976_710_654  #: of mysql.tidb_ddl_job, the same in every cluster
+
+SYSTEM_DATABASES = frozenset(
+    {
+        "mysql",
+        "information_schema",
+        "performance_schema",
+        "sys",
+        "metrics_schema",
+        "tidb_cdc",
+        "lightning_task_info",
+        "workload_schema",
+    }
+)
+
+
+def is_system_database(name: str) -> bool:
+    """Whether rows and DDL of this database are TiDB's own business."""
+    return name.lower() in SYSTEM_DATABASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaSnapshot:
+    """Databases and tables in force at `ts`, by their ids."""
+
+    ts: int
+    databases: Mapping[int, Database]
+    tables: Mapping[int, Table]
+    schema_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushedSchema:
+    """What a tenant pushes before its first change: the schema at S and the shape of the DDL job table."""
+
+    snapshot: SchemaSnapshot
+    job_table: Table
+
+
+def parse_pushed(data: Mapping[str, Any]) -> PushedSchema:
+    """The pushed JSON document. CorruptObject when it is not one or lacks the DDL job table."""
+    try:
+        ts, dbs, entries = int(data["ts"]), data["dbs"], data["tables"]
+        databases = {found.id: found for found in map(tidb_json.database, dbs)}
+        tables = [
+            tidb_json.table(entry["info"], db_id=int(entry["db_id"]), db=databases[int(entry["db_id"])].name)
+            for entry in entries
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptObject("the pushed schema snapshot is not of the agreed form", reason=repr(error)) from error
+    job_table = next((t for t in tables if t.id == DDL_JOB_TABLE_ID), None)
+    if job_table is None:
+        raise CorruptObject("the pushed schema snapshot has no mysql.tidb_ddl_job: later DDL could not be read", ts=ts)
+    kept = {db_id: db for db_id, db in databases.items() if not is_system_database(db.name)}
+    snapshot = SchemaSnapshot(
+        ts=ts,
+        schema_version=int(data.get("schema_version") or 0),
+        databases=MappingProxyType(kept),
+        tables=MappingProxyType({t.id: t for t in tables if t.db_id in kept}),
+    )
+    return PushedSchema(snapshot=snapshot, job_table=job_table)

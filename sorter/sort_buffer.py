@@ -1,0 +1,69 @@
+"""Matched rows that wait for the watermark.
+
+A row comes in when its content is known and leaves when everything up to it has durably been written (`flushed`), not
+when it was handed out (`take`): a flush whose fate is unknown is taken again. Until then it is also the memory by which
+a second copy of the same (key, commit_ts) is recognised; at or below `upper` the log itself is that memory.
+
+Relations: each (key, commit_ts) is here at most once; every row lies above the last `flushed`.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+
+from sorter.arrivals import empty, from_arrow, to_arrow, within
+from tistream.change import COMMITTED
+from tistream.codec.table_key import table_ids
+from tistream.errors import invariant
+from tistream.keyrange import KeyRange
+
+#: change.COMMITTED before its table is looked up
+READY = pa.schema([field for field in COMMITTED if field.name != "table_id"])
+
+_VERSION = ["key", "commit_ts"]
+_ORDER = ["table_id", "commit_ts", "start_ts", "key"]
+
+
+class SortBuffer:
+    """Ready rows of one task."""
+
+    def __init__(self) -> None:
+        self.rows = empty(READY)
+        self.flushed_ts = 0
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
+        new = self.unknown(rows).select(READY.names).unique(_VERSION, keep="first", maintain_order=True)
+        if new.height:
+            self.rows = pl.concat([self.rows, new])
+
+    def unknown(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Those of the rows whose (key, commit_ts) is not here."""
+        return rows.join(self.rows, on=_VERSION, how="anti", maintain_order="left") if self.rows.height else rows
+
+    def take(self, w: int) -> pa.Table:
+        """All rows at or below w as change.COMMITTED, by (table_id, commit_ts, start_ts, key). They stay here."""
+        due = self.rows.filter(pl.col("commit_ts") <= w)
+        keys = due.select(pl.col("key")).to_arrow().column(0).combine_chunks().cast(pa.binary())
+        due = due.with_columns(pl.Series("table_id", table_ids(keys), pl.Int64))
+        return to_arrow(due.sort(_ORDER), COMMITTED)
+
+    def flushed(self, w: int) -> None:
+        """Everything at or below w is durably in the log."""
+        self.flushed_ts = max(self.flushed_ts, w)
+        self.rows = self.rows.filter(pl.col("commit_ts") > w)
+
+    def snapshot(self) -> pa.Table:
+        """The ready rows, schema READY."""
+        return to_arrow(self.rows, READY)
+
+    def restore(self, rows: pa.Table, range_: KeyRange, upper: int) -> None:
+        """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""
+        self.rows = within(from_arrow(rows), range_)
+        self.flushed(upper)
+
+    def check(self) -> None:
+        """Raise when a relation of the module's docstring does not hold."""
+        invariant(not self.rows.select(pl.struct(_VERSION).is_duplicated().any()).item(), "a row is ready twice")
+        invariant(not (self.rows["commit_ts"] <= self.flushed_ts).any(), "a ready row lies below what was flushed")

@@ -1,0 +1,111 @@
+"""The house rules that a linter does not know: sizes, banned calls, layers that name every module, no stray packages."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tistream", "dispatcher", "sorter", "schemas", "apiserver", "metaserver")
+MODULES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py"))
+LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+#: functions that were longer when the rule came; the number may only fall
+LONG_FUNCTIONS: dict[str, int] = {}
+#: call -> what to use instead, and where it is allowed
+BANNED = {
+    "datetime.now": ("a Clock argument", ("tistream/clock.py",)),
+    "datetime.utcnow": ("a Clock argument", ()),
+    "time.time": ("a Clock argument", ("tistream/clock.py",)),
+    "time.time_ns": ("a Clock argument", ("tistream/clock.py",)),
+    "time.sleep": ("Clock.wait or an Event", ("tistream/testing", "tistream/cli")),
+    "print": ("structlog, or the command line", ("tistream/cli", "tistream/demo.py", "tistream/testing")),
+    "uuid.uuid1": ("secrets.token_hex", ()),
+}
+FORBIDDEN_NAMES = {"utils", "common", "misc", "manager", "base", "helpers"}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _trees() -> list[tuple[str, ast.Module]]:
+    return [(_name(p), ast.parse(p.read_text("utf-8"))) for p in MODULES]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_module_has_prose_and_a_bounded_size(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) <= LINES_MAX
+    assert path.stem not in FORBIDDEN_NAMES
+    if path.name != "__init__.py":
+        assert ast.get_docstring(ast.parse(text)), "a module opens with prose"
+
+
+def test_functions_stay_short() -> None:
+    found = {
+        f"{name}:{node.name}": node.end_lineno - node.lineno + 1
+        for name, tree in _trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    }
+    too_long = {k: n for k, n in found.items() if n > LONG_FUNCTIONS.get(k, FUNCTION_LINES_MAX)}
+    assert not too_long
+
+
+def test_banned_calls() -> None:
+    bad = []
+    for name, tree in _trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                use, allowed = BANNED.get(called, ("", ()))
+                if use and not name.startswith(tuple(allowed) or ("\0",)):
+                    bad.append(f"{name}:{node.lineno}: {called}: use {use}")
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                bad.append(f"{name}:{node.lineno}: bare except")
+    assert not bad
+
+
+def test_every_module_stands_in_a_layer() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    named = {part.strip() for layer in layers for part in layer.split("|")} | {"tistream.testing"}
+    missing = []
+    for path in MODULES:
+        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if dotted != "tistream" and not any(dotted == n or dotted.startswith(n + ".") for n in named):
+            missing.append(dotted)
+    assert not missing
+
+
+def test_cores_named_in_the_contract_exist() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    for contract in settings["tool"]["importlinter"]["contracts"]:
+        for module in contract.get("source_modules", []):
+            path = ROOT.joinpath(*module.split("."))
+            assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), module
+
+
+def test_no_package_among_the_tests() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+    assert not (ROOT / "infra" / "__init__.py").exists()
+
+
+def test_no_path_of_one_machine_and_no_index_address() -> None:
+    pattern = re.compile(r"(?:^|[^\w./-])/(?:work|farm)/|https?://[a-z0-9.-]*(?:pypi|pythonhosted|npmjs)[a-z0-9.-]*/")
+    suffixes = {".py", ".md", ".toml", ".txt", ".html", ".css", ".js", ".json", ".yaml", ".yml", ""}
+    bad = [
+        _name(path)
+        for path in ROOT.rglob("*")
+        if path.is_file()
+        and path.suffix in suffixes
+        and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+        and not _name(path).startswith(("tests/expected", "tistream/recording", "tests/test_tidy.py"))
+        and pattern.search(path.read_text("utf-8", errors="replace"))
+    ]
+    assert not bad

@@ -1,0 +1,72 @@
+"""Page cutting against a brute-force reading of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apiserver import merge
+
+
+@dataclass(frozen=True)
+class Seg:
+    ts: tuple[int, ...]
+
+    @property
+    def lo_ts(self) -> int:
+        return self.ts[0]
+
+    @property
+    def hi_ts(self) -> int:
+        return self.ts[-1]
+
+    @property
+    def rows(self) -> int:
+        return len(self.ts)
+
+
+SEGMENTS = st.lists(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8).map(lambda v: Seg(tuple(sorted(v)))), max_size=12
+)
+
+
+def page(segments: list[Seg], after: int, upto: int, rows: int, listed: int) -> tuple[list[int], int]:
+    """One page as the reader makes it, where a catalog query returns at most `listed` segments."""
+    while True:
+        found = sorted((s for s in segments if s.hi_ts > after and s.lo_ts <= upto), key=lambda s: (s.lo_ts, s.hi_ts))
+        truncated = len(found) > listed
+        found = found[:listed]
+        count, end = merge.plan(found, after=after, upto=upto, rows=rows, truncated=truncated)
+        if end > after:
+            break
+        listed *= 2
+    ts = sorted(t for s in found[:count] for t in s.ts if after < t <= end)
+    n, end = merge.cut(np.array(ts, np.uint64), upto=end, rows=rows)
+    return ts[:n], end
+
+
+@given(
+    segments=SEGMENTS, upto=st.integers(1, 45), rows=st.integers(1, 10), listed=st.integers(1, 5), start=st.integers(0, 10)
+)
+def test_pages_deliver_everything_once_and_in_order(
+    segments: list[Seg], upto: int, rows: int, listed: int, start: int
+) -> None:
+    got: list[int] = []
+    at = start
+    while at < upto:
+        found, end = page(segments, at, upto, rows, listed)
+        assert end > at, "a page makes progress"
+        assert all(at < t <= end for t in found)
+        got += found
+        at = end
+    assert at == max(upto, start)
+    assert got == sorted(t for s in segments for t in s.ts if start < t <= upto)
+
+
+def test_a_commit_ts_is_never_cut_in_two() -> None:
+    ts = np.array([5, 5, 5, 6], np.uint64)
+    assert merge.cut(ts, upto=9, rows=2) == (3, 5)
+    assert merge.cut(ts, upto=9, rows=4) == (4, 9)

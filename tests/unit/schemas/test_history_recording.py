@@ -1,0 +1,112 @@
+"""The recording played into a history, against what TiDB and TiCDC said at the time."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from schemas.ddl import Job
+from schemas.history import History, IdStatus
+from schemas.model import Table
+from schemas.types import base_type, full_type
+
+EXPECTED = Path(__file__).parents[2] / "expected"
+MOMENTS = sorted(path.stem.removeprefix("tables-") for path in EXPECTED.glob("tables-*.json"))
+COLUMN = re.compile(r"^  `((?:[^`]|``)+)` (.*?),?$")
+
+
+def lines(name: str) -> Iterator[str]:
+    with (EXPECTED / name).open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        yield from io.TextIOWrapper(reader, encoding="utf-8")
+
+
+def shown_columns(create: str) -> list[tuple[str, str]]:
+    """(name, rest of the definition) of the column lines of SHOW CREATE TABLE."""
+    found = (COLUMN.match(line) for line in create.split("\n"))
+    return [(m[1].replace("``", "`"), m[2]) for m in found if m]
+
+
+def all_columns(table: Table) -> list[Any]:
+    return [c for c in table.columns if c.state == 5 and not c.hidden]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_tables_at_every_moment_are_those_that_tidb_showed(history: History, moment: str) -> None:
+    expected = json.loads((EXPECTED / f"tables-{moment}.json").read_bytes())
+    ts = int(expected["ts"])
+    assert [(d.name, d.id, d.charset, d.collate) for d in history.databases(ts)] == sorted(
+        (d["db"], d["db_id"], d["charset"], d["collate"]) for d in expected["databases"]
+    )
+    found = {(t.db, t.name): t for db in history.databases(ts) for t in history.tables(db.name, ts)}
+    wanted = {(t["db"], t["table"]): t for t in expected["tables"]}
+    assert found.keys() == wanted.keys()
+    assert {t.id for t in found.values()} == history.snapshot(ts).tables.keys()
+    for name, entry in wanted.items():
+        table = found[name]
+        assert (table.id, table.kind) == (entry["table_id"], entry["kind"]), name
+        assert list(table.partition_ids) == entry.get("partition_ids", []), name
+        assert history.find(name[0].upper(), name[1].upper(), ts) is table
+        if table.kind != "table":
+            continue
+        shown = shown_columns(entry["create"])
+        assert [column.name for column in all_columns(table)] == [column for column, _ in shown], name
+        for column, (_, definition) in zip(all_columns(table), shown, strict=True):
+            assert definition.startswith(full_type(column)), (name, column.name, definition, full_type(column))
+        for physical_id in table.physical_ids:
+            assert history.table_at(physical_id, ts) is table
+            assert history.status_at(physical_id, ts) is IdStatus.LIVE
+
+
+def test_the_events_are_those_that_ticdc_gave(history: History) -> None:
+    wanted = [d for d in map(json.loads, lines("ticdc-canal-json-tidb.ndjson.zst")) if d["kind"] == "ddl"]
+    found = history.events(history.start_ts, history.resolved_ts)
+    assert [(e.commit_ts, e.start_ts, e.db, e.table, e.kind, e.sub, e.job_query) for e in found] == [
+        (int(d["commit_ts"]), int(d["start_ts"]), d["db"], d["table"], d["type"], d["sub"], d["job_query"])
+        for d in wanted
+    ]
+    # statements that are written anew, from names alone, read as TiCDC writes them
+    anew = {"rename table", "rename tables", "drop table", "drop view", "drop schema", "truncate table"}
+    assert [e.query for e in found if e.kind in anew] == [d["query"] for d in wanted if d["type"] in anew]
+
+
+def test_the_jobs_taken_in_are_those_that_ticdc_took(history: History, jobs: list[Job]) -> None:
+    done = [json.loads(line) for line in (EXPECTED / "ddl-jobs-done.ndjson").read_text().splitlines()]
+    finished = [job for job in jobs if job.state == 4]
+    assert [(j.id, j.commit_ts, j.start_ts, j.schema_version, j.type, j.query) for j in finished] == [
+        (d["job_id"], int(d["commit_ts"]), int(d["start_ts"]), d["schema_version"], d["type"], d["query"]) for d in done
+    ]
+
+
+def test_types_read_as_ticdc_writes_them(history: History) -> None:
+    for name, text in (("ticdc-canal-json-tidb", base_type), ("ticdc-canal-json-compat", full_type)):
+        seen = 0
+        for line in map(json.loads, lines(f"{name}.ndjson.zst")):
+            if line["kind"] != "row" or "error" in line:
+                continue
+            message = json.loads(line["msg"])
+            table = history.table_at(line["table_id"], int(line["commit_ts"]) - 1)
+            assert table is not None
+            assert (table.db, table.name) == (line["db"], line["table"])
+            wanted = message["mysqlType"]
+            assert {c.name: text(c) for c in table.visible_columns} == wanted
+            assert [c.name for c in table.visible_columns] == list(message["sqlType"])
+            assert message["pkNames"] == [c.name for c in table.visible_columns if c.primary]
+            seen += 1
+        assert seen > 1000
+
+
+def test_rows_that_ticdc_never_emitted_for_want_of_a_table_find_none(history: History) -> None:
+    rows = [json.loads(line) for line in lines("ticdc-not-emitted.ndjson.zst")]
+    found = {
+        row["why"]: history.status_at(row["table_id"], int(row["commit_ts"]) - 1)
+        for row in rows
+        if history.table_at(row["table_id"], int(row["commit_ts"]) - 1) is None
+    }
+    assert set(found.values()) == {IdStatus.NOT_YET}

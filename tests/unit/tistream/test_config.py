@@ -1,0 +1,49 @@
+"""Settings: sources in order of strength, unknown keys refused with a suggestion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tistream import config
+from tistream.errors import ConfigError
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text('[server]\nport = 1\nhost = "127.0.0.1"\n[sorter]\nflush_interval_ms = 50\n', "utf-8")
+    env = {"TISTREAM_SERVER_PORT": "2", "TISTREAM_META_DATA_TASKS": "5", "HOME": "/x"}
+    found = config.load(path, env, {"server.port": 3, "server.host": None})
+    assert (found.server.port, found.meta.data_tasks, found.sorter.flush_interval_ms) == (3, 5, 50)
+    assert config.load(path, env).server.port == 2
+    assert config.load(path).server.port == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "word"),
+    [
+        ({"TISTREAM_SERVER_PROT": "1"}, {}, "TISTREAM_SERVER_PORT"),
+        ({}, {"sorter.flush_interval": 1}, "sorter.flush_interval_ms"),
+        ({}, {"server.port": "many"}, "server.port"),
+        ({}, {"server.port": 70000}, "server.port"),
+        ({}, {"server.host": "0.0.0.0"}, "loopback"),
+    ],
+)
+def test_wrong_settings_name_the_culprit(environ: dict[str, str], flags: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        config.load(None, environ, flags)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text("port = = 1", "utf-8")
+    with pytest.raises(ConfigError, match=r"t\.toml"):
+        config.load(path)
+    with pytest.raises(ConfigError, match="absent"):
+        config.load(tmp_path / "absent.toml")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        config.load().server.port = 5  # type: ignore[misc]

@@ -1,0 +1,219 @@
+"""The committed log: which segments of which files are visible, and the swap that makes them so.
+
+A flush is one transaction. For each task, in order of id (so that two flushes never wait for each other in a circle):
+
+    UPDATE tasks SET upper = :new WHERE task_id = :id AND epoch = :mine AND upper = :seen
+
+comes first and must match one row. The object and the segments are inserted for the matching tasks only; the bytes of
+the others stay in the file, unreferenced. `seen_upper < new_upper`, and every segment's timestamps lie in
+(seen_upper, new_upper].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.objects import ObjectKind, ObjectState, insert_live
+from tistream.catalog.tables import INT_MAX, objects, of_tenant, segments, tasks
+from tistream.catalog.tenants import TaskKind
+from tistream.errors import invariant
+from tistream.ids import Tenant
+
+_TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of an expression
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSegment:
+    """A segment of the file that is being committed."""
+
+    segment_no: int
+    start_key: bytes  #: smallest key
+    end_key: bytes  #: largest key, inclusive
+    table_lo: int  #: smallest table id
+    table_hi: int  #: largest table id, inclusive
+    lo_ts: int  #: smallest commit_ts
+    hi_ts: int  #: largest commit_ts, inclusive
+    rows: int
+    offset: int  #: bytes from the start of the object
+    length: int  #: bytes in the object
+    crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRow(NewSegment):
+    """A visible segment."""
+
+    object_key: str
+    task_id: int
+    kind: TaskKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAdvance:
+    """What a flush wants for one task."""
+
+    task_id: int
+    epoch: int  #: the flushing owner's
+    seen_upper: int  #: the task's upper as its owner knows it
+    new_upper: int
+    segments: tuple[NewSegment, ...] = ()
+
+
+def commit_flush(
+    catalog: Catalog, *, tenant: Tenant, object_key: str | None, object_bytes: int, advances: Sequence[TaskAdvance]
+) -> frozenset[int]:
+    """Make a flush visible. Returns the tasks that advanced; the others were taken away and must be stopped.
+
+    Without an object (`object_key` None) nothing was written and only the uppers move. Fenced when the object's key
+    already has a row: nothing of the flush happened, and what was written under this key is lost.
+    """
+    _check_advances(object_key, advances)
+    with catalog.transaction() as conn:
+        advanced = [a for a in sorted(advances, key=lambda a: a.task_id) if _advance(conn, tenant, a)]
+        kinds = _kinds(conn, [a.task_id for a in advanced if a.segments])
+        if object_key is not None and kinds:
+            insert_live(conn, tenant, object_key, ObjectKind.COMMITTED, object_bytes)
+            rows = [_values(tenant, object_key, kinds, a, s) for a in advanced for s in a.segments]
+            conn.execute(segments.insert(), rows)
+        return frozenset(a.task_id for a in advanced)
+
+
+def uppers(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """task id -> (epoch, upper), to find out what became of a flush whose reply was lost."""
+    wanted = list(task_ids)
+    with catalog.reading() as conn:
+        rows = conn.execute(select(tasks.c.task_id, tasks.c.epoch, tasks.c.upper).where(tasks.c.task_id.in_(wanted)))
+        return {row.task_id: (row.epoch, row.upper) for row in rows}
+
+
+def find_segments(
+    catalog: Catalog,
+    tenant: Tenant,
+    *,
+    after_ts: int,
+    upto_ts: int,
+    kind: str = TaskKind.DATA,
+    table_ids: Collection[int] | None = None,
+    limit: int,
+) -> list[SegmentRow]:
+    """Live segments that may hold changes in (after_ts, upto_ts], by (lo_ts, hi_ts, object_key, segment_no).
+
+    `table_ids` narrows to segments whose interval of table ids contains one of them, as far as that is cheap: a reader
+    still looks at the rows. With `limit` segments returned, later ones may begin at the last one's `lo_ts`.
+    """
+    if table_ids is not None and not table_ids:
+        return []
+    where = [
+        of_tenant(segments, tenant),
+        segments.c.kind == kind,
+        segments.c.hi_ts > min(after_ts, INT_MAX),
+        segments.c.lo_ts <= min(upto_ts, INT_MAX),
+        objects.c.state == ObjectState.LIVE,
+    ]
+    if table_ids is not None:
+        where.append(_touches(table_ids))
+    query = (
+        select(segments)
+        .join(objects, objects.c.object_key == segments.c.object_key)
+        .where(*where)
+        .order_by(segments.c.lo_ts, segments.c.hi_ts, segments.c.object_key, segments.c.segment_no)
+        .limit(limit)
+    )
+    with catalog.reading() as conn:
+        return [_segment_row(row) for row in conn.execute(query)]
+
+
+def _check_advances(object_key: str | None, advances: Sequence[TaskAdvance]) -> None:
+    invariant(len({a.task_id for a in advances}) == len(advances), "a flush names each task once")
+    for a in advances:
+        invariant(
+            a.seen_upper < a.new_upper,
+            "upper only rises",
+            task_id=a.task_id,
+            seen_upper=a.seen_upper,
+            new_upper=a.new_upper,
+        )
+        invariant(object_key is not None or not a.segments, "segments lie in an object", task_id=a.task_id)
+        for s in a.segments:
+            invariant(
+                a.seen_upper < s.lo_ts <= s.hi_ts <= a.new_upper,
+                "a segment lies between the old and the new upper",
+                task_id=a.task_id,
+                segment=s.segment_no,
+                lo_ts=s.lo_ts,
+                hi_ts=s.hi_ts,
+            )
+
+
+def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
+    changed = conn.execute(
+        tasks.update()
+        .where(
+            tasks.c.task_id == a.task_id,
+            of_tenant(tasks, tenant),
+            tasks.c.epoch == a.epoch,
+            tasks.c.upper == a.seen_upper,
+        )
+        .values(upper=a.new_upper)
+    )
+    return changed.rowcount == 1
+
+
+def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:
+    if not task_ids:
+        return {}
+    rows = conn.execute(select(tasks.c.task_id, tasks.c.kind).where(tasks.c.task_id.in_(task_ids)))
+    return {row.task_id: row.kind for row in rows}
+
+
+def _values(tenant: Tenant, object_key: str, kinds: dict[int, str], a: TaskAdvance, s: NewSegment) -> dict[str, Any]:
+    return {
+        "object_key": object_key,
+        "segment_no": s.segment_no,
+        "cluster_id": tenant.cluster_id,
+        "tenant_id": tenant.tenant_id,
+        "kind": kinds[a.task_id],
+        "task_id": a.task_id,
+        "start_key": s.start_key,
+        "end_key": s.end_key,
+        "table_lo": s.table_lo,
+        "table_hi": s.table_hi,
+        "lo_ts": s.lo_ts,
+        "hi_ts": s.hi_ts,
+        "row_count": s.rows,
+        "byte_offset": s.offset,
+        "byte_length": s.length,
+        "crc": s.crc,
+    }
+
+
+def _touches(table_ids: Collection[int]) -> ColumnElement[bool]:
+    lo, hi = segments.c.table_lo, segments.c.table_hi
+    if len(table_ids) > _TABLE_IDS_MAX:
+        return and_(lo <= max(table_ids), hi >= min(table_ids))
+    return or_(*(and_(lo <= table_id, hi >= table_id) for table_id in sorted(table_ids)))
+
+
+def _segment_row(row: Any) -> SegmentRow:
+    return SegmentRow(
+        segment_no=row.segment_no,
+        start_key=row.start_key,
+        end_key=row.end_key,
+        table_lo=row.table_lo,
+        table_hi=row.table_hi,
+        lo_ts=row.lo_ts,
+        hi_ts=row.hi_ts,
+        rows=row.row_count,
+        offset=row.byte_offset,
+        length=row.byte_length,
+        crc=row.crc,
+        object_key=row.object_key,
+        task_id=row.task_id,
+        kind=TaskKind(row.kind),
+    )

@@ -1,0 +1,113 @@
+"""Published objects: what exists as far as anybody may read.
+
+    live -> superseded -> dead        an object is replaced, then collected
+            (nothing) -> dead         an orphan is tombstoned first, then deleted
+
+Every key has at most one row, for ever once it is dead: a writer that comes late with a key that was tombstoned meets
+the primary key and is fenced. Rows are inserted inside the transactions of other modules, never alone.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sqlalchemy import Connection, exc, func, select
+
+from tistream.catalog.engine import Catalog, is_duplicate
+from tistream.catalog.tables import ensure_row, now_ms, objects, of_tenant
+from tistream.errors import Fenced
+from tistream.ids import Tenant
+
+
+class ObjectKind(StrEnum):
+    """What an object is."""
+
+    COMMITTED = "committed"
+    SNAPSHOT = "snapshot"
+    SCHEMAS = "schemas"
+    UNKNOWN = "unknown"  #: a tombstone of something that never had a row
+
+
+class ObjectState(StrEnum):
+    """How much of an object's life is over."""
+
+    LIVE = "live"
+    SUPERSEDED = "superseded"
+    DEAD = "dead"
+
+
+def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:
+    """Publish an object. Fenced when its key has a row already: it was tombstoned, or is somebody else's."""
+    row = objects.insert().values(
+        object_key=object_key,
+        cluster_id=tenant.cluster_id,
+        tenant_id=tenant.tenant_id,
+        kind=kind,
+        state=ObjectState.LIVE,
+        bytes=object_bytes,
+        changed_ms=now_ms(),
+    )
+    try:
+        conn.execute(row)
+    except exc.IntegrityError as e:
+        if not is_duplicate(e):
+            raise
+        raise Fenced("this object already has a catalog row", object_key=object_key) from e
+
+
+def supersede(conn: Connection, object_key: str) -> None:
+    """Mark a live object as replaced; it may be collected after its grace period."""
+    conn.execute(
+        objects.update()
+        .where(objects.c.object_key == object_key, objects.c.state == ObjectState.LIVE)
+        .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms())
+    )
+
+
+def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
+    """Say that the object will be deleted, before it is. False when it is live: then it must stay."""
+    with catalog.transaction() as conn:
+        ensure_row(
+            conn,
+            objects,
+            object_key=object_key,
+            cluster_id=tenant.cluster_id,
+            tenant_id=tenant.tenant_id,
+            kind=ObjectKind.UNKNOWN,
+            state=ObjectState.DEAD,
+            bytes=0,
+            changed_ms=now_ms(),
+        )
+        buried = conn.execute(
+            objects.update()
+            .where(objects.c.object_key == object_key, objects.c.state != ObjectState.LIVE)
+            .values(state=ObjectState.DEAD, changed_ms=now_ms())
+        )
+        return buried.rowcount == 1
+
+
+def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
+    """Keys that were replaced at least `grace_ms` ago by the database's clock; `tombstone` each, then delete it."""
+    with catalog.reading() as conn:
+        found = conn.execute(
+            select(objects.c.object_key)
+            .where(
+                of_tenant(objects, tenant),
+                objects.c.state == ObjectState.SUPERSEDED,
+                objects.c.changed_ms + grace_ms <= now_ms(),
+            )
+            .order_by(objects.c.changed_ms, objects.c.object_key)
+            .limit(limit)
+        )
+        return list(found.scalars())
+
+
+def stored_bytes(catalog: Catalog, tenant: Tenant) -> dict[tuple[str, str], tuple[int, int]]:
+    """(kind, state) -> (number of objects, bytes), for the status page."""
+    with catalog.reading() as conn:
+        rows = conn.execute(
+            select(objects.c.kind, objects.c.state, func.count(), func.sum(objects.c.bytes))
+            .where(of_tenant(objects, tenant))
+            .group_by(objects.c.kind, objects.c.state)
+        )
+        return {(kind, state): (int(count), int(total)) for kind, state, count, total in rows}

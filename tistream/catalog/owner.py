@@ -1,0 +1,68 @@
+"""Who runs assignment: one row, one owner, one epoch.
+
+The row is there from the first migration, so taking it is always a guarded update and never an insert. The lease
+(database time) says when somebody else may take over; the epoch, tested by every assignment, says who is right.
+
+`me` must name one life of a process: whoever calls itself the present owner is taken to be it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import or_, select
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tables import now_ms
+from tistream.catalog.tables import owner as owner_table
+from tistream.errors import Fenced, invariant
+from tistream.limits import LEASE_MS
+
+_ROW = owner_table.c.id == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerRow:
+    """The last owner that was elected, alive or not."""
+
+    owner: str
+    epoch: int
+    heartbeat_age_ms: int  #: by the database's clock
+
+
+def acquire_owner(catalog: Catalog, me: str) -> int | None:
+    """Become the owner, or stay it. Returns the epoch: unchanged when the row still names me, one more when the last
+    owner has been silent for longer than LEASE_MS. None when somebody else owns it."""
+    invariant(bool(me), "an owner has a name")
+    t = owner_table.c
+    with catalog.transaction() as conn:
+        stayed = conn.execute(owner_table.update().where(_ROW, t.owner == me).values(heartbeat_ms=now_ms()))
+        if stayed.rowcount == 0:
+            taken = conn.execute(
+                owner_table.update()
+                .where(_ROW, or_(t.epoch == 0, t.heartbeat_ms + LEASE_MS < now_ms()))
+                .values(owner=me, epoch=t.epoch + 1, heartbeat_ms=now_ms())
+            )
+            if taken.rowcount == 0:
+                return None
+        return int(conn.execute(select(t.epoch).where(_ROW)).scalar_one())
+
+
+def renew_owner(catalog: Catalog, me: str, epoch: int) -> None:
+    """Say that I still run assignment. Fenced when somebody else was elected."""
+    t = owner_table.c
+    with catalog.transaction() as conn:
+        renewed = conn.execute(
+            owner_table.update().where(_ROW, t.owner == me, t.epoch == epoch).values(heartbeat_ms=now_ms())
+        )
+        if renewed.rowcount != 1:
+            raise Fenced("somebody else runs assignment now", owner=me, epoch=epoch)
+
+
+def get_owner(catalog: Catalog) -> OwnerRow | None:
+    """The last owner that was elected; None when there was none yet."""
+    with catalog.reading() as conn:
+        row = conn.execute(select(owner_table, now_ms().label("now_ms")).where(_ROW)).one()
+    if row.epoch == 0:
+        return None
+    return OwnerRow(owner=row.owner, epoch=row.epoch, heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms))

@@ -1,0 +1,45 @@
+"""Saved schema histories: which object holds the history up to which timestamp."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.objects import ObjectKind, insert_live
+from tistream.catalog.tables import INT_MAX, of_tenant, schema_versions
+from tistream.errors import Fenced
+from tistream.ids import Tenant
+
+
+def add_schema_version(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_bytes: int) -> None:
+    """Publish the history up to `ts`. Adding the same one again changes nothing; Fenced when another object stands for
+    this `ts`, or the object was tombstoned."""
+    v = schema_versions.c
+    with catalog.transaction() as conn:
+        known = conn.execute(select(v.object_key).where(of_tenant(schema_versions, tenant), v.ts == ts)).scalar()
+        if known == object_key:
+            return
+        if known is not None:
+            raise Fenced("another object holds this schema version", object_key=object_key, known=known, ts=ts)
+        insert_live(conn, tenant, object_key, ObjectKind.SCHEMAS, object_bytes)
+        conn.execute(
+            schema_versions.insert().values(
+                cluster_id=tenant.cluster_id, tenant_id=tenant.tenant_id, ts=ts, object_key=object_key
+            )
+        )
+
+
+def latest_schema_version(catalog: Catalog, tenant: Tenant, at_or_below: int | None = None) -> tuple[int, str] | None:
+    """(ts, object key) of the newest history, or of the newest at or below a timestamp; None when there is none."""
+    v = schema_versions.c
+    query = (
+        select(v.ts, v.object_key)
+        .where(
+            of_tenant(schema_versions, tenant), v.ts <= min(INT_MAX if at_or_below is None else at_or_below, INT_MAX)
+        )
+        .order_by(v.ts.desc())
+        .limit(1)
+    )
+    with catalog.reading() as conn:
+        row = conn.execute(query).one_or_none()
+    return None if row is None else (row.ts, row.object_key)

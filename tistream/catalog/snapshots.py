@@ -1,0 +1,127 @@
+"""Snapshots of tasks, and what follows from them: which batch files nobody needs any more.
+
+The snapshot pointer and the positions switch together or not at all: state = snapshot + replay from its positions. For
+each (store, incarnation) of a task `seq` never falls, `closed` is final, and a position once there stays.
+
+`durable_floor` reads these positions and nothing else. What a sorter says it has received does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, and_, case, func, select
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.objects import ObjectKind, insert_live, supersede
+from tistream.catalog.tables import INT_MAX, incarnations, of_tenant, tasks, tenant_of
+from tistream.catalog.tables import positions as positions_table
+from tistream.errors import invariant
+from tistream.ids import Position, Tenant
+
+Positions = Mapping[int, Mapping[int, Position]]
+
+ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task holds as closed: all of its files may go
+
+
+def positions(catalog: Catalog, task_id: int) -> dict[int, dict[int, Position]]:
+    """store id -> incarnation -> what the task's durable snapshot has consumed."""
+    with catalog.reading() as conn:
+        return _positions(conn, task_id)
+
+
+def switch_snapshot(
+    catalog: Catalog,
+    task_id: int,
+    *,
+    epoch: int,
+    snapshot_key: str,
+    snapshot_n: int,
+    object_bytes: int,
+    positions: Positions,
+) -> bool:
+    """Make a new snapshot the task's state. False when the epoch is stale or a snapshot at or above `snapshot_n` is
+    there. Fenced when the object's key already has a row. `positions` are all of the task's, not only what moved."""
+    with catalog.transaction() as conn:
+        before = conn.execute(
+            select(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.snapshot_key)
+            .where(tasks.c.task_id == task_id, tasks.c.epoch == epoch, tasks.c.snapshot_n < snapshot_n)
+            .with_for_update()
+        ).one_or_none()
+        if before is None:
+            return False
+        conn.execute(
+            tasks.update().where(tasks.c.task_id == task_id).values(snapshot_key=snapshot_key, snapshot_n=snapshot_n)
+        )
+        _check_positions(task_id, _positions(conn, task_id), positions)
+        conn.execute(positions_table.delete().where(positions_table.c.task_id == task_id))
+        rows = [
+            {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
+            for store_id, of_store in positions.items()
+            for incarnation, p in of_store.items()
+        ]
+        if rows:
+            conn.execute(positions_table.insert(), rows)
+        insert_live(conn, tenant_of(before), snapshot_key, ObjectKind.SNAPSHOT, object_bytes)
+        if before.snapshot_key is not None:
+            supersede(conn, before.snapshot_key)
+        return True
+
+
+def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
+    """For every incarnation issued: the seq up to which every task of the tenant has durably consumed it.
+
+    A task without a position counts as 0, a position that is closed as everything. ALL_CONSUMED when all are closed, 0
+    when the tenant has no tasks yet: its files wait. One statement, so a task that appears meanwhile is in it or finds
+    nothing reclaimed beyond its inherited positions.
+    """
+    p = positions_table.c
+    consumed = case((p.closed, ALL_CONSUMED), else_=func.coalesce(p.seq, 0))
+    joined = incarnations.outerjoin(
+        tasks, and_(tasks.c.cluster_id == incarnations.c.cluster_id, tasks.c.tenant_id == incarnations.c.tenant_id)
+    ).outerjoin(
+        positions_table,
+        and_(
+            p.task_id == tasks.c.task_id,
+            p.store_id == incarnations.c.store_id,
+            p.incarnation == incarnations.c.incarnation,
+        ),
+    )
+    query = (
+        select(incarnations.c.incarnation, func.min(consumed))
+        .select_from(joined)
+        .where(of_tenant(incarnations, tenant), incarnations.c.store_id == store_id)
+        .group_by(incarnations.c.incarnation)
+        .order_by(incarnations.c.incarnation)
+    )
+    with catalog.reading() as conn:
+        return {incarnation: int(floor) for incarnation, floor in conn.execute(query)}
+
+
+def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:
+    p = positions_table.c
+    rows = conn.execute(
+        select(p.store_id, p.incarnation, p.seq, p.closed)
+        .where(p.task_id == task_id)
+        .order_by(p.store_id, p.incarnation)
+    )
+    found: dict[int, dict[int, Position]] = {}
+    for store_id, incarnation, seq, closed in rows:
+        found.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=closed)
+    return found
+
+
+def _check_positions(task_id: int, old: Positions, new: Positions) -> None:
+    for store_id, of_store in old.items():
+        for incarnation, was in of_store.items():
+            now = new.get(store_id, {}).get(incarnation)
+            kept = now is not None and (now == was if was.closed else now.seq >= was.seq)
+            invariant(
+                kept,
+                "a position never falls",
+                task_id=task_id,
+                store_id=store_id,
+                incarnation=incarnation,
+                was=was,
+                now=now,
+            )

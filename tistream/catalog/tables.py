@@ -1,0 +1,254 @@
+"""The tables as SQLAlchemy Core metadata, and the few SQL expressions that differ between databases.
+
+The metadata is what the queries are written with; the migrations are what makes the tables. A test compares the two.
+
+- Byte keys are VARBINARY: compared as bytes, by SQLite too, and never part of a primary key.
+- Ids and timestamps are unsigned 64-bit numbers that stay below 2**63 (SQLite has no more), never AUTO_INCREMENT,
+  because zero is a legal id. Table ids are signed: a segment without a table may say so with a negative number.
+- Names that are compared are ASCII with a binary collation: "Sorter-1" and "sorter-1" are two workers.
+- Ages are computed from `now_ms()`, the database's own clock; no worker's clock is ever stored or compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    and_,
+    select,
+)
+from sqlalchemy import Text as SqlText
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
+
+from tistream.ids import Tenant
+
+INT_MAX = (1 << 63) - 1  #: the largest number that every supported database can hold
+KEY_BYTES_MAX = 9216  #: TiKV refuses keys above 8 KiB
+
+_MYSQL = ("mysql", "mariadb")
+UInt = BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
+KeyBytes = LargeBinary(KEY_BYTES_MAX).with_variant(mysql.VARBINARY(KEY_BYTES_MAX), *_MYSQL)
+
+
+def _name(length: int) -> String:
+    return String(length).with_variant(mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), *_MYSQL)
+
+
+Word = _name(32)
+WorkerName = _name(128)
+ObjectName = _name(512)
+
+metadata = MetaData()
+
+
+def _id(name: str, **kwargs: Any) -> Column[int]:
+    return Column(name, UInt, primary_key=True, autoincrement=False, **kwargs)
+
+
+def _uint(name: str) -> Column[int]:
+    return Column(name, UInt, nullable=False)
+
+
+def _key(name: str) -> Column[bytes]:
+    return Column(name, KeyBytes, nullable=False)
+
+
+tenants = Table(
+    "tenants",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    Column("state", Word, nullable=False),
+    Column("reason", SqlText, nullable=False),
+    _uint("start_ts"),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("created_ms"),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    _id("task_id"),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    Column("kind", Word, nullable=False),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("start_ts"),
+    _uint("upper"),
+    _uint("epoch"),
+    Column("owner", WorkerName),
+    Column("snapshot_key", ObjectName),
+    _uint("snapshot_n"),
+    _uint("reopen_id"),
+    Column("error", SqlText),
+    Index("tasks_of_tenant", "cluster_id", "tenant_id"),
+    Index("tasks_of_owner", "owner"),
+)
+
+positions = Table(
+    "positions",
+    metadata,
+    _id("task_id"),
+    _id("store_id"),
+    _id("incarnation"),
+    _uint("seq"),
+    Column("closed", Boolean, nullable=False),
+)
+
+stores = Table(
+    "stores",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("store_id"),
+    _uint("incarnation"),
+    _uint("max_cut_ts"),
+    Column("dispatcher", WorkerName),
+    _uint("dispatcher_epoch"),
+    Index("stores_of_dispatcher", "dispatcher"),
+)
+
+incarnations = Table(
+    "incarnations",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("store_id"),
+    _id("incarnation"),
+    _uint("reclaimed_seq"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", WorkerName, primary_key=True),
+    Column("kind", Word, nullable=False),
+    Column("address", String(255), nullable=False),
+    _uint("incarnation"),
+    Column("state", Word, nullable=False),
+    _uint("heartbeat_ms"),
+)
+
+owner = Table(
+    "owner",
+    metadata,
+    _id("id"),
+    Column("owner", WorkerName, nullable=False),
+    _uint("epoch"),
+    _uint("heartbeat_ms"),
+)
+
+objects = Table(
+    "objects",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    Column("kind", Word, nullable=False),
+    Column("state", Word, nullable=False),
+    _uint("bytes"),
+    _uint("changed_ms"),
+    Index("objects_of_tenant", "cluster_id", "tenant_id", "state", "kind"),
+)
+
+segments = Table(
+    "segments",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    Column("segment_no", Integer, primary_key=True, autoincrement=False),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    Column("kind", Word, nullable=False),
+    _uint("task_id"),
+    _key("start_key"),
+    _key("end_key"),
+    Column("table_lo", BigInteger, nullable=False),
+    Column("table_hi", BigInteger, nullable=False),
+    _uint("lo_ts"),
+    _uint("hi_ts"),
+    _uint("row_count"),
+    _uint("byte_offset"),
+    _uint("byte_length"),
+    _uint("crc"),
+    Index("segments_by_hi_ts", "cluster_id", "tenant_id", "kind", "hi_ts"),
+    Index("segments_by_lo_ts", "cluster_id", "tenant_id", "kind", "lo_ts"),
+)
+
+schema_versions = Table(
+    "schema_versions",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("ts"),
+    Column("object_key", ObjectName, nullable=False),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", Word, primary_key=True),
+    _uint("value"),
+)
+
+
+class now_ms(FunctionElement[int]):
+    """Unix milliseconds by the database's clock, as an expression."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "sqlite")
+def _now_ms_sqlite(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+
+
+@compiles(now_ms, "mysql")
+@compiles(now_ms, "mariadb")
+def _now_ms_mysql(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
+
+
+def of_tenant(table: Table, tenant: Tenant) -> ColumnElement[bool]:
+    """The rows of one tenant."""
+    return and_(table.c.cluster_id == tenant.cluster_id, table.c.tenant_id == tenant.tenant_id)
+
+
+def tenant_of(row: Any) -> Tenant:
+    """The tenant that a row names."""
+    return Tenant(row.cluster_id, row.tenant_id)
+
+
+def ensure_row(conn: Connection, table: Table, **values: Any) -> None:
+    """Insert a row unless one with its primary key is there. Callers racing for one key wait for each other.
+
+    MySQL's plain INSERT leaves a shared lock on a duplicate, so that two callers who go on to update the row deadlock;
+    ON DUPLICATE KEY UPDATE takes the exclusive lock at once.
+    """
+    if conn.dialect.name == "sqlite":
+        conn.execute(sqlite.insert(table).values(**values).on_conflict_do_nothing())
+    else:
+        same = {column.name: table.c[column.name] for column in table.primary_key}
+        conn.execute(mysql.insert(table).values(**values).on_duplicate_key_update(**same))
+
+
+def next_numbers(conn: Connection, name: str, count: int) -> range:
+    """`count` numbers that nobody else gets, from 1, never used again. The row lock makes concurrent callers wait."""
+    conn.execute(counters.update().where(counters.c.name == name).values(value=counters.c.value + count))
+    last = conn.execute(select(counters.c.value).where(counters.c.name == name)).scalar_one()
+    return range(last - count + 1, last + 1)

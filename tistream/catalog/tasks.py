@@ -1,0 +1,176 @@
+"""Tasks: continuous key ranges of a tenant, the unit of ownership and of progress.
+
+- `upper` never falls; only the owner with the newest `epoch` moves it (see `committed`).
+- `epoch` rises by one with each assignment, also with "to nobody". It says who is right; leases only say when to
+  take over.
+- An assignment counts only while its author is still the elected owner: both epochs are tested in one transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, case, func, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tables import of_tenant, owner, tasks, tenant_of
+from tistream.catalog.tenants import TaskKind
+from tistream.errors import NotFound
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+
+_ERROR_CHARS_MAX = 8000  # a TEXT column holds 64 KiB of UTF-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """A task as the catalog has it."""
+
+    task_id: int
+    tenant: Tenant
+    kind: TaskKind
+    range: KeyRange
+    start_ts: int  #: the task's log is complete above this
+    upper: int  #: everything at or below it is in the committed log
+    epoch: int  #: rises with each assignment
+    owner: str | None  #: worker id
+    snapshot_key: str | None
+    snapshot_n: int  #: number of the newest snapshot; 0 = none yet
+    reopen_id: int  #: a pusher that sees a new one opens new tenures in the range
+    error: str | None  #: why the task is stopped; None while it runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierRow:
+    """How far one range is."""
+
+    range: KeyRange
+    upper: int
+    reopen_id: int
+
+
+def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
+    """The tasks of a tenant, or of all, ordered by id."""
+    return _read(catalog, None if tenant is None else of_tenant(tasks, tenant))
+
+
+def tasks_owned_by(catalog: Catalog, worker_id: str) -> list[TaskRow]:
+    """The tasks that are assigned to this worker, ordered by id."""
+    return _read(catalog, tasks.c.owner == worker_id)
+
+
+def get_task(catalog: Catalog, task_id: int) -> TaskRow:
+    """The task's row. NotFound when there is none."""
+    found = _read(catalog, tasks.c.task_id == task_id)
+    if not found:
+        raise NotFound(f"there is no task {task_id}", task_id=task_id)
+    return found[0]
+
+
+def holds_ownership(conn: Connection, owner_epoch: int) -> bool:
+    """Whether the election with this epoch is still in force, and keep it so until the transaction ends."""
+    held = conn.execute(select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)).scalar()
+    return held == owner_epoch
+
+
+def assign_task(
+    catalog: Catalog, task_id: int, *, worker_id: str | None, seen_epoch: int, owner_epoch: int
+) -> int | None:
+    """Give the task to a worker, or to nobody. Returns its new epoch; None when the caller lost: the task was assigned
+    by somebody else since `seen_epoch`, or `owner_epoch` is not the elected owner's any more."""
+    with catalog.transaction() as conn:
+        if not holds_ownership(conn, owner_epoch):
+            return None
+        changed = conn.execute(
+            tasks.update()
+            .where(tasks.c.task_id == task_id, tasks.c.epoch == seen_epoch)
+            .values(owner=worker_id, epoch=seen_epoch + 1)
+        )
+        return seen_epoch + 1 if changed.rowcount == 1 else None
+
+
+def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool:
+    """Record why the task cannot go on; it keeps its owner, progress and files. False when the epoch is stale."""
+    return _update(catalog, task_id, epoch, error=error[:_ERROR_CHARS_MAX])
+
+
+def clear_task_error(catalog: Catalog, task_id: int) -> None:
+    """Let a stopped task try again: the decision of a person."""
+    with catalog.transaction() as conn:
+        conn.execute(tasks.update().where(tasks.c.task_id == task_id).values(error=None))
+
+
+def raise_reopen(catalog: Catalog, task_id: int, *, epoch: int) -> bool:
+    """Ask the pushers for new tenures in the task's range. False when the epoch is stale."""
+    return _update(catalog, task_id, epoch, reopen_id=tasks.c.reopen_id + 1)
+
+
+def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
+    """How far each range of the tenant is, over all its tasks, in key order; empty before activation."""
+    with catalog.reading() as conn:
+        rows = conn.execute(
+            select(tasks.c.start_key, tasks.c.end_key, tasks.c.upper, tasks.c.reopen_id)
+            .where(of_tenant(tasks, tenant))
+            .order_by(tasks.c.start_key, tasks.c.task_id)
+        )
+        return [
+            FrontierRow(range=KeyRange(row.start_key, row.end_key), upper=row.upper, reopen_id=row.reopen_id)
+            for row in rows
+        ]
+
+
+def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:  # noqa: A002
+    """What may be served of a key range: the lowest `upper` of the data tasks that intersect it and of all DDL tasks.
+
+    0 when no data task intersects the range, hence before activation. It never falls: no `upper` does, and a paused
+    tenant keeps its tasks.
+    """
+    wanted = range or KeyRange()
+    is_data = tasks.c.kind == TaskKind.DATA
+    with catalog.reading() as conn:
+        lowest, data_tasks = conn.execute(
+            select(func.min(tasks.c.upper), func.count(case((is_data, 1)))).where(
+                of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))
+            )
+        ).one()
+    return int(lowest) if data_tasks else 0
+
+
+def _intersects(wanted: KeyRange) -> ColumnElement[bool]:
+    above = or_(tasks.c.end_key == b"", tasks.c.end_key > wanted.start)
+    return and_(above, tasks.c.start_key < wanted.end) if wanted.end else above
+
+
+def _update(catalog: Catalog, task_id: int, epoch: int, **values: Any) -> bool:
+    with catalog.transaction() as conn:
+        changed = conn.execute(
+            tasks.update().where(tasks.c.task_id == task_id, tasks.c.epoch == epoch).values(**values)
+        )
+        return changed.rowcount == 1
+
+
+def _read(catalog: Catalog, where: ColumnElement[bool] | None) -> list[TaskRow]:
+    query = select(tasks).order_by(tasks.c.task_id)
+    if where is not None:
+        query = query.where(where)
+    with catalog.reading() as conn:
+        return [_task_row(row) for row in conn.execute(query)]
+
+
+def _task_row(row: Any) -> TaskRow:
+    return TaskRow(
+        task_id=row.task_id,
+        tenant=tenant_of(row),
+        kind=TaskKind(row.kind),
+        range=KeyRange(row.start_key, row.end_key),
+        start_ts=row.start_ts,
+        upper=row.upper,
+        epoch=row.epoch,
+        owner=row.owner,
+        snapshot_key=row.snapshot_key,
+        snapshot_n=row.snapshot_n,
+        reopen_id=row.reopen_id,
+        error=row.error,
+    )

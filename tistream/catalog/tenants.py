@@ -1,0 +1,156 @@
+"""Tenants: who may push, and since when their log is complete.
+
+    AWAITING_SNAPSHOT --activate_tenant--> ACTIVE <--change_state--> PAUSED, DELETING
+
+A tenant that awaits its schema snapshot has no tasks, hence no frontier and no watermark; its batch files wait.
+Activation happens once: `start_ts`, the state and all tasks appear together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import select
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tables import INT_MAX, ensure_row, next_numbers, now_ms, of_tenant, tasks, tenant_of, tenants
+from tistream.errors import InvalidInput, NotFound
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+
+
+class TenantState(StrEnum):
+    """What is being done for a tenant."""
+
+    AWAITING_SNAPSHOT = "awaiting_snapshot"
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DELETING = "deleting"
+
+
+class TaskKind(StrEnum):
+    """What a task's range holds."""
+
+    DATA = "data"
+    DDL = "ddl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRow:
+    """A registered tenant."""
+
+    tenant: Tenant
+    state: TenantState
+    start_ts: int  #: the log is complete above this; 0 while awaiting the snapshot
+    range: KeyRange
+    created_ms: int  #: Unix milliseconds by the database's clock
+    reason: str  #: why it is in this state; empty when nothing needs saying
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTask:
+    """A task to be created."""
+
+    kind: str  #: a TaskKind
+    range: KeyRange
+
+
+def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyRange()) -> TenantRow:  # noqa: B008
+    """Make the tenant known. Registering again changes nothing and returns the row that is there."""
+    for name, value in (("cluster_id", tenant.cluster_id), ("tenant_id", tenant.tenant_id)):
+        if not 0 <= value <= INT_MAX:
+            raise InvalidInput(f"{name} must lie in 0..2**63-1", value=value)
+    with catalog.transaction() as conn:
+        ensure_row(
+            conn,
+            tenants,
+            cluster_id=tenant.cluster_id,
+            tenant_id=tenant.tenant_id,
+            state=TenantState.AWAITING_SNAPSHOT,
+            reason="",
+            start_ts=0,
+            start_key=key_range.start,
+            end_key=key_range.end,
+            created_ms=now_ms(),
+        )
+        return _tenant_row(conn.execute(select(tenants).where(of_tenant(tenants, tenant))).one())
+
+
+def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
+    """The tenant's row; NotFound says how to register."""
+    with catalog.reading() as conn:
+        row = conn.execute(select(tenants).where(of_tenant(tenants, tenant))).one_or_none()
+    if row is None:
+        raise NotFound(
+            f"tenant {tenant} is not registered; register it with "
+            f"PUT /v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}",
+            cluster_id=tenant.cluster_id,
+            tenant_id=tenant.tenant_id,
+        )
+    return _tenant_row(row)
+
+
+def list_tenants(catalog: Catalog, state: TenantState | None = None) -> list[TenantRow]:
+    """All tenants, or those in one state, ordered by id."""
+    query = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
+    if state is not None:
+        query = query.where(tenants.c.state == state)
+    with catalog.reading() as conn:
+        return [_tenant_row(row) for row in conn.execute(query)]
+
+
+def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
+    """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot (any more)."""
+    with catalog.transaction() as conn:
+        switched = conn.execute(
+            tenants.update()
+            .where(of_tenant(tenants, tenant), tenants.c.state == TenantState.AWAITING_SNAPSHOT)
+            .values(state=TenantState.ACTIVE, start_ts=start_ts, reason="")
+        )
+        if switched.rowcount != 1:
+            return False
+        task_ids = next_numbers(conn, "task", len(new_tasks))
+        rows = [
+            {
+                "task_id": task_id,
+                "cluster_id": tenant.cluster_id,
+                "tenant_id": tenant.tenant_id,
+                "kind": TaskKind(task.kind),
+                "start_key": task.range.start,
+                "end_key": task.range.end,
+                "start_ts": start_ts,
+                "upper": start_ts,
+                "epoch": 0,
+                "snapshot_n": 0,
+                "reopen_id": 0,
+            }
+            for task_id, task in zip(task_ids, new_tasks, strict=True)
+        ]
+        if rows:
+            conn.execute(tasks.insert(), rows)
+        return True
+
+
+def change_state(catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str) -> bool:
+    """Move a tenant from the state the caller saw to another; False when it was no longer in that state."""
+    if TenantState.AWAITING_SNAPSHOT in (seen, to) and to is not TenantState.DELETING:
+        raise InvalidInput("a tenant leaves awaiting_snapshot by activation or deletion only, and never returns to it")
+    with catalog.transaction() as conn:
+        moved = conn.execute(
+            tenants.update().where(of_tenant(tenants, tenant), tenants.c.state == seen).values(state=to, reason=reason)
+        )
+        return moved.rowcount == 1
+
+
+def _tenant_row(row: Any) -> TenantRow:
+    return TenantRow(
+        tenant=tenant_of(row),
+        state=TenantState(row.state),
+        start_ts=row.start_ts,
+        range=KeyRange(row.start_key, row.end_key),
+        created_ms=row.created_ms,
+        reason=row.reason,
+    )

@@ -1,0 +1,137 @@
+"""Processes: where they are, and when the database last heard of them.
+
+    up -> draining -> gone;  registering again makes it up, under a new incarnation
+
+A worker id names a place, an incarnation one life in it. A heartbeat of an older life, or of one that was declared
+gone, is refused: its process must drop what it holds and stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import select
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tables import ensure_row, now_ms, workers
+from tistream.errors import Fenced
+
+
+class WorkerKind(StrEnum):
+    """What a process does."""
+
+    DISPATCHER = "dispatcher"
+    SORTER = "sorter"
+    API = "api"
+    META = "meta"
+
+
+class WorkerState(StrEnum):
+    """Whether a process may be given work."""
+
+    UP = "up"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """A process as the catalog has it."""
+
+    worker_id: str
+    kind: WorkerKind
+    address: str
+    incarnation: int
+    state: WorkerState
+    heartbeat_age_ms: int  #: by the database's clock
+
+
+def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -> int:
+    """Start a life under this id. Returns its incarnation, which is larger than any before."""
+    kind = WorkerKind(kind)
+    with catalog.transaction() as conn:
+        ensure_row(
+            conn,
+            workers,
+            worker_id=worker_id,
+            kind=kind,
+            address=address,
+            incarnation=0,
+            state=WorkerState.UP,
+            heartbeat_ms=0,
+        )
+        mine = workers.c.worker_id == worker_id
+        conn.execute(
+            workers.update()
+            .where(mine)
+            .values(
+                kind=kind,
+                address=address,
+                incarnation=workers.c.incarnation + 1,
+                state=WorkerState.UP,
+                heartbeat_ms=now_ms(),
+            )
+        )
+        return int(conn.execute(select(workers.c.incarnation).where(mine)).scalar_one())
+
+
+def heartbeat(catalog: Catalog, worker_id: str, incarnation: int) -> None:
+    """Say that this life goes on. Fenced when a newer one has registered or this one was declared gone."""
+    with catalog.transaction() as conn:
+        beat = conn.execute(
+            workers.update()
+            .where(
+                workers.c.worker_id == worker_id,
+                workers.c.incarnation == incarnation,
+                workers.c.state != WorkerState.GONE,
+            )
+            .values(heartbeat_ms=now_ms())
+        )
+        if beat.rowcount != 1:
+            raise Fenced("this worker was replaced or declared gone", worker_id=worker_id, incarnation=incarnation)
+
+
+def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
+    """All workers, or those of one kind, ordered by id."""
+    query = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
+    if kind is not None:
+        query = query.where(workers.c.kind == kind)
+    with catalog.reading() as conn:
+        return [
+            WorkerRow(
+                worker_id=row.worker_id,
+                kind=WorkerKind(row.kind),
+                address=row.address,
+                incarnation=row.incarnation,
+                state=WorkerState(row.state),
+                heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms),
+            )
+            for row in conn.execute(query)
+        ]
+
+
+def drain_worker(catalog: Catalog, worker_id: str, incarnation: int) -> bool:
+    """Give this life no more work. False when it is not up."""
+    with catalog.transaction() as conn:
+        changed = conn.execute(
+            workers.update()
+            .where(
+                workers.c.worker_id == worker_id,
+                workers.c.incarnation == incarnation,
+                workers.c.state == WorkerState.UP,
+            )
+            .values(state=WorkerState.DRAINING)
+        )
+        return changed.rowcount == 1
+
+
+def retire_worker(catalog: Catalog, worker_id: str, incarnation: int) -> None:
+    """End this life: said by the process itself when it stops, or by the owner when its lease has run out. A newer life
+    is left alone."""
+    with catalog.transaction() as conn:
+        conn.execute(
+            workers.update()
+            .where(workers.c.worker_id == worker_id, workers.c.incarnation == incarnation)
+            .values(state=WorkerState.GONE)
+        )

@@ -1,0 +1,227 @@
+"""The composition root: settings become components, components become running services.
+
+Everything that knows all rooms is here. `embedded` runs the whole service in one process over a folder; the other
+functions build one service each for deployments with a process per role. Nothing else builds Settings or components.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tistream import __version__, config
+from tistream.catalog.engine import Catalog
+from tistream.cli.server import HttpServer
+from tistream.clock import SystemClock
+from tistream.config import Settings
+from tistream.errors import ConfigError, StoreUnavailable
+from tistream.objectstore.factory import open_store
+from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Problem, Service, ServiceGroup
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from dispatcher.worker import DispatcherWorker
+    from tistream.feed import Feed
+    from tistream.ids import Tenant
+
+
+@dataclass(slots=True)
+class Parts:
+    """What every service needs."""
+
+    settings: Settings
+    catalog: Catalog
+    store: ObjectStore
+    clock: SystemClock
+
+
+class Running:
+    """Services with an HTTP server in front of them, where there is one."""
+
+    def __init__(self, parts: Parts, services: Sequence[Service], app: FastAPI | None = None) -> None:
+        self.parts = parts
+        self.services = ServiceGroup("services", services, parts.clock)
+        server = parts.settings.server
+        port = server.port or free_port(server.host)
+        self.http = HttpServer(app, server.host, port) if app is not None else None
+
+    def start(self) -> None:
+        """Start everything; returns when the port answers."""
+        self.services.start()
+        if self.http is not None:
+            self.http.start()
+
+    @property
+    def url(self) -> str:
+        """Where the HTTP port is; empty without one."""
+        return self.http.url if self.http is not None else ""
+
+    def greeting(self) -> str:
+        """What to tell the person who started it."""
+        where = f" at {self.http.url}" if self.http is not None else ""
+        names = ", ".join(member.name for member in self.services.members) or "API server"
+        return f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."
+
+    def close(self) -> None:
+        """Stop everything in order."""
+        if self.http is not None:
+            self.http.stop()
+        self.services.stop()
+        self.parts.catalog.close()
+
+
+def load_settings(path: Path | None, flags: Mapping[str, object]) -> Settings:
+    """Settings from file, environment and flags. TISTREAM_URL belongs to the client commands and is left out."""
+    environ = {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_CONFIG")}
+    return config.load(path, environ, flags)
+
+
+def open_parts(settings: Settings) -> Parts:
+    """Open catalog and object store; both are needed by every service."""
+    if not settings.catalog.url or not settings.object_store.url:
+        raise ConfigError(
+            "Say where catalog and bucket are: --catalog and --object-store, or [catalog] and [object_store]."
+        )
+    catalog = Catalog(settings.catalog.url)
+    catalog.migrate()
+    return Parts(settings=settings, catalog=catalog, store=open_store(settings.object_store.url), clock=SystemClock())
+
+
+def embedded(settings: Settings, data: Path) -> Running:
+    """Everything in one process, kept in `data`: catalog.db and bucket/."""
+    data.mkdir(parents=True, exist_ok=True)
+    root = data.resolve()
+    where = {
+        "catalog": {"url": settings.catalog.url or f"sqlite:///{root}/catalog.db"},
+        "object_store": {"url": settings.object_store.url or f"file://{root}/bucket"},
+    }
+    (root / "bucket").mkdir(exist_ok=True)
+    parts = open_parts(settings.model_copy(update=_sections(where)))
+    follow = _dispatcher(parts, "dispatcher-1")
+    sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
+    members = [_meta(parts, "meta-1"), follow, *sorters]
+    return Running(parts, members, _api(parts, members, control=True))
+
+
+def meta(parts: Parts, name: str) -> Running:
+    """A meta server with its control plane."""
+    from metaserver.app import create_app
+
+    return Running(parts, [_meta(parts, name)], create_app(parts.catalog, parts.settings.object_store.url))
+
+
+def dispatcher(parts: Parts, name: str) -> Running:
+    """A dispatcher with its Flight port."""
+    from dispatcher.flight_server import FlightServer
+
+    port = parts.settings.dispatcher.port or free_port(parts.settings.dispatcher.host)
+    address = f"grpc://{parts.settings.dispatcher.host}:{port}"
+    worker = _dispatcher(parts, name, address)
+    return Running(parts, [worker, FlightServer(worker, address)])
+
+
+def sorter(parts: Parts, name: str) -> Running:
+    """A sorter that subscribes to the dispatchers the catalog names."""
+    from tistream.catalog import stores, workers
+    from tistream.feed_flight import FlightFeed
+
+    def locate(tenant: Tenant, store_id: int) -> str | None:
+        owner = next((s.dispatcher for s in stores.list_stores(parts.catalog, tenant) if s.store_id == store_id), None)
+        return next(
+            (w.address for w in workers.list_workers(parts.catalog, "dispatcher") if w.worker_id == owner), None
+        )
+
+    return Running(parts, [_sorter(parts, name, FlightFeed(locate))])
+
+
+def api_server(parts: Parts) -> Running:
+    """An API server with the console."""
+    return Running(parts, [], _api(parts, [], control=False))
+
+
+def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI:
+    """The API server's application; with `control` also the control plane's routes, on the same port."""
+    from apiserver.app import create_app
+    from apiserver.deps import Services
+
+    def problems() -> list[dict[str, object]]:
+        return [_shown(p) for service in services for p in service.problems()]
+
+    def running() -> None:
+        stopped = [p for service in services for p in service.problems() if p.fatal]
+        if stopped:
+            raise StoreUnavailable(f"{stopped[0].source} has stopped: {stopped[0].message}")
+
+    wired = Services.create(parts.catalog, parts.store, parts.clock, checks={"services": running}, problems=problems)
+    extra = []
+    if control:
+        from metaserver.app import control_router
+
+        extra.append(control_router(parts.catalog, parts.settings.object_store.url))
+    return create_app(wired, extra)
+
+
+def _meta(parts: Parts, name: str) -> Service:
+    from metaserver.loop import MetaWorker
+
+    return MetaWorker(parts.catalog, parts.store, parts.clock, name, data_tasks=parts.settings.meta.data_tasks)
+
+
+def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
+    from dispatcher.worker import DispatcherWorker
+
+    settings = parts.settings.dispatcher
+    return DispatcherWorker(
+        parts.catalog,
+        parts.store,
+        parts.clock,
+        name,
+        address=address,
+        poll_interval_s=settings.poll_interval_ms / 1000,
+        reclaim_interval_s=settings.reclaim_interval_ms / 1000,
+    )
+
+
+def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
+    from sorter.worker import SorterWorker
+
+    settings = parts.settings.sorter
+    return SorterWorker(
+        parts.catalog,
+        parts.store,
+        feed,
+        parts.clock,
+        name,
+        flush_interval_s=settings.flush_interval_ms / 1000,
+        snapshot_interval_s=settings.snapshot_interval_ms / 1000,
+    )
+
+
+def _shown(problem: Problem) -> dict[str, object]:
+    return {
+        "source": problem.source,
+        "code": problem.code,
+        "message": problem.message,
+        "fatal": problem.fatal,
+        "facts": {k: v.hex() if isinstance(v, bytes) else str(v) for k, v in problem.facts.items()},
+    }
+
+
+def _sections(where: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
+    return {
+        "catalog": config.CatalogSettings(**where["catalog"]),
+        "object_store": config.ObjectStoreSettings(**where["object_store"]),
+    }
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as s:
+        s.bind((host, 0))
+        return int(s.getsockname()[1])

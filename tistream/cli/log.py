@@ -1,0 +1,27 @@
+"""Structured logs on stderr: pretty on a terminal, JSON elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from tistream.config import LogSettings
+
+
+def configure(settings: LogSettings) -> None:
+    """Set up structlog for this process."""
+    pretty = settings.format == "pretty" or (settings.format == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,53 @@
+"""The `tistream` command: one roof over all rooms.
+
+Standard output is data, standard error is talk. Exit status: 0 done, 1 a check found something wrong, 2 bad usage or
+bad input, 3 something does not exist, 4 not available now, 5 fenced by another process, 70 a defect.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tistream.cli import files, pull, push, run, status, tenant, time
+from tistream.errors import ErrorKind, TiStreamError
+
+app = typer.Typer(
+    name="tistream",
+    help="The ordered change log of TiDB and TiKV clusters in object storage.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+EXIT = {
+    ErrorKind.INVALID: 2,
+    ErrorKind.NOT_FOUND: 3,
+    ErrorKind.RETRY: 4,
+    ErrorKind.FENCED: 5,
+    ErrorKind.CORRUPT: 1,
+    ErrorKind.INTERNAL: 70,
+}
+run.add_to(app)
+tenant.add_to(app)
+push.add_to(app)
+pull.add_to(app)
+status.add_to(app)
+files.add_to(app)
+time.add_to(app)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except TiStreamError as e:
+        print(f"tistream: {e} [{e.code}]", file=sys.stderr)
+        if e.hint:
+            print(f"  {e.hint}", file=sys.stderr)
+        sys.exit(EXIT[e.kind])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Options that several commands share, so that a flag is spelled and explained once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Url = Annotated[str, typer.Option("--url", help="The service's address.", envvar="TISTREAM_URL")]
+Cluster = Annotated[int, typer.Option("--cluster", "-c", help="Upstream cluster id.")]
+Tenant = Annotated[int, typer.Option("--tenant", "-t", help="Tenant id within the cluster.")]
+Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.", exists=True)]
+Catalog = Annotated[str | None, typer.Option("--catalog", help="Catalog URL (setting catalog.url).")]
+Bucket = Annotated[str | None, typer.Option("--object-store", help="Object store URL (setting object_store.url).")]
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 = any free one.")]
+
+DEFAULT_URL = "http://127.0.0.1:8711"

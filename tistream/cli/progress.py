@@ -1,0 +1,49 @@
+"""Progress of long work: a bar with rate and ETA on a terminal, one line in ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+_LINE_EVERY_S = 10.0
+
+
+class Progress:
+    """Call `update(done, total, note)` as often as you like."""
+
+    def __init__(self, title: str, out: TextIO) -> None:
+        self._title = title
+        self._out = out
+        self._last_line = time.monotonic()
+        self._bar: RichProgress | None = None
+        if out.isatty():
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=Console(file=out),
+            )
+            self._task = self._bar.add_task(title, total=None, note="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total`, with a few words on what is happening."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, note=note)
+        elif (now := time.monotonic()) - self._last_line >= _LINE_EVERY_S or done == total:
+            self._last_line = now
+            print(f"{self._title}: {done}/{total} {note}".rstrip(), file=self._out, flush=True)

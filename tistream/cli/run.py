@@ -1,0 +1,181 @@
+"""`tistream up` and the single services: long-running commands that end by Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tistream.cli.options import Bucket, Catalog, Config, Host, Port
+
+if TYPE_CHECKING:
+    from tistream.cli.assembly import Running
+    from tistream.config import Settings
+
+Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only)")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; must be its own among all workers.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(up)
+    app.command()(demo)
+    app.command()(meta)
+    app.command()(dispatch)
+    app.command()(sort)
+    app.command()(serve)
+
+
+def up(
+    data: Annotated[Path, typer.Option("--data", "-d", help="Folder for catalog and bucket; made when missing.")],
+    port: Port = None,
+    host: Host = None,
+    auth: Auth = None,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    config: Config = None,
+) -> None:
+    """Run the whole service in one process, kept on disk. Resumes where it was."""
+    from tistream.cli import assembly
+
+    settings = _settings(config, host, port, auth, catalog, object_store)
+    running = assembly.embedded(settings, data)
+    _run(running)
+
+
+def demo(
+    port: Port = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop by itself after so many seconds.")] = None,
+    speed: Annotated[str, typer.Option(help="Pace of the recording: N times real time, or max.")] = "4",
+) -> None:
+    """Play a recorded change stream of a real TiDB through TiStream, in a folder that is thrown away at the end."""
+    import time
+
+    from rich.console import Console
+
+    from tistream import demo as demonstration
+    from tistream.cli import assembly, push
+
+    pace = push.parse_speed(speed)
+    settings = _settings(None, None, port if port is not None else 0, None, None, None, {"log.level": "error"})
+    ended = threading.Event()
+    _on_signals(ended.set)
+    deadline = None if seconds is None else time.monotonic() + seconds
+
+    def start(folder: Path) -> Running:
+        running = assembly.embedded(settings, folder)
+        running.start()
+        return running
+
+    def over(pause_s: float) -> bool:
+        return ended.wait(pause_s) or (deadline is not None and time.monotonic() > deadline)
+
+    def feed(url: str) -> None:
+        push.push_recording(demonstration.RECORDING, url, demonstration.TENANT, pace)
+
+    seen = demonstration.run(start, feed, wait_for_end=over, out=Console())
+    if seen.order_violations or (seconds is not None and not seen.kinds):
+        raise typer.Exit(1)
+
+
+def meta(
+    name: Name = None,
+    port: Port = None,
+    host: Host = None,
+    auth: Auth = None,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    config: Config = None,
+) -> None:
+    """Run a meta server: activation, assignment, and the control plane for pushers."""
+    from tistream.cli import assembly
+
+    parts = assembly.open_parts(_settings(config, host, port, auth, catalog, object_store))
+    _run(assembly.meta(parts, name or _default_name("meta")))
+
+
+def dispatch(
+    name: Name = None, catalog: Catalog = None, object_store: Bucket = None, port: Port = None, config: Config = None
+) -> None:
+    """Run a dispatcher. --port is its Flight port."""
+    from tistream.cli import assembly
+
+    settings = _settings(config, None, None, None, catalog, object_store, {"dispatcher.port": port})
+    _run(assembly.dispatcher(assembly.open_parts(settings), name or _default_name("dispatcher")))
+
+
+def sort(name: Name = None, catalog: Catalog = None, object_store: Bucket = None, config: Config = None) -> None:
+    """Run a sorter."""
+    from tistream.cli import assembly
+
+    settings = _settings(config, None, None, None, catalog, object_store)
+    _run(assembly.sorter(assembly.open_parts(settings), name or _default_name("sorter")))
+
+
+def serve(
+    port: Port = None,
+    host: Host = None,
+    auth: Auth = None,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    config: Config = None,
+) -> None:
+    """Run an API server with the console."""
+    from tistream.cli import assembly
+
+    parts = assembly.open_parts(_settings(config, host, port, auth, catalog, object_store))
+    _run(assembly.api_server(parts))
+
+
+def _settings(
+    path: Path | None,
+    host: str | None,
+    port: int | None,
+    auth: str | None,
+    catalog: str | None,
+    object_store: str | None,
+    more: dict[str, object] | None = None,
+) -> Settings:
+    from tistream.cli import assembly
+    from tistream.cli.log import configure
+
+    flags = {
+        "server.host": host,
+        "server.port": port,
+        "server.auth": auth,
+        "catalog.url": catalog,
+        "object_store.url": object_store,
+        **(more or {}),
+    }
+    settings = assembly.load_settings(path, flags)
+    configure(settings.log)
+    return settings
+
+
+def _run(running: Running) -> None:
+    """Start, say where it is, wait for the end, stop in order."""
+    ended = threading.Event()
+    _on_signals(ended.set)
+    running.start()
+    try:
+        print(running.greeting(), file=sys.stderr, flush=True)
+        ended.wait()
+    finally:
+        running.close()
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop())
+
+
+def _default_name(kind: str) -> str:
+    import os
+    import socket
+
+    return f"{kind}-{socket.gethostname()}-{os.getpid()}"

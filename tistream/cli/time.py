@@ -1,0 +1,32 @@
+"""`tistream tso`: timestamps to wall time and back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tistream import ts as tso
+from tistream.errors import InvalidInput
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("tso")(show)
+
+
+def show(value: Annotated[str, typer.Argument(help="A TSO, or an RFC 3339 time.")]) -> None:
+    """Show a TSO as wall time, or a time as TSO."""
+    if value.isdecimal():
+        ts = int(value)
+        if ts >= 1 << 63:
+            raise InvalidInput(f"{value} is not a TSO: it has more than 63 bits.")
+    else:
+        from datetime import UTC, datetime
+
+        try:
+            when = datetime.fromisoformat(value)
+        except ValueError as e:
+            raise InvalidInput(f"'{value}' is neither a TSO nor an RFC 3339 time.") from e
+        ts = tso.compose(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000))
+    print(f"{ts} · {tso.to_text(ts)} · physical {tso.physical_ms(ts)} ms · logical {tso.logical(ts)}")

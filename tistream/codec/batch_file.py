@@ -1,0 +1,143 @@
+"""The batch file: what one store's pusher says about one tick, as a segment file.
+
+    head      cluster, tenant, store, incarnation, seq (the object key, said again), cut_ts, write_id
+    rows      schema change.ROWS, clustered by tenure
+    regions   schema change.REGIONS: one watermark row per tenure, which names its slice of the rows
+
+Relations, checked by the writer and by the reader alike:
+
+- the head's identity is the object key: a file under a foreign key is refused;
+- the slices of the regions tile the rows exactly: no row belongs to two tenures or to none;
+- every `kind` and `op` is known; `commit_ts` is 0 for prewrites and rollbacks and only for them;
+- a region's range is not empty; `tenure_ready_ts` is 0 or not below `tenure_open_ts`.
+
+Whether timestamps keep the upstream's promises is the sorter's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tistream import change
+from tistream.change import Op, RowKind
+from tistream.codec.arrow_stream import single_batch
+from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
+from tistream.errors import CorruptObject, InvalidInput
+from tistream.layout import BatchKey
+
+ROWS_SEGMENT = 0
+REGIONS_SEGMENT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFile:
+    """One decoded batch file. Both batches are single chunks whose buffers belong to this file."""
+
+    key: BatchKey
+    cut_ts: int  #: TSO fetched after the file's last record
+    write_id: str  #: random, makes the bytes of each write unique
+    rows: pa.RecordBatch  #: schema change.ROWS
+    regions: pa.RecordBatch  #: schema change.REGIONS
+
+
+def encode_batch_file(
+    key: BatchKey,
+    *,
+    cut_ts: int,
+    rows: pa.RecordBatch | pa.Table,
+    regions: pa.RecordBatch | pa.Table,
+    write_id: str,
+) -> bytes:
+    """The file's bytes. InvalidInput when a relation of this module does not hold."""
+    if not rows.schema.equals(change.ROWS) or not regions.schema.equals(change.REGIONS):
+        raise InvalidInput("the columns are not those of a batch file", object=str(key))
+    try:
+        rows, regions = single_batch(rows), single_batch(regions)
+    except ValueError as e:
+        raise InvalidInput("no batch file can hold this", object=str(key), cause=e) from e
+    if fault := _fault(rows, regions):
+        raise InvalidInput(f"no batch file can say this: {fault}", object=str(key))
+    writer = SegmentFileWriter({**_identity(key), "cut_ts": cut_ts, "write_id": write_id})
+    writer.add("rows", rows)
+    writer.add("regions", regions)
+    return writer.finish()
+
+
+def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
+    """The file that was stored under `key`. CorruptObject when it is damaged, foreign or breaks a relation."""
+    name = str(key)
+    file = SegmentFile.open(name, data)
+    for fact, expected in _identity(key).items():
+        found = file.head.get(fact)
+        if type(found) is not type(expected) or found != expected:
+            raise CorruptObject("the file belongs under another key", object=name, field=fact, found=found)
+    cut_ts, write_id = file.head.get("cut_ts"), file.head.get("write_id")
+    if type(cut_ts) is not int or cut_ts < 0 or not isinstance(write_id, str):
+        raise CorruptObject("the head lacks cut_ts or write_id", object=name, head=file.head)
+    if [s.kind for s in file.segments] != ["rows", "regions"]:
+        raise CorruptObject("not the segments of a batch file", object=name, found=[s.kind for s in file.segments])
+    rows = single_batch(file.read(ROWS_SEGMENT, change.ROWS))
+    regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
+    if fault := _fault(rows, regions):
+        raise CorruptObject(f"a batch file breaks its rules: {fault}", object=name)
+    return BatchFile(key=key, cut_ts=cut_ts, write_id=write_id, rows=rows, regions=regions)
+
+
+def _identity(key: BatchKey) -> dict[str, object]:
+    return {
+        "file": "batch",
+        "cluster": key.tenant.cluster_id,
+        "tenant": key.tenant.tenant_id,
+        "store": key.store_id,
+        "incarnation": key.incarnation,
+        "seq": key.seq,
+    }
+
+
+def _fault(rows: pa.RecordBatch, regions: pa.RecordBatch) -> str:
+    """The first relation that does not hold, in words; empty when all do."""
+    kind, op, commit_ts = (_numbers(rows, name) for name in ("kind", "op", "commit_ts"))
+    if len(kind) and (kind.min() < min(RowKind) or kind.max() > max(RowKind)):
+        return f"row {_first((kind < min(RowKind)) | (kind > max(RowKind)))} has an unknown kind"
+    if len(op) and op.max() > max(Op):
+        return f"row {_first(op > max(Op))} has an unknown op"
+    decided = (kind == RowKind.COMMIT) | (kind == RowKind.COMMITTED)
+    if (bad := decided != (commit_ts > 0)).any():
+        return f"row {_first(bad)} has a commit_ts that does not fit its kind"
+    open_ts, ready_ts = _numbers(regions, "tenure_open_ts"), _numbers(regions, "tenure_ready_ts")
+    if (bad := (ready_ts > 0) & (ready_ts < open_ts)).any():
+        return f"region row {_first(bad)} was ready before it was opened"
+    end = regions.column("end_key")
+    bounded = pc.not_equal(end, pa.scalar(b"", pa.binary()))
+    if pc.any(pc.and_(bounded, pc.less_equal(end, regions.column("start_key")))).as_py():
+        return "a region row has an empty key range"
+    return _tiling_fault(_numbers(regions, "row_offset"), _numbers(regions, "row_count"), rows.num_rows)
+
+
+def _tiling_fault(offset: npt.NDArray[Any], count: npt.NDArray[Any], rows: int) -> str:
+    """Whether the slices cover [0, rows) without gap or overlap, in whatever order the regions stand."""
+    if (bad := (offset > rows) | (count > rows)).any():
+        return f"region row {_first(bad)} lies outside of the {rows} rows"
+    filled = np.flatnonzero(count)
+    filled = filled[np.argsort(offset[filled], kind="stable")]
+    ends = np.cumsum(count[filled].astype(np.int64))
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    if (bad := offset[filled].astype(np.int64) != starts).any():
+        return f"region row {filled[_first(bad)]} leaves a gap in the rows or overlaps"
+    covered = int(ends[-1]) if len(ends) else 0
+    return "" if covered == rows else f"the regions cover {covered} of {rows} rows"
+
+
+def _numbers(data: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
+    numbers: npt.NDArray[Any] = data.column(name).to_numpy()
+    return numbers
+
+
+def _first(bad: npt.NDArray[np.bool_]) -> int:
+    return int(bad.argmax())

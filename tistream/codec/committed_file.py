@@ -1,0 +1,155 @@
+"""The committed file: what one flush of a sorter decided, for all its tasks of a tenant, as a segment file.
+
+    head        cluster, tenant, sorter, incarnation, seq (the object key, said again), write_id
+    committed   schema change.COMMITTED; per task, first the large tables, then the small ones together
+
+A table with more than `SEGMENT_OWN_BYTES_MIN` gets segments of its own, so a reader of it fetches nothing else; all
+smaller ones share segments. A segment ends at `SEGMENT_BYTES_TARGET`, a shared one between two tables.
+
+Relations, checked by the writer and by the reader alike:
+
+- the rows of a segment rise strictly by (table_id, commit_ts, start_ts, key); of one table, they are in the order in
+  which they are served;
+- `table_lo..table_hi`, `start_key..end_key` (inclusive) and `lo_ts..hi_ts` of a segment are exactly what it holds;
+- the segments of one table in one file follow each other in that order, too.
+
+A committed file means nothing until its catalog row exists, and readers find segments there, not in the footer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tistream import change
+from tistream.codec.arrow_stream import single_batch
+from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo, decode_segment
+from tistream.errors import CorruptObject, InvalidInput
+from tistream.layout import CommittedKey
+from tistream.limits import SEGMENT_BYTES_TARGET, SEGMENT_OWN_BYTES_MIN
+
+KIND = "committed"
+
+
+def build_committed_file(
+    key: CommittedKey, flushes: Sequence[tuple[int, pa.Table]], write_id: str
+) -> tuple[bytes, dict[int, list[SegmentInfo]]]:
+    """The file's bytes, and each task's segments in file order (none for a task without rows).
+
+    `flushes` holds one (task id, table of schema change.COMMITTED) per task, rows in the order that this module asks
+    for. InvalidInput when they are not, or a task occurs twice.
+    """
+    writer = SegmentFileWriter(
+        {
+            "file": KIND,
+            "cluster": key.tenant.cluster_id,
+            "tenant": key.tenant.tenant_id,
+            "sorter": key.sorter,
+            "incarnation": key.incarnation,
+            "seq": key.seq,
+            "write_id": write_id,
+        }
+    )
+    segments: dict[int, list[SegmentInfo]] = {}
+    for task_id, table in flushes:
+        if task_id in segments or not table.schema.equals(change.COMMITTED):
+            raise InvalidInput("a task occurs twice or has other columns", object=str(key), task=task_id)
+        try:
+            batch = single_batch(table)
+        except ValueError as e:
+            raise InvalidInput("no segment can hold this", object=str(key), task=task_id, cause=e) from e
+        if fault := order_fault(batch):
+            raise InvalidInput(f"the rows of a flush are not in order: {fault}", object=str(key), task=task_id)
+        segments[task_id] = [_add(writer, task_id, part) for part in _parts(batch)]
+    return writer.finish(), segments
+
+
+def decode_committed_segment(
+    name: str, number: int, data: bytes | memoryview, *, crc: int, rows: int, offset: int = 0
+) -> pa.Table:
+    """The rows of one segment from its stored bytes, as one chunk. CorruptObject when they are not what was written."""
+    table = decode_segment(name, number, data, crc=crc, schema=change.COMMITTED, rows=rows, offset=offset)
+    if fault := order_fault(single_batch(table)):
+        raise CorruptObject(f"the rows are not in order: {fault}", object=name, segment=number, offset=offset)
+    return table
+
+
+def order_fault(batch: pa.RecordBatch) -> str:
+    """Where the rows do not rise strictly by (table_id, commit_ts, start_ts, key), in words; empty when they do."""
+    if batch.num_rows < 2:
+        return ""
+    falls, same = np.zeros(batch.num_rows - 1, np.bool_), np.ones(batch.num_rows - 1, np.bool_)
+    for name in ("table_id", "commit_ts", "start_ts"):
+        column = batch.column(name).to_numpy()
+        falls |= same & (column[1:] < column[:-1])
+        same &= column[1:] == column[:-1]
+    ties = np.flatnonzero(same)
+    if len(ties):
+        keys = batch.column("key")
+        rises = pc.less(keys.take(pa.array(ties)), keys.take(pa.array(ties + 1)))
+        falls[ties] = ~rises.to_numpy(zero_copy_only=False)
+    return f"row {int(falls.argmax()) + 1}" if falls.any() else ""
+
+
+def _add(writer: SegmentFileWriter, task_id: int, part: pa.RecordBatch) -> SegmentInfo:
+    tables, commit_ts = part.column("table_id"), part.column("commit_ts").to_numpy()
+    keys = pc.min_max(part.column("key")).as_py()
+    return writer.add(
+        KIND,
+        part,
+        task_id=task_id,
+        table_lo=tables[0].as_py(),
+        table_hi=tables[-1].as_py(),
+        start_key=keys["min"],
+        end_key=keys["max"],
+        lo_ts=int(commit_ts.min()),
+        hi_ts=int(commit_ts.max()),
+    )
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a task's rows into segments: each large table alone, then the small ones together."""
+    if not batch.num_rows:
+        return
+    ids = batch.column("table_id").to_numpy()
+    bounds = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1, [len(ids)]])
+    bytes_before = _bytes_before(batch)
+    sizes = np.diff(bytes_before[bounds])
+    large = sizes > SEGMENT_OWN_BYTES_MIN
+    for i in np.flatnonzero(large):
+        yield from _cut(batch, bytes_before, np.arange(bounds[i], bounds[i + 1] + 1))
+    # neighbouring small tables form a run; runs are joined, so that all small tables stand together
+    edges = np.flatnonzero(np.diff(np.concatenate([[True], large, [True]])))
+    runs = [batch.slice(bounds[a], bounds[b] - bounds[a]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    if runs:
+        shared = runs[0] if len(runs) == 1 else pa.concat_batches(runs)
+        ends = np.cumsum(np.diff(bounds)[~large])
+        yield from _cut(shared, _bytes_before(shared), np.concatenate([[0], ends]))
+
+
+def _cut(batch: pa.RecordBatch, bytes_before: npt.NDArray[np.int64], at: npt.NDArray[Any]) -> Iterator[pa.RecordBatch]:
+    """Slices of `batch` from at[0] to at[-1], each as long as the target allows, cut only at places in `at`."""
+    first = 0
+    while first < len(at) - 1:
+        room = bytes_before[at[first]] + SEGMENT_BYTES_TARGET
+        last = int(np.searchsorted(bytes_before[at], room, side="right")) - 1
+        last = max(last, first + 1)
+        yield batch.slice(at[first], at[last] - at[first])
+        first = last
+
+
+def _bytes_before(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """For each row, and for the end, how many bytes of fixed columns, keys and values lie before it."""
+    fixed = sum(f.type.byte_width for f in batch.schema if not pa.types.is_binary(f.type))
+    total: npt.NDArray[np.int64] = np.arange(batch.num_rows + 1, dtype=np.int64) * np.int64(fixed)
+    for name in ("key", "value", "old_value"):
+        column = batch.column(name)
+        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + batch.num_rows + 1]
+        total += offsets
+        total -= int(offsets[0])
+    return total

@@ -1,0 +1,191 @@
+"""What the compiled loops of this package share: the decorator, byte readers and the causes of bad rows.
+
+The rule that keeps every loop inside its row: a reader is given the end of what it may read, and says "no" (a negative
+next position) instead of reading past it. A loop that finds trouble calls `fail`, which keeps the first cause of a row
+and marks all cells of the row as NULL, so that no later loop looks at it again.
+
+Compiled code is cached beside the module, or in the user's cache folder, or not at all where neither can be written.
+The loops take read-only arrays, so each is compiled for one set of types only. A cached loop does not notice that a
+helper in another module was edited: remove `__pycache__` after changing this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Uint64s = npt.NDArray[np.uint64]
+
+MISSING, NULL = -1, -2  # lengths of cells that have no bytes
+ABSENT = -3  # a column that the layout does not want
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CAUSES = (
+    "",
+    "the value is empty",
+    "the header is longer than the value",
+    "unknown row flags",
+    "column ids are not ascending",
+    "a column ends before it begins or beyond the value",
+    "bytes after the last column",
+    "the checksum trailer has a wrong size",
+    "the checksum version is unknown",
+    "the checksum does not match",
+    "a broken variable-length integer",
+    "a column id is not an integer datum",
+    "an unknown datum flag",
+    "a datum is longer than the value",
+    "the datum does not fit the column's type",
+    "not a record key with an integer handle",
+    "not a record key with a clustered primary key",
+    "the key ends before the column",
+    "an integer of an impossible width",
+    "out of the column's range",
+    "a float of an impossible width",
+    "a decimal of an impossible shape",
+    "a decimal with impossible digits",
+    "not a time",
+    "not a label of the column",
+    "a broken vector",
+    "a broken JSON document",
+    "a JSON document nested too deep",
+    "a JSON document that refers to its parts more than once",
+    "a JSON number that is not finite",
+)
+(
+    _,
+    EMPTY,
+    SHORT_HEADER,
+    UNKNOWN_FLAGS,
+    ID_ORDER,
+    BAD_END,
+    TRAILING_BYTES,
+    CHECKSUM_SIZE,
+    CHECKSUM_VERSION,
+    CHECKSUM,
+    BAD_VARINT,
+    BAD_COLUMN_ID,
+    BAD_FLAG,
+    SHORT_DATUM,
+    WRONG_DATUM,
+    NOT_INT_KEY,
+    NOT_COMMON_KEY,
+    SHORT_KEY,
+    INTEGER_WIDTH,
+    OUT_OF_RANGE,
+    FLOAT_WIDTH,
+    DECIMAL_SHAPE,
+    DECIMAL_DIGITS,
+    NOT_A_TIME,
+    NOT_A_LABEL,
+    BAD_VECTOR,
+    BAD_JSON,
+    DEEP_JSON,
+    SHARED_JSON,
+    INFINITE_JSON,
+) = range(len(CAUSES))
+
+
+def kernel(function: F) -> F:
+    """Compile at first call, without the interpreter lock, with a cache on disk where one can be written."""
+    try:
+        return cast(F, numba.njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # numba found no folder that it may write to
+        return cast(F, numba.njit(nogil=True)(function))
+
+
+@kernel
+def fail(fault: Int32s, length: Int32s, row: int, cause: int, column: int, at: int) -> None:
+    """Keep the first cause of a bad row: (cause, column index or -1, position in the buffer or -1)."""
+    if fault[0, row] == 0:
+        fault[0, row] = cause
+        fault[1, row] = column
+        fault[2, row] = at
+    for c in range(length.shape[0]):
+        length[c, row] = NULL
+
+
+@kernel
+def little_endian(data: Bytes, at: int, size: int) -> int:
+    """`size` bytes as an unsigned number."""
+    value = np.uint64(0)
+    for k in range(size):
+        value |= np.uint64(data[at + k]) << np.uint64(8 * k)
+    return value  # type: ignore[return-value]
+
+
+@kernel
+def big_endian(data: Bytes, at: int, size: int) -> int:
+    """`size` bytes as an unsigned number."""
+    value = np.uint64(0)
+    for k in range(size):
+        value = (value << np.uint64(8)) | np.uint64(data[at + k])
+    return value  # type: ignore[return-value]
+
+
+@kernel
+def uvarint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+    """(value, next position), the latter negative if the bytes end, run over 10 or over 64 bits."""
+    value = np.uint64(0)
+    for k in range(10):
+        if at + k >= end:
+            return np.uint64(0), -1  # type: ignore[return-value]
+        byte = data[at + k]
+        if k == 9 and byte > 1:
+            return np.uint64(0), -1  # type: ignore[return-value]
+        value |= np.uint64(byte & 0x7F) << np.uint64(7 * k)
+        if byte < 0x80:
+            return value, at + k + 1  # type: ignore[return-value]
+    return np.uint64(0), -1  # type: ignore[return-value]
+
+
+@kernel
+def unzigzag(value: int) -> int:
+    """The signed number of a zigzag one, as its 64-bit pattern."""
+    half = np.uint64(value) >> np.uint64(1)
+    if np.uint64(value) & np.uint64(1):
+        return ~half
+    return half
+
+
+@kernel
+def put_little_endian(out: Bytes, at: int, value: int) -> None:
+    """Write 8 bytes."""
+    for k in range(8):
+        out[at + k] = np.uint8((np.uint64(value) >> np.uint64(8 * k)) & np.uint64(0xFF))
+
+
+@kernel
+def utf8_size(data: Bytes, at: int, end: int) -> int:
+    """Bytes of the UTF-8 character at `at`, or 0 if there is none (overlong, surrogate, cut off, beyond U+10FFFF)."""
+    first = data[at]
+    if first < 0x80:
+        return 1
+    if first < 0xC2 or first > 0xF4:
+        return 0
+    size = 2 if first < 0xE0 else (3 if first < 0xF0 else 4)
+    if at + size > end:
+        return 0
+    low, high = 0x80, 0xBF
+    if first == 0xE0:
+        low = 0xA0
+    elif first == 0xED:
+        high = 0x9F
+    elif first == 0xF0:
+        low = 0x90
+    elif first == 0xF4:
+        high = 0x8F
+    if data[at + 1] < low or data[at + 1] > high:
+        return 0
+    for k in range(2, size):
+        if data[at + k] & 0xC0 != 0x80:
+            return 0
+    return size

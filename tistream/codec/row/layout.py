@@ -1,0 +1,151 @@
+"""What the row codec must know of a table, and the storage form of each column.
+
+`ColumnSpec` and `RowLayout` are plain hashable values, so anything derived from them can be cached. They are built from
+a table version by whoever knows schemas; this package knows none. `kind_of` folds MySQL's type numbers into the few
+kinds that are decoded differently, `storage_type` gives the Arrow type of the storage form.
+
+A column whose type TiDB cannot store (GEOMETRY, NULL, unspecified) is refused when the layout is used, not row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import pyarrow as pa
+
+from tistream.errors import InvalidInput
+
+TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 7, 8, 9
+DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT = 10, 11, 12, 13, 14, 15, 16
+VECTOR, JSON, DECIMAL, ENUM, SET = 225, 245, 246, 247, 248
+TINYBLOB, MEDIUMBLOB, LONGBLOB, BLOB, VARSTRING, STRING = 249, 250, 251, 252, 253, 254
+
+DECIMAL_DIGITS_MAX, DECIMAL_FRACTION_MAX = 65, 30  # what a stored value may have
+
+
+class Kind(IntEnum):
+    """The ways in which a stored value is decoded."""
+
+    SIGNED = 0
+    UNSIGNED = 1
+    YEAR = 2
+    BIT = 3
+    ENUM = 4
+    SET = 5
+    FLOAT = 6
+    DOUBLE = 7
+    DECIMAL = 8
+    TIME = 9  #: DATE, DATETIME, TIMESTAMP
+    DURATION = 10  #: TIME
+    TEXT = 11
+    BINARY = 12
+    JSON = 13
+    VECTOR = 14
+
+
+_INTEGERS = {TINY: 8, SHORT: 16, INT24: 32, LONG: 32, LONGLONG: 64}
+_STRINGS = frozenset({VARCHAR, VARSTRING, STRING, TINYBLOB, MEDIUMBLOB, LONGBLOB, BLOB})
+_OTHERS = {
+    YEAR: Kind.YEAR,
+    BIT: Kind.BIT,
+    ENUM: Kind.ENUM,
+    SET: Kind.SET,
+    FLOAT: Kind.FLOAT,
+    DOUBLE: Kind.DOUBLE,
+    DECIMAL: Kind.DECIMAL,
+    DATE: Kind.TIME,
+    NEWDATE: Kind.TIME,
+    DATETIME: Kind.TIME,
+    TIMESTAMP: Kind.TIME,
+    TIME: Kind.DURATION,
+    JSON: Kind.JSON,
+    VECTOR: Kind.VECTOR,
+}
+_TYPES = {
+    Kind.YEAR: pa.uint16(),
+    Kind.BIT: pa.uint64(),
+    Kind.ENUM: pa.uint64(),
+    Kind.SET: pa.uint64(),
+    Kind.FLOAT: pa.float32(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.TIME: pa.uint64(),
+    Kind.DURATION: pa.int64(),
+    Kind.TEXT: pa.string(),
+    Kind.BINARY: pa.binary(),
+    Kind.JSON: pa.string(),
+    Kind.VECTOR: pa.list_(pa.float32()),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSpec:
+    """One column, as far as decoding and printing it needs."""
+
+    id: int  #: the number in stored rows
+    name: str
+    tp: int  #: MySQL type number
+    unsigned: bool = False
+    not_null: bool = False
+    flen: int = -1  #: display length; digits of a DECIMAL, bits of a BIT, bytes of a BINARY
+    decimal: int = -1  #: fraction digits; -1 = unspecified
+    binary: bool = False  #: the charset is `binary`: bytes, not text
+    elems: tuple[str, ...] = ()  #: ENUM and SET labels
+    origin_default: object = None  #: value of rows written before the column existed: str, int, float or None
+    origin_default_bit: bytes | None = None  #: the same of a BIT column
+    version: int = 0  #: ColumnInfo.version; from 1 on TIMESTAMP defaults are in UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayout:
+    """How the rows of one table version are read."""
+
+    name: str  #: "db.table", for errors
+    columns: tuple[ColumnSpec, ...]  #: wanted columns, in output order
+    int_handle: int | None = None  #: id of the column that is the integer row key (pk_is_handle)
+    common_handle: tuple[int, ...] = ()  #: column ids of the clustered primary key's datums, in index order
+
+
+def kind_of(column: ColumnSpec) -> Kind:
+    """Raises InvalidInput for types that TiDB cannot store."""
+    if column.tp in _INTEGERS:
+        return Kind.UNSIGNED if column.unsigned else Kind.SIGNED
+    if column.tp in _STRINGS:
+        return Kind.BINARY if column.binary else Kind.TEXT
+    kind = _OTHERS.get(column.tp)
+    if kind is None:
+        raise InvalidInput("a column type that cannot be stored", column=column.name, tp=column.tp)
+    return kind
+
+
+def integer_bits(column: ColumnSpec) -> int:
+    """Width of an integer column's storage form."""
+    return _INTEGERS[column.tp]
+
+
+def decimal_shape(column: ColumnSpec) -> tuple[int, int]:
+    """Digits and fraction digits of a DECIMAL column's storage form."""
+    scale = min(max(column.decimal, 0), DECIMAL_FRACTION_MAX)
+    digits = column.flen if 0 < column.flen <= DECIMAL_DIGITS_MAX else DECIMAL_DIGITS_MAX
+    return max(digits, scale, 1), scale
+
+
+def fsp_of(column: ColumnSpec) -> int:
+    """Fraction digits of seconds, 0 to 6."""
+    return min(max(column.decimal, 0), 6)
+
+
+def storage_type(column: ColumnSpec) -> pa.DataType:
+    """The Arrow type of the column's storage form."""
+    kind = kind_of(column)
+    if kind in (Kind.SIGNED, Kind.UNSIGNED):
+        return pa.type_for_alias(f"{'u' if kind is Kind.UNSIGNED else ''}int{integer_bits(column)}")
+    if kind is Kind.DECIMAL:
+        digits, scale = decimal_shape(column)
+        return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
+    return _TYPES[kind]
+
+
+def storage_schema(layout: RowLayout) -> pa.Schema:
+    """The schema of a decoded batch."""
+    return pa.schema([pa.field(column.name, storage_type(column)) for column in layout.columns])

@@ -1,0 +1,167 @@
+"""All settings: one frozen tree from a TOML file, TISTREAM_* variables and flags, in rising order of strength.
+
+    [server]               TISTREAM_SERVER_PORT=8711          --port 8711
+    port = 8711
+
+Names carry their unit. An unknown key is refused with the nearest known one; relations between settings are checked
+here, so that nothing starts with a configuration that cannot work. Built only in the composition root.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tistream.errors import ConfigError
+from tistream.limits import LEASE_MS
+
+ENV_PREFIX = "TISTREAM_"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CatalogSettings(_Section):
+    """Where the catalog is."""
+
+    url: str = Field("", description="sqlite:////abs/file.db or mysql+pymysql://user:password@host:port/database")
+
+
+class ObjectStoreSettings(_Section):
+    """Where the bucket is."""
+
+    url: str = Field("", description="file:///abs/folder, s3://bucket/prefix?endpoint=...&region=..., or memory://")
+
+
+class ServerSettings(_Section):
+    """The HTTP port of the API server or of the meta server."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs authentication")
+    port: int = Field(8711, ge=0, le=65535, description="port to listen on; 0 = any free one")
+    auth: Literal["none"] = Field("none", description="none: whoever reaches the port may do everything")
+
+
+class DispatcherSettings(_Section):
+    """How a dispatcher follows its stores."""
+
+    host: str = Field("127.0.0.1", description="address of the Flight port")
+    port: int = Field(0, ge=0, le=65535, description="Flight port; 0 = any free one")
+    poll_interval_ms: int = Field(100, ge=10, description="pause before the next file is asked for again")
+    reclaim_interval_ms: int = Field(5_000, ge=100, description="how often consumed batch files are deleted")
+
+
+class SorterSettings(_Section):
+    """How a sorter flushes."""
+
+    flush_interval_ms: int = Field(200, ge=10, description="how often a moved watermark is written out")
+    snapshot_interval_ms: int = Field(10_000, ge=100, description="how often the buffers are saved when they changed")
+
+
+class MetaSettings(_Section):
+    """How the meta server lays out tenants."""
+
+    data_tasks: int = Field(2, ge=1, le=1024, description="data tasks of a new tenant")
+    interval_ms: int = Field(300, ge=50, le=LEASE_MS // 3, description="how often assignments are looked at")
+
+
+class LogSettings(_Section):
+    """Logs go to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is written")
+    format: Literal["auto", "json", "pretty"] = Field("auto", description="auto: pretty on a terminal, else json")
+
+
+class Settings(_Section):
+    """The whole tree."""
+
+    catalog: CatalogSettings = CatalogSettings()
+    object_store: ObjectStoreSettings = ObjectStoreSettings()
+    server: ServerSettings = ServerSettings()
+    dispatcher: DispatcherSettings = DispatcherSettings()
+    sorter: SorterSettings = SorterSettings()
+    meta: MetaSettings = MetaSettings()
+    log: LogSettings = LogSettings()
+
+
+def known_keys() -> dict[str, str]:
+    """Dotted key -> description, for every setting."""
+    return {
+        f"{section}.{name}": info.description or ""
+        for section, holder in Settings.model_fields.items()
+        for name, info in _fields(holder.default).items()
+    }
+
+
+def load(
+    path: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> Settings:
+    """Settings from a file, the environment and flags (dotted key -> value; None = not given)."""
+    tree: dict[str, dict[str, Any]] = {}
+    for source, key, value in [*_from_file(path), *_from_env(environ or {}), *_from_flags(flags or {})]:
+        section, _, name = key.partition(".")
+        if key not in known_keys():
+            raise ConfigError(f"{source}: there is no setting '{key}'.{_suggest(key)}")
+        tree.setdefault(section, {})[name] = value
+    try:
+        settings = Settings.model_validate(tree)
+    except ValidationError as e:
+        first = e.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"Setting '{key}': {first['msg']} (given: {first['input']!r}).") from e
+    return _validate(settings)
+
+
+def _validate(settings: Settings) -> Settings:
+    server = settings.server
+    if server.auth == "none" and server.host not in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(f"server.auth = none is allowed on loopback only, not on '{server.host}'.")
+    return settings
+
+
+def _from_file(path: Path | None) -> list[tuple[str, str, object]]:
+    if path is None:
+        return []
+    try:
+        tree = tomllib.loads(path.read_text("utf-8"))
+    except OSError as e:
+        raise ConfigError(f"Cannot read {path}: {e.strerror}.") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} is not TOML: {e}.") from e
+    out: list[tuple[str, str, object]] = []
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            out += [(str(path), f"{section}.{name}", value) for name, value in values.items()]
+        else:
+            out.append((str(path), section, values))
+    return out
+
+
+def _from_env(environ: Mapping[str, str]) -> list[tuple[str, str, object]]:
+    names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in known_keys()}
+    out: list[tuple[str, str, object]] = []
+    for name, value in environ.items():
+        if name in names:
+            out.append((name, names[name], value))
+        elif name.startswith(ENV_PREFIX):
+            near = difflib.get_close_matches(name, names, n=1)
+            raise ConfigError(f"There is no setting {name}." + (f" Did you mean {near[0]}?" if near else ""))
+    return out
+
+
+def _from_flags(flags: Mapping[str, object]) -> list[tuple[str, str, object]]:
+    return [("flag", key, value) for key, value in flags.items() if value is not None]
+
+
+def _fields(section: BaseModel) -> dict[str, Any]:
+    return dict(type(section).model_fields)
+
+
+def _suggest(key: str) -> str:
+    near = difflib.get_close_matches(key, known_keys(), n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,156 @@
+"""`tistream demo`: the whole service over a folder that is thrown away, fed by a recording of a real TiDB.
+
+    0 s  version, service with its URLs        1 s  tenant registered, recording pushed as three TiKV stores would
+    then the first decoded row in colour, three lines to copy, a counter; Ctrl-C ends with a summary
+
+The recording, the pushers, the dispatcher, the sorters, the catalog and the HTTP API are the real ones. The pushers run
+in threads of this process and talk to the service over its HTTP port, as they would from elsewhere.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+from rich.console import Console
+from rich.text import Text
+
+from tistream import __version__
+from tistream import ts as tso
+from tistream.client import Client
+from tistream.errors import TiStreamError
+from tistream.ids import Tenant
+
+RECORDING = Path(__file__).parent / "recording"
+TENANT = Tenant(1, 1)
+_SHOWN_ROWS = 12
+_COLOURS = {"insert": "green", "update": "yellow", "delete": "red", "ddl": "cyan"}
+_SIGNS = {"insert": "+", "update": "~", "delete": "-", "ddl": "≡"}
+
+
+class Service(Protocol):
+    """What the composition root hands in: a started service."""
+
+    url: str
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Seen:
+    """What came out so far."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    tables: Counter[str] = field(default_factory=Counter)
+    last_commit_ts: int = 0
+    resolved_ts: int = 0
+    order_violations: int = 0
+
+
+def run(
+    start_service: Callable[[Path], Service],
+    push: Callable[[str], object],
+    *,
+    wait_for_end: Callable[[float], bool],
+    out: Console,
+) -> Seen:
+    """Run until `wait_for_end(seconds)` answers True. `push(url)` pushes the recording; it runs in its own thread."""
+    with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
+        out.print(f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end")
+        service = start_service(Path(folder))
+        try:
+            return _show(service.url, push, wait_for_end, out)
+        finally:
+            service.close()
+
+
+def _show(url: str, push: Callable[[str], object], wait_for_end: Callable[[float], bool], out: Console) -> Seen:
+    out.print(f"  [green]✓[/] console  {url}/")
+    out.print(f"  [green]✓[/] API      {url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=ndjson")
+    seen = Seen()
+    failed: list[TiStreamError] = []
+    with Client(url) as client:
+        client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
+        out.print("  [green]✓[/] tenant 1/1 registered; three pushers play the recorded change stream of a real TiDB\n")
+        pushing = threading.Thread(target=_push, args=(push, url, failed), daemon=True)
+        pushing.start()
+        cursor: str | None = None
+        told = False
+        while not wait_for_end(0.3):
+            page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5)
+            cursor = page.next_cursor
+            _take(page.lines(), seen, out)
+            if seen.kinds and not told:
+                told = True
+                _lines_to_copy(url, out)
+            if failed:
+                raise failed[0]
+            if told:
+                out.print(_counter(seen, pushing.is_alive()), end="\r", highlight=False)
+    _summary(seen, out)
+    return seen
+
+
+def _push(push: Callable[[str], object], url: str, failed: list[TiStreamError]) -> None:
+    try:
+        push(url)
+    except TiStreamError as e:
+        failed.append(e)
+
+
+def _take(lines: list[bytes], seen: Seen, out: Console) -> None:
+    for line in lines:
+        event = orjson.loads(line)
+        kind = event["type"]
+        if kind == "resolved":
+            seen.resolved_ts = int(event["resolved_ts"])
+            continue
+        at = int(event["commit_ts"])
+        seen.order_violations += at < seen.last_commit_ts
+        seen.last_commit_ts = at
+        if sum(seen.kinds.values()) < _SHOWN_ROWS:
+            out.print(_row(event))
+        seen.kinds[kind] += 1
+        seen.tables[f"{event['database']}.{event['table']}"] += 1
+
+
+def _row(event: dict[str, object]) -> Text:
+    kind = str(event["type"])
+    text = Text(f" {_SIGNS.get(kind, '?')} ", style=f"bold {_COLOURS.get(kind, 'white')}")
+    text.append(f"{tso.to_text(int(str(event['commit_ts'])))[11:]}  ", style="dim")
+    text.append(f"{event['database']}.{event['table']}  ", style="bold")
+    shown = event.get("query") or orjson.dumps(event.get("columns") or event.get("old")).decode()
+    text.append(" ".join(str(shown).split())[:110], style=_COLOURS.get(kind, "white"))
+    return text
+
+
+def _lines_to_copy(url: str, out: Console) -> None:
+    out.print("\n[bold]Try it:[/]", highlight=False)
+    for line in (
+        f"curl -s '{url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=canal-json' | head -3",
+        f"tistream pull shop --url {url} --follow",
+        f"python -c \"from tistream.client import connect; print(connect('{url}').page(1, 1, format='arrow').arrow())\"",
+    ):
+        out.print(f"  {line}", style="cyan", highlight=False, soft_wrap=True)
+    out.print()
+
+
+def _counter(seen: Seen, pushing: bool) -> str:
+    state = "pushing" if pushing else "all pushed; Ctrl-C ends"
+    rows = sum(seen.kinds.values())
+    return f"  {rows:,} changes of {len(seen.tables)} tables, in commit order up to {seen.resolved_ts} ({state})   "
+
+
+def _summary(seen: Seen, out: Console) -> None:
+    out.print("\n\n[bold]Summary[/]")
+    counts = ", ".join(f"{n:,} {kind}s" for kind, n in seen.kinds.most_common())
+    out.print(f"  {counts or 'nothing yet'} in {len(seen.tables)} tables")
+    if seen.resolved_ts:
+        out.print(f"  complete up to {seen.resolved_ts} ({tso.to_text(seen.resolved_ts)})", highlight=False)
+    out.print(f"  out of order: {seen.order_violations}")

@@ -1,0 +1,95 @@
+"""Errors over HTTP: RFC 9457 `application/problem+json`, the same from every server.
+
+One table maps the kind of an error to a status. 64-bit numbers are written as text, because JSON readers round them;
+bytes are written in hexadecimal. An error that is not ours becomes a 500 that says nothing of its inside; the log has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError, TsExpired
+
+log = structlog.get_logger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+STATUS: Mapping[ErrorKind, int] = {
+    ErrorKind.INVALID: 400,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.RETRY: 503,
+    ErrorKind.FENCED: 409,
+    ErrorKind.CORRUPT: 500,
+    ErrorKind.INTERNAL: 500,
+}
+
+
+def status_of(error: TiStreamError) -> int:
+    """The HTTP status; what lies below retention is gone (410) rather than a wrong request."""
+    return 410 if isinstance(error, TsExpired) else STATUS[error.kind]
+
+
+def problem_body(error: TiStreamError) -> dict[str, object]:
+    """The members of the problem document."""
+    return {
+        "type": f"urn:tistream:problem:{error.code}",
+        "title": (type(error).__doc__ or "").split("\n")[0],
+        "status": status_of(error),
+        "detail": error.message,
+        "code": error.code,
+        "hint": error.hint,
+        "facts": {name: _plain(value) for name, value in error.facts.items()},
+    }
+
+
+def problem_response(error: TiStreamError, status: int | None = None) -> Response:
+    """The whole answer; `status` overrides the table's."""
+    body = problem_body(error)
+    if status is not None:
+        body["status"] = status
+    code = int(str(body["status"]))
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if code == 503 else None
+    return Response(orjson.dumps(body), code, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app a problem document."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TiStreamError)
+        if status_of(error) == 500:
+            log.error("request failed", path=request.url.path, exc_info=error)
+        return problem_response(error)
+
+    async def malformed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return problem_response(InvalidInput(f"{where}: {first['msg']}", where=where))
+
+    async def http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        found = NotFound if error.status_code == 404 else InvalidInput
+        return problem_response(found(str(error.detail)), error.status_code)
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        log.error("request failed", path=request.url.path, exc_info=error)
+        return problem_response(TiStreamError())
+
+    app.add_exception_handler(TiStreamError, ours)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unknown)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool) or value is None:
+        return value
+    return value.hex() if isinstance(value, bytes) else str(value)
