@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, FastAPI
 
-from apiserver.console import router as console_router
+from apiserver import console
 from apiserver.deps import Services
 from apiserver.routes import changes, health, schemas, tenants
 from tistream import __version__, problem
@@ -30,6 +30,6 @@ def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> F
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)
-    app.include_router(console_router(services))
+    console.install(app, services)
 
     return app

@@ -1,7 +1,7 @@
 """From decoded changes to the bytes of an answer: lines in commit order, DDL in its place, the watermark last.
 
-A DDL committed at c stands after every row with commit_ts <= c and before every later one. The watermark line is written
-only when the page holds all changes up to the served watermark.
+A DDL committed at c stands after every row with commit_ts <= c and before every later one. The watermark line is
+written only when the page holds all changes up to the served watermark.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class TableChanges:
     """Changes of one table version, columnar. All arrays have the same length, one element a message.
 
     `after` and `before` have one column per `table.visible_columns`, in that order and by that name, in *storage form*
-    (see `tistream.codec.row`). Where a message has no such image (after of a delete, before of an insert) its values are
-    null and `kind` says so.
+    (see `tistream.codec.row`). Where a message has no such image (after of a delete, before of an insert) its values
+    are null and `kind` says so.
     """
 
     table: Table

@@ -2,7 +2,7 @@
 
 A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table had at c - 1 are not
 changes of any table (partition DDL copies rows into ids that become known only when it finishes; dropped tables leave
-nothing): they are not delivered. Index entries and system schemas are not delivered either.
+nothing): they are not delivered. Index entries are not delivered either; system databases are not in the history.
 
 A row that cannot be decoded is quarantined: it comes out as a Quarantined record that names table, column, key and
 offset, and nothing else is affected.
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from tistream.codec.row.decode import Decoded, decode
 
 from apiserver.changes import TableChanges
 from apiserver.cursor import Scope
@@ -24,20 +23,8 @@ from apiserver.split import build_changes
 from schemas.history import History
 from schemas.layout import row_layout
 from schemas.model import Table
+from tistream.codec.row.decode import Decoded, decode
 from tistream.codec.table_key import is_record
-
-SYSTEM_SCHEMAS = frozenset(
-    {
-        "mysql",
-        "information_schema",
-        "performance_schema",
-        "sys",
-        "metrics_schema",
-        "tidb_cdc",
-        "lightning_task_info",
-        "workload_schema",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +51,7 @@ class Decoding:
 
 def wanted(table: Table, scope: Scope) -> bool:
     """Whether rows of this table belong to the scope."""
-    if table.kind != "table" or table.db.lower() in SYSTEM_SCHEMAS:
+    if table.kind != "table":
         return False
     if scope.database is not None and table.db.lower() != scope.database.lower():
         return False
@@ -86,17 +73,17 @@ def decode_rows(history: History, rows: pa.Table, scope: Scope) -> Decoding:
 def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Table, npt.NDArray[np.int64]]]:
     """(table version, ascending row numbers) for every table version of the scope that some row belongs to."""
     ids = rows["table_id"].to_numpy()
-    before = rows["commit_ts"].to_numpy() - np.uint64(1)
+    commit_ts = rows["commit_ts"].to_numpy()
     records = is_record(rows["key"])
     groups: dict[int, tuple[Table, list[npt.NDArray[np.int64]]]] = {}
     for physical_id in np.unique(ids[records]):
         at = np.flatnonzero(records & (ids == physical_id))
         intervals = history.version_intervals(int(physical_id))
-        which = intervals.index(before[at])
-        for version in np.unique(which):
-            table = intervals.version(int(version))
-            if table is not None:
-                groups.setdefault(id(table), (table, []))[1].append(at[which == version])
+        which = intervals.index(commit_ts[at])  # of commit_ts - 1
+        for version in np.unique(which[which >= 0]):
+            table = intervals.versions[version]
+            assert table is not None
+            groups.setdefault(id(table), (table, []))[1].append(at[which == version])
     for table, parts in groups.values():
         if wanted(table, scope):
             yield table, np.sort(np.concatenate(parts))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from schemas.registry import SchemaRegistry
-
 from apiserver.reader import LogReader
+from schemas.registry import SchemaRegistry
 from tistream.catalog import tasks, tenants
 from tistream.catalog.engine import Catalog
 from tistream.clock import Clock

@@ -43,7 +43,7 @@ def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) 
     """Refuse a start below what the log holds, or in the future. Both name the timestamps to use instead."""
     if start_ts < earliest:
         raise TsExpired(
-            f"The log of this tenant begins at {earliest}; changes after {start_ts} are no longer, or never were, in it.",
+            f"The log of this tenant begins at {earliest}: what came after {start_ts} is not, or no longer, in it.",
             earliest_ts=str(earliest),
         )
     newest = max(resolved_ts, tso.compose(now_ms + 1))

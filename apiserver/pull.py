@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from apiserver import body, cursor
 from apiserver.cursor import Scope
-from apiserver.decode import Quarantined, decode_rows, rows_of
+from apiserver.decode import decode_rows, rows_of
 from apiserver.deps import Services
 from apiserver.formats import create_format, parse_options
 from apiserver.position import check_start, parse_ts
@@ -95,7 +95,7 @@ def _page(services: Services, request: PullRequest, history: History, after: int
     page = services.reader.page(scope.tenant, after=after, upto=resolved, rows=request.limit, table_ids=table_ids)
     events = [e for e in history.events(after, page.upto) if _ddl_wanted(e, scope)]
     if request.format in ("arrow", "raw-arrow"):
-        content, bad = _arrow(page.rows, history, scope), ()
+        content, bad = _arrow(page.rows, history, scope), 0
     else:
         content, bad = _text(request, history, page.rows, events, None if page.has_more else resolved)
     next_cursor = cursor.encode(scope, page.upto)
@@ -106,23 +106,24 @@ def _page(services: Services, request: PullRequest, history: History, after: int
         next_cursor=next_cursor,
         resolved_ts=resolved,
         has_more=page.has_more,
-        quarantined=len(bad),
+        quarantined=bad,
     )
 
 
 def _text(
     request: PullRequest, history: History, rows: pa.Table, events: list[DdlEvent], watermark: int | None
-) -> tuple[pa.Buffer, tuple[Quarantined, ...]]:
+) -> tuple[pa.Buffer, int]:
+    """The body of a text format, and how many rows could not be decoded."""
     fmt = create_format("ndjson" if request.format == "json" else request.format, parse_options(request.options))
     decoded = decode_rows(history, rows, request.scope)
     changes = order_messages(decoded.changes, split=fmt.splits_updates)
     mark = None if request.format == "json" else watermark
     array = body.lines(fmt, changes, events, decoded.quarantined, mark)
     if request.format == "json":
-        return body.join(array, b","), decoded.quarantined
+        return body.join(array, b","), len(decoded.quarantined)
     joined = body.join(array, fmt.terminator)
     ended = pa.py_buffer(joined.to_pybytes() + fmt.terminator) if joined.size else joined
-    return ended, decoded.quarantined
+    return ended, len(decoded.quarantined)
 
 
 def _arrow(rows: pa.Table, history: History | None, scope: Scope) -> pa.Buffer:
@@ -160,9 +161,14 @@ def _known(history: History, scope: Scope, after: int, resolved: int) -> None:
 
 
 def _ddl_wanted(event: DdlEvent, scope: Scope) -> bool:
-    if scope.database is not None and event.db.lower() != scope.database.lower():
-        return False
-    return scope.table is None or event.table.lower() == scope.table.lower()
+    """Whether the DDL concerns the scope; a rename concerns both names."""
+    names = [(event.db.lower(), event.table.lower()), (event.old_db.lower(), event.old_table.lower())]
+    if scope.database is None:
+        return True
+    database = scope.database.lower()
+    if scope.table is None:
+        return any(db == database for db, _ in names)
+    return any(name == (database, scope.table.lower()) for name in names)
 
 
 def _empty(request: PullRequest, after: int, resolved: int) -> PullAnswer:

@@ -37,9 +37,8 @@ class Reclaimer:
     def reclaim(self, row: StoreRow, tail: Tail) -> int:
         """Give up and delete what may go of one store. Returns how many objects were asked to be deleted."""
         floors = durable_floor(self._catalog, row.tenant, row.store_id)
-        gone = reclaimed(self._catalog, row.tenant, row.store_id)
         deleted = 0
-        for part in reclaimable(floors, gone, row.incarnation):
+        for part in reclaimable(floors, self.learn(row, tail), row.incarnation):
             if not self._give_up(row, part):
                 log.warning("reclaim refused: the store has another dispatcher", store=row.store_id)
                 break
@@ -47,11 +46,17 @@ class Reclaimer:
             deleted += self._delete(self._keys(row, part))
         return deleted
 
+    def learn(self, row: StoreRow, tail: Tail) -> dict[int, int]:
+        """Read what has been given up, and tell the tail."""
+        gone = reclaimed(self._catalog, row.tenant, row.store_id)
+        for incarnation, seq in gone.items():
+            tail.set_reclaimed(incarnation, seq)
+        return gone
+
     def sweep(self, row: StoreRow, tail: Tail) -> int:
         """Delete what a predecessor gave up and could not delete, and late files of ended incarnations. Lists."""
         deleted = 0
-        for incarnation, seq in sorted(reclaimed(self._catalog, row.tenant, row.store_id).items()):
-            tail.set_reclaimed(incarnation, seq)
+        for incarnation, seq in sorted(self.learn(row, tail).items()):
             if seq > 0:
                 deleted += self._delete(self._listed(row, incarnation, seq))
         return deleted

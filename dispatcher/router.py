@@ -8,8 +8,8 @@ A file is a handful of columns clustered by tenure, with one regions row per ten
 - a region that misses the range is left out, rows and promise alike;
 - a region without rows still counts: its promise is the point.
 
-Relations: the slices of a file tile its rows (the codec has checked it), and those of the result tile the result's; rows
-keep their order in the file. The regions may stand in any order.
+Relations: the slices of a file tile its rows (the codec has checked it), and those of the result tile the result's;
+rows keep their order in the file. The regions may stand in any order.
 
 Pure: Arrow in, Arrow out. No Python object per row, and none per region except where slices do not touch.
 """

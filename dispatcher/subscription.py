@@ -1,15 +1,17 @@
 """One task's open subscription to one store: positions in, FeedBatches out.
 
-Incarnations are served oldest first; each ends before the next begins, which costs nothing (an old one ends as soon as
-its next file is not there) and keeps what a sorter holds small. An old incarnation also ends in front of a file that
-stays corrupt: nobody is left to repair it, and any contiguous end is safe (see `dispatcher.tail`). The newest one waits.
+Incarnations are served oldest first; each ends before the next begins, which costs nothing (an old one ends as soon
+as its next file is not there) and keeps what a sorter holds small. An old incarnation also ends in front of a file
+that stays corrupt: nobody is left to repair it, and any contiguous end is safe (see `dispatcher.tail`). The newest
+one waits.
 
-An error is raised at once when it is new at this place, afterwards once per call when the call's time is up. Errors never
-move the position. Used from one thread.
+An error is raised at once when it is new at this place, afterwards once per call when the call's time is up. Errors
+never move the position. Used from one thread.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable
@@ -59,7 +61,7 @@ class Subscription:
             error, until = found
             now = self._clock.monotonic()
             if error is not None and (self._is_new(error) or now >= deadline):
-                raise type(error)(error.message, **error.facts)
+                raise copy.copy(error)  # others may raise the same one
             if error is None:
                 self._raised = None
             if now >= deadline:

@@ -1,8 +1,9 @@
 """Follows the batch files of one store, incarnation by incarnation, and reads ahead.
 
-The next key is known (`seq` is dense), so the next file is asked for by GET; a miss means "not there yet" and is asked
-again soon. LIST never finds work, it only explains: when a file of the *newest* incarnation has been missing for a while
-and a later one is in the folder, that is a gap, shown as FeedGap naming the missing file. A gap is never skipped.
+The next key is known (`seq` is dense), so the next file is asked for by GET; a miss means "not there yet" and is
+asked again soon. LIST never finds work, it only explains: when a file of the *newest* incarnation has been missing
+for a while and a later one is in the folder, that is a gap, shown as FeedGap naming the missing file. A gap is never
+skipped.
 
     poll(incarnation, seq) -> Found     here is the file
                               Pending   being read; the listeners are woken when it is known
@@ -16,10 +17,10 @@ Relations:
 - times are the Clock's monotonic seconds.
 
 An incarnation that is not the newest ends at its last contiguous file, and any contiguous place is a safe end, even
-while a late file of it is still on its way: a watermark row counts only with all files of its incarnation up to it, so
-what is cut off has promised nothing yet; and the tenures of the newer incarnation start at or below the durable `upper`,
-so they send again whatever lay in the files that are not used. Two subscribers may therefore even end the same
-incarnation at different places.
+while a late file of it is still on its way: a watermark row counts only with all files of its incarnation up to it,
+so what is cut off has promised nothing yet; and the tenures of the newer incarnation start at or below the durable
+`upper`, so they send again whatever lay in the files that are not used. Two subscribers may therefore even end the
+same incarnation at different places.
 """
 
 from __future__ import annotations
@@ -139,6 +140,11 @@ class Tail:
             self._slots = {at: slot for at, slot in self._slots.items() if slot.loading}
         self._cache.forget(self.tenant, self.store_id)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
     def set_newest(self, incarnation: int) -> None:
         """The catalog's newest incarnation. Older ones end, after one more look for their next file."""
         with self._lock:
@@ -214,8 +220,9 @@ class Tail:
         self._pool.submit(self._load, self._key(incarnation, seq), slot, superseded)
 
     def _first_look(self, incarnation: int, seq: int, now: float) -> float:
-        waited_for, arrived_at = self._arrived.get(incarnation, (0, 0.0))
-        return max(now, arrived_at + self._timing.tick_s) if waited_for == seq - 1 and self._timing.tick_s else now
+        """Not before the pusher's next tick, when we know when the last one was."""
+        seen = self._arrived.get(incarnation)
+        return max(now, seen[1] + self._timing.tick_s) if seen is not None and seen[0] == seq - 1 else now
 
     def _load(self, key: BatchKey, slot: _Slot, superseded: bool) -> None:
         """Runs in the pool: read one file and note what came of it."""

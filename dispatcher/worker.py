@@ -4,15 +4,17 @@
     refresh     every 0.5 s: which stores are mine, which incarnation is their newest, the largest cut_ts read
     reclaim     every few seconds: delete what every task has durably consumed
 
-It is stateless: all it holds can be read again. Two dispatchers of one store are harmless, because what both send is the
-same and subscribers drop repeats; so while the catalog is away it keeps serving what it owned. It is itself the Feed for
-sorters in its own process; `dispatcher.flight_server` offers the same to others.
+It is stateless: all it holds can be read again. Two dispatchers of one store are harmless, because what both send is
+the same and subscribers drop repeats; so while the catalog is away it keeps serving what it owned. It is itself the
+Feed for sorters in its own process; `dispatcher.flight_server` offers the same to others.
 """
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+
+import structlog
 
 from dispatcher.cache import FileCache
 from dispatcher.reclaim import Reclaimer
@@ -22,12 +24,14 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.stores import StoreRow, list_stores, note_cut_ts, stores_of_dispatcher
 from tistream.catalog.workers import WorkerKind, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable, FeedUnavailable, Fenced
+from tistream.errors import CatalogUnavailable, FeedUnavailable
 from tistream.feed import FeedRequest, FeedStream
 from tistream.ids import Tenant
 from tistream.limits import HEARTBEAT_MS, PREFETCH_FILES_MAX
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating, ServiceGroup
+
+log = structlog.get_logger(__name__)
 
 CACHE_BYTES = 256 << 20
 REFRESH_S = 0.5
@@ -94,8 +98,8 @@ class DispatcherWorker:
         if self._incarnation is not None:
             try:
                 retire_worker(self._catalog, self.worker_id, self._incarnation)
-            except CatalogUnavailable:
-                pass  # the lease runs out by itself
+            except CatalogUnavailable as e:
+                log.warning("could not say that this dispatcher is gone; its lease will run out", error=str(e))
 
     def problems(self) -> list[Problem]:
         """What its threads suffer from, and every file that holds subscribers up."""
@@ -113,9 +117,15 @@ class DispatcherWorker:
         key = request.tenant, request.store_id
         if key not in self._owned:
             self.refresh()  # it may have become mine a moment ago
-        self._check(key)
-        tail = self._tail(key)
-        self._reclaimer.learn(self._owned[key], tail)
+        row = self._owned.get(key)
+        if row is None:
+            rows = list_stores(self._catalog, request.tenant)
+            owner = next((row.dispatcher for row in rows if row.store_id == request.store_id), None)
+            raise FeedUnavailable(
+                store=request.store_id, tenant=str(request.tenant), asked=self.worker_id, owner=owner or "nobody"
+            )
+        tail = self._tail(row)
+        self._reclaimer.learn(row, tail)
         return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock)
 
     def refresh(self) -> None:
@@ -123,9 +133,9 @@ class DispatcherWorker:
         owned = {(row.tenant, row.store_id): row for row in stores_of_dispatcher(self._catalog, self.worker_id)}
         with self._lock:
             self._owned = owned
-            tails = {key: tail for key, tail in self._tails.items() if key in owned}
-            self._tails = dict(tails)
-        for key, tail in tails.items():
+            self._tails = {key: tail for key, tail in self._tails.items() if key in owned or tail.is_heard}
+            mine = [(key, tail) for key, tail in self._tails.items() if key in owned]
+        for key, tail in mine:
             tail.set_newest(owned[key].incarnation)
             if tail.max_cut_ts > max(owned[key].max_cut_ts, self._noted.get(key, 0)):
                 noted = tail.max_cut_ts
@@ -137,7 +147,7 @@ class DispatcherWorker:
         for key, row in self._owned.items():
             if self._stopped.is_set() or self._heartbeats.crashed:
                 return
-            tail, now = self._tail(key), self._clock.monotonic()
+            tail, now = self._tail(row), self._clock.monotonic()
             epoch, swept_at = self._swept.pop(key, (0, 0.0))
             if epoch != row.dispatcher_epoch or now - swept_at >= SWEEP_S:
                 self._reclaimer.sweep(row, tail)
@@ -151,15 +161,16 @@ class DispatcherWorker:
         else:
             heartbeat(self._catalog, self.worker_id, self._incarnation)
 
-    def _tail(self, key: _StoreKey) -> Tail:
+    def _tail(self, row: StoreRow) -> Tail:
+        key = row.tenant, row.store_id
         with self._lock:
             tail = self._tails.get(key)
             if tail is None:
                 tail = self._tails[key] = Tail(
                     *key, store=self._store, cache=self._cache, pool=self._pool, clock=self._clock, timing=self._timing
                 )
-                tail.set_newest(self._owned[key].incarnation)
-            return tail
+        tail.set_newest(row.incarnation)
+        return tail
 
     def _check(self, key: _StoreKey) -> None:
         """FeedUnavailable unless I serve this store."""

@@ -78,8 +78,8 @@ class SchemaState(Protocol):
     @property
     def tables(self) -> Mapping[int, Table]: ...
 
-    def dropped_with(self, db_id: int) -> Sequence[Table]:
-        """The tables that went when this database was last dropped."""
+    def dropped_with(self, db_id: int) -> Sequence[Table] | None:
+        """The tables that went when this database was last dropped; None when that drop is not known."""
         ...
 
 
@@ -153,7 +153,8 @@ def _change(job: Job, **parts: Any) -> Change:
     return Change(job_id=job.id, commit_ts=job.commit_ts, schema_version=job.schema_version, **parts)
 
 
-def _event(job: Job, table: Table | None, db: str, *, query: str = "", sub: int = 0, gone: bool = False) -> DdlEvent:
+def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: Any) -> DdlEvent:
+    """`table` is the one after the DDL, or the one that is gone."""
     return DdlEvent(
         commit_ts=job.commit_ts,
         start_ts=job.start_ts,
@@ -167,8 +168,8 @@ def _event(job: Job, table: Table | None, db: str, *, query: str = "", sub: int 
         table=table.name if table else "",
         db_id=table.db_id if table else job.schema_id,
         table_id=table.id if table else 0,
-        sub=sub,
-        version=None if gone else table,
+        version=table,
+        **more,
     )
 
 
@@ -185,15 +186,19 @@ def _definition(job: Job) -> Json:
     return job.table_info
 
 
-def _put_database(job: Job) -> Change:
+def _defined_database(job: Job) -> Database:
     if not job.db_info:
         raise DecodeError("a finished DDL job carries no database definition", job_id=job.id)
-    db = tidb_json.database(job.db_info)
+    return tidb_json.database(job.db_info)
+
+
+def _put_database(job: Job) -> Change:
+    db = _defined_database(job)
     return _change(job, put_databases=(db,), events=(_event(job, None, db.name),))
 
 
 def _drop_database(job: Job, state: SchemaState) -> Change:
-    db = _database_of(job, state, job.schema_id)
+    db = state.databases.get(job.schema_id) or _defined_database(job)
     tables = tuple(t.id for t in state.tables.values() if t.db_id == db.id)
     event = _event(job, None, db.name, query=queries.drop("DATABASE", db.name))
     return _change(job, drop_databases=(db.id,), drop_tables=tables, events=(event,))
@@ -201,15 +206,16 @@ def _drop_database(job: Job, state: SchemaState) -> Change:
 
 def _recover_database(job: Job, state: SchemaState) -> Change:
     """The database comes back with the tables that went with it, under their old ids."""
-    if not job.db_info:
-        raise DecodeError("a finished DDL job carries no database definition", job_id=job.id)
-    db = tidb_json.database(job.db_info)
+    db = _defined_database(job)
     recover = (job.args.get("recover_info") or {}) if isinstance(job.args, Mapping) else {}
     listed = [entry["TableInfo"] for entry in recover.get("RecoverTableInfos") or ()]
     if listed:
         tables = [tidb_json.table(info, db_id=db.id, db=db.name) for info in listed]
     else:
-        tables = [replace(t, db_id=db.id, db=db.name) for t in state.dropped_with(db.id)]
+        dropped = state.dropped_with(db.id)
+        if dropped is None:
+            raise DecodeError("a database came back whose tables are not known", job_id=job.id, database=db.name)
+        tables = [replace(t, db_id=db.id, db=db.name) for t in dropped]
     return _change(job, put_databases=(db,), put_tables=tuple(tables))
 
 
@@ -226,13 +232,19 @@ def _put_table(job: Job, state: SchemaState) -> Change:
     drops = {old.id} if old and old.id != new.id else set()
     if job.type == Action.CREATE_VIEW:  # CREATE OR REPLACE gives the view a new id
         drops |= {t.id for t in _named(state, new) if t.id != new.id}
-    query = ""
+    events: tuple[DdlEvent, ...]
     if job.type == Action.RENAME_TABLE:
-        query = queries.rename(*_old_name(job, state), new.db, new.name)
+        events = (_renamed(job, new, *_old_name(job, state)),)
     elif job.type == Action.TRUNCATE_TABLE:
-        query = queries.truncate(new.db, new.name)
-    events = (_event(job, new, new.db, query=query),) if job.type in EVENTS else ()
+        events = (_event(job, new, new.db, query=queries.truncate(new.db, new.name)),)
+    else:
+        events = (_event(job, new, new.db),) if job.type in EVENTS else ()
     return _change(job, drop_tables=tuple(sorted(drops)), put_tables=(new,), events=events)
+
+
+def _renamed(job: Job, new: Table, old_db: str, old_table: str) -> DdlEvent:
+    query = queries.rename(old_db, old_table, new.db, new.name)
+    return _event(job, new, new.db, query=query, old_db=old_db, old_table=old_table)
 
 
 def _named(state: SchemaState, table: Table) -> Iterable[Table]:
@@ -247,11 +259,13 @@ def _old_name(job: Job, state: SchemaState) -> tuple[str, str]:
 
 
 def _drop_table(job: Job, state: SchemaState) -> Change:
+    """A table that is not known is dropped all the same: nothing of it can be asked for afterwards."""
     old = state.tables.get(job.table_id)
     if old is None:
-        raise DecodeError("a table that is not known was dropped", job_id=job.id, table_id=job.table_id)
+        db = _database_of(job, state, job.schema_id)
+        old = tidb_json.table(_definition(job), db_id=db.id, db=db.name)
     what = "VIEW" if job.type == Action.DROP_VIEW else "TABLE"
-    event = _event(job, old, old.db, query=queries.drop(what, old.db, old.name), gone=True)
+    event = _event(job, old, old.db, query=queries.drop(what, old.db, old.name))
     return _change(job, drop_tables=(old.id,), events=(event,) if job.type in EVENTS else ())
 
 
@@ -285,7 +299,7 @@ def _rename_tables(job: Job, state: SchemaState) -> Change:
         puts.pop(new.id, None)
         puts[new.id] = new
         query = queries.rename(old_db.name, old_name, db.name, new_name) + ";"
-        events.append(_event(job, new, db.name, query=query, sub=sub))
+        events.append(_event(job, new, db.name, query=query, sub=sub, old_db=old_db.name, old_table=old_name))
     return _change(job, put_tables=tuple(puts.values()), events=tuple(events))
 
 
@@ -313,7 +327,7 @@ def _rename_args(job: Job) -> list[tuple[int, str, int, str]]:
 
 def _exchange_partition(job: Job, state: SchemaState) -> Change:
     """A plain table and a partition swap their physical ids. The job carries the partitioned table's definition; the
-    plain table keeps its columns and takes the id that the partition gave up."""
+    plain table keeps its columns, takes the id that the partition gave up, and counts as updated with it."""
     info = _definition(job)
     plain, before = state.tables.get(job.table_id), state.tables.get(int(info["id"]))
     if plain is None or before is None:
@@ -322,10 +336,6 @@ def _exchange_partition(job: Job, state: SchemaState) -> Change:
     given_up = set(before.partition_ids) - set(partitioned.partition_ids)
     if len(given_up) != 1 or plain.id not in partitioned.partition_ids:
         raise DecodeError("an EXCHANGE PARTITION does not swap two ids", job_id=job.id, given_up=sorted(given_up))
-    swapped = replace(plain, id=given_up.pop())
-    return _change(
-        job,
-        drop_tables=(plain.id,),
-        put_tables=(partitioned, swapped),
-        events=(_event(job, swapped, swapped.db),),
-    )
+    swapped = replace(plain, id=given_up.pop(), update_ts=partitioned.update_ts)
+    event = replace(_event(job, plain, plain.db), version=partitioned, exchanged=plain)
+    return _change(job, drop_tables=(plain.id,), put_tables=(partitioned, swapped), events=(event,))

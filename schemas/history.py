@@ -35,6 +35,7 @@ from tistream.errors import BrokenPromise, TsExpired, TsOutOfRange
 
 _SNAPSHOTS_KEPT = 8
 _NOTHING: Timeline[Table] = Timeline()
+_NO_DATABASE: Timeline[Database] = Timeline()
 
 
 class IdStatus(StrEnum):
@@ -110,8 +111,8 @@ class History:
                 self._id_lines[physical_id] = self._id_lines[physical_id].extended(change.commit_ts, None)
             self._set_name(change.commit_ts, table.db, table.name, None)
         for db_id in change.drop_databases:
-            db = self._databases.pop(db_id)
-            self._db_lines[db.name.lower()] = self._db_lines[db.name.lower()].extended(change.commit_ts, None)
+            if db := self._databases.pop(db_id, None):
+                self._db_lines[db.name.lower()] = self._db_lines[db.name.lower()].extended(change.commit_ts, None)
         self._databases.update((db.id, db) for db in change.put_databases)
         self._tables.update((table.id, table) for table in change.put_tables)
         self._index(change.commit_ts, change.put_databases, change.put_tables)
@@ -120,7 +121,7 @@ class History:
 
     def _index(self, ts: int, databases: Iterable[Database], tables: Iterable[Table]) -> None:
         for db in databases:
-            self._db_lines[db.name.lower()] = self._db_lines.get(db.name.lower(), Timeline()).extended(ts, db)
+            self._db_lines[db.name.lower()] = self._db_lines.get(db.name.lower(), _NO_DATABASE).extended(ts, db)
         for table in tables:
             self._set_name(ts, table.db, table.name, table)
             for physical_id in table.physical_ids:
@@ -170,7 +171,7 @@ class History:
     def database(self, name: str, ts: int) -> Database:
         """The database of this name, in any spelling. NotFound with a suggestion."""
         self._check(ts)
-        found = self._db_lines.get(name.lower(), Timeline[Database]()).at(ts)
+        found = self._db_lines.get(name.lower(), _NO_DATABASE).at(ts)
         if found is None:
             raise no_database(name, [db.name for db in self.databases(ts)], ts=ts)
         return found
@@ -294,11 +295,11 @@ class _Current:
     def tables(self) -> Mapping[int, Table]:
         return self._history._tables
 
-    def dropped_with(self, db_id: int) -> Sequence[Table]:
+    def dropped_with(self, db_id: int) -> Sequence[Table] | None:
         changes = self._history._changes
         change = next((c for c in reversed(changes) if db_id in c.drop_databases), None)
         if change is None:
-            return ()
+            return None
         lines = (line for named in self._history._name_lines.values() for line in named.values())
         before = (line.at(change.commit_ts - 1) for line in lines)
         return [table for table in before if table is not None and table.id in change.drop_tables]

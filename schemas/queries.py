@@ -7,6 +7,7 @@ statements that names alone describe, a consumer gets one statement per table, f
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _TOKEN = re.compile(
     r"""'(?:[^'\\]|\\.|'')*'        # strings, with both ways of escaping a quote
@@ -24,7 +25,7 @@ def split_statements(text: str) -> list[str]:
     """The statements of a text, split at semicolons outside of strings, names and comments; empty ones are left out."""
     cuts = [found.start() for found in _TOKEN.finditer(text) if found.group() == ";"]
     bounds = [-1, *cuts, len(text)]
-    pieces = (text[a + 1 : b].strip() for a, b in zip(bounds, bounds[1:], strict=False))
+    pieces = (text[a + 1 : b].strip() for a, b in pairwise(bounds))
     return [piece for piece in pieces if piece]
 
 

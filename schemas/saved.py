@@ -3,9 +3,8 @@
     {"format": 1, "resolved_ts", "job_table": Table, "start": {"ts", "schema_version", "databases", "tables"},
      "changes": [Change ...]}
 
-Values are written as the dataclasses of `schemas.model` are; bytes are base64. An event's `version` is the index of its
-table in the change's `put_tables`, or null. The form is ours, versioned by `format`: a file of another format or with
-anything missing raises CorruptObject.
+Values are written as the dataclasses of `schemas.model` are; bytes are base64. The form is ours, versioned by `format`:
+a file of another format, or with anything missing or unknown, raises CorruptObject.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -52,7 +51,7 @@ def dump(saved: SavedHistory) -> bytes:
             "databases": list(saved.start.databases.values()),
             "tables": list(saved.start.tables.values()),
         },
-        "changes": [_change_json(change) for change in saved.changes],
+        "changes": saved.changes,
     }
     return zstandard.compress(orjson.dumps(document, default=_bytes_json), _ZSTD_LEVEL)
 
@@ -99,19 +98,7 @@ def _bytes_json(value: object) -> str:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _shallow(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _change_json(change: Change) -> dict[str, Any]:
-    places = {id(table): i for i, table in enumerate(change.put_tables)}
-    events = [_shallow(event) | {"version": places.get(id(event.version))} for event in change.events]
-    return _shallow(change) | {"events": events}
-
-
 def _change(data: dict[str, Any]) -> Change:
-    tables = tuple(_table(t) for t in data["put_tables"])
-    events = (e | {"version": None if e["version"] is None else tables[e["version"]]} for e in data["events"])
     return Change(
         job_id=data["job_id"],
         commit_ts=data["commit_ts"],
@@ -119,9 +106,14 @@ def _change(data: dict[str, Any]) -> Change:
         drop_databases=tuple(data["drop_databases"]),
         drop_tables=tuple(data["drop_tables"]),
         put_databases=tuple(Database(**d) for d in data["put_databases"]),
-        put_tables=tables,
-        events=tuple(DdlEvent(**e) for e in events),
+        put_tables=tuple(_table(t) for t in data["put_tables"]),
+        events=tuple(_event(e) for e in data["events"]),
     )
+
+
+def _event(data: dict[str, Any]) -> DdlEvent:
+    tables = {name: None if data[name] is None else _table(data[name]) for name in ("version", "exchanged")}
+    return DdlEvent(**{**data, **tables})
 
 
 def _table(data: Mapping[str, Any]) -> Table:

@@ -15,9 +15,8 @@ from typing import Any
 
 from schemas import tidb_json
 from schemas.model import Database, Table
+from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.errors import CorruptObject
-
-DDL_JOB_TABLE_ID = 281_474_976_710_654  #: of mysql.tidb_ddl_job, the same in every cluster
 
 SYSTEM_DATABASES = frozenset(
     {

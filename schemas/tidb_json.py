@@ -94,6 +94,7 @@ def _column(info: Json) -> Column:
         hidden=bool(info.get("hidden")),
         state=int(info.get("state") or 0),
         version=int(info.get("version") or 0),
+        comment=info.get("comment") or "",
     )
 
 

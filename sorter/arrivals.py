@@ -7,6 +7,8 @@ without one has an empty value, and an empty value on a COMMIT says nothing and 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -52,7 +54,7 @@ def to_arrow(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
     ends = frame.select(pl.sum_horizontal(binary).cast(pl.UInt64).cum_sum()).to_series().to_numpy()
     cuts = np.flatnonzero(np.diff(ends // ARROW_BYTES_MAX)) + 1
     edges = [0, *cuts.tolist(), frame.height]
-    parts = [frame.slice(lo, hi - lo).to_arrow().cast(schema) for lo, hi in zip(edges, edges[1:], strict=False)]
+    parts = [frame.slice(lo, hi - lo).to_arrow().cast(schema) for lo, hi in pairwise(edges)]
     return pa.concat_tables(parts)
 
 

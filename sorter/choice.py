@@ -67,7 +67,7 @@ def _is_later(a: Candidate, b: Candidate) -> bool:
 
 
 def _with_value(candidates: list[Candidate], value: bytes) -> Candidate | None:
-    """The candidate with this value; or, if none has it, the one thing that all candidates agree on, with this value."""
+    """The candidate with this value; or, if none has it, what all candidates agree on, with this value."""
     puts = [replace(c, value=value) for c in candidates if c.op == Op.PUT]
     exact = [c for c in candidates if c.op == Op.PUT and c.value == value]
     found = exact or puts

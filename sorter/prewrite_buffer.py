@@ -1,14 +1,15 @@
 """Prewrites without their commit, and commits that wait to be decided.
 
-A commit is matched with its prewrite by (key, start_ts). It is *decided* when W(key) has reached its commit_ts, not when
-the two meet: only then every prewrite that could be the committed one has arrived, from whichever store, and a commit
-row that overtook its prewrite needs no rule of its own. Waiting costs nothing, because the row may not be written out
-earlier anyway.
+A commit is matched with its prewrite by (key, start_ts). It is *decided* when W(key) has reached its commit_ts, not
+when the two meet: only then has every prewrite arrived that could be the committed one, from whichever store, and a
+commit row that overtook its prewrite needs no rule of its own. Waiting costs nothing, because the row may not be
+written out earlier anyway.
 
 What a row does:
 
-- PREWRITE    is kept, unless its (key, start_ts) is known to be decided. Several of one (key, start_ts) are kept one per
-              tenure (see `choice`). It is dead once W(key) > cut_ts of the file that brought it, unless its commit waits;
+- PREWRITE    is kept, unless its (key, start_ts) is known to be decided. Several of one (key, start_ts) are kept one
+              per tenure (see `choice`). It is dead once W(key) > cut_ts of the file that brought it, unless its commit
+              waits;
 - COMMIT      at or below `upper`, or equal in (key, commit_ts) to a row that is ready or waits: a duplicate. New ones
               wait. New, at or below W(key) and without a prewrite: a broken promise;
 - COMMITTED   decides (key, start_ts) by itself and is ready at once. New and at or below W(key): a broken promise,
@@ -24,7 +25,6 @@ its prewrites. Everything is columns; only keys in doubt are looked at one by on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -155,7 +155,9 @@ class PrewriteBuffer:
                 pl.lit(store_id, pl.UInt64).alias("store_id"), pl.lit(incarnation, pl.UInt64).alias("incarnation")
             )
         )
-        told = told.select(*_TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(_TENURE_ID)
+        told = told.select(*_TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(
+            _TENURE_ID, keep="first", maintain_order=True
+        )
         known = pl.coalesce("told", "tenure_ready_ts").alias("tenure_ready_ts")
         self.open = self.open.join(told, on=_TENURE_ID, how="left").with_columns(known).select(OPEN.names)
 
@@ -171,7 +173,7 @@ class PrewriteBuffer:
             rows, doubtful = _match(due, self.open)
             ready.add(rows)
             self._leave(rows, doubtful)
-            asking = [Undecided(**row) for row in _asking(doubtful)]
+            asking = _asking(doubtful)
         gone = _reached(self.open, "cut_ts", watermarks, strictly=True).join(self.commits, on=_TXN, how="anti")
         if gone.height:
             self.dead += gone.height
@@ -185,7 +187,7 @@ class PrewriteBuffer:
 
     def snapshot(self) -> tuple[pa.Table, pa.Table]:
         """(open prewrites, waiting commits), schemas OPEN and COMMITS."""
-        return to_arrow(self.open, OPEN), to_arrow(self.commits, COMMITS)
+        return to_arrow(self.open.sort("row_no"), OPEN), to_arrow(self.commits.sort(_VERSION), COMMITS)
 
     def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> None:
         """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since; undecided ones
@@ -220,10 +222,9 @@ class PrewriteBuffer:
         """Decided commits and their prewrites go; the doubtful ones have been asked for."""
         self.open = self.open.join(decided, on=_TXN, how="anti")
         kept = self.commits.join(decided, on=_VERSION, how="anti")
-        asked = kept.join(doubtful.with_columns(now=pl.lit(value=True)), on=_VERSION, how="left")["now"].fill_null(
-            False
-        )  # noqa: FBT003
-        self.commits = kept.with_columns(asked=pl.col("asked") | asked)
+        quiet = kept.join(doubtful, on=_VERSION, how="anti")
+        asked = kept.join(doubtful, on=_VERSION, how="semi").with_columns(asked=pl.lit(value=True))
+        self.commits = pl.concat([quiet, asked])
 
     def _refuse(self, rows: pl.DataFrame) -> None:
         if rows.height:
@@ -239,8 +240,8 @@ def _break(rows: pl.DataFrame) -> NoReturn:
 def _reached(frame: pl.DataFrame, column: str, watermarks: RangeWatermarkMap, *, strictly: bool) -> pl.DataFrame:
     """The rows whose W(key) has reached (or, strictly, passed) the column's timestamp."""
     near = frame.filter(pl.col(column) <= watermarks.highest())
-    w = pl.lit(pl.Series("w", watermarks.w_of(near["key"]), pl.UInt64))
-    return near.filter(pl.col(column) < w if strictly else pl.col(column) <= w)
+    w, ts = watermarks.w_of(near["key"]), near[column].to_numpy()
+    return near.filter(pl.Series(ts < w if strictly else ts <= w, dtype=pl.Boolean))
 
 
 def _roll_back(
@@ -311,7 +312,7 @@ def _candidate(row: dict[str, int]) -> Candidate:
     return Candidate(tenure=tenure, open_ts=row["tenure_open_ts"], ready_ts=row["tenure_ready_ts"], **content)  # type: ignore[arg-type]
 
 
-def _asking(doubtful: pl.DataFrame) -> Sequence[dict[str, int]]:
+def _asking(doubtful: pl.DataFrame) -> list[Undecided]:
     """The commits that become undecided now, in a fixed order."""
-    names = ("key", "start_ts", "commit_ts", "region_id", "store_id")
-    return doubtful.filter(~pl.col("asked")).sort(_VERSION).select(names).to_dicts()
+    new = doubtful.filter(~pl.col("asked")).sort(_VERSION)
+    return [Undecided(**row) for row in new.select("key", "start_ts", "commit_ts", "region_id", "store_id").to_dicts()]

@@ -21,6 +21,8 @@ from tistream.keyrange import KeyRange
 #: change.COMMITTED before its table is looked up
 READY = pa.schema([field for field in COMMITTED if field.name != "table_id"])
 
+FLUSH_BYTES_MAX = 256 << 20  #: of the rows of one task in one flush
+
 _VERSION = ["key", "commit_ts"]
 _ORDER = ["table_id", "commit_ts", "start_ts", "key"]
 
@@ -42,6 +44,21 @@ class SortBuffer:
         """Those of the rows whose (key, commit_ts) is not here."""
         return rows.join(self.rows, on=_VERSION, how="anti", maintain_order="left") if self.rows.height else rows
 
+    def reach(self, w: int) -> int:
+        """The largest watermark up to w whose rows fit one flush; a single commit_ts always does."""
+        due = self.rows.filter(pl.col("commit_ts") <= w)
+        size = pl.sum_horizontal(pl.col(name).bin.size().fill_null(0) for name in ("key", "value", "old_value"))
+        if not due.height or due.select(size.cast(pl.UInt64).sum()).item() <= FLUSH_BYTES_MAX:
+            return w
+        sizes = (
+            due.select("commit_ts", size=size.cast(pl.UInt64))
+            .group_by("commit_ts")
+            .agg(pl.col("size").sum())
+            .sort("commit_ts")
+        )
+        fits = sizes.filter(pl.col("size").cum_sum() <= FLUSH_BYTES_MAX)
+        return int((fits if fits.height else sizes.head(1))["commit_ts"][-1])
+
     def take(self, w: int) -> pa.Table:
         """All rows at or below w as change.COMMITTED, by (table_id, commit_ts, start_ts, key). They stay here."""
         due = self.rows.filter(pl.col("commit_ts") <= w)
@@ -56,7 +73,7 @@ class SortBuffer:
 
     def snapshot(self) -> pa.Table:
         """The ready rows, schema READY."""
-        return to_arrow(self.rows, READY)
+        return to_arrow(self.rows.sort(_VERSION), READY)
 
     def restore(self, rows: pa.Table, range_: KeyRange, upper: int) -> None:
         """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""

@@ -157,7 +157,8 @@ class RangeWatermarkMap:
     def snapshot(self) -> tuple[pa.Table, pa.Table]:
         """(slices, waiting rows), schemas SLICES and WAITING."""
         ends = [*self._bounds[1:], self.range.end]
-        slices = pa.table([self._bounds, ends, self._w, self._covered], schema=SLICES)
+        # Arrow would share the array's memory, and the map goes on changing it.
+        slices = pa.table([self._bounds, ends, self._w.copy(), self._covered.copy()], schema=SLICES)
         rows = self.waiting()
         waiting = pa.table([[getattr(r, name) for r in rows] for name in WAITING.names], schema=WAITING)
         return slices, waiting

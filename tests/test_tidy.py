@@ -1,4 +1,4 @@
-"""The house rules that a linter does not know: sizes, banned calls, layers that name every module, no stray packages."""
+"""The house rules that a linter does not know: sizes, banned calls, layers that name every module."""
 
 from __future__ import annotations
 

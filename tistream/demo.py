@@ -37,7 +37,8 @@ _SIGNS = {"insert": "+", "update": "~", "delete": "-", "ddl": "≡"}
 class Service(Protocol):
     """What the composition root hands in: a started service."""
 
-    url: str
+    @property
+    def url(self) -> str: ...
 
     def close(self) -> None: ...
 
@@ -135,7 +136,7 @@ def _lines_to_copy(url: str, out: Console) -> None:
     for line in (
         f"curl -s '{url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=canal-json' | head -3",
         f"tistream pull shop --url {url} --follow",
-        f"python -c \"from tistream.client import connect; print(connect('{url}').page(1, 1, format='arrow').arrow())\"",
+        f"python -c \"import tistream.client as c; print(c.connect('{url}').page(1, 1, format='arrow').arrow())\"",
     ):
         out.print(f"  {line}", style="cyan", highlight=False, soft_wrap=True)
     out.print()

@@ -1,8 +1,8 @@
 """The contract between a dispatcher and a sorter: who asks for what, and what comes back.
 
 A sorter subscribes once per (task, store). It receives, for every batch file of that store in order, the rows and the
-watermark rows of its task's range. A file without anything for the range still comes, empty: a watermark row counts only
-with all files of its store up to it. `positions` says what the subscriber already has durably.
+watermark rows of its task's range. A file without anything for the range still comes, empty: a watermark row counts
+only with all files of its store up to it. `positions` says what the subscriber already has durably.
 
 Relations:
 

@@ -12,6 +12,8 @@ FOOTER_BYTES_MAX = 64 << 20
 HEAD_BYTES_MAX = 1 << 20
 
 UPLOADS_IN_FLIGHT_MAX = 4
+UPLOAD_QUEUE_BYTES_MAX = 256 << 20  # encoded batch files that wait; a pusher that has more drops its stream
+FRONTIER_CACHE_MS = 200  # a pusher uses a frontier this old without asking again
 PREFETCH_FILES_MAX = 8
 FEED_QUEUE_BATCHES_MAX = 16
 

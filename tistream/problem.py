@@ -1,7 +1,8 @@
 """Errors over HTTP: RFC 9457 `application/problem+json`, the same from every server.
 
 One table maps the kind of an error to a status. 64-bit numbers are written as text, because JSON readers round them;
-bytes are written in hexadecimal. An error that is not ours becomes a 500 that says nothing of its inside; the log has it.
+bytes are written in hexadecimal. An error that is not ours becomes a 500 that says nothing of its inside; the log has
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How long-running parts start, show that they are well, and stop.
 
-A `Service` is anything with a life: `start`, `wait_until_ready`, `stop`, and `problems()`, which says what is wrong now.
-`Repeating` is the one kind of background thread: it runs a step, waits, runs it again. What a step raises decides:
+A `Service` is anything with a life: `start`, `wait_until_ready`, `stop`, and `problems()`, which says what is wrong
+now. `Repeating` is the one kind of background thread: it runs a step, waits, runs it again. What a step raises
+decides:
 
 - kind RETRY (store, catalog or peer away): the problem is shown, the step runs again after a growing pause;
 - anything else (fenced, corrupt, a defect): the thread stops and its problem stays visible until somebody restarts it.

@@ -1,13 +1,14 @@
 """canal-json: every value a string, `data` and `old` arrays of one row, types beside them.
 
-Bytes come as ISO-8859-1 text; BIT, ENUM and SET as numbers. `sqlType` of an unsigned integer depends on the row's value.
+Bytes come as ISO-8859-1 text; BIT, ENUM and SET as numbers. `sqlType` of an unsigned integer depends on its value.
 With the TiDB extension messages carry their commit_ts and there are watermark messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -65,19 +66,11 @@ _WIDER = {
 class CanalJson:
     """TiCDC's canal-json protocol."""
 
+    name: ClassVar[str] = "canal-json"
+    media_type: ClassVar[str] = "application/vnd.tistream.canal+json"
+    terminator: ClassVar[bytes] = b"\n"
+
     options: FormatOptions
-
-    @property
-    def name(self) -> str:
-        return "canal-json"
-
-    @property
-    def media_type(self) -> str:
-        return "application/vnd.tistream.canal+json"
-
-    @property
-    def terminator(self) -> bytes:
-        return b"\n"
 
     @property
     def splits_updates(self) -> bool:
@@ -123,7 +116,9 @@ class CanalJson:
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """One message."""
         extension = {"_tidb": {"commitTs": event.commit_ts}}
-        return [self._bare(event.db, event.table, True, canal_word(event.type), event.commit_ts, event.query, extension)]
+        return [
+            self._bare(event.db, event.table, True, canal_word(event.type), event.commit_ts, event.query, extension)
+        ]
 
     def watermark(self, ts: int) -> bytes | None:
         """A TIDB_WATERMARK message, with the extension only."""
@@ -132,7 +127,7 @@ class CanalJson:
         return self._bare("", "", False, "TIDB_WATERMARK", ts, "", {"_tidb": {"watermarkTs": ts}})
 
     def _bare(
-        self, db: str, table: str, is_ddl: bool, word: str, ts: int, sql: str, extension: dict[str, object]
+        self, db: str, table: str, is_ddl: bool, word: str, ts: int, sql: str, extension: Mapping[str, object]
     ) -> bytes:
         message: dict[str, object] = {
             "id": 0,
@@ -149,7 +144,9 @@ class CanalJson:
             "data": None,
             "old": None,
         }
-        return json_bytes(message | extension if self.options.enable_tidb_extension else message)
+        if self.options.enable_tidb_extension:
+            message |= extension
+        return json_bytes(message)
 
 
 def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[pa.LargeBinaryArray]:

@@ -8,16 +8,29 @@ and no watermark records.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
-from tistream.codec.row.text import enum_labels, set_labels
+import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats.options import FormatOptions
-from apiserver.formats.pieces import HEX, ByteMap, Piece, bare, base64_text, byte_map, join, mapped, styled_floats
+from apiserver.formats.pieces import (
+    HEX,
+    LARGE,
+    ByteMap,
+    Piece,
+    bare,
+    base64_text,
+    byte_map,
+    join,
+    mapped,
+    styled_floats,
+)
 from apiserver.formats.rows import Field, by_kind, commit_ts, fields_of, kept, plain_text
 from schemas.model import DdlEvent, Table
 from tistream.codec.row.layout import Kind
+from tistream.codec.row.text import enum_labels, set_labels
 
 _OPS = {INSERT: "I", UPDATE: "U", DELETE: "D"}
 _UNQUOTED = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT})
@@ -28,15 +41,10 @@ _FLOATS = frozenset({Kind.FLOAT, Kind.DOUBLE})
 class Csv:
     """TiCDC's csv protocol."""
 
+    name: ClassVar[str] = "csv"
+    media_type: ClassVar[str] = "text/csv; charset=utf-8; header=absent"
+
     options: FormatOptions
-
-    @property
-    def name(self) -> str:
-        return "csv"
-
-    @property
-    def media_type(self) -> str:
-        return "text/csv; charset=utf-8; header=absent"
 
     @property
     def terminator(self) -> bytes:
@@ -100,8 +108,8 @@ class Csv:
             return bare(plain_text(field, values), null=null)
         if field.kind in _FLOATS:
             plain = plain_text(field, values)
-            # Go's default: shortest digits, with an exponent below 1e-4 and from 1e21 on
-            return bare(styled_floats(plain, low=-4, high=21, two_digits=True), null=null)
+            # Go's default form: the fewest digits, with an exponent below 1e-4 and from 1e6 on
+            return bare(styled_floats(plain, low=-4, high=6, two_digits=True), null=null)
         return self._text(self._string(field, values), self._escapes())
 
     def _string(self, field: Field, values: pa.Array) -> pa.Array:
@@ -113,4 +121,4 @@ class Csv:
             return plain_text(field, values)
         if self.options.binary_encoding_method == "base64":
             return base64_text(values)
-        return pa.compute.if_else(values.is_valid(), mapped(values, HEX), None)
+        return pc.if_else(values.is_valid(), mapped(values, HEX), pa.scalar(None, LARGE))

@@ -137,7 +137,7 @@ def go_quoted_offsets(data, offsets, printable, cost, out):  # type: ignore[no-u
 
 @_jit
 def go_quoted_bytes(data, offsets, printable, start, table, digits, out):  # type: ignore[no-untyped-def]
-    """Go's quoted form without the quotes: printable text as it is, other code points as an escape, bad bytes as hex."""
+    """Go's quoted form without the quotes: printable text as it is, other code points and bad bytes as escapes."""
     at = 0
     for i in range(len(offsets) - 1):
         j = offsets[i]

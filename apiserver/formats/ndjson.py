@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from tistream.codec.row.text import bit_bytes, enum_labels, set_labels
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats.options import FormatOptions
@@ -36,6 +36,7 @@ from apiserver.formats.rows import (
 from schemas.model import DdlEvent
 from tistream import ts as tso
 from tistream.codec.row.layout import Kind
+from tistream.codec.row.text import bit_bytes, enum_labels, set_labels
 
 _TYPES = {INSERT: b"insert", UPDATE: b"update", DELETE: b"delete"}
 _EXACT_MAX = 2**53 - 1  # larger integers are strings: most JSON readers keep 53 bits
@@ -45,23 +46,12 @@ _EXACT_MAX = 2**53 - 1  # larger integers are strings: most JSON readers keep 53
 class Ndjson:
     """TiStream's own format."""
 
+    name: ClassVar[str] = "ndjson"
+    media_type: ClassVar[str] = "application/x-ndjson"
+    terminator: ClassVar[bytes] = b"\n"
+    splits_updates: ClassVar[bool] = False
+
     options: FormatOptions
-
-    @property
-    def name(self) -> str:
-        return "ndjson"
-
-    @property
-    def media_type(self) -> str:
-        return "application/x-ndjson"
-
-    @property
-    def terminator(self) -> bytes:
-        return b"\n"
-
-    @property
-    def splits_updates(self) -> bool:
-        return False
 
     def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
         """One line a change."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -27,9 +28,10 @@ from apiserver.formats.rows import (
     kept,
     number_text,
     plain_text,
+    public_indexes,
 )
 from apiserver.split import differs
-from schemas.model import Column, DdlEvent, Table
+from schemas.model import DdlEvent, Table
 from tistream.codec.row import layout
 from tistream.codec.row.layout import Kind
 
@@ -43,19 +45,11 @@ _FLAG_UNIQUE, _FLAG_MULTIPLE = 4, 8  # of a column in TiDB
 class OpenProtocol:
     """TiCDC's open protocol, one message a line."""
 
+    name: ClassVar[str] = "open-protocol"
+    media_type: ClassVar[str] = "application/vnd.tistream.open-protocol+json"
+    terminator: ClassVar[bytes] = b"\n"
+
     options: FormatOptions
-
-    @property
-    def name(self) -> str:
-        return "open-protocol"
-
-    @property
-    def media_type(self) -> str:
-        return "application/vnd.tistream.open-protocol+json"
-
-    @property
-    def terminator(self) -> bytes:
-        return b"\n"
 
     @property
     def splits_updates(self) -> bool:
@@ -91,27 +85,33 @@ class OpenProtocol:
         return json_bytes({"key": {"ts": ts, "t": _WATERMARK}, "value": None})
 
 
-def column_flags(column: Column, *, handle: bool) -> int:
-    """The protocol's own flags."""
-    return (
-        (1 if column.binary else 0)
-        | (2 if handle else 0)
-        | (4 if column.generated else 0)
-        | (8 if column.primary else 0)
-        | (16 if column.flag & _FLAG_UNIQUE else 0)
-        | (32 if column.flag & _FLAG_MULTIPLE else 0)
-        | (0 if column.not_null else 64)
-        | (128 if column.unsigned else 0)
-    )
+def column_flags(table: Table) -> dict[str, int]:
+    """The protocol's own flags of each column, by name. Every column of an index counts, not only the first."""
+    handles = handle_names(table)
+    names = {c.offset: c.name for c in table.columns}
+    unique = {names[c.offset] for i in public_indexes(table) if i.unique and not i.primary for c in i.columns}
+    multiple = {names[c.offset] for i in public_indexes(table) if len(i.columns) > 1 for c in i.columns}
+    return {
+        c.name: (1 if c.binary else 0)
+        | (2 if c.name in handles else 0)
+        | (4 if c.generated else 0)
+        | (8 if c.primary else 0)
+        | (16 if c.flag & _FLAG_UNIQUE or c.name in unique else 0)
+        | (32 if c.flag & _FLAG_MULTIPLE or c.name in multiple else 0)
+        | (0 if c.not_null else 64)
+        | (128 if c.unsigned else 0)
+        for c in table.visible_columns
+    }
 
 
 def _values(table: Table, fields: Sequence[Field], batch: pa.RecordBatch) -> list[Piece]:
     handles = handle_names(table)
+    flags = column_flags(table)
     members: list[Piece] = []
     for field in fields:
         column = field.column
-        handle = column.name in handles
-        head = b'{"t":%d,%b"f":%d,"v":' % (column.tp, b'"h":true,' * handle, column_flags(column, handle=handle))
+        handle = b'"h":true,' if column.name in handles else b""
+        head = b'{"t":%d,%b"f":%d,"v":' % (column.tp, handle, flags[column.name])
         members.append(join([head, _value(field, batch.column(field.place)), b"}"], batch.num_rows))
     return members
 

@@ -74,6 +74,8 @@ def _check(options: FormatOptions) -> None:
     if options.quote and options.quote in options.delimiter:
         raise InvalidInput("The delimiter contains the quote.", option="delimiter", value=options.delimiter)
     if not options.quote and (len(options.delimiter.encode()) != 1 or options.delimiter in "nr\\"):
-        raise InvalidInput("Without a quote the delimiter is one ASCII character, not n, r or a backslash.", option="quote")
+        raise InvalidInput(
+            "Without a quote the delimiter is one ASCII character, not n, r or a backslash.", option="quote"
+        )
     if not options.terminator:
         raise InvalidInput("A terminator is at least one character.", option="terminator")

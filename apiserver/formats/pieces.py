@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from apiserver.formats import kernels
 from tistream.errors import invariant
 
-Piece = bytes | pa.LargeBinaryArray
+Piece: TypeAlias = bytes | pa.LargeBinaryArray
 
 LARGE = pa.large_binary()
 
@@ -52,7 +53,9 @@ JSON_HTML = byte_map(_JSON | _HTML, breaks=True)  #: also <, > and &
 JSON_LATIN1_HTML = byte_map(_JSON | _HTML | _LATIN1)  #: bytes read as ISO-8859-1
 HEX = byte_map({b: b"%02x" % b for b in range(256)})
 PLAIN = byte_map({})
-_GO_SHORT = {7: b"\\a", 8: b"\\b", 12: b"\\f", 10: b"\\n", 13: b"\\r", 9: b"\\t", 11: b"\\v", 0x22: b'\\"', 0x5C: b"\\\\"}
+_GO_SHORT = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r"} | {
+    b: bytes([0x5C, b]) for b in b'"\\'
+}
 _GO = byte_map({b: b"\\x%02x" % b for b in (*range(32), *range(127, 256))} | _GO_SHORT)
 
 
@@ -144,13 +147,13 @@ def select(mask: npt.NDArray[np.bool_], chosen: Piece, other: Piece) -> pa.Large
 
 def buffers(values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """(data, offsets, validity) of a text or binary array. Offsets count from the start of the data buffer."""
+    if not len(values):
+        return np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.bool_)
     values = values.cast(LARGE)
     _, offset_buffer, data_buffer = values.buffers()
-    start = values.offset
-    offsets = np.frombuffer(offset_buffer, np.int64)[start : start + len(values) + 1] if len(values) else np.zeros(1, np.int64)
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None and data_buffer.size else np.zeros(0, np.uint8)
-    valid = np.ones(len(values), np.bool_) if not values.null_count else values.is_valid().to_numpy(zero_copy_only=False)
-    return data, offsets, valid
+    offsets = np.frombuffer(offset_buffer, np.int64)[values.offset : values.offset + len(values) + 1]
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None and data_buffer.size else _u8(b"")
+    return data, offsets, np.asarray(pc.is_valid(values).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _array(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:

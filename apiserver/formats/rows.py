@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from tistream.codec.row.text import float_plain, text
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats.pieces import LARGE, Piece, bare, constant, integer_text, join, select, styled_floats
 from apiserver.split import pick
 from schemas.layout import row_layout
-from schemas.model import STATE_PUBLIC, Column, Table
+from schemas.model import STATE_PUBLIC, Column, Index, Table
 from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
+from tistream.codec.row.text import float_plain, text
 from tistream.ts import LOGICAL_BITS
 
 _NUMBERS = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT, Kind.ENUM, Kind.SET})
@@ -37,7 +37,6 @@ class Field:
     name_json: bytes  #: with quotes
 
 
-@functools.lru_cache(maxsize=4096)
 def fields_of(table: Table) -> tuple[Field, ...]:
     """The delivered columns of a table version, in table order."""
     specs = row_layout(table).columns
@@ -52,28 +51,33 @@ def public_columns(table: Table) -> tuple[Column, ...]:
     return tuple(c for c in table.columns if c.state == STATE_PUBLIC)
 
 
-@functools.lru_cache(maxsize=4096)
-def handle_names(table: Table) -> frozenset[str]:
-    """Names of the columns that identify a row for consumers.
+def handle_columns(table: Table) -> tuple[Column, ...]:
+    """The columns that identify a row for consumers, in the order of their index.
 
     The primary key; else of the unique indexes over NOT NULL columns the one with the fewest columns, then the smallest
     id; empty when there is neither.
     """
     public = {c.offset: c for c in public_columns(table)}
-    primary = frozenset(c.name for c in public.values() if c.primary)
-    if primary:
-        return primary
-    candidates = [
+    if table.pk_is_handle:
+        return tuple(c for c in public.values() if c.primary)
+    usable = [
         index
-        for index in table.indexes
+        for index in public_indexes(table)
         if index.unique
-        and index.state == STATE_PUBLIC
         and all(c.offset in public and public[c.offset].not_null and _stored(public[c.offset]) for c in index.columns)
     ]
-    if not candidates:
-        return frozenset()
-    best = min(candidates, key=lambda index: (len(index.columns), index.id))
-    return frozenset(public[c.offset].name for c in best.columns)
+    best = min(usable, key=lambda index: (not index.primary, len(index.columns), index.id), default=None)
+    return tuple(public[c.offset] for c in best.columns) if best else ()
+
+
+def handle_names(table: Table) -> frozenset[str]:
+    """Names of the handle columns."""
+    return frozenset(c.name for c in handle_columns(table))
+
+
+def public_indexes(table: Table) -> tuple[Index, ...]:
+    """The indexes that are in use."""
+    return tuple(i for i in table.indexes if i.state == STATE_PUBLIC)
 
 
 def _stored(column: Column) -> bool:
@@ -85,9 +89,7 @@ def json_bytes(value: object) -> bytes:
     return orjson.dumps(value)
 
 
-def by_kind(
-    changes: TableChanges, encode: Callable[[TableChanges, int], pa.LargeBinaryArray]
-) -> pa.LargeBinaryArray:
+def by_kind(changes: TableChanges, encode: Callable[[TableChanges, int], pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
     """`encode(part, kind)` for the changes of each kind, put back into the order of `changes`."""
     places = [np.flatnonzero(changes.kind == kind) for kind in (INSERT, UPDATE, DELETE)]
     present = [(kind, at) for kind, at in zip((INSERT, UPDATE, DELETE), places, strict=True) if len(at)]
@@ -128,7 +130,7 @@ def plain_text(field: Field, values: pa.Array) -> pa.Array:
     if field.kind in _NUMBERS:
         return integer_text(values)
     if field.kind in _FLOATS:
-        return float_plain(values)
+        return float_plain(values, field.kind is Kind.FLOAT)
     return text(field.spec, values)
 
 
@@ -139,7 +141,8 @@ def json_float(plain: pa.Array) -> pa.LargeBinaryArray:
 
 def json_float_of(value: float) -> object:
     """One number as `json_float` writes it: whole numbers below 1e21 without a fraction."""
-    return int(value) if math.isfinite(value) and value == int(value) and abs(value) < 1e21 else value
+    whole = math.isfinite(value) and value.is_integer() and abs(value) < 1e21
+    return orjson.Fragment(str(int(Decimal(repr(value))))) if whole else value  # orjson refuses more than 64 bits
 
 
 def number_text(values: npt.NDArray[np.generic]) -> pa.LargeBinaryArray:

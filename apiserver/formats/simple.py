@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -20,13 +21,16 @@ from apiserver.formats.rows import (
     by_kind,
     commit_ts,
     fields_of,
+    handle_columns,
     image,
     json_bytes,
     number_text,
     plain_text,
     public_columns,
+    public_indexes,
 )
-from schemas.model import STATE_PUBLIC, Column, DdlEvent, Index, Table
+from schemas.model import Column, DdlEvent, Index, Table
+from schemas.queries import rename
 from schemas.types import type_name
 from tistream.codec.row import layout
 from tistream.codec.row.layout import Kind
@@ -34,25 +38,19 @@ from tistream.codec.row.layout import Kind
 _TYPES = {INSERT: b"INSERT", UPDATE: b"UPDATE", DELETE: b"DELETE"}
 _TEXTS = frozenset({Kind.TEXT, Kind.JSON})
 _ZEROFILL = 64
+_RENAME_TABLES = 47
+_PASSING_ID = -1  # how TiCDC marks a table under a name that it keeps for a moment only
 
 
 @dataclass(frozen=True, slots=True)
 class Simple:
     """TiCDC's simple protocol in its JSON form."""
 
+    name: ClassVar[str] = "simple"
+    media_type: ClassVar[str] = "application/vnd.tistream.simple+json"
+    terminator: ClassVar[bytes] = b"\n"
+
     options: FormatOptions
-
-    @property
-    def name(self) -> str:
-        return "simple"
-
-    @property
-    def media_type(self) -> str:
-        return "application/vnd.tistream.simple+json"
-
-    @property
-    def terminator(self) -> bytes:
-        return b"\n"
 
     @property
     def splits_updates(self) -> bool:
@@ -88,7 +86,8 @@ class Simple:
             "buildTs": self.options.built_ms,
         }
         if event.version is not None:
-            message["tableSchema"] = table_schema(event.version)
+            schema = table_schema(event.version)
+            message["tableSchema"] = schema | {"tableID": _PASSING_ID} if _renamed_again(event) else schema
         if event.exchanged is not None:
             message["preTableSchema"] = table_schema(event.exchanged)
         return [json_bytes(message)]
@@ -98,14 +97,22 @@ class Simple:
         return json_bytes({"version": 1, "type": "WATERMARK", "commitTs": ts, "buildTs": self.options.built_ms})
 
 
+def _renamed_again(event: DdlEvent) -> bool:
+    """Whether a later clause of the same RENAME moves the table on: the event then shows its last name."""
+    table = event.version
+    if event.type != _RENAME_TABLES or table is None:
+        return False
+    return event.query.rstrip(";") != rename(event.old_db, event.old_table, table.db, table.name)
+
+
 def table_schema(table: Table) -> dict[str, object]:
     """A table version as the protocol describes it: all public columns, hidden and virtual ones too."""
     columns = public_columns(table)
     by_offset = {c.offset: c for c in columns}
-    indexes = [_index(i, by_offset) for i in table.indexes if i.state == STATE_PUBLIC]
-    primary = [c.name for c in columns if c.primary]
-    if primary and not any(i.primary for i in table.indexes):
-        indexes.append({"name": "primary", "unique": True, "primary": True, "nullable": False, "columns": primary})
+    indexes = [_index(i, by_offset) for i in public_indexes(table)]
+    handle = [c.name for c in handle_columns(table)]
+    if handle and not any(i.primary for i in public_indexes(table)):
+        indexes.append({"name": "primary", "unique": True, "primary": True, "nullable": False, "columns": handle})
     return {
         "schema": table.db,
         "table": table.name,

@@ -40,7 +40,7 @@ def router(services: Services) -> APIRouter:
         tenant_id: int,
         start_ts: StartTs = None,
         cursor: Cursor = None,
-        format: FormatWord = None,  # noqa: A002
+        format: FormatWord = None,
         limit: Limit = PULL_ROWS_DEFAULT,
         wait: Wait = 0,
         accept: Annotated[str | None, Header()] = None,
@@ -56,7 +56,7 @@ def router(services: Services) -> APIRouter:
         database: str,
         start_ts: StartTs = None,
         cursor: Cursor = None,
-        format: FormatWord = None,  # noqa: A002
+        format: FormatWord = None,
         limit: Limit = PULL_ROWS_DEFAULT,
         wait: Wait = 0,
         accept: Annotated[str | None, Header()] = None,
@@ -77,7 +77,7 @@ def router(services: Services) -> APIRouter:
         table: str,
         start_ts: StartTs = None,
         cursor: Cursor = None,
-        format: FormatWord = None,  # noqa: A002
+        format: FormatWord = None,
         limit: Limit = PULL_ROWS_DEFAULT,
         wait: Wait = 0,
         accept: Annotated[str | None, Header()] = None,
@@ -118,12 +118,13 @@ def _answer(
             end_ts=query.get("end_ts"),
         ),
     )
+    following = request.url.remove_query_params("start_ts").include_query_params(cursor=answer.next_cursor)
     headers = {
         "TiStream-Next-Cursor": answer.next_cursor,
         "TiStream-Resolved-Ts": str(answer.resolved_ts),
         "TiStream-Has-More": "true" if answer.has_more else "false",
         "Vary": "Accept",
-        "Link": f'<{request.url.remove_query_params("start_ts").include_query_params(cursor=answer.next_cursor)}>; rel="next"',
+        "Link": f'<{following}>; rel="next"',
     }
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from apiserver.decode import SYSTEM_SCHEMAS
 from apiserver.deps import Services
 from apiserver.position import check_start, parse_ts
 from schemas.history import History
@@ -29,7 +28,6 @@ def router(services: Services) -> APIRouter:
         items = [
             {"database": d.name, "db_id": d.id, "charset": d.charset, "collate": d.collate}
             for d in history.databases(ts)
-            if d.name.lower() not in SYSTEM_SCHEMAS
         ]
         return {"items": sorted(items, key=lambda d: str(d["database"])), "at_ts": str(ts)}
 

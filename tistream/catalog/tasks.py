@@ -121,7 +121,7 @@ def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
         ]
 
 
-def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:  # noqa: A002
+def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
     """What may be served of a key range: the lowest `upper` of the data tasks that intersect it and of all DDL tasks.
 
     0 when no data task intersects the range, hence before activation. It never falls: no `upper` does, and a paused

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +44,15 @@ class Parts:
 class Running:
     """Services with an HTTP server in front of them, where there is one."""
 
-    def __init__(self, parts: Parts, services: Sequence[Service], app: FastAPI | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        services: Sequence[Service],
+        app: FastAPI | None = None,
+        closing: Callable[[], None] = lambda: None,
+    ) -> None:
         self.parts = parts
+        self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server = parts.settings.server
         port = server.port or free_port(server.host)
@@ -73,6 +80,7 @@ class Running:
         if self.http is not None:
             self.http.stop()
         self.services.stop()
+        self._closing()
         self.parts.catalog.close()
 
 
@@ -113,17 +121,20 @@ def meta(parts: Parts, name: str) -> Running:
     """A meta server with its control plane."""
     from metaserver.app import create_app
 
-    return Running(parts, [_meta(parts, name)], create_app(parts.catalog, parts.settings.object_store.url))
+    worker = _meta(parts, name)
+    app = create_app(parts.catalog, parts.settings.object_store.url, worker.problems)
+    return Running(parts, [worker], app)
 
 
 def dispatcher(parts: Parts, name: str) -> Running:
     """A dispatcher with its Flight port."""
-    from dispatcher.flight_server import FlightServer
+    from dispatcher.flight_server import FlightFeedServer
 
-    port = parts.settings.dispatcher.port or free_port(parts.settings.dispatcher.host)
-    address = f"grpc://{parts.settings.dispatcher.host}:{port}"
-    worker = _dispatcher(parts, name, address)
-    return Running(parts, [worker, FlightServer(worker, address)])
+    settings = parts.settings.dispatcher
+    server = FlightFeedServer(settings.host, settings.port)
+    worker = _dispatcher(parts, name, f"grpc://{settings.host}:{server.port}")
+    server.feed = worker
+    return Running(parts, [worker], closing=server.shutdown)
 
 
 def sorter(parts: Parts, name: str) -> Running:
@@ -161,7 +172,7 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
     wired = Services.create(parts.catalog, parts.store, parts.clock, checks={"services": running}, problems=problems)
     extra = []
     if control:
-        from metaserver.app import control_router
+        from metaserver.routes import control_router
 
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
     return create_app(wired, extra)
@@ -170,10 +181,13 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
 def _meta(parts: Parts, name: str) -> Service:
     from metaserver.loop import MetaWorker
 
-    return MetaWorker(parts.catalog, parts.store, parts.clock, name, data_tasks=parts.settings.meta.data_tasks)
+    settings = parts.settings.meta
+    interval_s = settings.interval_ms / 1000
+    return MetaWorker(parts.catalog, parts.store, parts.clock, name, settings.data_tasks, interval_s=interval_s)
 
 
 def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
+    from dispatcher.tail import TailTiming
     from dispatcher.worker import DispatcherWorker
 
     settings = parts.settings.dispatcher
@@ -182,9 +196,9 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
         parts.store,
         parts.clock,
         name,
-        address=address,
-        poll_interval_s=settings.poll_interval_ms / 1000,
-        reclaim_interval_s=settings.reclaim_interval_ms / 1000,
+        address,
+        timing=TailTiming(poll_s=settings.poll_interval_ms / 1000),
+        reclaim_s=settings.reclaim_interval_ms / 1000,
     )
 
 

@@ -29,7 +29,7 @@ def pull(
     until: Annotated[str | None, typer.Option(help="Nothing above this TSO or time.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Resume here; wins over --since.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
-    format: Annotated[str, typer.Option("--format", help="ndjson, canal-json, open-protocol, ...")] = "ndjson",  # noqa: A002
+    format: Annotated[str, typer.Option("--format", help="ndjson, canal-json, open-protocol, ...")] = "ndjson",
     option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE of the format.")] = None,
 ) -> None:
     """Pull changes of a tenant, a database or a table, in commit order."""

@@ -15,6 +15,7 @@ from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tistream.ids import Tenant as TenantId
+    from tistream.pusher.capture_push import PushProgress, PushResult
 
 
 def add_to(app: typer.Typer) -> None:
@@ -38,8 +39,11 @@ def push(
     configure(LogSettings(level="warning"))
     pace = parse_speed(speed)
     with Progress("pushing", sys.stderr) as progress:
-        report = push_recording(capture, url, TenantId(cluster, tenant), pace, progress.update)
-    print(report, file=sys.stderr)
+        result = push_recording(
+            capture, url, TenantId(cluster, tenant), pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p))
+        )
+    size = f"{result.rows:,} rows in {result.files:,} files, {result.bytes:,} bytes"
+    print(f"pushed {size}, up to {result.last_resolved_ts}", file=sys.stderr)
 
 
 def push_recording(
@@ -47,14 +51,18 @@ def push_recording(
     url: str,
     tenant: TenantId,
     speed: float | None,
-    progress: Callable[[int, int, str], None] = lambda done, total, note: None,
-) -> object:
-    """Push a recording to the service at `url`; the report of what was pushed."""
+    progress: Callable[[PushProgress], None] = lambda _: None,
+) -> PushResult:
+    """Push a recording to the service at `url`; what was pushed."""
     from tistream.objectstore.factory import open_store
     from tistream.pusher.capture_push import push_capture
     from tistream.pusher.control import HttpControl
 
     return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress)
+
+
+def _note(progress: PushProgress) -> str:
+    return f"{progress.phase}: {progress.problem}" if progress.problem else progress.phase
 
 
 def parse_speed(text: str) -> float | None:

@@ -72,7 +72,7 @@ class Client:
         start_ts: str | int | None = None,
         end_ts: str | int | None = None,
         cursor: str | None = None,
-        format: str = "ndjson",  # noqa: A002 - the API's word
+        format: str = "ndjson",
         limit: int | None = None,
         wait_s: float = 0,
         options: Mapping[str, str] | None = None,

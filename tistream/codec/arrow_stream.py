@@ -26,14 +26,14 @@ _COMPRESSION = 3  # field of the flatbuffer table RecordBatch
 
 
 def single_batch(data: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
-    """The data as one record batch. ValueError when it does not fit into one, or breaks its own schema."""
+    """The data as one record batch, without schema metadata. ValueError when it does not fit or breaks its schema."""
     if isinstance(data, pa.Table):
         batches = data.combine_chunks().to_batches()
         if len(batches) > 1:
             raise ValueError("the data does not fit into one record batch")
         data = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=data.schema)
     _check_nulls(data)
-    return data
+    return data.replace_schema_metadata(None)
 
 
 def write_batch(batch: pa.RecordBatch) -> pa.Buffer:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from decimal import Context, Decimal
+from fractions import Fraction
 from typing import NamedTuple
 
 from tistream.errors import DecodeError
@@ -174,8 +175,8 @@ def decode_compact_bytes(data: bytes, at: int = 0) -> tuple[bytes, int]:
 def encode_decimal(value: Decimal, precision: int, fraction: int) -> bytes:
     """Precision, fraction and the digits in that shape. ValueError when the value does not fit it exactly."""
     _check_shape(precision, fraction)
-    scaled = value.scaleb(fraction, _EXACT)
-    if scaled != scaled.to_integral_value() or abs(scaled) >= 10**precision:
+    scaled = Fraction(value) * 10**fraction
+    if scaled.denominator != 1 or abs(scaled) >= 10**precision:
         raise ValueError(f"{value} does not fit DECIMAL({precision}, {fraction})")
     digits = f"{abs(int(scaled)):0{precision}d}"
     body = bytearray()

@@ -11,8 +11,8 @@ Relations:
 - `regions` has exactly one row for each tenure that was open at any time since the previous tick, the ended ones too:
   their closing row carries their last resolved ts, without which the next tenure's promise would wait for ever;
 - a tenure's resolved_ts never falls: it is the largest that came, also when the store sends a smaller one later;
-- a resolved ts promises what is in this file and the ones before. When a tick is cut into several files, all but the last
-  therefore repeat what the previous tick promised;
+- a resolved ts promises what is in this file and the ones before. When a tick is cut into several files, all but the
+  last therefore repeat what the previous tick promised;
 - a tenure's row has tenure_ready_ts 0 until its opening scan is complete.
 
 Bulk is columnar: no object per row, and none per region and tick either.

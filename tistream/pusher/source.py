@@ -14,8 +14,8 @@ Relations that a source keeps:
 - `Rows` are columnar (schema change.ROWS), in order of arrival, keys plain;
 - a Resolved(ts) comes behind every row that it covers, and never before TenureReady. It may fall back, as TiKV's does:
   the pusher keeps the largest;
-- `cut_ts` of a Tick is a TSO fetched after the last row handed out, and never falls. A Tick comes at each flush interval;
-  a source that can ask for a TSO at any time also gives one when it has handed out more than
+- `cut_ts` of a Tick is a TSO fetched after the last row handed out, and never falls. A Tick comes at each flush
+  interval; a source that can ask for a TSO at any time also gives one when it has handed out more than
   limits.BATCH_FILE_BYTES_TARGET since the last one. A recording cannot: its ticks are what was recorded;
 - a source never waits for its reader without a bound: it drops tenures before it slows the store down.
 """
@@ -95,7 +95,7 @@ class Source(Protocol):
     @property
     def store_id(self) -> int: ...
 
-    def poll(self, timeout_s: float) -> Sequence[SourceEvent]:
+    def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
         """What has come, waiting up to `timeout_s` seconds for something. Registers regions that have no tenure.
 
         Errors of single regions are the source's own business (it registers again); StoreUnavailable is raised when

@@ -98,7 +98,7 @@ class Capture:
         """Line number and line of each key that lived at the start."""
         return read_lines(self.directory / SNAPSHOT)
 
-    def damaged(self, line: int, what: str, *, file: str = EVENTS, **facts: object) -> CorruptObject:
+    def damaged(self, line: int, what: str, file: str = EVENTS, /, **facts: object) -> CorruptObject:
         """The error for a line that cannot be used."""
         return CorruptObject(f"a line of the recording {what}", file=str(self.directory / file), line=line, **facts)
 
@@ -187,17 +187,17 @@ class CapturePlayer:
             self._line = number
             kind = event["t"]
             if kind == "TICK":
-                now_ts = self._guard(lambda e=event: int(e["now_ts"]))
+                now_ts = self._guard(int, event.get("now_ts"))
                 if now_ts <= self.last_tick_ts or now_ts < self.cluster.now_ts:
                     raise self._damaged("has a tick that does not rise", now_ts=now_ts)
                 self.last_tick_ts = now_ts
                 return Step(now_ts)
             if kind == "TOPOLOGY":
-                self._guard(lambda e=event: self._topology(e))
+                self._guard(self._topology, event)
                 return Step(0)
             if kind == "END":
                 continue
-            self._guard(lambda e=event: self._row(e))
+            self._guard(self._row, event)
         if self.last_tick_ts != self._capture.meta.last_resolved_ts:
             raise self._damaged("is the last one, but the last tick is not the one of the meta file")
         return None
@@ -212,35 +212,32 @@ class CapturePlayer:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _damaged(self, what: str, **facts: object) -> CorruptObject:
-        return self._capture.damaged(self._line, what, **facts)
+        return self._capture.damaged(self._line, what, EVENTS, **facts)
 
-    def _guard(self, action: Callable[[], T]) -> T:
-        """Run what a line asks for; whatever it lacks or contradicts is a fault of that line."""
+    def _guard(self, action: Callable[[Any], T], what: Any) -> T:
+        """Do what a line asks for; whatever it lacks or contradicts is a fault of that line."""
         try:
-            return action()
+            return action(what)
         except (KeyError, ValueError, TypeError) as e:
             raise self._damaged("lacks a field or has a wrong one", cause=repr(e)) from e
         except InvalidInput as e:
-            raise self._damaged(f"contradicts the ones before it: {e.message}", **e.facts) from e
+            raise self._damaged("contradicts the ones before it", cause=str(e)) from e
 
     def _start(self) -> Cluster:
-        expected = (("START", ""), ("TOPOLOGY", "initial"))
-        opening: list[dict[str, Any]] = []
-        for (number, event), (kind, topology) in zip(self._events, expected, strict=False):
-            self._line = number
-            if event["t"] != kind or event.get("kind", "") != topology:
-                raise self._damaged(f"should be {kind} {topology}".rstrip())
-            opening.append(event)
-            if len(opening) == len(expected):
-                break
-        start_ts = self._guard(lambda: int(opening[0]["ts"]))
+        start_ts = self._guard(int, self._opening("START").get("ts"))
         if start_ts != self._capture.meta.start_ts:
             raise self._damaged("starts at another moment than the meta file", ts=start_ts)
-        cluster = self._guard(
-            lambda: Cluster([_region(r) for r in opening[1]["regions"]], floor_ts=start_ts),
-        )
+        initial = self._opening("TOPOLOGY", "initial")
+        cluster = self._guard(lambda line: Cluster(map(_region, line["regions"]), floor_ts=start_ts), initial)
         self._load(cluster)
         return cluster
+
+    def _opening(self, kind: str, topology: str = "") -> dict[str, Any]:
+        """The next line, which must be of this kind."""
+        self._line, event = next(self._events)
+        if event["t"] != kind or event.get("kind", "") != topology:
+            raise self._damaged(f"should be {kind} {topology}".rstrip())
+        return event
 
     def _load(self, cluster: Cluster) -> None:
         for number, line in self._capture.snapshot():
@@ -250,7 +247,7 @@ class CapturePlayer:
                 )
                 cluster.load(bytes.fromhex(line["key"]), version)
             except (KeyError, ValueError, TypeError, TiStreamError) as e:
-                raise self._capture.damaged(number, "cannot be used", file=SNAPSHOT, cause=repr(e)) from e
+                raise self._capture.damaged(number, "cannot be used", SNAPSHOT, cause=repr(e)) from e
 
     def _topology(self, event: dict[str, Any]) -> None:
         cluster, recorded = self.cluster, [_region(r) for r in event["regions"]]

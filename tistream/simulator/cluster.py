@@ -17,8 +17,8 @@ Relations:
 - regions tile the key space: each key belongs to exactly one region, each region has exactly one leader;
 - a leader move, a split and a merge end the subscriptions of the regions concerned, whatever the subscriber does;
 - a lock is there from its prewrite to its commit or rollback; one key has at most one;
-- writes with `txn_source & 0xff00` (lossy reorganisation of a column's type) change keys, hold locks and are never sent,
-  neither live nor in a scan;
+- writes with `txn_source & 0xff00` (lossy reorganisation of a column's type) change keys, hold locks and are never
+  sent, neither live nor in a scan;
 - `now_ts` is the largest timestamp seen and never falls: what is stamped with it happened in that order.
 
 What it does not do: conflict checks of transactions (a command that cannot be is an error of the driver), garbage

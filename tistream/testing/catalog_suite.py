@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -23,21 +21,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import select
 
 from tistream.catalog import tables
-from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush, find_segments, uppers
+from tistream.catalog.committed import TaskAdvance
 from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import stored_bytes, superseded_objects, tombstone
 from tistream.catalog.owner import acquire_owner, get_owner, renew_owner
-from tistream.catalog.schema_versions import add_schema_version, latest_schema_version
-from tistream.catalog.snapshots import ALL_CONSUMED, durable_floor, positions, switch_snapshot
-from tistream.catalog.stores import (
-    assign_store,
-    issue_incarnation,
-    list_stores,
-    note_cut_ts,
-    reclaimed,
-    set_reclaimed,
-    stores_of_dispatcher,
-)
 from tistream.catalog.tasks import (
     FrontierRow,
     assign_task,
@@ -61,62 +47,306 @@ from tistream.catalog.tenants import (
 )
 from tistream.catalog.workers import drain_worker, heartbeat, list_workers, register_worker, retire_worker
 from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
-from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
-from tistream.ts import TS_MAX
+from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
+from tistream.testing.catalog_suite_log import CommittedLogSuite
 
-T = Tenant(7, 0)  # zero is a legal tenant
-OTHER = Tenant(7, 1)
-START = 449_000_000_000_000_000  # a TSO of today's size
-LOW, HIGH, DDL = KeyRange(b"n", b"t\x80"), KeyRange(b"t\x80"), KeyRange(b"m", b"n")
+_MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
 
-def segment(no: int = 0, lo: int = START + 1, hi: int = START + 10, tables: tuple[int, int] = (1, 1)) -> NewSegment:
-    """A segment with the given timestamps and table ids."""
-    return NewSegment(
-        segment_no=no,
-        start_key=b"t\x00\xff",
-        end_key=b"t\xff\x00",
-        table_lo=tables[0],
-        table_hi=tables[1],
-        lo_ts=lo,
-        hi_ts=hi,
-        rows=3,
-        offset=8,
-        length=100,
-        crc=0xFFFF_FFFF,
-    )
+class CatalogSuite(CommittedLogSuite):
+    """Tenants, tasks, ownership, processes and the schema; the committed log is inherited."""
+
+    @pytest.fixture
+    @abstractmethod
+    def url(self) -> str:
+        """The SQLAlchemy address of an empty database that nobody else uses."""
+
+    @pytest.fixture
+    def catalog(self, url: str) -> Iterator[Catalog]:
+        catalog = Catalog(url)
+        catalog.migrate()
+        yield catalog
+        catalog.close()
+
+    # the schema
+
+    def test_the_schema_is_the_sum_of_the_migrations(self, catalog: Catalog) -> None:
+        with catalog.transaction() as conn:
+            context = MigrationContext.configure(conn, opts={"compare_type": True})
+            assert compare_metadata(context, tables.metadata) == []
+
+    def test_migrating_again_changes_nothing(self, catalog: Catalog) -> None:
+        activate(catalog)
+        catalog.migrate()
+        assert len(list_tasks(catalog)) == 3
+
+    def test_several_processes_migrate_at_once(self, url: str) -> None:
+        started = [subprocess.Popen([sys.executable, "-c", _MIGRATE, url]) for _ in range(4)]
+        assert [process.wait(120) for process in started] == [0, 0, 0, 0]
+        catalog = Catalog(url)
+        assert register_tenant(catalog, T).tenant == T
+        catalog.close()
+
+    def test_several_threads_migrate_at_once(self, url: str) -> None:
+        catalogs = [Catalog(url) for _ in range(3)]
+        together(3, lambda i: catalogs[i].migrate())
+        assert list_tasks(catalogs[0]) == []
+        for catalog in catalogs:
+            catalog.close()
+
+    def test_keys_are_compared_as_bytes(self, catalog: Catalog) -> None:
+        edges = [b"", b"T", b"t", b"t ", b"t\xff", b"\x80" + b"k" * 4095]
+        ranges = [KeyRange(a, b) for a, b in zip(edges, [*edges[1:], b""], strict=True)]
+        register_tenant(catalog, T)
+        activate_tenant(catalog, T, START, [NewTask(kind="data", range=r) for r in reversed(ranges)])
+        assert [row.range for row in frontier(catalog, T)] == ranges
+
+    def test_a_transaction_that_raises_leaves_nothing(self, catalog: Catalog) -> None:
+        def fail_late() -> None:
+            with catalog.transaction() as conn:
+                conn.execute(tables.counters.update().values(value=99))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail_late()
+        with catalog.reading() as conn:
+            assert conn.execute(select(tables.counters.c.value)).scalar_one() == 0
+
+    def test_a_statement_that_can_never_work_is_not_called_unavailable(self, catalog: Catalog) -> None:
+        with pytest.raises(TiStreamError) as caught, catalog.reading() as conn:
+            conn.exec_driver_sql("SELECT * FROM no_such_table")
+        assert type(caught.value) is TiStreamError
+
+    # tenants
+
+    def test_registering_again_returns_the_row(self, catalog: Catalog) -> None:
+        first = register_tenant(catalog, T, KeyRange(b"a", b"b"))
+        assert first.state is TenantState.AWAITING_SNAPSHOT
+        assert register_tenant(catalog, T) == first == get_tenant(catalog, T)
+        assert first.range == KeyRange(b"a", b"b")
+
+    def test_a_tenant_that_is_not_registered_is_named(self, catalog: Catalog) -> None:
+        with pytest.raises(NotFound, match="7/0 is not registered; register it"):
+            get_tenant(catalog, T)
+
+    def test_an_id_that_no_database_can_hold_is_refused(self, catalog: Catalog) -> None:
+        with pytest.raises(InvalidInput):
+            register_tenant(catalog, type(T)(1 << 63, 1))
+        assert register_tenant(catalog, type(T)((1 << 63) - 1, 1)).tenant.cluster_id == (1 << 63) - 1
+
+    def test_a_tenant_awaiting_its_snapshot_has_no_frontier(self, catalog: Catalog) -> None:
+        register_tenant(catalog, T)
+        assert frontier(catalog, T) == []
+        assert served_watermark(catalog, T) == 0
+
+    def test_activation_creates_tasks_at_the_snapshot(self, catalog: Catalog) -> None:
+        activate(catalog)
+        row = get_tenant(catalog, T)
+        assert (row.state, row.start_ts) == (TenantState.ACTIVE, START)
+        made = list_tasks(catalog, T)
+        assert [(t.kind, t.range) for t in made] == [("data", LOW), ("data", HIGH), ("ddl", DDL)]
+        assert {(t.start_ts, t.upper, t.epoch, t.owner, t.error) for t in made} == {(START, START, 0, None, None)}
+        assert list_tenants(catalog, TenantState.ACTIVE) == [row]
+        assert list_tenants(catalog, TenantState.PAUSED) == []
+
+    def test_a_tenant_is_activated_once_by_concurrent_callers(self, catalog: Catalog) -> None:
+        register_tenant(catalog, T)
+        task = NewTask(kind="data", range=KeyRange())
+        won = together(8, lambda i: activate_tenant(catalog, T, START + i, [task]))
+        assert won.count(True) == 1
+        assert [t.upper for t in list_tasks(catalog, T)] == [START + won.index(True)]
+        assert get_tenant(catalog, T).start_ts == START + won.index(True)
+
+    def test_an_unknown_tenant_is_not_activated(self, catalog: Catalog) -> None:
+        assert not activate_tenant(catalog, T, START, [NewTask(kind="data", range=KeyRange())])
+        assert list_tasks(catalog) == []
+
+    def test_task_ids_are_unique_under_concurrency(self, catalog: Catalog) -> None:
+        together(6, lambda i: activate(catalog, type(T)(8, i)))
+        ids = [t.task_id for t in list_tasks(catalog)]
+        assert len(set(ids)) == 18
+
+    def test_a_state_changes_only_from_the_state_that_was_seen(self, catalog: Catalog) -> None:
+        activate(catalog)
+        active, paused = TenantState.ACTIVE, TenantState.PAUSED
+        assert change_state(catalog, T, seen=active, to=paused, reason="key revoked")
+        assert get_tenant(catalog, T).reason == "key revoked"
+        assert not change_state(catalog, T, seen=active, to=TenantState.DELETING, reason="")
+        assert served_watermark(catalog, T) == START
+        with pytest.raises(InvalidInput):
+            change_state(catalog, T, seen=paused, to=TenantState.AWAITING_SNAPSHOT, reason="")
+
+    # tasks
+
+    def test_an_assignment_raises_the_epoch(self, catalog: Catalog) -> None:
+        low, high, _ = activate(catalog)
+        mine = elected(catalog)
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
+        assert assign_task(catalog, high, worker_id="Sorter-1", seen_epoch=0, owner_epoch=mine) == 1
+        assert [t.task_id for t in tasks_owned_by(catalog, "sorter-1")] == [low]
+        assert assign_task(catalog, low, worker_id=None, seen_epoch=1, owner_epoch=mine) == 2
+        assert tasks_owned_by(catalog, "sorter-1") == []
+        assert get_task(catalog, low).epoch == 2
+
+    def test_a_stale_task_epoch_assigns_nothing(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        mine = elected(catalog)
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
+        assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, owner_epoch=mine) is None
+        assert get_task(catalog, low).owner == "sorter-1"
+
+    def test_a_lost_owner_epoch_assigns_nothing(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        old = elected(catalog, "meta-1")
+        silence_owner(catalog, LEASE_MS + 1000)
+        new = elected(catalog, "meta-2")
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=old) is None
+        assert get_task(catalog, low).epoch == 0
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=new) == 1
+
+    def test_of_concurrent_assignments_one_wins(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        mine = elected(catalog)
+        for seen in range(5):
+            got = race_for(catalog, low, seen, mine)
+            assert sorted(got, key=str) == [seen + 1, None]
+            assert get_task(catalog, low).owner == f"sorter-{got.index(seen + 1)}"
+
+    def test_a_stopped_task_says_why_until_it_is_cleared(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        assert not stop_task(catalog, low, epoch=1, error="stale")
+        assert stop_task(catalog, low, epoch=0, error="commit below W: schlüssel 数" + "x" * 100_000)
+        assert (get_task(catalog, low).error or "").startswith("commit below W: schlüssel 数")
+        clear_task_error(catalog, low)
+        assert get_task(catalog, low).error is None
+
+    def test_reopening_is_guarded_by_the_epoch(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        assert raise_reopen(catalog, low, epoch=0)
+        assert raise_reopen(catalog, low, epoch=0)
+        assert not raise_reopen(catalog, low, epoch=1)
+        assert [row.reopen_id for row in frontier(catalog, T)] == [0, 2, 0]
+
+    def test_an_unknown_task_is_named(self, catalog: Catalog) -> None:
+        with pytest.raises(NotFound, match="no task 404"):
+            get_task(catalog, 404)
+
+    def test_the_frontier_has_every_range_in_key_order(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        activate(catalog, OTHER)
+        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_upper=START, new_upper=START + 5))
+        assert frontier(catalog, T) == [
+            FrontierRow(range=DDL, upper=START, reopen_id=0),
+            FrontierRow(range=LOW, upper=START + 5, reopen_id=0),
+            FrontierRow(range=HIGH, upper=START, reopen_id=0),
+        ]
+
+    def test_the_watermark_is_the_lowest_of_range_and_schema(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        for task_id, by in ((low, 10), (high, 20), (ddl, 30)):
+            flush(catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_upper=START, new_upper=START + by))
+        assert served_watermark(catalog, T) == START + 10
+        assert served_watermark(catalog, T, LOW) == START + 10
+        assert served_watermark(catalog, T, HIGH) == START + 20
+        assert served_watermark(catalog, T, KeyRange(b"t\x80", b"t\x81")) == START + 20
+        assert served_watermark(catalog, T, KeyRange(b"t\x7f", b"t\x80")) == START + 10
+        assert served_watermark(catalog, T, KeyRange(b"a", b"b")) == 0
+        flush(catalog, None, TaskAdvance(task_id=high, epoch=0, seen_upper=START + 20, new_upper=START + 99))
+        assert served_watermark(catalog, T, HIGH) == START + 30
+
+    # the owner
+
+    def test_the_first_to_ask_is_elected(self, catalog: Catalog) -> None:
+        assert get_owner(catalog) is None
+        won = together(8, lambda i: acquire_owner(catalog, f"meta-{i}"))
+        assert sorted(won, key=str) == [1] + [None] * 7
+        row = get_owner(catalog)
+        assert row is not None
+        assert (row.owner, row.epoch) == (f"meta-{won.index(1)}", 1)
+
+    def test_the_owner_stays_while_its_lease_lasts(self, catalog: Catalog) -> None:
+        mine = elected(catalog, "meta-1")
+        silence_owner(catalog, LEASE_MS - 5000)
+        assert acquire_owner(catalog, "meta-2") is None
+        assert elected(catalog, "meta-1") == mine
+        assert owner_age(catalog) < LEASE_MS - 5000
+
+    def test_a_silent_owner_is_replaced_once_and_fenced(self, catalog: Catalog) -> None:
+        old = elected(catalog, "meta-1")
+        silence_owner(catalog, LEASE_MS + 1000)
+        assert owner_age(catalog) > LEASE_MS
+        won = together(4, lambda i: acquire_owner(catalog, f"meta-{i + 2}"))
+        assert sorted(won, key=str) == [old + 1] + [None] * 3
+        with pytest.raises(Fenced):
+            renew_owner(catalog, "meta-1", old)
+        renew_owner(catalog, f"meta-{won.index(old + 1) + 2}", old + 1)
+
+    def test_a_silent_owner_that_nobody_replaced_goes_on(self, catalog: Catalog) -> None:
+        mine = elected(catalog)
+        silence_owner(catalog, LEASE_MS + 1000)
+        renew_owner(catalog, "meta-1", mine)
+        assert owner_age(catalog) < LEASE_MS
+        with pytest.raises(Fenced):
+            renew_owner(catalog, "meta-1", mine + 1)
+
+    # processes
+
+    def test_a_worker_gets_a_new_incarnation_each_time(self, catalog: Catalog) -> None:
+        got = together(8, lambda i: register_worker(catalog, "sorter-1", "sorter", f"10.0.0.{i}:7000"))
+        assert sorted(got) == list(range(1, 9))
+        (row,) = list_workers(catalog, "sorter")
+        assert (row.incarnation, row.address, row.state) == (8, f"10.0.0.{got.index(8)}:7000", "up")
+        assert list_workers(catalog, "dispatcher") == []
+
+    def test_an_older_life_is_fenced(self, catalog: Catalog) -> None:
+        first = register_worker(catalog, "sorter-1", "sorter", "a")
+        second = register_worker(catalog, "sorter-1", "sorter", "b")
+        with pytest.raises(Fenced):
+            heartbeat(catalog, "sorter-1", first)
+        retire_worker(catalog, "sorter-1", first)
+        heartbeat(catalog, "sorter-1", second)
+        heartbeat(catalog, "sorter-1", second)  # also within the same millisecond
+
+    def test_the_age_of_a_heartbeat_is_the_databases(self, catalog: Catalog) -> None:
+        life = register_worker(catalog, "api-1", "api", "a")
+        with catalog.transaction() as conn:
+            conn.execute(tables.workers.update().values(heartbeat_ms=tables.now_ms() - 60_000))
+        assert 60_000 <= list_workers(catalog)[0].heartbeat_age_ms < 90_000
+        heartbeat(catalog, "api-1", life)
+        assert list_workers(catalog)[0].heartbeat_age_ms < 30_000
+
+    def test_a_worker_that_was_declared_gone_is_fenced_until_it_registers(self, catalog: Catalog) -> None:
+        life = register_worker(catalog, "dispatcher-1", "dispatcher", "a")
+        assert drain_worker(catalog, "dispatcher-1", life)
+        heartbeat(catalog, "dispatcher-1", life)
+        assert list_workers(catalog)[0].state == "draining"
+        assert not drain_worker(catalog, "dispatcher-1", life)
+        retire_worker(catalog, "dispatcher-1", life)
+        with pytest.raises(Fenced):
+            heartbeat(catalog, "dispatcher-1", life)
+        heartbeat(catalog, "dispatcher-1", register_worker(catalog, "dispatcher-1", "dispatcher", "a"))
+        assert list_workers(catalog)[0].state == "up"
 
 
-def activate(catalog: Catalog, tenant: Tenant = T) -> list[int]:
-    """A tenant with two data tasks and one DDL task, all unassigned; their ids in that order."""
-    register_tenant(catalog, tenant)
-    wanted = [NewTask(kind="data", range=LOW), NewTask(kind="data", range=HIGH), NewTask(kind="ddl", range=DDL)]
-    assert activate_tenant(catalog, tenant, START, wanted)
-    return [task.task_id for task in list_tasks(catalog, tenant)]
+def race_for(catalog: Catalog, task_id: int, seen_epoch: int, owner_epoch: int) -> list[int | None]:
+    """Two threads assign the task at once, to sorter-0 and to sorter-1."""
+
+    def give(i: int) -> int | None:
+        return assign_task(catalog, task_id, worker_id=f"sorter-{i}", seen_epoch=seen_epoch, owner_epoch=owner_epoch)
+
+    return together(2, give)
 
 
-def flush(catalog: Catalog, key: str | None, *advances: TaskAdvance) -> frozenset[int]:
-    """A flush of tenant T."""
-    return commit_flush(catalog, tenant=T, object_key=key, object_bytes=1000, advances=advances)
+def silence_owner(catalog: Catalog, age_ms: int) -> None:
+    """Make the owner's last heartbeat this old."""
+    with catalog.transaction() as conn:
+        conn.execute(tables.owner.update().values(heartbeat_ms=tables.now_ms() - age_ms))
 
 
-def snapshot(catalog: Catalog, task_id: int, n: int, at: dict[int, dict[int, Position]], epoch: int = 0) -> bool:
-    """Switch to snapshot `n`."""
-    key = f"snapshots/{task_id}/{epoch}-{n}"
-    return switch_snapshot(
-        catalog, task_id, epoch=epoch, snapshot_key=key, snapshot_n=n, object_bytes=10, positions=at
-    )
-
-
-def together[R](count: int, act: Callable[[int], R]) -> list[R]:
-    """Call `act(0..count-1)` from as many threads at once; the results, or the first error."""
-    barrier = threading.Barrier(count)
-
-    def one(i: int) -> R:
-        barrier.wait(30)
-        return act(i)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
+def owner_age(catalog: Catalog) -> int:
+    """Milliseconds since the owner's last heartbeat."""
+    row = get_owner(catalog)
+    assert row is not None
+    return row.heartbeat_age_ms

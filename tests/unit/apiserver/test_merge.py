@@ -49,7 +49,11 @@ def page(segments: list[Seg], after: int, upto: int, rows: int, listed: int) -> 
 
 
 @given(
-    segments=SEGMENTS, upto=st.integers(1, 45), rows=st.integers(1, 10), listed=st.integers(1, 5), start=st.integers(0, 10)
+    segments=SEGMENTS,
+    upto=st.integers(1, 45),
+    rows=st.integers(1, 10),
+    listed=st.integers(1, 5),
+    start=st.integers(0, 10),
 )
 def test_pages_deliver_everything_once_and_in_order(
     segments: list[Seg], upto: int, rows: int, listed: int, start: int

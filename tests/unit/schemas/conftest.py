@@ -85,11 +85,17 @@ def pushed() -> PushedSchema:
 
 
 @pytest.fixture(scope="session")
-def jobs() -> list[Job]:
+def job_puts() -> list[tuple[int, int, bytes]]:
+    """(start_ts, commit_ts, row) of every PUT in the DDL job table, in commit order."""
+    return sorted(job_rows(), key=lambda row: row[1])
+
+
+@pytest.fixture(scope="session")
+def jobs(job_puts: list[tuple[int, int, bytes]]) -> list[Job]:
     """Every job version that the job table ever held, finished or not, in apply order."""
     found = [
         ddl.parse_job(json.loads(read_row_v1(row)[5]), start_ts=start_ts, commit_ts=commit_ts)
-        for start_ts, commit_ts, row in job_rows()
+        for start_ts, commit_ts, row in job_puts
     ]
     return sorted(found, key=lambda job: job.order)
 

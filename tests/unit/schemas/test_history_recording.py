@@ -110,3 +110,15 @@ def test_rows_that_ticdc_never_emitted_for_want_of_a_table_find_none(history: Hi
         if history.table_at(row["table_id"], int(row["commit_ts"]) - 1) is None
     }
     assert set(found.values()) == {IdStatus.NOT_YET}
+
+
+def test_versions_are_those_that_ticdc_numbers_rows_with(history: History) -> None:
+    seen = 0
+    for line in map(json.loads, lines("ticdc-simple-json.ndjson.zst")):
+        if line["kind"] != "row" or "error" in line:
+            continue
+        table = history.table_at(line["table_id"], int(line["commit_ts"]) - 1)
+        assert table is not None
+        assert table.update_ts == json.loads(line["msg"])["schemaVersion"], line
+        seen += 1
+    assert seen > 1000

@@ -131,13 +131,13 @@ def test_float(value: float, encoded: str) -> None:
 
 
 def test_encodings_sort_as_their_values() -> None:
-    floats = [-math.inf, -1.8, -1.0, -5e-324, -0.0, 0.0, 5e-324, 1.0, 1.1, 1.8, math.inf]
-    assert sorted(floats[::-1], key=mc.encode_float) == floats
+    floats = [-math.inf, -1.8, -1.0, -5e-324, 0.0, 5e-324, 1.0, 1.1, 1.8, math.inf]
+    assert sorted(set(floats), key=mc.encode_float) == floats
     assert [math.copysign(1, f) for f in sorted([0.0, -0.0], key=mc.encode_float)] == [-1.0, 1.0]
     ints = [-(2**63), -300, -1, 0, 1, 300, 2**63 - 1]
-    assert sorted(ints[::-1], key=mc.encode_int) == ints
+    assert sorted(set(ints), key=mc.encode_int) == ints
     texts = [b"", b"\0", b"\0" * 8, b"\0" * 9, b"a", b"a\0", b"abcdefgh", b"abcdefgh\0", b"abcdefghi", b"b"]
-    assert sorted(texts[::-1], key=mc.encode_bytes) == texts
+    assert sorted(set(texts), key=mc.encode_bytes) == texts
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
@@ -285,7 +285,7 @@ def test_common_handles() -> None:
     assert [d.value for d in both] == [1.1, b"11"]
     assert decode_common_handle(bytes.fromhex("016100000000000000f8")) == [Datum(1, b"a", 0, 10)]
     uuid = bytes.fromhex(
-        "0400000000000000060163343033386462ff322d643531632d31ff3165622d38633735ff2d38306536353031ff3861396265000000fc"
+        "040000000000000006016334303338646232ff2d643531632d3131ff65622d386337352dff3830653635303138ff6139626500000000fb"
     )
     assert [d.value for d in decode_common_handle(uuid)] == [6, b"c4038db2-d51c-11eb-8c75-80e65018a9be"]
 

@@ -10,26 +10,28 @@ from __future__ import annotations
 import numpy as np
 
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Uint64s, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s, kernel
 
 VECTOR_DIMENSIONS_MAX = 16383
 DURATION_NS_MAX = (838 * 3600 + 59 * 60 + 59) * 10**9 + 999_999_999
 
 
 @kernel
-def _load(data: Bytes, at: int, size: int) -> int:
+def _load(data: Bytes, at: Number, size: Number) -> Number:
     """An unsigned number of 1, 2, 4 or 8 bytes."""
     if size == 8:
         return k.little_endian(data, at, 8)
     if size == 4:
         return k.little_endian(data, at, 4)
     if size == 2:
-        return np.uint64(data[at]) | np.uint64(data[at + 1]) << np.uint64(8)  # type: ignore[return-value]
-    return np.uint64(data[at])  # type: ignore[return-value]
+        return np.uint64(data[at]) | np.uint64(data[at + 1]) << np.uint64(8)
+    return np.uint64(data[at])
 
 
 @kernel
-def signed(data: Bytes, position: Int32s, length: Int32s, c: int, low: int, high: int, fault: Int32s, out: Int64s) -> None:
+def signed(
+    data: Bytes, position: Int32s, length: Int32s, c: Number, low: Number, high: Number, fault: Int32s, out: Int64s
+) -> None:
     """Signed integers between `low` and `high`."""
     for row in range(len(out)):
         size = length[c, row]
@@ -49,7 +51,9 @@ def signed(data: Bytes, position: Int32s, length: Int32s, c: int, low: int, high
 
 
 @kernel
-def unsigned(data: Bytes, position: Int32s, length: Int32s, c: int, high: int, cause: int, fault: Int32s, out: Uint64s) -> None:
+def unsigned(
+    data: Bytes, position: Int32s, length: Int32s, c: Number, high: Number, cause: Number, fault: Int32s, out: Uint64s
+) -> None:
     """Unsigned integers up to `high`; beyond it the row fails with `cause`."""
     for row in range(len(out)):
         size = length[c, row]
@@ -68,7 +72,7 @@ def unsigned(data: Bytes, position: Int32s, length: Int32s, c: int, high: int, c
 
 
 @kernel
-def times(data: Bytes, position: Int32s, length: Int32s, c: int, fault: Int32s, out: Uint64s) -> None:
+def times(data: Bytes, position: Int32s, length: Int32s, c: Number, fault: Int32s, out: Uint64s) -> None:
     """Packed times. Month and day may be 0 and need not exist in the calendar; clock fields must."""
     for row in range(len(out)):
         size = length[c, row]
@@ -90,7 +94,7 @@ def times(data: Bytes, position: Int32s, length: Int32s, c: int, fault: Int32s, 
 
 
 @kernel
-def floats(data: Bytes, position: Int32s, length: Int32s, c: int, fault: Int32s, out: Uint64s) -> None:
+def floats(data: Bytes, position: Int32s, length: Int32s, c: Number, fault: Int32s, out: Uint64s) -> None:
     """The bits of doubles, from their order-preserving form."""
     top = np.uint64(1) << np.uint64(63)
     for row in range(len(out)):
@@ -107,16 +111,16 @@ def floats(data: Bytes, position: Int32s, length: Int32s, c: int, fault: Int32s,
 
 
 @kernel
-def check_vectors(data: Bytes, position: Int32s, length: Int32s, c: int, fault: Int32s) -> None:
+def check_vectors(data: Bytes, position: Int32s, length: Int32s, c: Number, fault: Int32s) -> None:
     """Turn the cells of a vector column into those of its numbers: 4 bytes each, without the count."""
     for row in range(length.shape[1]):
         size = np.int64(length[c, row])
         if size < 0:
             continue
         at = position[c, row]
-        if size < 4 or (size - 4) % 4 or size // 4 - 1 > VECTOR_DIMENSIONS_MAX:
-            k.fail(fault, length, row, k.BAD_VECTOR, c, at)
-        elif np.int64(k.little_endian(data, at, 4)) != size // 4 - 1:
+        count = size // 4 - 1
+        proper = size >= 4 and size % 4 == 0 and count <= VECTOR_DIMENSIONS_MAX
+        if not proper or np.int64(k.little_endian(data, at, 4)) != count:
             k.fail(fault, length, row, k.BAD_VECTOR, c, at)
         else:
             position[c, row] = at + 4
@@ -124,7 +128,7 @@ def check_vectors(data: Bytes, position: Int32s, length: Int32s, c: int, fault: 
 
 
 @kernel
-def total_size(length: Int32s, c: int) -> int:
+def total_size(length: Int32s, c: Number) -> Number:
     """Bytes of a column's cells. Cells may share bytes (defaults), so this can exceed the buffer."""
     total = np.int64(0)
     for row in range(length.shape[1]):
@@ -134,7 +138,7 @@ def total_size(length: Int32s, c: int) -> int:
 
 
 @kernel
-def gather(data: Bytes, position: Int32s, length: Int32s, c: int, offsets: Int32s, out: Bytes) -> None:
+def gather(data: Bytes, position: Int32s, length: Int32s, c: Number, offsets: Int32s, out: Bytes) -> None:
     """Copy the cells of a column one after the other; `offsets` (rows + 1) says where each begins."""
     to = np.int64(0)
     for row in range(length.shape[1]):
@@ -149,7 +153,7 @@ def gather(data: Bytes, position: Int32s, length: Int32s, c: int, offsets: Int32
 
 
 @kernel
-def repair_utf8(data: Bytes, offsets: Int32s, new_offsets: Int64s, out: Bytes) -> int:
+def repair_utf8(data: Bytes, offsets: Int32s, new_offsets: Int64s, out: Bytes) -> Number:
     """Copy strings with U+FFFD (3 bytes) for each byte that is not part of a UTF-8 character. Returns bytes written.
 
     `out` holds three bytes for each byte of `data`.

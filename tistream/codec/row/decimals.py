@@ -1,6 +1,6 @@
 """MySQL's binary decimals to Arrow decimals, exactly.
 
-Up to 18 digits are gathered in one machine word; longer ones in eight 32-bit limbs (256 bits), which hold any 77 digits.
+Up to 18 digits are gathered in one machine word; longer ones in eight 32-bit limbs, which hold any 77 digits.
 A stored value keeps the shape it was written with: it is rescaled to the column's fraction digits, rounding half away
 from zero as TiDB does when it reads, and must then fit the column's digits.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Uint64s, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s, kernel
 from tistream.codec.row.locate import decimal_size
 
 LIMBS = 8
@@ -24,7 +24,7 @@ def limbs_of(value: int) -> Uint64s:
 
 
 @kernel
-def _multiply_add(limbs: Uint64s, factor: int, addend: int) -> bool:
+def _multiply_add(limbs: Uint64s, factor: Number, addend: Number) -> Number:
     """limbs = limbs * factor + addend, both below 2**32. False on overflow."""
     carry = np.uint64(addend)
     for j in range(LIMBS):
@@ -35,7 +35,7 @@ def _multiply_add(limbs: Uint64s, factor: int, addend: int) -> bool:
 
 
 @kernel
-def _divide(limbs: Uint64s, divisor: int) -> None:
+def _divide(limbs: Uint64s, divisor: Number) -> None:
     rest = np.uint64(0)
     for j in range(LIMBS - 1, -1, -1):
         value = rest << np.uint64(32) | limbs[j]
@@ -44,7 +44,7 @@ def _divide(limbs: Uint64s, divisor: int) -> None:
 
 
 @kernel
-def _rescale(limbs: Uint64s, power: int) -> bool:
+def _rescale(limbs: Uint64s, power: Number) -> bool:
     """Multiply by 10**power; a negative power divides and rounds half up. False on overflow."""
     while power > 0:
         step = min(power, 9)
@@ -63,7 +63,7 @@ def _rescale(limbs: Uint64s, power: int) -> bool:
 
 
 @kernel
-def _group(data: Bytes, at: int, size: int, first: int, flip: int) -> int:
+def _group(data: Bytes, at: Number, size: Number, first: Number, flip: Number) -> Number:
     """One group of digits; the very first byte (position `first`) has its sign bit turned over."""
     value = np.uint64(0)
     for j in range(size):
@@ -71,11 +71,13 @@ def _group(data: Bytes, at: int, size: int, first: int, flip: int) -> int:
         if at + j == first:
             byte ^= 0x80
         value = value << np.uint64(8) | np.uint64(byte & 0xFF)
-    return value  # type: ignore[return-value]
+    return value
 
 
 @kernel
-def _read(data: Bytes, at: int, whole: int, fraction: int, flip: int, limbs: Uint64s) -> tuple[int, bool]:
+def _read(
+    data: Bytes, at: Number, whole: Number, fraction: Number, flip: Number, limbs: Uint64s
+) -> tuple[Number, bool]:
     """(value if it has at most 18 digits, else 0 with the value in `limbs`; whether all groups are proper)."""
     first, word = at, np.uint64(0)
     short = whole + fraction <= WORD_DIGITS
@@ -91,18 +93,18 @@ def _read(data: Bytes, at: int, whole: int, fraction: int, flip: int, limbs: Uin
             size = (count + 1) // 2 if odd else 4
             value = np.uint64(_group(data, at, size, first, flip))
             if value >= POWERS[count]:
-                return np.uint64(0), False  # type: ignore[return-value]
+                return np.uint64(0), False
             if short:
                 word = word * POWERS[count] + value
             else:
                 _multiply_add(limbs, POWERS[count], value)
             at += size
-    return word, True  # type: ignore[return-value]
+    return word, True
 
 
 @kernel
 def decimals(
-    data: Bytes, position: Int32s, length: Int32s, c: int, scale: int, bound: Uint64s, fault: Int32s, out: Uint64s
+    data: Bytes, position: Int32s, length: Int32s, c: Number, scale: Number, bound: Uint64s, fault: Int32s, out: Uint64s
 ) -> None:
     """Decimals of a column with `scale` fraction digits, below `bound` (limbs). `out` is (rows, 2 or 4) words."""
     limbs = np.zeros(LIMBS, np.uint64)
@@ -150,7 +152,7 @@ def decimals(
 
 
 @kernel
-def _below(limbs: Uint64s, bound: Uint64s) -> bool:
+def _below(limbs: Uint64s, bound: Uint64s) -> Number:
     for j in range(LIMBS - 1, -1, -1):
         if limbs[j] != bound[j]:
             return limbs[j] < bound[j]
@@ -158,10 +160,66 @@ def _below(limbs: Uint64s, bound: Uint64s) -> bool:
 
 
 @kernel
-def _negate(out: Uint64s, row: int) -> None:
+def _negate(out: Uint64s, row: Number) -> None:
     """Two's complement of a row of words."""
     carry = np.uint64(1)
     for j in range(out.shape[1]):
         flipped = ~out[row, j]
         out[row, j] = flipped + carry
         carry = np.uint64(1) if carry and out[row, j] == 0 else np.uint64(0)
+
+
+@kernel
+def write_decimals(words: Uint64s, scale: Number, offsets: Int64s, out: Bytes) -> None:
+    """Two's complement words (rows, 2 or 4) as text with `scale` fraction digits; `out` holds 84 bytes a value."""
+    limbs = np.zeros(LIMBS, np.uint64)
+    digits = np.empty(90, np.uint8)
+    to = 0
+    for row in range(words.shape[0]):
+        offsets[row] = to
+        negative = words[row, words.shape[1] - 1] >> np.uint64(63) == 1
+        carry = np.uint64(1)
+        for j in range(words.shape[1]):
+            word = words[row, j]
+            if negative:
+                word = ~word + carry
+                carry = np.uint64(1) if carry and word == 0 else np.uint64(0)
+            limbs[2 * j] = word & np.uint64(0xFFFFFFFF)
+            limbs[2 * j + 1] = word >> np.uint64(32)
+        count = _digits(limbs, scale + 1, digits)
+        if negative:
+            out[to] = 45
+            to += 1
+        for j in range(count):
+            if scale and j == count - scale:
+                out[to] = 46
+                to += 1
+            out[to] = digits[count - 1 - j]
+            to += 1
+    offsets[words.shape[0]] = to
+
+
+@kernel
+def _digits(limbs: Uint64s, least: Number, digits: Bytes) -> Number:
+    """Decimal digits, lowest first, at least `least` of them. `limbs` is used up."""
+    count = 0
+    while True:
+        top = LIMBS - 1
+        while top >= 0 and limbs[top] == 0:
+            top -= 1
+        if top < 0 and count >= least:
+            return count
+        rest = np.uint64(0)
+        for j in range(top, -1, -1):
+            value = rest << np.uint64(32) | limbs[j]
+            limbs[j] = value // np.uint64(1_000_000_000)
+            rest = value % np.uint64(1_000_000_000)
+        last = True
+        for j in range(top + 1):
+            last = last and limbs[j] == 0
+        for _ in range(9):
+            if last and rest == 0 and count >= least:
+                break
+            digits[count] = 48 + np.int64(rest % np.uint64(10))
+            rest //= np.uint64(10)
+            count += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tistream.codec.row.kernel import Bytes, Int64s, Uint64s, kernel
+from tistream.codec.row.kernel import Bytes, Int64s, Number, Uint64s, kernel
 
 PLAIN, MYSQL, JSON_NUMBER = 0, 1, 2  # never an exponent; below 1e-15 and from 1e15 on; the same with ".0" kept
 FLOAT_CHARS_MAX = 350  # sign, "0.", 323 zeros, 17 digits
@@ -18,7 +18,7 @@ _MINUS, _POINT, _ZERO, _E, _PLUS = 45, 46, 48, 101, 43
 
 
 @kernel
-def put_number(out: Bytes, to: int, value: int, width: int) -> int:
+def put_number(out: Bytes, to: Number, value: Number, width: Number) -> Number:
     """Write an unsigned number with at least `width` digits. Returns the next position."""
     rest, size = np.uint64(value), 0
     while size < width or rest > 0:
@@ -32,7 +32,7 @@ def put_number(out: Bytes, to: int, value: int, width: int) -> int:
 
 
 @kernel
-def put_fraction(out: Bytes, to: int, micros: int, digits: int) -> int:
+def put_fraction(out: Bytes, to: Number, micros: Number, digits: Number) -> Number:
     """Write "." and the first `digits` of six fraction digits; nothing for 0."""
     if digits == 0:
         return to
@@ -44,7 +44,7 @@ def put_fraction(out: Bytes, to: int, micros: int, digits: int) -> int:
 
 
 @kernel
-def put_date(out: Bytes, to: int, year: int, month: int, day: int) -> int:
+def put_date(out: Bytes, to: Number, year: Number, month: Number, day: Number) -> Number:
     """YYYY-MM-DD."""
     to = put_number(out, to, np.uint64(year), 4)
     out[to] = _MINUS
@@ -54,7 +54,7 @@ def put_date(out: Bytes, to: int, year: int, month: int, day: int) -> int:
 
 
 @kernel
-def put_clock(out: Bytes, to: int, hours: int, minutes: int, seconds: int) -> int:
+def put_clock(out: Bytes, to: Number, hours: Number, minutes: Number, seconds: Number) -> Number:
     """HH:MM:SS; more digits for more than 99 hours."""
     to = put_number(out, to, np.uint64(hours), 2)
     out[to] = 58
@@ -64,7 +64,7 @@ def put_clock(out: Bytes, to: int, hours: int, minutes: int, seconds: int) -> in
 
 
 @kernel
-def put_duration(out: Bytes, to: int, nanos: int, fsp: int) -> int:
+def put_duration(out: Bytes, to: Number, nanos: Number, fsp: Number) -> Number:
     """[-]HH:MM:SS[.f...]."""
     size = np.uint64(nanos)
     if nanos < 0:
@@ -78,7 +78,7 @@ def put_duration(out: Bytes, to: int, nanos: int, fsp: int) -> int:
 
 
 @kernel
-def write_times(values: Uint64s, date_only: bool, fsp: int, offsets: Int64s, out: Bytes) -> None:
+def write_times(values: Uint64s, date_only: bool, fsp: Number, offsets: Int64s, out: Bytes) -> None:
     """Packed times as text; `out` holds 32 bytes a value, `offsets` (values + 1) is filled."""
     to = 0
     for row in range(len(values)):
@@ -95,7 +95,7 @@ def write_times(values: Uint64s, date_only: bool, fsp: int, offsets: Int64s, out
 
 
 @kernel
-def write_durations(values: Int64s, fsp: int, offsets: Int64s, out: Bytes) -> None:
+def write_durations(values: Int64s, fsp: Number, offsets: Int64s, out: Bytes) -> None:
     """Nanoseconds as text; `out` holds 32 bytes a value."""
     to = 0
     for row in range(len(values)):
@@ -105,9 +105,9 @@ def write_durations(values: Int64s, fsp: int, offsets: Int64s, out: Bytes) -> No
 
 
 @kernel
-def _scan(source: Bytes, at: int, end: int, digits: Bytes) -> tuple[int, int]:
+def _scan(source: Bytes, at: Number, end: Number, digits: Bytes) -> tuple[Number, Number]:
     """(number of significant digits, E) so that the number is 0.DIGITS * 10**E."""
-    count, point, exponent, seen_point, trailing = 0, 0, 0, False, 0
+    seen_point, count, point, trailing, exponent = False, 0, 0, 0, np.int64(0)
     while at < end and source[at] != _E:
         byte = source[at]
         at += 1
@@ -136,7 +136,7 @@ def _scan(source: Bytes, at: int, end: int, digits: Bytes) -> tuple[int, int]:
 
 
 @kernel
-def _put_plain(digits: Bytes, count: int, power: int, keep_fraction: bool, out: Bytes, to: int) -> int:
+def _put_plain(digits: Bytes, count: Number, power: Number, keep_fraction: bool, out: Bytes, to: Number) -> Number:
     if power <= 0:
         out[to] = _ZERO
         to += 1
@@ -159,7 +159,7 @@ def _put_plain(digits: Bytes, count: int, power: int, keep_fraction: bool, out: 
 
 
 @kernel
-def _put_exponent(digits: Bytes, count: int, power: int, out: Bytes, to: int) -> int:
+def _put_exponent(digits: Bytes, count: Number, power: Number, out: Bytes, to: Number) -> Number:
     out[to] = digits[0]
     to += 1
     if count > 1:
@@ -177,7 +177,7 @@ def _put_exponent(digits: Bytes, count: int, power: int, out: Bytes, to: int) ->
 
 
 @kernel
-def restyle(source: Bytes, ends: Int64s, style: int, offsets: Int64s, out: Bytes) -> None:
+def restyle(source: Bytes, ends: Int64s, style: Number, offsets: Int64s, out: Bytes) -> None:
     """Lay out the digits of floats anew. `ends` (values + 1) delimits each in `source`; `offsets` is filled."""
     digits = np.empty(800, np.uint8)
     to = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, kernel
 from tistream.codec.row.locate import datum_size
 
 PREFIX_SIZE = 11
@@ -20,13 +20,21 @@ INT_KEY_SIZE = 19
 
 
 @kernel
-def _is_record_key(keys: Bytes, start: int, end: int) -> bool:
+def _is_record_key(keys: Bytes, start: Number, end: Number) -> Number:
     return end - start > PREFIX_SIZE and keys[start] == 0x74 and keys[start + 9] == 0x5F and keys[start + 10] == 0x72
 
 
 @kernel
 def int_handles(
-    keys: Bytes, offsets: Int32s, present: Bytes, column: int, data: Bytes, base: int, position: Int32s, length: Int32s, fault: Int32s
+    keys: Bytes,
+    offsets: Int32s,
+    present: Bytes,
+    column: Number,
+    data: Bytes,
+    base: Number,
+    position: Int32s,
+    length: Int32s,
+    fault: Int32s,
 ) -> None:
     """Give `column` the handle of each row that does not hold the column itself. Writes from `data[base:]`."""
     for row in range(len(offsets) - 1):
@@ -43,9 +51,9 @@ def int_handles(
 
 
 @kernel
-def _unpack_bytes(keys: Bytes, at: int, end: int, out: Bytes, to: int) -> tuple[int, int]:
+def _unpack_bytes(keys: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
     """Undo the 8-byte groups of a string. (next position or -1, bytes written)."""
-    written = 0
+    written = np.int64(0)
     while at + 9 <= end:
         pad = 0xFF - np.int64(keys[at + 8])
         if pad > 8:
@@ -63,7 +71,7 @@ def _unpack_bytes(keys: Bytes, at: int, end: int, out: Bytes, to: int) -> tuple[
 
 
 @kernel
-def _unpack_datum(keys: Bytes, at: int, end: int, out: Bytes, to: int) -> tuple[int, int]:
+def _unpack_datum(keys: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
     """Rewrite the key-form datum at `at`. (next position or -1, bytes written)."""
     flag = np.int64(keys[at])
     if flag == 1:
@@ -92,12 +100,12 @@ def common_handles(
     columns: Int32s,
     accepts: Int64s,
     data: Bytes,
-    base: int,
+    base: Number,
     position: Int32s,
     length: Int32s,
     fault: Int32s,
 ) -> None:
-    """Give the columns of the clustered primary key (ABSENT = not wanted) the key's datums. Writes from `data[base:]`."""
+    """Give the columns of the clustered primary key (ABSENT = not wanted) the key's datums, from `data[base:]` on."""
     for row in range(len(offsets) - 1):
         if not present[row] or fault[0, row]:
             continue

@@ -5,10 +5,10 @@ against its own size: in a proper document no two values share bytes, so one tha
 could grow without bound) runs out and is refused. The text is therefore never longer than 6 bytes for each stored byte
 plus a constant, and the time is linear.
 
-Layout: a type byte and a body. Containers: u32 count, u32 size, then for objects 6 bytes a key (u32 offset, u16 length),
-then 5 bytes a value (type, u32 offset or an inline literal); offsets count from the container's first byte.
+Layout: a type byte and a body. Containers: u32 count, u32 size, then for objects 6 bytes a key (u32 offset, u16
+length), then 5 bytes a value (type, u32 offset or an inline literal); offsets count from the container's first byte.
 
-Floats are left out in the first pass (their places and bits are listed) and put in by `splice`.
+Floats take one byte in the first pass (their places and bits are listed) and are put in by `splice`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from tistream.codec.row import kernel as k
-from tistream.codec.row.glyphs import JSON_NUMBER, float_chars, put_clock, put_date, put_duration, put_fraction, put_number
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Uint64s, kernel
+from tistream.codec.row.glyphs import (
+    JSON_NUMBER,
+    float_chars,
+    put_clock,
+    put_date,
+    put_duration,
+    put_fraction,
+    put_number,
+)
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s, kernel
 
 DEPTH_MAX = 1000
 GROWTH, GROWTH_CONSTANT = 6, 32  # characters for each stored byte, and for each document
@@ -39,14 +47,14 @@ _QUOTE, _BACKSLASH, _COMMA, _SPACE, _COLON = 34, 92, 44, 32, 58
 
 
 @kernel
-def _put(out: Bytes, to: int, text: Bytes) -> int:
+def _put(out: Bytes, to: Number, text: Bytes) -> Number:
     for j in range(len(text)):
         out[to + j] = text[j]
     return to + len(text)
 
 
 @kernel
-def _put_string(data: Bytes, at: int, end: int, out: Bytes, to: int) -> int:
+def _put_string(data: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> Number:
     """A quoted, escaped string."""
     out[to] = _QUOTE
     to += 1
@@ -85,7 +93,7 @@ def _put_string(data: Bytes, at: int, end: int, out: Bytes, to: int) -> int:
 
 
 @kernel
-def _put_base64(data: Bytes, at: int, end: int, out: Bytes, to: int) -> int:
+def _put_base64(data: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> Number:
     while at < end:
         left = end - at
         word = np.int64(data[at]) << 16
@@ -103,11 +111,13 @@ def _put_base64(data: Bytes, at: int, end: int, out: Bytes, to: int) -> int:
 
 
 @kernel
-def _put_time(core: int, kind: int, out: Bytes, to: int) -> int:
+def _put_time(core: Number, kind: Number, out: Bytes, to: Number) -> Number:
     """A quoted date or datetime, with 6 fraction digits."""
     bits = np.uint64(core)
     out[to] = _QUOTE
-    to = put_date(out, to + 1, bits >> np.uint64(50), bits >> np.uint64(46) & np.uint64(15), bits >> np.uint64(41) & np.uint64(31))
+    to = put_date(
+        out, to + 1, bits >> np.uint64(50), bits >> np.uint64(46) & np.uint64(15), bits >> np.uint64(41) & np.uint64(31)
+    )
     if kind != DATE:
         out[to] = _SPACE
         hours, minutes, seconds = bits >> np.uint64(36), bits >> np.uint64(30), bits >> np.uint64(24)
@@ -118,7 +128,7 @@ def _put_time(core: int, kind: int, out: Bytes, to: int) -> int:
 
 
 @kernel
-def _put_literal(literal: int, out: Bytes, to: int) -> int:
+def _put_literal(literal: Number, out: Bytes, to: Number) -> Number:
     """null, true, false; -1 for anything else."""
     if literal == 0:
         return _put(out, to, _LITERALS[:4])
@@ -128,9 +138,9 @@ def _put_literal(literal: int, out: Bytes, to: int) -> int:
 
 
 @kernel
-def _put_scalar(data: Bytes, kind: int, at: int, end: int, out: Bytes, to: int) -> tuple[int, int]:
+def _put_scalar(data: Bytes, kind: Number, at: Number, end: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
     """(next position in `out` or -1, bytes used) of anything but containers and floats."""
-    if kind == STRING or kind == OPAQUE:
+    if kind in (STRING, OPAQUE):
         skip = 1 if kind == OPAQUE else 0
         if end - at < skip:
             return -1, 0
@@ -151,7 +161,7 @@ def _put_scalar(data: Bytes, kind: int, at: int, end: int, out: Bytes, to: int) 
     if end - at < size_of:
         return -1, 0
     value = np.uint64(k.little_endian(data, at, 8))
-    if kind == INT64 or kind == DURATION:
+    if kind in (INT64, DURATION):
         number = np.int64(value)
         if kind == DURATION:
             out[to] = _QUOTE
@@ -164,13 +174,13 @@ def _put_scalar(data: Bytes, kind: int, at: int, end: int, out: Bytes, to: int) 
         return put_number(out, to, value, 1), 8
     if kind == UINT64:
         return put_number(out, to, value, 1), 8
-    if kind == DATE or kind == DATETIME or kind == TIMESTAMP:
+    if kind in (DATE, DATETIME, TIMESTAMP):
         return _put_time(value, kind, out, to), 8
     return -1, 0
 
 
 @kernel
-def _open(data: Bytes, kind: int, at: int, end: int, stack: Int64s, depth: int) -> int:
+def _open(data: Bytes, kind: Number, at: Number, end: Number, stack: Int64s, depth: Number) -> Number:
     """Push a container: (start, count, next, kind, end). Bytes used, or -1."""
     if end - at < 8:
         return -1
@@ -183,7 +193,7 @@ def _open(data: Bytes, kind: int, at: int, end: int, stack: Int64s, depth: int) 
 
 
 @kernel
-def _put_key(data: Bytes, base: int, end: int, index: int, out: Bytes, to: int) -> tuple[int, int]:
+def _put_key(data: Bytes, base: Number, end: Number, index: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
     """The index-th key of an object with its colon. (next position or -1, bytes used)."""
     entry = base + 8 + 6 * index
     begin = base + np.int64(k.little_endian(data, entry, 4))
@@ -197,15 +207,23 @@ def _put_key(data: Bytes, base: int, end: int, index: int, out: Bytes, to: int) 
 
 @kernel
 def _document(
-    data: Bytes, start: int, end: int, stack: Int64s, out: Bytes, to: int, places: Int64s, bits: Uint64s, count: int
-) -> tuple[int, int, int]:
+    data: Bytes,
+    start: Number,
+    end: Number,
+    stack: Int64s,
+    out: Bytes,
+    to: Number,
+    places: Int64s,
+    bits: Uint64s,
+    count: Number,
+) -> tuple[Number, Number, Number]:
     """(cause, next position in `out`, floats listed) of one document."""
     if end - start < 2:
         return k.BAD_JSON, to, count
     kind, at, limit, depth, budget = np.int64(data[start]), start + 1, end, 0, end - start - 1
     pending = True
     while pending:
-        if kind == OBJECT or kind == ARRAY:
+        if kind in (OBJECT, ARRAY):
             if depth == DEPTH_MAX:
                 return k.DEEP_JSON, to, count
             used = _open(data, kind, at, limit, stack, depth)
@@ -223,6 +241,8 @@ def _document(
             if budget >= used:
                 places[count], bits[count] = to, value
                 count += 1
+                out[to] = 0
+                to += 1
         else:
             if limit - at > budget:  # what is left to charge bounds what may be written
                 limit = at + budget
@@ -269,8 +289,16 @@ def _document(
 
 @kernel
 def render(
-    data: Bytes, position: Int32s, length: Int32s, c: int, fault: Int32s, offsets: Int64s, out: Bytes, places: Int64s, bits: Uint64s
-) -> int:
+    data: Bytes,
+    position: Int32s,
+    length: Int32s,
+    c: Number,
+    fault: Int32s,
+    offsets: Int64s,
+    out: Bytes,
+    places: Int64s,
+    bits: Uint64s,
+) -> Number:
     """All documents of a column. `offsets` (rows + 1) is filled; returns the number of floats listed."""
     stack = np.empty((DEPTH_MAX, 5), np.int64)
     to, count = np.int64(0), np.int64(0)
@@ -291,16 +319,16 @@ def render(
 
 @kernel
 def splice(source: Bytes, offsets: Int64s, places: Int64s, ends: Int64s, chars: Bytes, out: Bytes) -> None:
-    """Put the characters of the floats in their places; `offsets` is changed to match `out`."""
+    """Put the characters of each float in place of its one byte; `offsets` is changed to match `out`."""
     at, to, done = 0, 0, 0
     for row in range(len(offsets)):
         stop = offsets[row]
-        # a float at the very beginning of a row belongs to the row, not to the one before
-        while done < len(places) and (places[done] < stop or row == len(offsets) - 1):
+        while done < len(places) and places[done] < stop:
             while at < places[done]:
                 out[to] = source[at]
                 to += 1
                 at += 1
+            at += 1
             for j in range(ends[done], ends[done + 1]):
                 out[to] = chars[j]
                 to += 1
@@ -312,7 +340,9 @@ def splice(source: Bytes, offsets: Int64s, places: Int64s, ends: Int64s, chars: 
         offsets[row] = to
 
 
-def json_text(data: Bytes, position: Int32s, length: Int32s, c: int, stored: int, fault: Int32s) -> tuple[Int64s, Bytes]:
+def json_text(
+    data: Bytes, position: Int32s, length: Int32s, c: int, stored: int, fault: Int32s
+) -> tuple[Int64s, Bytes]:
     """(offsets, characters) of a JSON column whose cells have `stored` bytes in all."""
     rows = length.shape[1]
     offsets = np.empty(rows + 1, np.int64)

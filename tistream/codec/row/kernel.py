@@ -22,6 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
+Number = Any  # a machine integer: int in Python, int64 or uint64 when compiled
 
 MISSING, NULL = -1, -2  # lengths of cells that have no bytes
 ABSENT = -3  # a column that the layout does not want
@@ -103,7 +104,7 @@ def kernel(function: F) -> F:
 
 
 @kernel
-def fail(fault: Int32s, length: Int32s, row: int, cause: int, column: int, at: int) -> None:
+def fail(fault: Int32s, length: Int32s, row: Number, cause: Number, column: Number, at: Number) -> None:
     """Keep the first cause of a bad row: (cause, column index or -1, position in the buffer or -1)."""
     if fault[0, row] == 0:
         fault[0, row] = cause
@@ -114,41 +115,41 @@ def fail(fault: Int32s, length: Int32s, row: int, cause: int, column: int, at: i
 
 
 @kernel
-def little_endian(data: Bytes, at: int, size: int) -> int:
+def little_endian(data: Bytes, at: Number, size: Number) -> Number:
     """`size` bytes as an unsigned number."""
     value = np.uint64(0)
     for k in range(size):
         value |= np.uint64(data[at + k]) << np.uint64(8 * k)
-    return value  # type: ignore[return-value]
+    return value
 
 
 @kernel
-def big_endian(data: Bytes, at: int, size: int) -> int:
+def big_endian(data: Bytes, at: Number, size: Number) -> Number:
     """`size` bytes as an unsigned number."""
     value = np.uint64(0)
     for k in range(size):
         value = (value << np.uint64(8)) | np.uint64(data[at + k])
-    return value  # type: ignore[return-value]
+    return value
 
 
 @kernel
-def uvarint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+def uvarint(data: Bytes, at: Number, end: Number) -> tuple[Number, Number]:
     """(value, next position), the latter negative if the bytes end, run over 10 or over 64 bits."""
     value = np.uint64(0)
     for k in range(10):
         if at + k >= end:
-            return np.uint64(0), -1  # type: ignore[return-value]
+            return np.uint64(0), -1
         byte = data[at + k]
         if k == 9 and byte > 1:
-            return np.uint64(0), -1  # type: ignore[return-value]
+            return np.uint64(0), -1
         value |= np.uint64(byte & 0x7F) << np.uint64(7 * k)
         if byte < 0x80:
-            return value, at + k + 1  # type: ignore[return-value]
-    return np.uint64(0), -1  # type: ignore[return-value]
+            return value, at + k + 1
+    return np.uint64(0), -1
 
 
 @kernel
-def unzigzag(value: int) -> int:
+def unzigzag(value: Number) -> Number:
     """The signed number of a zigzag one, as its 64-bit pattern."""
     half = np.uint64(value) >> np.uint64(1)
     if np.uint64(value) & np.uint64(1):
@@ -157,14 +158,14 @@ def unzigzag(value: int) -> int:
 
 
 @kernel
-def put_little_endian(out: Bytes, at: int, value: int) -> None:
+def put_little_endian(out: Bytes, at: Number, value: Number) -> None:
     """Write 8 bytes."""
     for k in range(8):
         out[at + k] = np.uint8((np.uint64(value) >> np.uint64(8 * k)) & np.uint64(0xFF))
 
 
 @kernel
-def utf8_size(data: Bytes, at: int, end: int) -> int:
+def utf8_size(data: Bytes, at: Number, end: Number) -> Number:
     """Bytes of the UTF-8 character at `at`, or 0 if there is none (overlong, surrogate, cut off, beyond U+10FFFF)."""
     first = data[at]
     if first < 0x80:

@@ -16,20 +16,24 @@ from __future__ import annotations
 import numpy as np
 
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, kernel
 
 SMALL_IDS = 256  # ids below have a direct table
 
 # What a datum may hold, one bit a flag, by Kind: integers 3 4 8 9, floats 5, decimal 6, duration 7 or 8, bytes 1 2, ...
 _INTEGER = 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9
 ACCEPTS = np.array(
-    [_INTEGER] * 6 + [1 << 5] * 2 + [1 << 6, _INTEGER, 1 << 7 | 1 << 8 | 1 << 3] + [1 << 1 | 1 << 2] * 2 + [1 << 10, 1 << 20],
+    [_INTEGER] * 6
+    + [1 << 5] * 2
+    + [1 << 6, _INTEGER, 1 << 7 | 1 << 8 | 1 << 3]
+    + [1 << 1 | 1 << 2] * 2
+    + [1 << 10, 1 << 20],
     np.int64,
 )
 
 
 @kernel
-def wanted(id_: int, small: Int32s, ids: Int64s, columns: Int32s) -> int:
+def wanted(id_: Number, small: Int32s, ids: Int64s, columns: Int32s) -> Number:
     """Index of the wanted column with this id, else ABSENT. `ids` is ascending, `columns` goes with it."""
     if id_ < SMALL_IDS:
         return small[id_] if id_ >= 0 else k.ABSENT
@@ -45,8 +49,16 @@ def wanted(id_: int, small: Int32s, ids: Int64s, columns: Int32s) -> int:
 
 @kernel
 def _locate_row(
-    data: Bytes, start: int, end: int, small: Int32s, ids: Int64s, columns: Int32s, row: int, position: Int32s, length: Int32s
-) -> tuple[int, int, int]:
+    data: Bytes,
+    start: Number,
+    end: Number,
+    small: Int32s,
+    ids: Int64s,
+    columns: Int32s,
+    row: Number,
+    position: Int32s,
+    length: Int32s,
+) -> tuple[Number, Number, Number]:
     """(cause, where, position of the checksum trailer or -1) of one v2 row."""
     if end - start < 6:
         return k.SHORT_HEADER, start, -1
@@ -108,7 +120,7 @@ def locate(
     length: Int32s,
     trailer: Int32s,
     fault: Int32s,
-) -> tuple[int, int]:
+) -> tuple[Number, Number]:
     """Locate the columns of v2 rows; v1 rows stay MISSING throughout. Returns (v1 rows, rows with a checksum).
 
     `offsets` (rows + 1) into `data`, `present` 0 for rows without an image, `length` preset to MISSING, `trailer` gets
@@ -136,7 +148,7 @@ def locate(
 
 
 @kernel
-def _json_size(data: Bytes, at: int, end: int) -> int:
+def _json_size(data: Bytes, at: Number, end: Number) -> Number:
     """Bytes of the JSON value at `at`, type byte included; negative if it does not fit."""
     if at >= end:
         return -1
@@ -159,7 +171,7 @@ def _json_size(data: Bytes, at: int, end: int) -> int:
 
 
 @kernel
-def decimal_size(digits: int, fraction: int) -> int:
+def decimal_size(digits: Number, fraction: Number) -> Number:
     """Bytes of MySQL's binary decimal of that shape; negative if there is no such shape."""
     if digits < 1 or digits > 65 or fraction > 30 or fraction > digits:
         return -1
@@ -169,7 +181,7 @@ def decimal_size(digits: int, fraction: int) -> int:
 
 
 @kernel
-def datum_size(data: Bytes, flag: int, at: int, end: int) -> int:
+def datum_size(data: Bytes, flag: Number, at: Number, end: Number) -> Number:
     """Bytes of a datum's body after its flag, for the flags that do not depend on the column; negative = broken."""
     left, size = end - at, np.int64(-1)
     if flag == 3 or flag == 4 or flag == 5 or flag == 7:
@@ -188,14 +200,14 @@ def datum_size(data: Bytes, flag: int, at: int, end: int) -> int:
 @kernel
 def _locate_old_row(
     data: Bytes,
-    start: int,
-    end: int,
+    start: Number,
+    end: Number,
     tables: tuple[Int32s, Int64s, Int32s, Int64s],
-    scratch: int,
-    row: int,
+    scratch: Number,
+    row: Number,
     position: Int32s,
     length: Int32s,
-) -> tuple[int, int, int]:
+) -> tuple[Number, Number, Number]:
     """(cause, column, where) of one v1 row. Writes integers to `data[scratch:]`, 8 bytes a wanted column."""
     small, ids, columns, accepts = tables
     if end - start == 1 and data[start] == 0:
@@ -257,7 +269,7 @@ def locate_old(
     offsets: Int32s,
     present: Bytes,
     tables: tuple[Int32s, Int64s, Int32s, Int64s],
-    scratch: int,
+    scratch: Number,
     position: Int32s,
     length: Int32s,
     fault: Int32s,

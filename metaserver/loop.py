@@ -1,0 +1,128 @@
+"""The meta server's background work: be elected, activate tenants, give out stores and tasks.
+
+    assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
+    activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
+
+They are apart because activation reads the object store, and a takeover must not wait for that. Only the elected owner
+acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced while
+it paused changes nothing. A worker counts as dead when the *database* has not heard of it for LEASE_MS, or when it says
+that it is draining or gone. With no owner elected nothing moves and data keeps flowing.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from metaserver.activation import Activation
+from metaserver.assign import Owned, moves
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import acquire_owner, renew_owner
+from tistream.catalog.stores import assign_store, list_stores
+from tistream.catalog.tasks import assign_task, list_tasks
+from tistream.catalog.workers import WorkerKind, WorkerState, list_workers
+from tistream.clock import Clock
+from tistream.errors import Fenced
+from tistream.limits import LEASE_MS
+from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Problem, Repeating, ServiceGroup
+
+log = structlog.get_logger(__name__)
+
+INTERVAL_S = 0.3
+
+
+class MetaWorker:
+    """A Service. Several may run; one of them is the owner."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        clock: Clock,
+        name: str,
+        data_tasks: int = 2,
+        *,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        """`name` must differ between the processes that run at the same time: it is what the election compares."""
+        self.name = name
+        self._catalog = catalog
+        self._activation = Activation(catalog, store, clock, data_tasks)
+        self._epoch: int | None = None
+        self._threads = ServiceGroup(
+            name,
+            (
+                Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock),
+                Repeating(f"{name}/activation", self.activate, interval_s=interval_s, clock=clock),
+            ),
+            clock,
+        )
+
+    def start(self) -> None:
+        self._threads.start()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        return self._threads.wait_until_ready(timeout_s)
+
+    def stop(self) -> None:
+        self._threads.stop()
+
+    def problems(self) -> list[Problem]:
+        return self._threads.problems() + self._activation.problems(self.name)
+
+    @property
+    def owner_epoch(self) -> int | None:
+        """My epoch while I am the owner."""
+        return self._epoch
+
+    def assign(self) -> None:
+        """One round of election and assignment."""
+        self._elect()
+        if self._epoch is not None:
+            self._assign_stores(self._epoch)
+            self._assign_tasks(self._epoch)
+
+    def activate(self) -> None:
+        """One round of activation. Activating is guarded by itself; being the owner only saves the listing."""
+        if self._epoch is not None:
+            self._activation.step()
+
+    def _elect(self) -> None:
+        if self._epoch is not None:
+            try:
+                renew_owner(self._catalog, self.name, self._epoch)
+                return
+            except Fenced:
+                log.warning("another meta server is the owner now", me=self.name, epoch=self._epoch)
+                self._epoch = None
+        self._epoch = acquire_owner(self._catalog, self.name)
+        if self._epoch is not None:
+            log.info("this meta server is the owner", me=self.name, epoch=self._epoch)
+
+    def _alive(self, kind: WorkerKind) -> list[str]:
+        return [
+            worker.worker_id
+            for worker in list_workers(self._catalog, kind)
+            if worker.state == WorkerState.UP and worker.heartbeat_age_ms <= LEASE_MS
+        ]
+
+    def _assign_stores(self, owner_epoch: int) -> None:
+        rows = [Owned(item=row, owner=row.dispatcher) for row in list_stores(self._catalog)]
+        for move in moves(rows, self._alive(WorkerKind.DISPATCHER)):
+            row = move.item
+            assign_store(
+                self._catalog,
+                row.tenant,
+                row.store_id,
+                worker_id=move.to,
+                seen_epoch=row.dispatcher_epoch,
+                owner_epoch=owner_epoch,
+            )
+            log.info("store assigned", tenant=str(row.tenant), store=row.store_id, was=row.dispatcher, to=move.to)
+
+    def _assign_tasks(self, owner_epoch: int) -> None:
+        rows = [Owned(item=row, owner=row.owner) for row in list_tasks(self._catalog)]
+        for move in moves(rows, self._alive(WorkerKind.SORTER)):
+            row = move.item
+            assign_task(self._catalog, row.task_id, worker_id=move.to, seen_epoch=row.epoch, owner_epoch=owner_epoch)
+            log.info("task assigned", tenant=str(row.tenant), task=row.task_id, was=row.owner, to=move.to)

@@ -1,0 +1,137 @@
+"""The control routes: what pushers and operators ask of the meta server.
+
+    POST /v1/tenants                                                     register (safe to repeat)
+    GET  /v1/clusters/{c}/tenants/{t}/push                               where to write, and what the tenant waits for
+    GET  /v1/clusters/{c}/tenants/{t}/frontier                           where new tenures may start
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            a new life of a pusher
+    POST /v1/clusters/{c}/tenants/{t}/tasks/{id}:retry                   let a stopped task try again
+
+All of it is answered from the catalog, so any process may serve it, elected or not. 64-bit numbers travel as text,
+keys as hexadecimal. Errors are TiStreamError; the app that includes the router turns them into problem documents.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.stores import issue_incarnation
+from tistream.catalog.tasks import clear_task_error, frontier, get_task, raise_reopen
+from tistream.catalog.tenants import TenantRow, TenantState, get_tenant, register_tenant
+from tistream.errors import Fenced, NotFound
+from tistream.ids import Tenant
+from tistream.layout import buffer_prefix
+
+_INT_MAX = (1 << 63) - 1
+_Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
+
+
+class NewTenant(BaseModel):
+    """Who is to be registered."""
+
+    cluster_id: int = Field(ge=0, le=_INT_MAX)
+    tenant_id: int = Field(ge=0, le=_INT_MAX)
+
+
+class Push(BaseModel):
+    """Where a pusher writes."""
+
+    object_store: str = Field(description="URL of the bucket")
+    prefix: str = Field(description="folder of the tenant's schema snapshots and batch files")
+    state: TenantState
+
+
+class RegisteredTenant(BaseModel):
+    """A tenant, and what its pushers need."""
+
+    cluster_id: str
+    tenant_id: str
+    state: TenantState
+    start_ts: str = Field(description="the log is complete above this; 0 while the schema snapshot is awaited")
+    push: Push
+
+
+class FrontierEntry(BaseModel):
+    """How far one key range is."""
+
+    start_key: str = Field(description="hexadecimal")
+    end_key: str = Field(description="hexadecimal; empty = plus infinity")
+    upper: str = Field(description="everything at or below it is in the committed log")
+    reopen_id: int = Field(description="a new one asks for new tenures in the range")
+
+
+class NewIncarnation(BaseModel):
+    """A life of a pusher."""
+
+    incarnation: int
+    max_cut_ts: str = Field(description="the largest cut_ts known of the store; no new file may have a lower one")
+
+
+class RetriedTask(BaseModel):
+    """A task that tries again."""
+
+    task_id: int
+    reopen_id: int
+
+
+def control_router(catalog: Catalog, store_url: str) -> APIRouter:
+    """The routes over this catalog. `store_url` is the bucket's address as pushers reach it."""
+    routes = APIRouter(tags=["control"])
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    def push_of(row: TenantRow) -> Push:
+        return Push(object_store=store_url, prefix=buffer_prefix(row.tenant), state=row.state)
+
+    @routes.post("/v1/tenants", status_code=201, operation_id="register_tenant", summary="Register a tenant")
+    def register(new: NewTenant) -> RegisteredTenant:
+        row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
+        return RegisteredTenant(
+            cluster_id=str(row.tenant.cluster_id),
+            tenant_id=str(row.tenant.tenant_id),
+            state=row.state,
+            start_ts=str(row.start_ts),
+            push=push_of(row),
+        )
+
+    @routes.get(f"{base}/push", operation_id="get_push", summary="Where to push")
+    def push(cluster_id: _Id, tenant_id: _Id) -> Push:
+        return push_of(get_tenant(catalog, Tenant(cluster_id, tenant_id)))
+
+    @routes.get(f"{base}/frontier", operation_id="get_frontier", summary="Where new tenures may start")
+    def read_frontier(cluster_id: _Id, tenant_id: _Id) -> list[FrontierEntry]:
+        row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
+        return [
+            FrontierEntry(
+                start_key=found.range.start.hex(),
+                end_key=found.range.end.hex(),
+                upper=str(found.upper),
+                reopen_id=found.reopen_id,
+            )
+            for found in frontier(catalog, row.tenant)
+        ]
+
+    @routes.post(
+        f"{base}/stores/{{store_id}}/incarnations",
+        status_code=201,
+        operation_id="issue_incarnation",
+        summary="Begin a new life of a store's pusher",
+    )
+    def new_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewIncarnation:
+        row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
+        incarnation, max_cut_ts = issue_incarnation(catalog, row.tenant, store_id)
+        return NewIncarnation(incarnation=incarnation, max_cut_ts=str(max_cut_ts))
+
+    @routes.post(f"{base}/tasks/{{task_id}}:retry", operation_id="retry_task", summary="Let a stopped task try again")
+    def retry(cluster_id: _Id, tenant_id: _Id, task_id: _Id) -> RetriedTask:
+        task = get_task(catalog, task_id)
+        if task.tenant != Tenant(cluster_id, tenant_id):
+            raise NotFound(f"tenant {cluster_id}/{tenant_id} has no task {task_id}", task_id=task_id)
+        if not raise_reopen(catalog, task_id, epoch=task.epoch):
+            raise Fenced("the task was given to another sorter meanwhile; ask again", task_id=task_id)
+        clear_task_error(catalog, task_id)
+        return RetriedTask(task_id=task_id, reopen_id=get_task(catalog, task_id).reopen_id)
+
+    return routes

@@ -1,0 +1,236 @@
+"""The schema history of every tenant, kept up to date from the committed log.
+
+A history begins with the newest saved one, or with the snapshot that the tenant pushed. From there on it follows the
+committed rows of the DDL job table up to the schema watermark, the lowest `upper` of the tenant's DDL tasks.
+
+Relations:
+
+- the watermark is read before the segments: whatever it covers is then visible;
+- a history is published whole: readers keep the object they got, and when jobs arrive a changed copy takes its place;
+- a failure publishes nothing: the next caller starts again from the last good history.
+
+Threads: any number. One at a time catches up per tenant; the others wait for it and share what it found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from schemas.ddl import Job, parse_job
+from schemas.history import History
+from schemas.layout import row_layout
+from schemas.model import Table
+from schemas.saved import decompress
+from schemas.snapshot import SchemaSnapshot, parse_pushed
+from tistream.catalog.committed import SegmentRow, find_segments
+from tistream.catalog.engine import Catalog
+from tistream.catalog.schema_versions import add_schema_version, latest_schema_version
+from tistream.catalog.tasks import list_tasks
+from tistream.catalog.tenants import TaskKind, get_tenant
+from tistream.change import FLAG_NOT_A_CHANGE, Op
+from tistream.codec.committed_file import decode_committed_segment
+from tistream.codec.row.decode import decode
+from tistream.codec.table_key import DDL_JOB_TABLE_ID, is_record
+from tistream.errors import CorruptObject, DecodeError, NotFound
+from tistream.ids import Tenant
+from tistream.layout import SchemasKey, SchemaSnapKey
+from tistream.objectstore.protocol import ObjectStore
+
+_SEGMENTS_ASKED = 1024
+_JOB_META = "job_meta"
+
+
+class JobSource(Protocol):
+    """Where histories begin and jobs come from."""
+
+    def begin(self, tenant: Tenant) -> History:
+        """The newest history that is kept anywhere. NotFound while the tenant has none."""
+        ...
+
+    def watermark(self, tenant: Tenant) -> int:
+        """Every finished job up to this timestamp is in the committed log."""
+        ...
+
+    def jobs(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> Sequence[Job]:
+        """The jobs whose row was committed in (after_ts, upto_ts], in apply order, finished or not."""
+        ...
+
+    def save(self, tenant: Tenant, history: History) -> None:
+        """Keep the history where `begin` finds it."""
+        ...
+
+
+class SchemaRegistry:
+    """See the module."""
+
+    def __init__(self, catalog: Catalog, store: ObjectStore, *, source: JobSource | None = None) -> None:
+        self._source = source or CommittedJobs(catalog, store)
+        self._histories: dict[Tenant, History] = {}
+        self._locks: dict[Tenant, threading.Lock] = {}
+        self._locks_guard = threading.Lock()
+
+    def history(self, tenant: Tenant) -> History:
+        """The history, complete up to the schema watermark of this moment."""
+        with self._lock(tenant):
+            known = self._histories.get(tenant) or self._source.begin(tenant)
+            upto_ts = self._source.watermark(tenant)
+            if upto_ts > known.resolved_ts:
+                known = self._caught_up(tenant, known, upto_ts)
+            self._histories[tenant] = known
+            return known
+
+    def _caught_up(self, tenant: Tenant, known: History, upto_ts: int) -> History:
+        jobs = self._source.jobs(tenant, known.job_table, known.resolved_ts, upto_ts)
+        if jobs:
+            known = known.copy()
+            for job in jobs:
+                known.apply(job)
+        known.advance(upto_ts)
+        return known
+
+    def snapshot(self, tenant: Tenant, ts: int) -> SchemaSnapshot:
+        """The tenant's whole schema at `ts`. TsExpired and TsOutOfRange outside of what is known."""
+        return self.history(tenant).snapshot(ts)
+
+    def tables(self, tenant: Tenant, db: str, ts: int) -> list[Table]:
+        """The tables of a database at `ts`. NotFound with a suggestion."""
+        return self.history(tenant).tables(db, ts)
+
+    def save(self, tenant: Tenant, *, below_ts: int = 0) -> int:
+        """Save the history as of now, without what is older than `below_ts`, and forget that part here too. Returns
+        the timestamp it is complete up to. Saving again without news changes nothing."""
+        self.history(tenant)
+        with self._lock(tenant):
+            kept = self._histories[tenant].pruned(min(below_ts, self._histories[tenant].resolved_ts))
+            self._source.save(tenant, kept)
+            self._histories[tenant] = kept
+            return kept.resolved_ts
+
+    def forget(self, tenant: Tenant) -> None:
+        """Drop what is held in memory; the next question begins anew."""
+        with self._lock(tenant):
+            self._histories.pop(tenant, None)
+
+    def _lock(self, tenant: Tenant) -> threading.Lock:
+        with self._locks_guard:
+            return self._locks.setdefault(tenant, threading.Lock())
+
+
+class CommittedJobs:
+    """Histories and jobs from the catalog and the object store: all I/O of this room."""
+
+    def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
+        self._catalog = catalog
+        self._store = store
+
+    def begin(self, tenant: Tenant) -> History:
+        found = latest_schema_version(self._catalog, tenant)
+        if found is not None:
+            return History.load(self._store.get(found[1]))
+        start_ts = get_tenant(self._catalog, tenant).start_ts
+        if not start_ts:
+            raise NotFound("this tenant has not pushed its schema snapshot yet", tenant=tenant)
+        key = str(SchemaSnapKey(tenant=tenant, ts=start_ts))
+        try:
+            pushed = parse_pushed(orjson.loads(decompress(self._store.get(key))))
+        except orjson.JSONDecodeError as error:
+            raise CorruptObject("the pushed schema snapshot is not JSON", object_key=key) from error
+        if pushed.snapshot.ts != start_ts:
+            raise CorruptObject("the pushed schema snapshot is of another time", object_key=key, ts=pushed.snapshot.ts)
+        return History(pushed.snapshot, pushed.job_table)
+
+    def watermark(self, tenant: Tenant) -> int:
+        uppers = [task.upper for task in list_tasks(self._catalog, tenant) if task.kind == TaskKind.DDL]
+        return min(uppers, default=0)
+
+    def jobs(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> list[Job]:
+        found: list[Job] = []
+        for segment in self._segments(tenant, after_ts, upto_ts):
+            found.extend(read_jobs(self._rows(segment), job_table, after_ts, upto_ts))
+        return sorted(found, key=lambda job: job.order)
+
+    def _segments(self, tenant: Tenant, after_ts: int, upto_ts: int) -> list[SegmentRow]:
+        limit = _SEGMENTS_ASKED
+        while True:
+            found = find_segments(
+                self._catalog,
+                tenant,
+                after_ts=after_ts,
+                upto_ts=upto_ts,
+                kind=TaskKind.DDL,
+                table_ids=(DDL_JOB_TABLE_ID,),
+                limit=limit,
+            )
+            if len(found) < limit:
+                return found
+            limit *= 4  # a page cannot say where the next begins, so ask for all
+
+    def _rows(self, segment: SegmentRow) -> pa.Table:
+        data = self._store.get_range(segment.object_key, segment.offset, segment.length)
+        return decode_committed_segment(
+            segment.object_key, segment.segment_no, data, crc=segment.crc, rows=segment.rows, offset=segment.offset
+        )
+
+    def save(self, tenant: Tenant, history: History) -> None:
+        newest = latest_schema_version(self._catalog, tenant)
+        if newest is not None and newest[0] >= history.resolved_ts:
+            return
+        key = str(SchemasKey(tenant=tenant, ts=history.resolved_ts))
+        data = history.dump()
+        self._store.put(key, data)
+        add_schema_version(self._catalog, tenant, history.resolved_ts, key, len(data))
+
+
+def read_jobs(rows: pa.Table, job_table: Table, after_ts: int, upto_ts: int) -> Iterator[Job]:
+    """The jobs among committed rows (schema change.COMMITTED) with commit_ts in (after_ts, upto_ts]. Rows of other
+    tables, index entries and deletes are passed over. DecodeError for a row that cannot be read."""
+    commit_ts = rows["commit_ts"].to_numpy()
+    wanted = (
+        (rows["table_id"].to_numpy() == DDL_JOB_TABLE_ID)
+        & (rows["op"].to_numpy() == Op.PUT)
+        & (rows["flags"].to_numpy() & FLAG_NOT_A_CHANGE == 0)
+        & (commit_ts > np.uint64(after_ts))
+        & (commit_ts <= np.uint64(upto_ts))
+        & is_record(rows["key"])
+    )
+    picked = rows.filter(pa.array(wanted)).combine_chunks()
+    if not picked.num_rows:
+        return
+    columns = zip(
+        _job_metas(job_table, picked),
+        picked["start_ts"].to_pylist(),
+        picked["commit_ts"].to_pylist(),
+        strict=True,
+    )
+    for meta, start_ts, job_commit_ts in columns:
+        try:
+            data = orjson.loads(meta)
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise DecodeError("a DDL job is not JSON", commit_ts=job_commit_ts) from error
+        yield parse_job(data, start_ts=start_ts, commit_ts=job_commit_ts)
+
+
+def _job_metas(job_table: Table, rows: pa.Table) -> list[bytes]:
+    layout = row_layout(job_table)
+    meta = tuple(column for column in layout.columns if column.name == _JOB_META)
+    if not meta:
+        raise CorruptObject("the DDL job table has no column job_meta", table=layout.name)
+    keys, values = rows["key"].combine_chunks(), rows["value"].combine_chunks()
+    decoded = decode(replace(layout, columns=meta), keys, values)
+    for error in decoded.errors:
+        raise DecodeError(
+            "a row of the DDL job table cannot be decoded",
+            key=keys[error.index].as_py(),
+            commit_ts=rows["commit_ts"][error.index].as_py(),
+            offset=error.offset,
+            cause=error.cause,
+        )
+    metas: list[bytes] = decoded.batch.column(_JOB_META).to_pylist()
+    return metas

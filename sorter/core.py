@@ -1,0 +1,242 @@
+"""All that changes the state of one task: what a sorter decides, without any I/O.
+
+    FeedBatch --handle--> effects            the rows first, then the file's watermark rows
+    pending() -> W        how far the task could be written out now; None while it is where it was
+    take(W)   -> rows     to be written; they stay until `flushed(W)` says that they are durable
+
+Relations:
+
+- per (store, incarnation) the batches come densely: seq = position + 1. A repeated one is ignored, a gap is refused;
+- upper <= sealed, and neither falls. `sealed` is the largest W that `take` was asked for: its fate may be unknown, so
+  from then on nothing new may appear at or below it;
+- after a restore W may lie below upper, until the replay has caught up;
+- state at any time = snapshot + the batches after its positions. Batches that were consumed before a restored snapshot
+  of another half may come again: they are duplicates.
+
+An exception from `handle` says that the task cannot go on as it is: FeedGap and CorruptObject leave the state as it
+was, BrokenPromise ends the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from sorter.arrivals import arrivals
+from sorter.prewrite_buffer import Limits, PrewriteBuffer, Undecided
+from sorter.sort_buffer import SortBuffer
+from sorter.watermark import RangeWatermarkMap, Stuck
+from tistream.errors import BrokenPromise, FeedGap, invariant
+from tistream.feed import FeedBatch
+from tistream.ids import Position
+from tistream.keyrange import KeyRange
+
+Positions = Mapping[int, Mapping[int, Position]]  #: store -> incarnation -> position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedReopen:
+    """Ask the upstream for a new tenure of the range: only its opening scan can say what this commit committed."""
+
+    task_id: int
+    undecided: Undecided
+
+
+Effect = NeedReopen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSnapshot:
+    """A task's whole state, as Arrow tables."""
+
+    start_ts: int
+    upper: int  #: when it was taken; the catalog's may be higher by now
+    positions: Positions
+    open: pa.Table  #: prewrite_buffer.OPEN
+    commits: pa.Table  #: prewrite_buffer.COMMITS
+    ready: pa.Table  #: sort_buffer.READY
+    slices: pa.Table  #: watermark.SLICES
+    waiting: pa.Table  #: watermark.WAITING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreStats:
+    """How much a task holds, and what it dropped since it started."""
+
+    upper: int
+    watermark: int | None
+    open_prewrites: int
+    waiting_commits: int
+    undecided_commits: int
+    ready_rows: int
+    bytes_held: int
+    slices: int
+    holes: int
+    waiting_watermarks: int
+    dead_prewrites: int
+    forgotten_rollbacks: int
+    duplicates: int
+    dropped_by_store: Mapping[int, int]  #: commits at or below upper
+
+
+class TaskCore:
+    """One task: a key range, its watermark map and its buffers."""
+
+    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, upper: int) -> None:
+        self.task_id = task_id
+        self.range = range_
+        self.start_ts = start_ts
+        self._upper = upper
+        self._sealed = upper
+        self._watermarks = RangeWatermarkMap(range_, start_ts)
+        self._prewrites = PrewriteBuffer()
+        self._ready = SortBuffer()
+        self._positions: dict[int, dict[int, Position]] = {}
+        self._next_row_no = 0
+
+    @property
+    def upper(self) -> int:
+        """Everything at or below is durably written."""
+        return self._upper
+
+    def handle(self, batch: FeedBatch) -> list[Effect]:
+        """Take one batch. FeedGap, CorruptObject, BrokenPromise: see above."""
+        if not self._is_next(batch):
+            return []
+        store, incarnation = batch.store_id, batch.incarnation
+        if batch.closes:
+            at = self._positions.setdefault(store, {}).get(incarnation, Position(seq=batch.seq))
+            self._positions[store][incarnation] = replace(at, closed=True)
+            self._watermarks.forget(store, incarnation)
+            return []
+        try:
+            if batch.rows.num_rows:
+                self._take_rows(batch)
+            self._prewrites.learn(batch.regions, store, incarnation)
+            moved = self._watermarks.apply(batch.regions, store, incarnation, batch.seq)
+            asking = self._prewrites.settle(self._watermarks, self._ready) if moved or batch.rows.num_rows else []
+        except BrokenPromise as e:
+            raise _told(e, self.task_id, batch) from e
+        self._positions.setdefault(store, {})[incarnation] = Position(seq=batch.seq)
+        return [NeedReopen(task_id=self.task_id, undecided=undecided) for undecided in asking]
+
+    def watermark(self) -> int | None:
+        """Up to where the task is complete and decided; None while its range has a hole."""
+        w = self._watermarks.watermark()
+        hold = self._prewrites.hold()
+        return w if w is None or hold is None else min(w, hold)
+
+    def pending(self) -> int | None:
+        """A watermark above `upper` up to which the task can be written now, or None. Rows of one flush are bounded."""
+        w = self.watermark()
+        return self._ready.reach(w) if w is not None and w > self._upper else None
+
+    def take(self, w: int) -> pa.Table:
+        """The rows in (upper, w], schema change.COMMITTED, by (table_id, commit_ts, start_ts, key)."""
+        limit = self.watermark()
+        invariant(limit is not None and self._upper < w <= limit, "taken above the watermark", w=w, limit=limit)
+        self._sealed = max(self._sealed, w)
+        return self._ready.take(w)
+
+    def flushed(self, w: int) -> None:
+        """The catalog says that everything up to w is written. Only a w that was taken can be."""
+        invariant(self._upper <= w <= self._sealed, "flushed what was never taken", w=w, sealed=self._sealed)
+        self._upper = w
+        self._ready.flushed(w)
+
+    def positions(self) -> dict[int, dict[int, Position]]:
+        """How far each incarnation of each store has been consumed."""
+        return {store: dict(lives) for store, lives in self._positions.items()}
+
+    def explain(self) -> list[Stuck]:
+        """What the watermark waits for."""
+        return self._watermarks.explain()
+
+    def snapshot(self) -> CoreSnapshot:
+        """The whole state."""
+        open_, commits = self._prewrites.snapshot()
+        slices, waiting = self._watermarks.snapshot()
+        return CoreSnapshot(
+            start_ts=self.start_ts,
+            upper=self._upper,
+            positions=self.positions(),
+            open=open_,
+            commits=commits,
+            ready=self._ready.snapshot(),
+            slices=slices,
+            waiting=waiting,
+        )
+
+    def restore(self, snapshot: CoreSnapshot, positions: Positions) -> None:
+        """Take over a snapshot into a new core, cut to its range. `positions` are the catalog's: they were switched
+        together with the snapshot. W stays what it was: the replay lifts it, and prewrites must not die early."""
+        self._watermarks.restore(snapshot.slices, snapshot.waiting)
+        self._prewrites.restore(snapshot.open, snapshot.commits, self.range, self._upper)
+        self._ready.restore(snapshot.ready, self.range, self._upper)
+        self._positions = {store: dict(lives) for store, lives in positions.items()}
+        last = self._prewrites.open["row_no"].max()
+        self._next_row_no = 0 if last is None else int(last) + 1  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Raise when a relation does not hold. For tests: it looks at everything."""
+        self._watermarks.check()
+        self._ready.check()
+        self._prewrites.check(self._limits(), self._ready)
+        invariant(self._upper <= self._sealed, "upper above sealed", upper=self._upper, sealed=self._sealed)
+
+    def stats(self) -> CoreStats:
+        """How much it holds."""
+        prewrites, ready = self._prewrites, self._ready
+        held = (prewrites.open, prewrites.commits, ready.rows)
+        return CoreStats(
+            upper=self._upper,
+            watermark=self.watermark(),
+            open_prewrites=prewrites.open.height,
+            waiting_commits=prewrites.commits.height,
+            undecided_commits=int(prewrites.commits["asked"].sum()),
+            ready_rows=ready.rows.height,
+            bytes_held=int(sum(frame.estimated_size() for frame in held)),
+            slices=sum(1 for _ in self._watermarks.slices()),
+            holes=len(self._watermarks.holes()),
+            waiting_watermarks=len(self._watermarks.waiting()),
+            dead_prewrites=prewrites.dead,
+            forgotten_rollbacks=prewrites.forgotten,
+            duplicates=prewrites.duplicates,
+            dropped_by_store=dict(prewrites.dropped),
+        )
+
+    def _take_rows(self, batch: FeedBatch) -> None:
+        rows = arrivals(batch, self.range, self._next_row_no)
+        w = self._watermarks.w_of(rows["key"])
+        self._prewrites.take_in(rows, w, self._limits(), self._ready)
+        self._next_row_no += batch.rows.num_rows
+
+    def _limits(self) -> Limits:
+        return Limits(upper=self._upper, sealed=self._sealed)
+
+    def _is_next(self, batch: FeedBatch) -> bool:
+        """Whether the batch is the one to take now; False for one that was taken already."""
+        at = self._positions.get(batch.store_id, {}).get(batch.incarnation, Position(seq=0))
+        expected = at.seq if batch.closes else at.seq + 1
+        if batch.closes and batch.seq <= at.seq:
+            return not at.closed
+        if batch.seq < expected:
+            return False
+        if at.closed or batch.seq > expected:
+            raise FeedGap(
+                task=self.task_id,
+                store=batch.store_id,
+                incarnation=batch.incarnation,
+                expected=expected,
+                found=batch.seq,
+                closed=at.closed,
+            )
+        return True
+
+
+def _told(error: BrokenPromise, task_id: int, batch: FeedBatch) -> BrokenPromise:
+    """The same error with the task and the file whose arrival uncovered it."""
+    uncovered_by = f"store {batch.store_id} file {batch.incarnation}/{batch.seq}"
+    return BrokenPromise(error.message, task=task_id, uncovered_by=uncovered_by, **error.facts)

@@ -1,0 +1,123 @@
+"""The catalog on a real MariaDB."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tenants import get_tenant, list_tenants, register_tenant
+from tistream.errors import CatalogUnavailable
+from tistream.ids import Tenant
+from tistream.testing.catalog_cases import T, activate, together
+from tistream.testing.catalog_suite import CatalogSuite
+from tistream.testing.mariadb import mariadb, new_database
+
+_number = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with mariadb() as url:
+        yield url
+
+
+class TestCatalogOnMariaDB(CatalogSuite):
+    @pytest.fixture
+    def url(self, server: str) -> str:
+        return new_database(server, f"catalog_{next(_number)}")
+
+    def test_the_session_is_set_up(self, catalog: Catalog) -> None:
+        with catalog.reading() as conn:
+            row = conn.exec_driver_sql("SELECT @@tx_isolation, @@time_zone, @@innodb_lock_wait_timeout").one()
+        assert tuple(row) == ("READ-COMMITTED", "+00:00", 10)
+
+    def test_names_are_compared_as_bytes(self, catalog: Catalog) -> None:
+        with catalog.reading() as conn:
+            rows = conn.exec_driver_sql(
+                "SELECT table_name, column_name, collation_name FROM information_schema.columns "
+                "WHERE table_schema = database() AND column_name IN ('owner', 'object_key', 'worker_id', 'dispatcher')"
+            ).all()
+        assert len(rows) == 7
+        assert {collation for _, _, collation in rows} == {"ascii_bin"}
+
+    def test_a_connection_lost_while_committing_is_indeterminate(self, catalog: Catalog) -> None:
+        def lose() -> None:
+            with catalog.transaction() as conn:
+                conn.exec_driver_sql("UPDATE counters SET value = 5")
+                kill(catalog, conn)
+
+        with pytest.raises(CatalogUnavailable) as caught:
+            lose()
+        assert caught.value.determinate is False
+        assert register_tenant(catalog, T).tenant == T, "the pool got a new connection"
+
+    def test_a_connection_lost_before_committing_is_determinate(self, catalog: Catalog) -> None:
+        def lose() -> None:
+            with catalog.transaction() as conn:
+                conn.exec_driver_sql("UPDATE counters SET value = 5")
+                kill(catalog, conn)
+                conn.exec_driver_sql("UPDATE counters SET value = 6")
+
+        with pytest.raises(CatalogUnavailable) as caught:
+            lose()
+        assert caught.value.determinate is True
+        with catalog.reading() as conn:
+            assert conn.exec_driver_sql("SELECT value FROM counters").scalar() == 0
+
+    def test_a_connection_lost_while_idle_is_replaced(self, catalog: Catalog) -> None:
+        with catalog.reading() as conn:
+            number = conn.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one()
+        with Catalog(str(catalog._engine.url)).transaction() as other:
+            other.exec_driver_sql(f"KILL {number}")
+        assert list_tenants(catalog) == []
+
+    def test_a_deadlock_is_a_determinate_failure(self, catalog: Catalog) -> None:
+        activate(catalog)
+        low, high = 1, 2
+
+        def cross(i: int) -> CatalogUnavailable | None:
+            first, second = (low, high) if i else (high, low)
+            try:
+                with catalog.transaction() as conn:
+                    conn.exec_driver_sql(f"UPDATE tasks SET reopen_id = 1 WHERE task_id = {first}")
+                    met.wait(30)
+                    conn.exec_driver_sql(f"UPDATE tasks SET reopen_id = 2 WHERE task_id = {second}")
+            except CatalogUnavailable as e:
+                return e
+            return None
+
+        met = threading.Barrier(2)
+        errors = [e for e in together(2, cross) if e is not None]
+        assert [e.determinate for e in errors] == [True]
+        assert "Deadlock" in str(errors[0])
+
+    def test_a_lock_that_is_held_too_long_is_a_determinate_failure(self, catalog: Catalog) -> None:
+        def give_up() -> None:
+            with catalog.transaction() as conn:
+                conn.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 0")
+                conn.exec_driver_sql("UPDATE tenants SET reason = 'mine'")
+
+        register_tenant(catalog, T)
+        with catalog.transaction() as holder:
+            holder.exec_driver_sql("UPDATE tenants SET reason = 'held'")
+            with pytest.raises(CatalogUnavailable) as caught:
+                give_up()
+        assert caught.value.determinate is True
+        assert get_tenant(catalog, T).reason == "held"
+
+    def test_nobody_listens(self) -> None:
+        catalog = Catalog("mysql+pymysql://root@127.0.0.1:1/tistream")
+        with pytest.raises(CatalogUnavailable) as caught:
+            register_tenant(catalog, Tenant(1, 1))
+        assert caught.value.determinate is True
+
+
+def kill(catalog: Catalog, conn: Connection) -> None:
+    number = conn.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one()
+    with catalog.transaction() as other:
+        other.exec_driver_sql(f"KILL {number}")

@@ -1,0 +1,287 @@
+"""A dispatcher over a real catalog: ownership, serving, giving files up. Threads and real time, in small portions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dispatcher.tail import TailTiming
+from dispatcher.worker import DispatcherWorker
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.snapshots import switch_snapshot
+from tistream.catalog.stores import (
+    StoreRow,
+    assign_store,
+    issue_incarnation,
+    list_stores,
+    reclaimed,
+)
+from tistream.catalog.tasks import assign_task, list_tasks
+from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.workers import WorkerState, list_workers, register_worker
+from tistream.clock import SystemClock
+from tistream.errors import FeedGap, FeedUnavailable
+from tistream.feed import FeedRequest, FeedStream
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import BatchKey
+from tistream.testing.batch_files import batch_bytes
+from tistream.testing.open_folder import OpenFolder
+
+T = Tenant(3, 4)
+FAST = TailTiming(poll_s=0.02, retry_s=0.1)
+Positions = dict[int, Position]
+
+
+class World:
+    """One tenant with two tasks and one store, dispatched by "d1"."""
+
+    def __init__(self, path: Path) -> None:
+        self.catalog = Catalog(f"sqlite:///{path}/catalog.db")
+        self.catalog.migrate()
+        register_tenant(self.catalog, T)
+        new = [NewTask(kind=TaskKind.DATA, range=r) for r in (KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))]
+        assert activate_tenant(self.catalog, T, 100, new)
+        self.tasks = [task.task_id for task in list_tasks(self.catalog, T)]
+        epoch = acquire_owner(self.catalog, "meta")
+        assert epoch is not None
+        self.owner_epoch = epoch
+        for task in self.tasks:
+            assign_task(self.catalog, task, worker_id="s1", seen_epoch=0, owner_epoch=epoch)
+        issue_incarnation(self.catalog, T, 7)
+        self.assign("d1")
+        self.folder = OpenFolder()
+        self.snapshots = 0
+        self.workers: list[DispatcherWorker] = []
+
+    def worker(self, name: str = "d1", *, start: bool = False) -> DispatcherWorker:
+        worker = DispatcherWorker(self.catalog, self.folder, SystemClock(), name, timing=FAST, reclaim_s=0.05)
+        self.workers.append(worker)
+        if start:
+            worker.start()
+            assert worker.wait_until_ready(10)
+        return worker
+
+    def row(self) -> StoreRow:
+        return list_stores(self.catalog, T)[0]
+
+    def assign(self, worker_id: str) -> None:
+        row = self.row()
+        seen = row.dispatcher_epoch
+        assert assign_store(
+            self.catalog, T, 7, worker_id=worker_id, seen_epoch=seen, owner_epoch=self.owner_epoch
+        )
+
+    def put(self, *seqs: int, incarnation: int = 1) -> None:
+        for seq in seqs:
+            key = BatchKey(tenant=T, store_id=7, incarnation=incarnation, seq=seq)
+            self.folder.put(str(key), batch_bytes(key, [(b"a", b"z", [b"b", b"n", b"c"])]))
+
+    def seqs(self, incarnation: int = 1) -> list[int]:
+        keys = [key for key in self.folder.objects if f"/{incarnation:06d}/file-" in key]
+        return sorted(int(key[-16:-4]) for key in keys)
+
+    def consumed(self, task: int, positions: Positions) -> None:
+        """The task's sorter makes a snapshot durable."""
+        self.snapshots += 1
+        assert switch_snapshot(
+            self.catalog,
+            self.tasks[task],
+            epoch=1,
+            snapshot_key=f"snapshot-{self.snapshots}",
+            snapshot_n=self.snapshots,
+            object_bytes=1,
+            positions={7: positions},
+        )
+
+    def request(self, task: int = 0, positions: Positions | None = None) -> FeedRequest:
+        span = (KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))[task]
+        return FeedRequest(tenant=T, store_id=7, task_id=self.tasks[task], range=span, positions=positions or {})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    for worker in made.workers:
+        worker.stop()
+    made.catalog.close()
+
+
+def seqs_of(stream: FeedStream, timeout_s: float = 0.2) -> list[tuple[int, int, bool]]:
+    out = []
+    while (batch := stream.next(timeout_s)) is not None:
+        out.append((batch.incarnation, batch.seq, batch.closes))
+    return out
+
+
+def test_each_task_gets_its_part_of_every_file(world: World) -> None:
+    world.put(1, 2)
+    worker = world.worker(start=True)
+    keys = []
+    for task in (0, 1):
+        batch = worker.subscribe(world.request(task)).next(5)
+        assert batch is not None
+        keys.append(batch.rows["key"].to_pylist())
+        assert batch.regions["row_count"].to_pylist() == [len(keys[-1])]
+    assert keys == [[b"b", b"c"], [b"n"]]
+    assert set(world.folder.gets.values()) == {1}
+
+
+def test_a_store_of_another_dispatcher_is_refused_with_its_owner(world: World) -> None:
+    other = world.worker("d2")
+    with pytest.raises(FeedUnavailable) as raised:
+        other.subscribe(world.request())
+    assert (raised.value.facts["asked"], raised.value.facts["owner"]) == ("d2", "d1")
+    world.assign("d2")
+    assert other.subscribe(world.request()).next(0) is None
+
+
+def test_a_store_that_moves_away_ends_the_streams_here(world: World) -> None:
+    world.put(1)
+    worker = world.worker()
+    stream = worker.subscribe(world.request())
+    assert seqs_of(stream) == [(1, 1, False)]
+    world.assign("d2")
+    worker.refresh()
+    with pytest.raises(FeedUnavailable):
+        stream.next(0)
+    world.assign("d1")
+    issue_incarnation(world.catalog, T, 7)
+    worker.refresh()
+    assert seqs_of(stream) == [(1, 1, True)]
+
+
+def test_a_new_incarnation_in_the_catalog_ends_the_old_one(world: World) -> None:
+    world.put(1, 2)
+    worker = world.worker(start=True)
+    stream = worker.subscribe(world.request())
+    assert seqs_of(stream) == [(1, 1, False), (1, 2, False)]
+    issue_incarnation(world.catalog, T, 7)
+    world.put(1, incarnation=2)
+    assert seqs_of(stream, 2) == [(1, 2, True), (2, 1, False)]
+
+
+def test_the_largest_cut_ts_reaches_the_catalog(world: World) -> None:
+    world.put(1, 2)
+    worker = world.worker()
+    seqs_of(worker.subscribe(world.request()))
+    worker.refresh()
+    assert world.row().max_cut_ts == 1002
+    assert issue_incarnation(world.catalog, T, 7) == (2, 1002)
+
+
+def test_only_what_every_task_has_durably_consumed_is_deleted(world: World) -> None:
+    world.put(1, 2, 3, 4)
+    worker = world.worker()
+    assert len(seqs_of(worker.subscribe(world.request()))) == 4  # received, but not durable
+    worker.refresh()
+    worker.reclaim()
+    assert world.seqs() == [1, 2, 3, 4]
+    world.consumed(0, {1: Position(seq=4)})
+    worker.reclaim()
+    assert world.seqs() == [1, 2, 3, 4]
+    world.consumed(1, {1: Position(seq=2)})
+    worker.reclaim()
+    assert world.seqs() == [3, 4]
+    assert reclaimed(world.catalog, T, 7) == {1: 2}
+    with pytest.raises(FeedGap):
+        worker.subscribe(world.request(0, {1: Position(seq=1)})).next(0)
+    assert seqs_of(worker.subscribe(world.request(1, {1: Position(seq=2)}))) == [(1, 3, False), (1, 4, False)]
+
+
+def test_a_closed_incarnation_goes_whole_with_what_lies_behind_its_gap(world: World) -> None:
+    world.put(1, 2, 9)
+    issue_incarnation(world.catalog, T, 7)
+    world.put(1, incarnation=2)
+    worker = world.worker()
+    worker.refresh()
+    for task in (0, 1):
+        world.consumed(task, {1: Position(seq=2, closed=True), 2: Position(seq=0)})
+    worker.reclaim()
+    assert world.seqs(1) == []
+    assert world.seqs(2) == [1]
+    assert seqs_of(worker.subscribe(world.request(0, {1: Position(seq=2, closed=True)}))) == [(2, 1, False)]
+
+
+def test_a_zombie_dispatcher_deletes_nothing(world: World) -> None:
+    world.put(1, 2)
+    zombie = world.worker("d1")
+    zombie.refresh()
+    world.assign("d2")
+    for task in (0, 1):
+        world.consumed(task, {1: Position(seq=2)})
+    zombie.reclaim()
+    assert world.seqs() == [1, 2]
+    assert reclaimed(world.catalog, T, 7) == {1: 0}
+    heir = world.worker("d2")
+    heir.refresh()
+    heir.reclaim()
+    assert world.seqs() == []
+
+
+def test_leftovers_of_a_crash_between_catalog_and_delete_are_swept(world: World) -> None:
+    world.put(1, 2, 3)
+    for task in (0, 1):
+        world.consumed(task, {1: Position(seq=2)})
+    first = world.worker()
+    first.refresh()
+    world.folder.away = True
+    with pytest.raises(Exception, match="did not answer"):
+        first.reclaim()
+    world.folder.away = False
+    assert world.seqs() == [1, 2, 3]
+    first.reclaim()
+    assert world.seqs() == [3]
+    world.put(1, 2)  # as if the first owner had crashed instead
+    world.assign("d2")
+    second = world.worker("d2")
+    second.refresh()
+    second.reclaim()
+    assert world.seqs() == [3]
+
+
+def test_a_second_life_of_the_same_name_silences_the_first(world: World) -> None:
+    world.put(1)
+    worker = world.worker(start=True)
+    stream = worker.subscribe(world.request())
+    assert stream.next(5) is not None
+    register_worker(world.catalog, "d1", "dispatcher", "")
+    worker._heartbeats.wake()
+    worker._heartbeats._thread.join(10)  # type: ignore[union-attr]
+    with pytest.raises(FeedUnavailable):
+        stream.next(0)
+    assert [problem.fatal for problem in worker.problems()] == [True]
+    assert not worker.wait_until_ready(0)
+
+
+def test_a_stopped_worker_is_gone_in_the_catalog_and_its_streams_say_so(world: World) -> None:
+    worker = world.worker(start=True)
+    stream = worker.subscribe(world.request())
+    worker.stop()
+    worker.stop()
+    with pytest.raises(FeedUnavailable):
+        stream.next(1)
+    assert [w.state for w in list_workers(world.catalog, "dispatcher")] == [WorkerState.GONE]
+
+
+def test_a_gap_shows_among_the_problems(world: World) -> None:
+    world.put(2)
+    worker = DispatcherWorker(
+        world.catalog,
+        world.folder,
+        SystemClock(),
+        "d1",
+        timing=TailTiming(poll_s=0.02, gap_after_s=0.05, retry_s=0.05),
+    )
+    world.workers.append(worker)
+    stream = worker.subscribe(world.request())
+    with pytest.raises(FeedGap):
+        stream.next(5)
+    (problem,) = worker.problems()
+    assert problem.code == FeedGap.code
+    assert str(problem.facts["missing"]).endswith("file-000000000001.seg")
+    assert problem.source == "d1/3/4/store-7"

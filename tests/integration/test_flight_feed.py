@@ -1,0 +1,298 @@
+"""The feed over real Arrow Flight on loopback: same answers as in-process, typed errors, reconnects, back pressure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from dispatcher.flight_server import FlightFeedServer
+from tistream.change import REGIONS, ROWS
+from tistream.clock import SystemClock
+from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, InvalidInput, TiStreamError
+from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed_flight import FlightFeed, FlightStream, decode_request, encode_request
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+from tistream.limits import FEED_QUEUE_BATCHES_MAX
+from tistream.testing.batch_files import tenures_of
+
+T = Tenant(1, 2)
+CLOCK = SystemClock()
+
+
+def batch(seq: int, incarnation: int = 1, *, closes: bool = False, value_bytes: int = 0) -> FeedBatch:
+    tenures = [] if closes else [(b"a", b"c", [b"b%d" % seq]), (b"c", b"", [])]
+    rows, regions = tenures_of(tenures)
+    if value_bytes:
+        rows = rows.set_column(rows.schema.get_field_index("value"), ROWS.field("value"), pa.array([bytes(value_bytes)]))
+    return FeedBatch(
+        store_id=7,
+        incarnation=incarnation,
+        seq=seq,
+        cut_ts=0 if closes else (1 << 60) + seq,
+        rows=rows,
+        regions=regions,
+        closes=closes,
+    )
+
+
+class Script:
+    """A Feed that follows a script: batches are sent from the subscriber's position on, errors are raised once."""
+
+    def __init__(self, *steps: FeedBatch | TiStreamError) -> None:
+        self.steps = list(steps)
+        self.requests: list[FeedRequest] = []
+        self.open = 0
+        self.sent = 0
+        self.changed = threading.Event()
+
+    def subscribe(self, request: FeedRequest) -> ScriptStream:
+        self.requests.append(request)
+        return ScriptStream(self, request)
+
+
+class ScriptStream:
+    def __init__(self, script: Script, request: FeedRequest) -> None:
+        self._script = script
+        self._at = 0
+        self._positions = dict(request.positions)
+        script.open += 1
+
+    def next(self, timeout_s: float) -> FeedBatch | None:
+        deadline = CLOCK.monotonic() + timeout_s
+        while True:
+            for step in self._script.steps[self._at :]:
+                self._at += 1
+                if isinstance(step, TiStreamError):
+                    raise step
+                if step.seq > self._positions.get(step.incarnation, Position(seq=0)).seq or step.closes:
+                    self._script.sent += 1
+                    return step
+            if CLOCK.monotonic() >= deadline:
+                return None
+            self._script.changed.wait(0.01)
+
+    def close(self) -> None:
+        self._script.open -= 1
+
+
+class World:
+    """Servers by name, and a client that is told where to go."""
+
+    def __init__(self) -> None:
+        self.servers: list[FlightFeedServer] = []
+        self.address: str | None = None
+        self.feed = FlightFeed(lambda tenant, store: self.address)
+        self.streams: list[FlightStream] = []
+
+    def serve(self, script: Script | None) -> FlightFeedServer:
+        server = FlightFeedServer("127.0.0.1", 0)
+        server.feed = script
+        self.servers.append(server)
+        self.address = f"grpc://127.0.0.1:{server.port}"
+        return server
+
+    def subscribe(self, positions: dict[int, Position] | None = None) -> FlightStream:
+        request = FeedRequest(
+            tenant=T, store_id=7, task_id=5, range=KeyRange(b"\x00a", b"\xff"), positions=positions or {}
+        )
+        stream = self.feed.subscribe(request)
+        self.streams.append(stream)
+        return stream
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    for stream in made.streams:
+        stream.close()
+    made.feed.close()
+    for server in made.servers:
+        server.shutdown()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.01)
+
+
+def same(a: FeedBatch | None, b: FeedBatch) -> bool:
+    assert a is not None
+    assert (a.rows.schema, a.regions.schema) == (ROWS, REGIONS)
+    return (
+        (a.store_id, a.incarnation, a.seq, a.cut_ts, a.closes) == (b.store_id, b.incarnation, b.seq, b.cut_ts, b.closes)
+        and a.rows.equals(b.rows)
+        and a.regions.equals(b.regions)
+    )
+
+
+def test_a_request_survives_the_ticket() -> None:
+    request = FeedRequest(
+        tenant=Tenant(1 << 62, 0),
+        store_id=7,
+        task_id=5,
+        range=KeyRange(b"\x00\xff", b""),
+        positions={1: Position(seq=(1 << 62), closed=True), 12: Position(seq=0)},
+    )
+    assert decode_request(encode_request(request)) == request
+    for bad in (b"", b"{}", b"[]", b'{"cluster":1}', encode_request(request).replace(b"00ff", b"zz")):
+        with pytest.raises(InvalidInput):
+            decode_request(bad)
+
+
+def test_batches_arrive_as_they_were_sent(world: World) -> None:
+    sent = [batch(1), batch(2), batch(2, closes=True), batch(1, 2)]
+    script = Script(*sent)
+    world.serve(script)
+    stream = world.subscribe()
+    assert all(same(stream.next(10), expected) for expected in sent)
+    assert stream.next(0) is None
+    (request,) = script.requests
+    assert (request.tenant, request.task_id, request.range) == (T, 5, KeyRange(b"\x00a", b"\xff"))
+
+
+def test_waiting_ends_in_time_whether_or_not_anything_comes(world: World) -> None:
+    world.serve(Script())
+    stream = world.subscribe()
+    began = time.monotonic()
+    assert stream.next(0.2) is None
+    assert stream.next(0) is None
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("error", [FeedGap(missing="file-3", seq=3), CorruptObject("torn", object="o", offset=12)])
+def test_errors_arrive_typed_with_their_facts_and_the_stream_goes_on(world: World, error: TiStreamError) -> None:
+    script = Script(batch(1), error, batch(2))
+    world.serve(script)
+    stream = world.subscribe()
+    assert same(stream.next(10), batch(1))
+    with pytest.raises(type(error)) as raised:
+        stream.next(10)
+    assert raised.value.message == error.message
+    assert raised.value.facts == {name: str(value) for name, value in error.facts.items()}
+    assert (raised.value.kind, raised.value.code) == (error.kind, error.code)
+    assert same(stream.next(10), batch(2))
+    assert len(script.requests) == 1
+
+
+def test_trouble_raises_until_it_is_over_and_not_longer(world: World) -> None:
+    script = Script(FeedGap(missing="file-1"))
+    world.serve(script)
+    stream = world.subscribe()
+    for _ in range(2):
+        with pytest.raises(FeedGap):
+            stream.next(0.1)
+    wait_until(lambda: _quiet(stream))
+    script.steps.append(batch(1))
+    assert same(stream.next(10), batch(1))
+
+
+def _quiet(stream: FlightStream) -> bool:
+    try:
+        return stream.next(0.1) is None
+    except FeedGap:
+        return False
+
+
+def test_a_moved_store_is_followed_to_its_new_owner_at_the_same_place(world: World) -> None:
+    first = Script(batch(1), batch(2), FeedUnavailable(store=7, owner="d2"))
+    world.serve(first)
+    stream = world.subscribe()
+    assert same(stream.next(10), batch(1))
+    second = Script(batch(1), batch(2), batch(3))
+    world.serve(second)
+    assert same(stream.next(10), batch(2))
+    assert same(stream.next(10), batch(3))
+    assert second.requests[0].positions == {1: Position(seq=2)}
+
+
+def test_a_dispatcher_that_dies_is_replaced_without_a_gap_or_a_repeat(world: World) -> None:
+    server = world.serve(Script(batch(1), batch(1, closes=True)))
+    stream = world.subscribe()
+    assert same(stream.next(10), batch(1))
+    assert same(stream.next(10), batch(1, closes=True))
+    world.address = None
+    threading.Thread(target=server.shutdown).start()
+    with pytest.raises(FeedUnavailable):
+        stream.next(20)
+    with pytest.raises(FeedUnavailable):
+        stream.next(0)
+    second = Script(batch(1, 2))
+    world.serve(second)
+    assert same(_patient(stream), batch(1, 2))
+    assert second.requests[0].positions == {1: Position(seq=1, closed=True)}
+
+
+def _patient(stream: FlightStream) -> FeedBatch | None:
+    for _ in range(100):
+        try:
+            return stream.next(0.1)
+        except FeedUnavailable:
+            continue
+    return None
+
+
+def test_nobody_there_is_told_at_once_and_overcome_without_a_batch(world: World) -> None:
+    stream = world.subscribe()
+    with pytest.raises(FeedUnavailable):
+        stream.next(5)
+    world.address = "grpc://127.0.0.1:1"
+    with pytest.raises(FeedUnavailable) as raised:
+        for _ in range(50):
+            stream.next(0.1)
+    assert raised.value.facts["store"] == 7
+    world.serve(Script())
+    wait_until(lambda: _is_calm(stream))
+
+
+def _is_calm(stream: FlightStream) -> bool:
+    try:
+        return stream.next(0.1) is None
+    except FeedUnavailable:
+        return False
+
+
+def test_a_refused_subscription_says_why(world: World) -> None:
+    world.serve(None)
+    with pytest.raises(FeedUnavailable, match="starting"):
+        world.subscribe().next(10)
+
+
+def test_a_client_that_does_not_read_stops_the_server(world: World) -> None:
+    count = FEED_QUEUE_BATCHES_MAX * 6
+    script = Script(*(batch(seq, value_bytes=1 << 20) for seq in range(1, count + 1)))
+    world.serve(script)
+    stream = world.subscribe()
+    assert stream.next(10) is not None
+    wait_until(lambda: script.sent >= FEED_QUEUE_BATCHES_MAX)
+    time.sleep(0.5)
+    assert script.sent < count
+    got = 1
+    while got < count:
+        assert stream.next(10) is not None
+        got += 1
+
+
+def test_a_client_that_leaves_closes_its_subscription(world: World) -> None:
+    script = Script(batch(1))
+    world.serve(script)
+    stream = world.subscribe()
+    assert stream.next(10) is not None
+    assert script.open == 1
+    stream.close()
+    wait_until(lambda: script.open == 0)
+
+
+def test_a_repeat_or_a_gap_from_the_server_is_refused(world: World) -> None:
+    world.serve(Script(batch(1), batch(3)))
+    stream = world.subscribe()
+    assert stream.next(10) is not None
+    with pytest.raises(TiStreamError, match="neither skips nor repeats"):
+        stream.next(10)

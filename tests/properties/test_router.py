@@ -1,0 +1,59 @@
+"""Routing against the obvious way: look at every row and every region one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.router import directory, route
+from tistream.keyrange import KeyRange
+from tistream.testing.batch_files import Tenure, keys_in, tenures_of
+
+KEYS = st.binary(max_size=3).map(lambda b: bytes(x & 0x83 for x in b))  # few bytes, on both sides of 0x80: many ties
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> KeyRange:
+    start, end = sorted((draw(KEYS), draw(KEYS)))
+    return KeyRange(start, end if end > start else b"")
+
+
+@st.composite
+def tenures(draw: st.DrawFn) -> list[Tenure]:
+    found: list[Tenure] = []
+    for region in draw(st.lists(ranges(), max_size=8)):
+        keys = [key for key in draw(st.lists(KEYS, max_size=6)) if key in region]
+        found.append((region.start, region.end, keys))
+    return found
+
+
+@given(tenures(), ranges(), st.randoms(use_true_random=False))
+def test_every_row_and_promise_of_the_range_and_no_other(found: list[Tenure], wanted: KeyRange, rand: object) -> None:
+    order = list(range(len(found)))
+    rand.shuffle(order)  # type: ignore[attr-defined]
+    rows, regions = tenures_of(found, order)
+    routed = route(directory(rows, regions), wanted)
+    assert routed.rows["key"].to_pylist() == keys_in(rows, wanted)
+    assert routed.rows["start_ts"].to_pylist() == [
+        ts for ts, key in zip(rows["start_ts"].to_pylist(), rows["key"].to_pylist(), strict=True) if key in wanted
+    ]
+    expected = [r for r in regions.to_pylist() if KeyRange(r["start_key"], r["end_key"]).intersect(wanted)]
+    got = routed.regions.to_pylist()
+    assert [r["region_id"] for r in got] == [r["region_id"] for r in expected]
+    for before, after in zip(expected, got, strict=True):
+        mine = rows.slice(before["row_offset"], before["row_count"])
+        cut = routed.rows.slice(after["row_offset"], after["row_count"])
+        assert cut["key"].to_pylist() == keys_in(mine, wanted)
+        same = before.keys() - {"row_offset", "row_count"}
+        assert {k: before[k] for k in same} == {k: after[k] for k in same}
+    assert sum(r["row_count"] for r in got) == routed.rows.num_rows
+
+
+@given(tenures(), st.lists(KEYS, max_size=4))
+def test_tiles_share_out_every_row_exactly_once(found: list[Tenure], cuts: list[bytes]) -> None:
+    rows, regions = tenures_of(found)
+    edges = [b"", *sorted({cut for cut in cuts if cut}), b""]
+    file = directory(rows, regions)
+    tiles = [KeyRange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    served = [ts for tile in tiles for ts in route(file, tile).rows["start_ts"].to_pylist()]
+    assert sorted(served) == rows["start_ts"].to_pylist()

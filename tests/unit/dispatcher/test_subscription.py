@@ -1,0 +1,299 @@
+"""Following a store: order, reading ahead, gaps, damaged files, ended incarnations. No threads, no real time."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+
+from dispatcher.cache import FileCache
+from dispatcher.subscription import Subscription
+from dispatcher.tail import Tail, TailTiming
+from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, StoreUnavailable, TiStreamError
+from tistream.feed import FeedBatch, FeedRequest
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import BatchKey
+from tistream.limits import PREFETCH_FILES_MAX
+from tistream.testing.batch_files import InlineExecutor, batch_bytes
+from tistream.testing.manual_clock import ManualClock
+from tistream.testing.open_folder import OpenFolder
+
+T = Tenant(1, 2)
+
+
+class World:
+    """One store's folder, its tail, and subscriptions to it."""
+
+    def __init__(self, timing: TailTiming | None = None) -> None:
+        self.folder, self.clock = OpenFolder(), ManualClock()
+        self.cache = FileCache(1 << 20)
+        self.served = True
+        self.tail = Tail(
+            T,
+            7,
+            store=self.folder,
+            cache=self.cache,
+            pool=InlineExecutor(),
+            clock=self.clock,
+            timing=timing or TailTiming(),
+        )
+        self.tail.set_newest(1)
+
+    def key(self, seq: int, incarnation: int = 1) -> BatchKey:
+        return BatchKey(tenant=T, store_id=7, incarnation=incarnation, seq=seq)
+
+    def put(self, *seqs: int, incarnation: int = 1) -> None:
+        for seq in seqs:
+            key = self.key(seq, incarnation)
+            self.folder.put(str(key), batch_bytes(key, [(b"a", b"c", [b"b"])]))
+
+    def subscribe(self, positions: dict[int, Position] | None = None) -> Subscription:
+        request = FeedRequest(
+            tenant=T, store_id=7, task_id=1, range=KeyRange(b"a", b"z"), positions=positions or {}
+        )
+        return Subscription(self.tail, request, check=self._check, clock=self.clock)
+
+    def _check(self) -> None:
+        if not self.served:
+            raise FeedUnavailable(store=7)
+
+
+def drain(stream: Subscription) -> list[tuple[int, int, bool]]:
+    """Everything that is there now: (incarnation, seq, closes)."""
+    out = []
+    while (batch := stream.next(0)) is not None:
+        out.append((batch.incarnation, batch.seq, batch.closes))
+    return out
+
+
+def error_of(stream: Subscription, timeout_s: float = 0.0) -> TiStreamError:
+    with pytest.raises(TiStreamError) as raised:
+        stream.next(timeout_s)
+    return raised.value
+
+
+def test_files_come_in_order_with_their_cut_ts_and_rows() -> None:
+    world = World()
+    world.put(1, 2, 3)
+    stream = world.subscribe({1: Position(seq=1)})
+    batch = stream.next(0)
+    assert isinstance(batch, FeedBatch)
+    assert (batch.store_id, batch.incarnation, batch.seq, batch.cut_ts) == (7, 1, 2, 1002)
+    assert batch.rows["key"].to_pylist() == [b"b"]
+    assert drain(stream) == [(1, 3, False)]
+    assert world.tail.max_cut_ts == 1003
+
+
+def test_waiting_polls_and_returns_none_in_time() -> None:
+    world = World()
+    stream = world.subscribe()
+    assert stream.next(0.5) is None
+    assert world.clock.monotonic() == pytest.approx(0.5)
+    assert 4 <= world.folder.gets[str(world.key(1))] <= 7
+
+
+def test_polling_slows_down_while_nothing_comes() -> None:
+    world = World()
+    stream = world.subscribe()
+    stream.next(100)
+    before = world.folder.gets.total()
+    stream.next(100)
+    assert world.folder.gets.total() - before <= 101
+
+
+def test_each_file_is_read_once_for_all_subscribers() -> None:
+    world = World()
+    world.put(*range(1, 11))
+    first, second = world.subscribe(), world.subscribe()
+    assert drain(first) == drain(second) == [(1, seq, False) for seq in range(1, 11)]
+    assert {world.folder.gets[str(world.key(seq))] for seq in range(1, 11)} == {1}
+
+
+def test_reading_ahead_is_bounded_and_begins_small() -> None:
+    world = World()
+    world.put(*range(1, 101))
+    stream = world.subscribe()
+    stream.next(0)
+    assert world.folder.gets.total() == 1
+    for _ in range(9):
+        stream.next(0)
+    assert world.folder.gets.total() == 10 + PREFETCH_FILES_MAX
+
+
+def test_nothing_is_kept_for_nobody() -> None:
+    world = World()
+    world.put(*range(1, 20))
+    stream = world.subscribe()
+    for _ in range(5):
+        stream.next(0)
+    assert world.cache.bytes > 0
+    stream.close()
+    assert world.cache.bytes == 0
+    assert not world.tail.is_heard
+
+
+def test_a_gap_in_the_newest_incarnation_is_an_alarm_and_is_never_skipped() -> None:
+    world = World()
+    world.put(1, 3, 4)
+    stream = world.subscribe()
+    assert drain(stream) == [(1, 1, False)]
+    error = error_of(stream, 30)
+    assert isinstance(error, FeedGap)
+    assert error.facts["missing"] == str(world.key(2))
+    assert error.facts["later"] == str(world.key(3))
+    assert world.tail.errors()[0].facts == error.facts
+    assert isinstance(error_of(stream, 30), FeedGap)
+    world.put(2)
+    assert stream.next(5) is not None
+    assert drain(stream) == [(1, 3, False), (1, 4, False)]
+    assert world.tail.errors() == []
+
+
+def test_a_file_that_is_only_late_is_no_gap() -> None:
+    world = World()
+    stream = world.subscribe()
+    assert stream.next(20) is None
+    assert world.folder.lists > 0
+    world.put(1)
+    assert drain(stream) or stream.next(1) is not None
+
+
+def test_a_short_overtaking_after_a_long_silence_is_no_gap() -> None:
+    world = World(TailTiming(list_every_s=0.0))
+    stream = world.subscribe()
+    assert stream.next(20) is None
+    world.put(2)
+    assert stream.next(0.5) is None
+    world.put(1)
+    assert stream.next(2) is not None
+
+
+def test_a_corrupt_file_is_named_and_waited_for() -> None:
+    world = World()
+    world.put(1, 2, 3)
+    good = world.folder.objects[str(world.key(2))]
+    world.folder.objects[str(world.key(2))] = good[:-30] + bytes([good[-30] ^ 1]) + good[-29:]
+    stream = world.subscribe()
+    assert stream.next(0) is not None
+    error = error_of(stream, 10)
+    assert isinstance(error, CorruptObject)
+    assert error.facts["object"] == str(world.key(2))
+    assert isinstance(error_of(stream, 10), CorruptObject)
+    assert isinstance(error_of(stream), CorruptObject)
+    world.folder.objects[str(world.key(2))] = good
+    assert stream.next(2) is not None
+    assert drain(stream) == [(1, 3, False)]
+
+
+def test_a_file_under_a_foreign_key_is_corrupt() -> None:
+    world = World()
+    world.folder.put(str(world.key(1)), batch_bytes(world.key(2)))
+    assert isinstance(error_of(world.subscribe(), 1), CorruptObject)
+
+
+def test_a_store_that_is_away_moves_nothing() -> None:
+    world = World()
+    world.put(1)
+    world.folder.away = True
+    stream = world.subscribe()
+    assert isinstance(error_of(stream, 5), StoreUnavailable)
+    assert world.clock.monotonic() == 0  # told at once
+    assert isinstance(error_of(stream, 5), StoreUnavailable)
+    assert world.clock.monotonic() == pytest.approx(5)
+    world.folder.away = False
+    assert stream.next(2) is not None
+
+
+def test_a_superseded_incarnation_ends_at_its_last_contiguous_file() -> None:
+    world = World()
+    world.put(1, 2, 4)
+    world.put(1, incarnation=2)
+    stream = world.subscribe()
+    assert drain(stream) == [(1, 1, False), (1, 2, False)]
+    world.tail.set_newest(2)
+    with structlog.testing.capture_logs() as logs:
+        assert drain(stream) == [(1, 2, True), (2, 1, False)]
+    assert [log["behind"] for log in logs if log["log_level"] == "warning"] == [str(world.key(4))]
+
+
+def test_a_last_file_that_arrives_with_the_new_incarnation_is_still_used() -> None:
+    world = World()
+    world.put(1)
+    stream = world.subscribe()
+    assert drain(stream) == [(1, 1, False)]
+    world.put(2)  # after the miss, before the next look
+    world.tail.set_newest(2)
+    assert drain(stream) == [(1, 2, False), (1, 2, True)]
+
+
+def test_the_closing_batch_is_empty_and_comes_once() -> None:
+    world = World()
+    world.tail.set_newest(3)
+    stream = world.subscribe({1: Position(seq=9, closed=True), 2: Position(seq=0)})
+    batch = stream.next(0)
+    assert batch is not None
+    assert (batch.incarnation, batch.seq, batch.cut_ts, batch.closes) == (2, 0, 0, True)
+    assert (batch.rows.num_rows, batch.regions.num_rows) == (0, 0)
+    assert stream.next(0) is None
+
+
+def test_a_corrupt_file_of_a_superseded_incarnation_ends_it() -> None:
+    world = World()
+    world.put(1, 2, 3)
+    world.folder.objects[str(world.key(2))] = b"torn"
+    world.put(1, incarnation=2)
+    world.tail.set_newest(2)
+    stream = world.subscribe()
+    assert stream.next(0) is not None
+    assert isinstance(error_of(stream, 10), CorruptObject)
+    batch = stream.next(10)
+    assert batch is not None
+    assert (batch.incarnation, batch.seq, batch.closes) == (1, 1, True)
+    assert drain(stream) == [(2, 1, False)]
+
+
+def test_a_subscriber_below_what_was_given_up_is_told() -> None:
+    world = World()
+    world.put(5, 6)
+    world.tail.set_reclaimed(1, 4)
+    error = error_of(world.subscribe({1: Position(seq=3)}))
+    assert isinstance(error, FeedGap)
+    assert error.facts["reclaimed_seq"] == 4
+    assert "snapshot" in error.message
+    assert drain(world.subscribe({1: Position(seq=4)})) == [(1, 5, False), (1, 6, False)]
+
+
+def test_a_stream_of_a_store_that_moved_away_raises_and_stays_usable() -> None:
+    world = World()
+    world.put(1, 2)
+    stream = world.subscribe()
+    assert stream.next(0) is not None
+    world.served = False
+    assert isinstance(error_of(stream, 1), FeedUnavailable)
+    world.served = True
+    assert drain(stream) == [(1, 2, False)]
+
+
+def test_with_a_known_tick_no_look_comes_right_after_an_arrival() -> None:
+    world = World(TailTiming(tick_s=0.9))
+    stream = world.subscribe()
+    assert stream.next(0.5) is None
+    world.put(1)
+    assert stream.next(1) is not None
+    before = world.folder.gets[str(world.key(2))]
+    stream.next(0.8)
+    assert world.folder.gets[str(world.key(2))] == before
+    stream.next(0.3)
+    assert world.folder.gets[str(world.key(2))] > before
+
+
+def test_a_pusher_faster_than_the_tick_is_not_followed_ever_later() -> None:
+    world = World(TailTiming(tick_s=1.0))
+    stream = world.subscribe()
+    stream.next(0.2)
+    for tick in range(1, 41):
+        world.put(*[seq for seq in (2 * tick - 1, 2 * tick) if str(world.key(seq)) not in world.folder.objects])
+        deadline = world.clock.monotonic() + 1.0
+        while (left := deadline - world.clock.monotonic()) > 1e-9:
+            stream.next(left)
+    assert (80 - int(stream._positions[1].seq)) <= 2

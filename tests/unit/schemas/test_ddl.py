@@ -1,0 +1,244 @@
+"""Jobs that the recording does not hold: several tables at once, older argument forms, newer action types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas import ddl
+from schemas.ddl import Job
+from schemas.history import History, IdStatus
+from schemas.model import Database, Table
+from schemas.snapshot import SchemaSnapshot
+from schemas.tidb_json import table as table_of
+from tistream.errors import BrokenPromise, DecodeError
+
+START = 100
+
+
+def name(text: str) -> dict[str, str]:
+    return {"O": text, "L": text.lower()}
+
+
+def info(table_id: int, text: str, partitions: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+    column = {"id": 1, "name": name("Id"), "offset": 0, "state": 5, "type": {"Tp": 3, "Flag": 3, "Flen": 11}}
+    found = {"id": table_id, "name": name(text), "cols": [column], "index_info": None, "state": 5, "pk_is_handle": True}
+    if partitions:
+        definitions = [{"id": i, "name": name(f"p{i}")} for i in partitions]
+        found["partition"] = {"enable": True, "definitions": definitions}
+    return found | more
+
+
+def job(kind: int, commit_ts: int, **more: Any) -> Job:
+    data: dict[str, Any] = {"id": commit_ts, "type": kind, "state": 4, "schema_id": 1, "schema_name": "shop"}
+    data |= {"query": "the user's text"} | more
+    binlog = {"SchemaVersion": commit_ts} | data.pop("binlog", {})
+    return ddl.parse_job(data | {"binlog": binlog}, start_ts=commit_ts - 1, commit_ts=commit_ts)
+
+
+@pytest.fixture
+def history() -> History:
+    """Two databases; Shop.Orders (10), Shop.Parts (20: partitions 21, 22)."""
+    databases = {1: Database(id=1, name="Shop"), 2: Database(id=2, name="Store")}
+    tables: list[Table] = [
+        table_of(info(10, "Orders"), db_id=1, db="Shop"),
+        table_of(info(20, "Parts", (21, 22)), db_id=1, db="Shop"),
+    ]
+    start = SchemaSnapshot(ts=START, databases=databases, tables={t.id: t for t in tables})
+    return History(start, job_table=tables[0])
+
+
+def names_at(history: History, ts: int) -> dict[int, str]:
+    history.advance(ts)
+    return {t.id: f"{t.db}.{t.name}" for t in history.snapshot(ts).tables.values()}
+
+
+def test_create_tables_gives_one_statement_and_one_event_per_table(history: History) -> None:
+    query = "create table A (s int default ';'); create table `b;` (id int);"
+    infos = [info(30, "A"), info(31, "b;")]
+    events = history.apply(job(60, 110, query=query, binlog={"MultipleTableInfos": infos}))
+    assert [(e.table, e.sub, e.query, e.table_id) for e in events] == [
+        ("A", 0, "create table A (s int default ';')", 30),
+        ("b;", 1, "create table `b;` (id int)", 31),
+    ]
+    assert names_at(history, 110).keys() == {10, 20, 30, 31}
+
+
+def test_create_tables_keeps_the_whole_text_when_it_cannot_be_matched(history: History) -> None:
+    infos = [info(30, "A"), info(31, "B")]
+    events = history.apply(job(60, 110, query="create table a (x int)", binlog={"MultipleTableInfos": infos}))
+    assert [e.query for e in events] == ["create table a (x int)"] * 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {
+            "rename_table_infos": [
+                {
+                    "old_schema_id": 1,
+                    "old_table_name": name("Orders"),
+                    "new_schema_id": 2,
+                    "new_table_name": name("Tmp"),
+                    "table_id": 10,
+                },
+                {
+                    "old_schema_id": 1,
+                    "old_table_name": name("Parts"),
+                    "new_schema_id": 1,
+                    "new_table_name": name("Orders"),
+                    "table_id": 20,
+                },
+            ]
+        },
+        [
+            [1, 1],
+            [2, 1],
+            [name("Tmp"), name("Orders")],
+            [10, 20],
+            [name("Shop"), name("Shop")],
+            [name("Orders"), name("Parts")],
+        ],
+    ],
+)
+def test_rename_tables_across_databases_in_both_argument_forms(history: History, args: Any) -> None:
+    infos = [info(10, "Tmp"), info(20, "Orders", (21, 22))]
+    events = history.apply(job(47, 110, raw_args=args, binlog={"MultipleTableInfos": infos}))
+    assert [(e.db, e.table, e.old_db, e.old_table, e.query) for e in events] == [
+        ("Store", "Tmp", "Shop", "Orders", "RENAME TABLE `Shop`.`Orders` TO `Store`.`Tmp`;"),
+        ("Shop", "Orders", "Shop", "Parts", "RENAME TABLE `Shop`.`Parts` TO `Shop`.`Orders`;"),
+    ]
+    assert names_at(history, 120) == {10: "Store.Tmp", 20: "Shop.Orders"}
+    assert history.physical_ids("shop", "ORDERS", START, 105) == {10}
+    assert history.physical_ids("shop", "orders", START, 120) == {10, 21, 22}
+    assert history.physical_ids("shop", "orders", 110, 120) == {21, 22}
+    assert history.physical_ids("shop", "parts", 110, 120) == set()
+    assert history.physical_ids("shop", None, START, 120) == {10, 21, 22}
+
+
+def test_rename_tables_without_its_arguments_is_refused(history: History) -> None:
+    with pytest.raises(DecodeError):
+        history.apply(job(47, 110, raw_args=None, binlog={"MultipleTableInfos": [info(10, "Tmp")]}))
+    assert names_at(history, 120) == {10: "Shop.Orders", 20: "Shop.Parts"}
+
+
+def test_exchange_partition_swaps_two_ids(history: History) -> None:
+    (event,) = history.apply(job(42, 110, table_id=10, binlog={"TableInfo": info(20, "Parts", (10, 22))}))
+    assert (event.table, event.table_id, event.version.name, event.exchanged.id) == ("Orders", 10, "Parts", 10)  # type: ignore[union-attr]
+    history.advance(120)
+    owners = {i: history.table_at(i, 110) for i in (10, 21, 22)}
+    assert {i: t and t.name for i, t in owners.items()} == {10: "Parts", 21: "Orders", 22: "Parts"}
+    assert history.table_at(10, 109).name == "Orders"  # type: ignore[union-attr]
+    assert history.find("shop", "orders", 110).physical_ids == (21,)
+
+
+def test_truncate_retires_ids_and_names_live_on(history: History) -> None:
+    (event,) = history.apply(job(11, 110, table_id=20, binlog={"TableInfo": info(40, "Parts", (41, 42))}))
+    assert (event.query, event.job_query) == ("TRUNCATE TABLE `Shop`.`Parts`", "the user's text")
+    history.advance(120)
+    statuses = [history.status_at(i, ts) for i in (21, 41, 99) for ts in (109, 110)]
+    live, retired, not_yet, unknown = IdStatus.LIVE, IdStatus.RETIRED, IdStatus.NOT_YET, IdStatus.UNKNOWN
+    assert statuses == [live, retired, not_yet, live, unknown, unknown]
+    assert history.physical_ids("shop", "parts", START, 120) == {21, 22, 41, 42}
+
+
+def test_dropping_a_database_drops_its_tables_and_flashback_brings_them_back(history: History) -> None:
+    dropped = {"DBInfo": {"id": 1, "db_name": name("Shop"), "state": 0}}
+    (event,) = history.apply(job(2, 110, binlog=dropped))
+    assert (event.db, event.table, event.query) == ("Shop", "", "DROP DATABASE `Shop`")
+    assert names_at(history, 115) == {}
+    assert [db.name for db in history.databases(115)] == ["Store"]
+    back = {"DBInfo": {"id": 1, "db_name": name("Shop"), "state": 5}}
+    assert history.apply(job(63, 120, binlog=back)) == []  # nobody is told: TiCDC has no event for it
+    assert names_at(history, 130) == {10: "Shop.Orders", 20: "Shop.Parts"}
+    assert [history.status_at(22, ts) for ts in (109, 110, 120)] == [IdStatus.LIVE, IdStatus.RETIRED, IdStatus.LIVE]
+
+
+def test_a_database_that_comes_back_from_before_the_snapshot_is_refused(history: History) -> None:
+    with pytest.raises(DecodeError, match="came back"):
+        history.apply(job(63, 120, schema_id=9, binlog={"DBInfo": {"id": 9, "db_name": name("Old"), "state": 5}}))
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (job(5, 110, state=1, binlog={"TableInfo": info(10, "Orders")}), "not finished"),
+        (job(5, 110, binlog={"SchemaVersion": 0}), "changed nothing upstream"),
+        (job(3, 110, schema_name="MySQL", binlog={"TableInfo": info(30, "x")}), "system database"),
+        (job(39, 110, binlog={"TableInfo": info(10, "Orders")}), "of no consequence for rows"),
+        (job(3, 110, binlog={"TableInfo": info(10, "Orders")}), "table already known"),
+        (job(60, 110, binlog={"MultipleTableInfos": [info(10, "a"), info(20, "b")]}), "table already known"),
+        (job(3, 110, binlog={"TableInfo": info(30, "New")}), ""),
+    ],
+)
+def test_skip_reasons(history: History, found: Job, reason: str) -> None:
+    assert ddl.skip_reason(found, history.current) == reason
+    before = names_at(history, 105)
+    events = history.apply(found)
+    assert (events == []) == bool(reason)
+    assert (names_at(history, 120) == before) == bool(reason)
+
+
+def test_an_unknown_action_is_adopted_without_an_event(history: History) -> None:
+    changed = info(10, "Orders", comment="new")
+    assert history.apply(job(250, 110, table_id=10, binlog={"TableInfo": changed})) == []
+    assert history.apply(job(251, 111)) == []
+    history.advance(120)
+    assert history.find("shop", "orders", 110).comment == "new"
+
+
+def test_a_replaced_view_goes(history: History) -> None:
+    for commit_ts, table_id in ((110, 50), (112, 51)):
+        view = info(table_id, "V", view={"view_select": "SELECT 1"})
+        (event,) = history.apply(job(21, commit_ts, table_id=table_id, binlog={"TableInfo": view}))
+        assert event.version is not None
+        assert event.version.kind == "view"
+    assert names_at(history, 115).keys() == {10, 20, 51}
+    assert history.physical_ids("shop", "v", START, 115) == set()  # views have no rows
+
+
+def test_sequences_exist_but_nobody_is_told(history: History) -> None:
+    sequence = info(60, "Seq", sequence={"sequence_start": 1})
+    assert history.apply(job(34, 110, table_id=60, binlog={"TableInfo": sequence})) == []
+    history.advance(112)
+    assert history.find("shop", "seq", 112).kind == "sequence"
+    assert history.apply(job(36, 115, table_id=60, binlog={"TableInfo": sequence | {"state": 0}})) == []
+    assert names_at(history, 120).keys() == {10, 20}
+
+
+def test_jobs_come_once_in_order_and_in_time(history: History) -> None:
+    create = job(3, 110, binlog={"TableInfo": info(30, "New")})
+    assert len(history.apply(create)) == 1
+    again = replace(create, commit_ts=112)
+    assert history.apply(again) == []
+    history.apply(job(4, 114, table_id=30, binlog={"TableInfo": info(30, "New", state=0)}))
+    with pytest.raises(BrokenPromise):
+        history.apply(job(17, 113, table_id=10, binlog={"TableInfo": info(10, "Orders")}))
+    history.advance(200)
+    assert history.apply(again) == []
+    with pytest.raises(BrokenPromise):
+        history.apply(job(17, 150, table_id=10, binlog={"TableInfo": info(10, "Orders")}))
+    assert history.apply(job(17, START, table_id=10, binlog={"TableInfo": info(10, "Orders")})) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        job(5, 110, table_id=10),  # no definition
+        job(3, 110, schema_id=77, binlog={"TableInfo": info(30, "x")}),  # no such database
+        job(14, 110, table_id=99, binlog={"TableInfo": info(99, "x")}),  # unknown table renamed
+        job(42, 110, table_id=10, binlog={"TableInfo": info(20, "Parts", (21, 22))}),  # nothing swapped
+        job(1, 110),  # no database definition
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(history: History, broken: Job) -> None:
+    with pytest.raises(DecodeError):
+        history.apply(broken)
+
+
+@pytest.mark.parametrize("data", [{}, {"id": "x", "type": 1}, {"id": 1, "type": 3, "binlog": [1]}])
+def test_what_is_not_a_job_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        ddl.parse_job(data, start_ts=1, commit_ts=2)

@@ -1,0 +1,245 @@
+"""The registry over a real catalog and real committed files, fed with the recording's job table."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import zstandard
+
+import tistream
+from schemas import registry as registry_module
+from schemas.ddl import Job
+from schemas.history import History
+from schemas.registry import SchemaRegistry, read_jobs
+from schemas.snapshot import PushedSchema
+from tistream import change
+from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tasks import list_tasks
+from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.change import Op
+from tistream.codec.committed_file import build_committed_file
+from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_key, record_range
+from tistream.errors import DecodeError, NotFound, ObjectNotFound
+from tistream.ids import Tenant
+from tistream.layout import CommittedKey, SchemaSnapKey
+from tistream.objectstore.protocol import ObjectInfo
+
+TENANT = Tenant(7, 1)
+SNAPSHOT = Path(tistream.__file__).parent / "recording" / "schema_snapshot.json"
+
+
+@dataclass
+class DictStore:
+    """An object store in a dict: write-once, and it counts what is read."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    reads: list[str] = field(default_factory=list)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        assert self.objects.setdefault(key, bytes(data)) == data
+
+    def get(self, key: str) -> bytes:
+        self.reads.append(key)
+        if key not in self.objects:
+            raise ObjectNotFound(key=key)
+        return self.objects[key]
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return self.get(key)[offset : offset + length]
+
+    def size(self, key: str) -> int:
+        return len(self.objects[key])
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return iter(())
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
+
+
+def committed(rows: list[tuple[int, int, bytes]], op: int = Op.PUT) -> pa.Table:
+    """Rows of the DDL job table in the committed log; the handle does not matter here."""
+    rows = sorted(rows, key=lambda row: (row[1], row[0]))
+    n = len(rows)
+    columns = {
+        "table_id": [DDL_JOB_TABLE_ID] * n,
+        "op": [op] * n,
+        "key": [record_key(DDL_JOB_TABLE_ID, i) for i in range(n)],
+        "start_ts": [start_ts for start_ts, _, _ in rows],
+        "commit_ts": [commit_ts for _, commit_ts, _ in rows],
+        "value": [value for _, _, value in rows],
+        "old_value": [None] * n,
+        "expire_ts": [0] * n,
+        "flags": [0] * n,
+    }
+    return pa.table(columns, schema=change.COMMITTED)
+
+
+class Log:
+    """A tenant's committed log with two DDL tasks: the meta range and the job table."""
+
+    def __init__(self, directory: Path, pushed: PushedSchema) -> None:
+        self.catalog, self.store = Catalog(f"sqlite:///{directory}/catalog.db"), DictStore()
+        self.catalog.migrate()
+        self.start_ts = pushed.snapshot.ts
+        self.files = 0
+        snap = str(SchemaSnapKey(tenant=TENANT, ts=self.start_ts))
+        self.store.put(snap, zstandard.compress(SNAPSHOT.read_bytes()))
+        register_tenant(self.catalog, TENANT)
+
+    def activate(self) -> None:
+        kinds = (("ddl", META_RANGE), ("ddl", record_range(DDL_JOB_TABLE_ID)), ("data", record_range(100)))
+        new = [NewTask(kind=kind, range=key_range) for kind, key_range in kinds]
+        assert activate_tenant(self.catalog, TENANT, self.start_ts, new)
+
+    def flush(self, rows: list[tuple[int, int, bytes]], upto_ts: int, *, meta_upto_ts: int | None = None) -> None:
+        meta, jobs, _ = list_tasks(self.catalog, TENANT)
+        self.files += 1
+        key = CommittedKey(tenant=TENANT, sorter="sorter-1", incarnation=1, seq=self.files)
+        data, segments = build_committed_file(key, [(jobs.task_id, committed(rows))], f"write-{self.files}")
+        self.store.put(str(key), data)
+        new = tuple(
+            NewSegment(
+                segment_no=s.number,
+                start_key=s.start_key,
+                end_key=s.end_key,
+                table_lo=s.table_lo,
+                table_hi=s.table_hi,
+                lo_ts=s.lo_ts,
+                hi_ts=s.hi_ts,
+                rows=s.rows,
+                offset=s.offset,
+                length=s.length,
+                crc=s.crc,
+            )
+            for s in segments[jobs.task_id]
+        )
+        advances = [
+            TaskAdvance(task_id=jobs.task_id, epoch=0, seen_upper=jobs.upper, new_upper=upto_ts, segments=new),
+            TaskAdvance(task_id=meta.task_id, epoch=0, seen_upper=meta.upper, new_upper=meta_upto_ts or upto_ts),
+        ]
+        done = commit_flush(self.catalog, tenant=TENANT, object_key=str(key), object_bytes=len(data), advances=advances)
+        assert len(done) == 2
+
+
+@pytest.fixture
+def log(tmp_path: Path, pushed: PushedSchema) -> Iterator[Log]:
+    found = Log(tmp_path, pushed)
+    yield found
+    found.catalog.close()
+
+
+def test_a_tenant_without_a_snapshot_has_no_history(log: Log) -> None:
+    with pytest.raises(NotFound, match="snapshot"):
+        SchemaRegistry(log.catalog, log.store).history(TENANT)
+
+
+def test_the_history_follows_the_committed_log(
+    log: Log, job_puts: list[tuple[int, int, bytes]], history: History
+) -> None:
+    log.activate()
+    registry = SchemaRegistry(log.catalog, log.store)
+    first = registry.history(TENANT)
+    assert (first.resolved_ts, first.events(log.start_ts, log.start_ts)) == (log.start_ts, [])
+    end = history.resolved_ts
+    cuts = [log.start_ts, *(job_puts[i][1] for i in (100, 101, 400, 700)), end]
+    for after_ts, upto_ts in pairwise(cuts):
+        log.flush([row for row in job_puts if after_ts < row[1] <= upto_ts], upto_ts)
+        found = registry.history(TENANT)
+        assert found.resolved_ts == upto_ts
+        assert found.events(log.start_ts, upto_ts) == history.events(log.start_ts, upto_ts)
+        assert found.snapshot(upto_ts) == history.snapshot(upto_ts)
+    assert first.events(log.start_ts, first.resolved_ts) == []  # what was handed out stays as it was
+    committed_reads = [key for key in log.store.reads if key.startswith("committed/")]
+    assert len(committed_reads) == len(set(committed_reads)) == len(cuts) - 1  # each file once
+    assert registry.tables(TENANT, "Shop", end) == history.tables("shop", end)
+
+
+def test_the_slower_ddl_task_holds_the_watermark(log: Log, job_puts: list[tuple[int, int, bytes]]) -> None:
+    log.activate()
+    middle, end = job_puts[300][1], job_puts[-1][1]
+    log.flush(job_puts, end, meta_upto_ts=middle)
+    found = SchemaRegistry(log.catalog, log.store).history(TENANT)
+    assert found.resolved_ts == middle
+    assert max(event.commit_ts for event in found.events(log.start_ts, middle)) <= middle
+
+
+def test_a_saved_history_replaces_the_pushed_snapshot(
+    log: Log, job_puts: list[tuple[int, int, bytes]], history: History
+) -> None:
+    log.activate()
+    middle, end = job_puts[500][1], history.resolved_ts
+    log.flush([row for row in job_puts if row[1] <= middle], middle)
+    first = SchemaRegistry(log.catalog, log.store)
+    assert first.save(TENANT) == first.save(TENANT) == middle
+    log.store.objects = {key: data for key, data in log.store.objects.items() if key.startswith("schemas/")}
+    log.flush([row for row in job_puts if row[1] > middle], end)
+    found = SchemaRegistry(log.catalog, log.store).history(TENANT)
+    assert found.events(log.start_ts, end) == history.events(log.start_ts, end)
+    assert found.snapshot(end) == history.snapshot(end)
+
+
+def test_a_row_that_cannot_be_read_stops_the_history_where_it_was(
+    log: Log, job_puts: list[tuple[int, int, bytes]]
+) -> None:
+    log.activate()
+    registry = SchemaRegistry(log.catalog, log.store)
+    good = job_puts[50][1]
+    log.flush(job_puts[:51], good)
+    assert registry.history(TENANT).resolved_ts == good
+    log.flush([(good + 1, good + 2, b"\xff\xff")], good + 3)
+    for _ in range(2):
+        with pytest.raises(DecodeError) as caught:
+            registry.history(TENANT)
+        assert caught.value.facts["commit_ts"] == good + 2
+
+
+def test_many_threads_share_one_catching_up(log: Log, job_puts: list[tuple[int, int, bytes]]) -> None:
+    log.activate()
+    log.flush(job_puts, job_puts[-1][1])
+    registry = SchemaRegistry(log.catalog, log.store)
+    found: list[History] = []
+    threads = [threading.Thread(target=lambda: found.append(registry.history(TENANT))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(history) for history in found}) == 1
+    assert len(log.store.reads) == 2  # the snapshot and the one file
+
+
+def test_more_segments_than_one_page(
+    log: Log, job_puts: list[tuple[int, int, bytes]], history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "_SEGMENTS_ASKED", 1)
+    log.activate()
+    stamps = [job_puts[i][1] for i in (99, 199, 299, 399)]
+    for after_ts, upto_ts in pairwise([0, *stamps]):
+        log.flush([row for row in job_puts if after_ts < row[1] <= upto_ts], upto_ts)
+    found = SchemaRegistry(log.catalog, log.store).history(TENANT)
+    assert found.events(log.start_ts, stamps[-1]) == history.events(log.start_ts, stamps[-1])
+
+
+def row_v2(column_id: int, value: bytes) -> bytes:
+    """A row of one column in format v2, the large form."""
+    head = bytes([128, 1, 1, 0, 0, 0])
+    return head + column_id.to_bytes(4, "little") + len(value).to_bytes(4, "little") + value
+
+
+def test_job_rows_of_both_formats_are_read(pushed: PushedSchema, jobs: list[Job]) -> None:
+    meta_id = next(c.id for c in pushed.job_table.columns if c.name == "job_meta")
+    meta = json.dumps({"id": 5, "type": 1, "state": 4, "binlog": {"SchemaVersion": 9}}).encode()
+    table = committed([(10, 20, row_v2(meta_id, meta))])
+    (job,) = read_jobs(table, pushed.job_table, 0, 100)
+    assert (job.id, job.type, job.state, job.schema_version, job.start_ts, job.commit_ts) == (5, 1, 4, 9, 10, 20)
+    assert list(read_jobs(table, pushed.job_table, 20, 100)) == []
+    assert list(read_jobs(table, pushed.job_table, 0, 19)) == []
+    assert list(read_jobs(committed([(10, 20, b"")], op=Op.DELETE), pushed.job_table, 0, 100)) == []

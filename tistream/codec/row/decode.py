@@ -1,0 +1,195 @@
+"""Record keys and values to Arrow columns in storage form.
+
+For each batch: locate the bytes of every wanted cell in one pass, fill what the value lacks, then convert column by
+column. A cell is, in this order: the value's bytes; the handle; the clustered primary key's datum; NULL if the value
+says so; the default from the time the column was added.
+
+A bad row never raises and never disturbs another: it becomes NULL in every column and is reported with its first cause.
+What raises is what no row can be right with: keys and values that do not match in number, or over 2 GiB of bytes.
+
+Handles, v1 integers and defaults are placed behind the values in one buffer (the values are copied once for that), so
+the converters know a single kind of cell: position and length in that buffer, in the form of v2 rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tistream.codec.row import columns as convert
+from tistream.codec.row.checksum import verify
+from tistream.codec.row.columns import BUFFER_BYTES_MAX, Cells
+from tistream.codec.row.defaults import stored_default
+from tistream.codec.row.handle import common_handles, int_handles
+from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, Bytes, Int32s, Int64s
+from tistream.codec.row.layout import RowLayout, kind_of, storage_schema
+from tistream.codec.row.locate import ACCEPTS, SMALL_IDS, locate, locate_old
+from tistream.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowError:
+    """Why a row could not be decoded."""
+
+    index: int  #: of the row in the batch
+    column: str  #: name, "" if the row as a whole is broken
+    offset: int  #: byte in the value; -1 if the trouble is in the key or in a rewritten datum
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The rows of one call, in the order of the input."""
+
+    batch: pa.RecordBatch  #: a column for each of the layout's, in storage form
+    errors: tuple[RowError, ...]  #: by ascending index; these rows are NULL throughout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is derived from a layout once."""
+
+    schema: pa.Schema
+    small: Int32s  #: id below SMALL_IDS -> column index or ABSENT
+    ids: Int64s  #: ascending ids of all columns
+    order: Int32s  #: their column indexes
+    accepts: Int64s  #: datum flags that a column may have
+    defaults: tuple[bytes | None, ...]
+    int_handle: int  #: column index or ABSENT
+    common_handle: Int32s  #: column indexes or ABSENT
+
+
+@lru_cache(maxsize=512)
+def _plan(layout: RowLayout) -> _Plan:
+    ids = [column.id for column in layout.columns]
+    if len(set(ids)) != len(ids):
+        raise InvalidInput("a row layout with a column twice", table=layout.name)
+    small = np.full(SMALL_IDS, ABSENT, np.int32)
+    for index, id_ in enumerate(ids):
+        if 0 <= id_ < SMALL_IDS:
+            small[id_] = index
+    order = np.argsort(np.array(ids, np.int64), kind="stable").astype(np.int32)
+    index_of = {id_: index for index, id_ in enumerate(ids)}
+    return _Plan(
+        schema=storage_schema(layout),
+        small=small,
+        ids=np.array(ids, np.int64)[order],
+        order=order,
+        accepts=ACCEPTS[np.array([kind_of(column) for column in layout.columns], np.int64)],
+        defaults=tuple(stored_default(column) for column in layout.columns),
+        int_handle=ABSENT if layout.int_handle is None else index_of.get(layout.int_handle, ABSENT),
+        common_handle=np.array([index_of.get(id_, ABSENT) for id_ in layout.common_handle], np.int32),
+    )
+
+
+def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray) -> Decoded:
+    """Decode the rows of one table version.
+
+    `keys` are plain record keys, `values` their images; a NULL value (no image) is NULL in every column.
+    Raises InvalidInput when the two differ in length, are not `binary` arrays, or hold more than 2 GiB together.
+    """
+    if len(keys) != len(values):
+        raise InvalidInput("as many keys as values are needed", table=layout.name, keys=len(keys), values=len(values))
+    plan = _plan(layout)
+    rows = len(values)
+    key_bytes, key_offsets = _binary(layout, keys)
+    data, offsets = _binary(layout, values)
+    present = pc.is_valid(values).to_numpy(zero_copy_only=False).astype(np.uint8)
+    length = np.full((len(layout.columns), rows), MISSING, np.int32)
+    position = np.zeros_like(length)
+    trailer, fault = np.empty(rows, np.int32), np.zeros((3, rows), np.int32)
+    old, summed = locate(data, offsets, present, plan.small, plan.ids, plan.order, position, length, trailer, fault)
+    if summed:
+        verify(data, offsets, key_bytes, key_offsets, trailer, length, fault)
+    if old or (length == MISSING).any() or plan.int_handle >= 0 or (plan.common_handle >= 0).any():
+        data = _complete(layout, plan, old, data, offsets, present, key_bytes, key_offsets, position, length, fault)
+    cells = Cells(data=data, position=position, length=length, fault=fault)
+    arrays = [convert.column_of(column, cells, c) for c, column in enumerate(layout.columns)]
+    errors = _errors(layout, offsets, fault)
+    if errors:
+        good = pa.array(fault[0] == 0)
+        arrays = [pc.if_else(good, array, pa.scalar(None, array.type)) for array in arrays]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=plan.schema) if arrays else _no_columns(rows)
+    return Decoded(batch=batch, errors=errors)
+
+
+def _no_columns(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+
+
+def _binary(layout: RowLayout, values: pa.BinaryArray) -> tuple[Bytes, Int32s]:
+    """(bytes, offsets from 0) of a binary array, both read-only."""
+    if values.type != pa.binary():
+        raise InvalidInput("keys and values must be binary arrays", table=layout.name, type=str(values.type))
+    if len(values) == 0:
+        offsets, data = np.zeros(1, np.int32), np.zeros(0, np.uint8)
+        data.flags.writeable = False
+    else:
+        offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+        data = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+        if offsets[0]:
+            offsets = offsets - offsets[0]
+    offsets.flags.writeable = False
+    return data, offsets
+
+
+def _complete(
+    layout: RowLayout,
+    plan: _Plan,
+    old: int,
+    values: Bytes,
+    offsets: Int32s,
+    present: Bytes,
+    keys: Bytes,
+    key_offsets: Int32s,
+    position: Int32s,
+    length: Int32s,
+    fault: Int32s,
+) -> Bytes:
+    """Fill the cells that the values alone do not give. Returns the buffer that the positions now refer to."""
+    blob = b"".join(default or b"" for default in plan.defaults)
+    handle_at = len(values)
+    old_at = handle_at + len(keys)
+    default_at = old_at + 8 * old * len(layout.columns)
+    total = default_at + len(blob)
+    if total > BUFFER_BYTES_MAX:
+        raise InvalidInput("too many bytes in one batch of rows", table=layout.name, bytes=total)
+    data = np.empty(total, np.uint8)
+    data[:handle_at] = values
+    data[default_at:] = np.frombuffer(blob, np.uint8)
+    if old:
+        tables = (plan.small, plan.ids, plan.order, plan.accepts)
+        locate_old(data, offsets, present, tables, old_at, position, length, fault)
+    if plan.int_handle >= 0:
+        int_handles(keys, key_offsets, present, plan.int_handle, data, handle_at, position, length, fault)
+    if (plan.common_handle >= 0).any():
+        columns, accepts = plan.common_handle, plan.accepts
+        common_handles(keys, key_offsets, present, columns, accepts, data, handle_at, position, length, fault)
+    for c, default in enumerate(plan.defaults):
+        missing = length[c] == MISSING
+        if missing.any():
+            position[c, missing] = default_at
+            length[c, missing] = NULL if default is None else len(default)
+        default_at += len(default or b"")
+    data.flags.writeable = False
+    return data
+
+
+def _errors(layout: RowLayout, offsets: Int32s, fault: Int32s) -> tuple[RowError, ...]:
+    found = []
+    for row in np.flatnonzero(fault[0]).tolist():
+        cause, column, at = (int(part) for part in fault[:, row])
+        inside = at >= 0 and offsets[row] <= at <= offsets[row + 1]
+        found.append(
+            RowError(
+                index=row,
+                column=layout.columns[column].name if column >= 0 else "",
+                offset=at - int(offsets[row]) if inside else -1,
+                cause=CAUSES[cause],
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,172 @@
+"""What a pusher asks of the control plane, and the HTTP end of it.
+
+Three requests, all safe to repeat, none on the way of the data:
+
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new life of a pusher, and where time stood
+    GET  /v1/clusters/{c}/tenants/{t}/frontier                   where new tenures may start
+    GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and what the tenant waits for
+
+A lost answer to the first one costs a number, nothing else: an incarnation without files is empty. Errors: transport
+faults and "try again" answers become ControlUnavailable (kind RETRY); problem documents keep the server's words.
+Nothing here repeats a request by itself: `retrying` does, for callers that have nothing better to do than wait.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import httpx2
+import orjson
+
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, Fenced, InvalidInput, NotFound, TiStreamError
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.pusher.frontier import FrontierEntry
+from tistream.service import Backoff
+
+_TIMEOUT_S = 5.0
+_RETRY_STATUS = frozenset({429, 502, 503, 504})
+T = TypeVar("T")
+
+
+class ControlUnavailable(TiStreamError):
+    """The control plane did not answer."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1070"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncarnationGrant:
+    """A new life of one store's pusher."""
+
+    incarnation: int
+    max_cut_ts: int  #: largest cut_ts known of the store; no file of the new life may have a lower one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushBundle:
+    """Where to write."""
+
+    object_store: str  #: URL of the bucket
+    state: str  #: of the tenant: AWAITING_SNAPSHOT, ACTIVE, ...
+
+
+class Control(Protocol):
+    """The control plane as one tenant's pushers see it."""
+
+    @property
+    def tenant(self) -> Tenant: ...
+
+    def issue_incarnation(self, store_id: int) -> IncarnationGrant:
+        """A number above all given out before for this store."""
+        ...
+
+    def frontier(self) -> Sequence[FrontierEntry]:
+        """The tenant's tasks in key order; empty while it waits for its schema snapshot."""
+        ...
+
+    def push_bundle(self) -> PushBundle: ...
+
+
+class HttpControl:
+    """The control plane behind a URL. `token` is sent as a bearer token."""
+
+    def __init__(self, url: str, tenant: Tenant, *, token: str = "", timeout_s: float = _TIMEOUT_S) -> None:
+        self._tenant = tenant
+        self._root = f"{url.rstrip('/')}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx2.Client(timeout=timeout_s, headers=headers)
+
+    @property
+    def tenant(self) -> Tenant:
+        return self._tenant
+
+    def issue_incarnation(self, store_id: int) -> IncarnationGrant:
+        return self._request(
+            "POST",
+            f"stores/{store_id}/incarnations",
+            lambda a: IncarnationGrant(incarnation=int(a["incarnation"]), max_cut_ts=int(a["max_cut_ts"])),
+        )
+
+    def frontier(self) -> Sequence[FrontierEntry]:
+        return self._request("GET", "frontier", lambda a: [_entry(e) for e in a])
+
+    def push_bundle(self) -> PushBundle:
+        return self._request(
+            "GET", "push", lambda a: PushBundle(object_store=str(a["object_store"]), state=str(a["state"]))
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _request(self, method: str, path: str, parse: Callable[[Any], T]) -> T:
+        url = f"{self._root}/{path}"
+        try:
+            response = self._http.request(method, url)
+        except httpx2.TransportError as e:
+            raise ControlUnavailable(url=url, cause=str(e) or type(e).__name__) from e
+        if not response.is_success:
+            raise _problem(url, response)
+        try:
+            return parse(orjson.loads(response.content))
+        except (orjson.JSONDecodeError, KeyError, ValueError, TypeError) as e:
+            raise TiStreamError("the control plane gave an answer that makes no sense", url=url, cause=repr(e)) from e
+
+
+def _entry(e: dict[str, Any]) -> FrontierEntry:
+    return FrontierEntry(
+        range=KeyRange(bytes.fromhex(e["start_key"]), bytes.fromhex(e["end_key"])),
+        upper=int(e["upper"]),
+        reopen_id=int(e["reopen_id"]),
+    )
+
+
+def _problem(url: str, response: httpx2.Response) -> TiStreamError:
+    """The error that an answer is: RFC 9457 problem documents keep their words."""
+    status = response.status_code
+    try:
+        body = orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        body = {}
+    said = body if isinstance(body, dict) else {}
+    detail = str(said.get("detail") or f"the control plane answered {status}")
+    kind: type[TiStreamError]
+    if status in _RETRY_STATUS:
+        kind = ControlUnavailable
+    elif status == 404:
+        kind = NotFound
+    elif status == 409:
+        kind = Fenced
+    else:
+        kind = InvalidInput if status < 500 else TiStreamError
+    error = kind(detail, url=url, status=status)
+    error.hint = str(said.get("hint") or error.hint)
+    return error
+
+
+def retrying(
+    action: Callable[[], T],
+    *,
+    stop: threading.Event,
+    clock: Clock,
+    rand: random.Random,
+    notice: Callable[[TiStreamError], None] = lambda _: None,
+) -> T | None:
+    """What `action` gives, tried again for as long as it fails with kind RETRY; None when `stop` was set meanwhile."""
+    backoff = Backoff(first_s=0.05, max_s=2.0, rand=rand)
+    while not stop.is_set():
+        try:
+            return action()
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY:
+                raise
+            notice(e)
+        clock.wait(stop, backoff.next_s())
+    return None

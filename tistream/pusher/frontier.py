@@ -1,0 +1,95 @@
+"""Where a new tenure starts: the published frontier, and what a pusher concludes from it.
+
+The frontier says, for each task of the tenant, up to where the committed log is complete (`upper`), and how often new
+tenures were asked for there (`reopen_id`). The conclusions:
+
+- checkpoint_ts of a region = the smallest `upper` of the entries that its range touches. Such a row is always
+  admissible, because each sorter's W is at or above its published upper; entries elsewhere do not matter;
+- a region that touches no entry starts at the largest upper known. Nobody listens there, so nothing can be lost; and
+  when a task appears there later, its entry is new to the tenure, which is therefore opened again (next point);
+- a tenure is opened again when an entry over its range has a larger reopen_id than the entries that it was opened with
+  had in the same place, or when there was none.
+
+`FrontierReader` remembers the last answer: with the service away an old frontier is as good, only lower, and lower
+costs duplicates and no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tistream import limits
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.keyrange import KeyRange
+
+_PAUSE_AFTER_ERROR_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierEntry:
+    """One task of the tenant."""
+
+    range: KeyRange
+    upper: int  #: everything at or below it is in the committed log
+    reopen_id: int  #: rises when new tenures are wanted in this range
+
+
+Frontier = tuple[FrontierEntry, ...]
+
+
+class _HasFrontier(Protocol):
+    def frontier(self) -> Sequence[FrontierEntry]: ...
+
+
+def checkpoint_for(frontier: Frontier, region: KeyRange) -> int | None:
+    """checkpoint_ts of a region; None while no frontier is published."""
+    if not frontier:
+        return None
+    touched = [e.upper for e in frontier if e.range.intersect(region)]
+    return min(touched) if touched else max(e.upper for e in frontier)
+
+
+def wants_reopen(opened_with: Frontier, now: Frontier, region: KeyRange) -> bool:
+    """Whether a tenure of this region, opened with one frontier, has to be opened again under another."""
+    for entry in now:
+        common = entry.range.intersect(region)
+        if common is None:
+            continue
+        before = max((e.reopen_id for e in opened_with if e.range.intersect(common)), default=-1)
+        if entry.reopen_id > before:
+            return True
+    return False
+
+
+class FrontierReader:
+    """The newest frontier that could be read. Used from one thread; may be shared by the pushers of a process."""
+
+    def __init__(self, control: _HasFrontier, clock: Clock) -> None:
+        self._control = control
+        self._clock = clock
+        self._frontier: Frontier = ()
+        self._fresh_until = float("-inf")
+        self.error: TiStreamError | None = None  #: why the last attempt failed; None when it did not
+
+    def read(self) -> Frontier:
+        """The frontier, at most FRONTIER_CACHE_MS old or, with the service away, the last one; () = none published.
+
+        Raises what the control says, unless that is to try again."""
+        now = self._clock.monotonic()
+        if now < self._fresh_until:
+            return self._frontier
+        try:
+            answer = tuple(self._control.frontier())
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY:
+                raise
+            self.error = e
+            self._fresh_until = self._clock.monotonic() + _PAUSE_AFTER_ERROR_S
+            return self._frontier
+        self.error = None
+        self._frontier = answer or self._frontier
+        self._fresh_until = self._clock.monotonic() + limits.FRONTIER_CACHE_MS / 1000
+        return self._frontier

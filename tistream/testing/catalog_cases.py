@@ -1,0 +1,79 @@
+"""What the catalog's suites are played with: two tenants, their tasks, and threads that start together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.snapshots import switch_snapshot
+from tistream.catalog.tasks import list_tasks
+from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+
+R = TypeVar("R")
+
+T = Tenant(7, 0)  # zero is a legal tenant
+OTHER = Tenant(7, 1)
+START = 449_000_000_000_000_000  # a TSO of today's size
+LOW, HIGH, DDL = KeyRange(b"n", b"t\x80"), KeyRange(b"t\x80"), KeyRange(b"m", b"n")
+
+
+def segment(no: int = 0, lo: int = START + 1, hi: int = START + 10, tables: tuple[int, int] = (1, 1)) -> NewSegment:
+    """A segment with the given timestamps and table ids."""
+    return NewSegment(
+        segment_no=no,
+        start_key=b"t\x00\xff",
+        end_key=b"t\xff\x00",
+        table_lo=tables[0],
+        table_hi=tables[1],
+        lo_ts=lo,
+        hi_ts=hi,
+        rows=3,
+        offset=8,
+        length=100,
+        crc=0xFFFF_FFFF,
+    )
+
+
+def activate(catalog: Catalog, tenant: Tenant = T) -> list[int]:
+    """A tenant with two data tasks and one DDL task, all unassigned; their ids in that order."""
+    register_tenant(catalog, tenant)
+    wanted = [NewTask(kind="data", range=LOW), NewTask(kind="data", range=HIGH), NewTask(kind="ddl", range=DDL)]
+    assert activate_tenant(catalog, tenant, START, wanted)
+    return [task.task_id for task in list_tasks(catalog, tenant)]
+
+
+def elected(catalog: Catalog, me: str = "meta-1") -> int:
+    """The epoch of an owner that was just elected, or still is."""
+    epoch = acquire_owner(catalog, me)
+    assert epoch is not None
+    return epoch
+
+
+def flush(catalog: Catalog, key: str | None, *advances: TaskAdvance) -> frozenset[int]:
+    """A flush of tenant T."""
+    return commit_flush(catalog, tenant=T, object_key=key, object_bytes=1000, advances=advances)
+
+
+def snapshot(catalog: Catalog, task_id: int, n: int, at: Mapping[int, Mapping[int, Position]], epoch: int = 0) -> bool:
+    """Switch to snapshot `n`."""
+    key = f"snapshots/{task_id}/{epoch}-{n}"
+    return switch_snapshot(catalog, task_id, epoch=epoch, snapshot_key=key, snapshot_n=n, object_bytes=10, positions=at)
+
+
+def together(count: int, act: Callable[[int], R]) -> list[R]:
+    """Call `act(0..count-1)` from as many threads at once; the results, or the first error."""
+    barrier = threading.Barrier(count)
+
+    def one(i: int) -> R:
+        barrier.wait(30)
+        return act(i)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))

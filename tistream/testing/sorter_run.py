@@ -1,0 +1,216 @@
+"""Cores of two tasks fed by a small TiKV (`sorter_world`), and the promises checked after every step.
+
+- what is written out in (upper, W] is exactly what was committed there: nothing missing, nothing twice, in order;
+- no W that was written ever falls, and nothing appears below it later;
+- the invariants of the cores hold after every batch;
+- when everything has been delivered and the upstream is quiet, the watermark catches up and nothing is left behind.
+
+Each step is a method; `random_step` chooses one. A restart throws the cores away and continues from the last snapshot
+and the positions that were saved with it, as a new owner would.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from sorter.core import CoreSnapshot, NeedReopen, TaskCore
+from tistream.ids import Position
+from tistream.keyrange import KeyRange
+from tistream.testing.sorter_world import File, World, feed_batch, served
+
+KEYS = [b"a", b"b", b"m", b"x"]
+EDGES = [b"b", b"c", b"m", b"n", b"x"]
+RANGES = {1: KeyRange(b"", b"m"), 2: KeyRange(b"m", b"")}
+START_TS = 10
+STORES = 2
+
+
+@dataclass
+class Durable:
+    """What survives a restart of a task."""
+
+    upper: int
+    snapshot: CoreSnapshot | None = None
+
+
+class SorterRun:
+    """A run in progress."""
+
+    def __init__(self) -> None:
+        self.durable = {task: Durable(START_TS) for task in RANGES}
+        self.world = World(KEYS, STORES, START_TS, lambda: min(d.upper for d in self.durable.values()))
+        self.cores = {task: self._new_core(task) for task in RANGES}
+        self.rows = 0  #: written out so far
+        self.reopened = 0
+
+    # -- the upstream
+
+    def prewrite(self, key: bytes, value: bytes | None, *, old: bool) -> None:
+        """A transaction locks the key, or the one that holds the lock writes it again. An old one began long ago."""
+        txn = self.world.locked(key) or next(
+            (t for t in self.world.txns if old and t.key == key and t.value == b""), None
+        )
+        self.world.prewrite(txn or self.world.begin(key), value)
+
+    def begin(self, key: bytes) -> None:
+        """A transaction starts and does nothing yet."""
+        self.world.begin(key)
+
+    def decide(self, key: bytes, *, how: str) -> None:
+        """What becomes of the transaction that holds the key's lock."""
+        txn = self.world.locked(key)
+        if txn is None:
+            return
+        match how:
+            case "fetch":  # asynchronous commit: the timestamp is there long before the row
+                txn.commit_ts = txn.commit_ts or self.world.next_ts()
+            case "commit":
+                self.world.commit(txn)
+            case "commit with value":
+                self.world.commit(txn, with_value=True)
+            case "refresh":
+                self.world.repeat_without_value(txn)
+            case _:
+                if not txn.commit_ts:
+                    self.world.roll_back(txn)
+
+    def commit_at_once(self, key: bytes, value: bytes) -> None:
+        if self.world.locked(key) is None:
+            self.world.commit_at_once(self.world.begin(key), value)
+
+    def overlapped_rollback(self, key: bytes) -> None:
+        for txn in self.world.committed(key)[-1:]:
+            self.world.overlapped_rollback(key, txn.commit_ts)
+
+    def move(self, region: int, store: int, *, from_its_end: bool) -> None:
+        self.world.move(self._region(region), store, from_its_end=from_its_end)
+
+    def split(self, region: int, at: bytes, store: int) -> None:
+        self.world.split(self._region(region), at, store)
+
+    def merge(self, left: int, right: int) -> None:
+        self.world.merge(self._region(left), self._region(right))
+
+    # -- pushers and the way to the sorter
+
+    def cut(self, store: int, scanned: int) -> None:
+        self.world.scan(store, scanned)
+        self.world.cut(store)
+
+    def crash_pusher(self, store: int) -> None:
+        self.world.crash(store)
+
+    def deliver(self, task: int, store: int) -> bool:
+        """The next file of the store's oldest unfinished incarnation reaches the task; False when there is none."""
+        core = self.cores[task]
+        file = self._next_file(core, store)
+        if file is None:
+            return False
+        before = core.watermark()
+        effects = core.handle(feed_batch(file))
+        assert core.handle(feed_batch(file)) == [], "a repeated file is ignored"
+        core.check()
+        after = core.watermark()
+        assert before is None or (after is not None and after >= min(before, core.upper)), "W fell"
+        for effect in effects:
+            assert isinstance(effect, NeedReopen)
+            self._reopen(effect.undecided.key)
+        return True
+
+    # -- the task
+
+    def flush(self, task: int, *, lands: bool = True) -> None:
+        """Write out what can be. Without `lands` the outcome stays unknown and is tried again later."""
+        core = self.cores[task]
+        w = core.pending()
+        if w is None:
+            return
+        rows = served(core.take(w))
+        range_ = RANGES[task]
+        truth = [row for row in self.world.truth(core.upper, w) if row.key in range_]
+        assert rows == truth, f"task {task} in ({core.upper}, {w}]: served {rows}, committed {truth}"
+        if lands:
+            self.rows += len(rows)
+            self.durable[task].upper = w
+            core.flushed(w)
+            core.check()
+
+    def snapshot(self, task: int) -> None:
+        self.durable[task].snapshot = self.cores[task].snapshot()
+
+    def restart(self, task: int) -> None:
+        self.cores[task] = self._new_core(task)
+        self.cores[task].check()
+
+    def finish(self) -> None:
+        """Quiet upstream, everything delivered: all is served."""
+        for key in KEYS:
+            self.decide(key, how="commit")
+        for _ in range(4):
+            for region, (store, _tenure) in list(self.world.leader.items()):
+                self.world.move(region, store)
+            self._drain()
+        for task, core in self.cores.items():
+            stats = core.stats()
+            last = max((t.commit_ts for t in self.world.txns if t.key in RANGES[task]), default=START_TS)
+            assert core.upper >= last, f"stuck at {core.upper}: {[str(s) for s in core.explain()]}"
+            held = (stats.open_prewrites, stats.waiting_commits, stats.ready_rows)
+            assert held == (0, 0, 0), f"left behind: {stats}"
+
+    def random_step(self, rand: random.Random) -> None:
+        """One step of any kind, the common ones more often."""
+        key, store, task = rand.choice(KEYS), rand.randint(1, STORES), rand.choice(list(RANGES))
+        steps = (
+            (6, lambda: self.prewrite(key, rand.choice([b"v", b"w", None]), old=rand.random() < 0.5)),
+            (1, lambda: self.begin(key)),
+            (6, lambda: self.decide(key, how=rand.choice(["commit", "commit", "commit with value", "fetch", "no"]))),
+            (1, lambda: self.decide(key, how="refresh")),
+            (1, lambda: self.commit_at_once(key, b"1pc")),
+            (1, lambda: self.overlapped_rollback(key)),
+            (2, lambda: self.move(rand.randrange(9), store, from_its_end=rand.random() < 0.5)),
+            (1, lambda: self.split(rand.randrange(9), rand.choice(EDGES), store)),
+            (1, lambda: self.merge(rand.randrange(9), rand.randrange(9))),
+            (8, lambda: self.cut(store, rand.choice([0, 1, 9, 9]))),
+            (1, lambda: self.crash_pusher(store)),
+            (12, lambda: self.deliver(task, store)),
+            (6, lambda: self.flush(task, lands=rand.random() < 0.8)),
+            (2, lambda: self.snapshot(task)),
+            (1, lambda: self.restart(task)),
+        )
+        rand.choices([step for _, step in steps], [weight for weight, _ in steps])[0]()
+
+    def _drain(self) -> None:
+        for _ in range(3):
+            for store in self.world.stores:
+                self.cut(store, 99)
+            for task in self.cores:
+                for store in self.world.stores:
+                    while self.deliver(task, store):
+                        self.flush(task)
+                self.flush(task)
+
+    def _new_core(self, task: int) -> TaskCore:
+        durable = self.durable[task]
+        core = TaskCore(task, RANGES[task], START_TS, durable.upper)
+        if durable.snapshot is not None:
+            core.restore(durable.snapshot, durable.snapshot.positions)
+        return core
+
+    def _next_file(self, core: TaskCore, store: int) -> File | None:
+        positions = core.positions().get(store, {})
+        for file in self.world.files[store]:
+            at = positions.get(file.incarnation, Position(seq=0))
+            if not at.closed and (file.closes or file.seq > at.seq):
+                return file
+        return None
+
+    def _reopen(self, key: bytes) -> None:
+        self.reopened += 1
+        for region, (store, tenure) in list(self.world.leader.items()):
+            if key >= tenure.start and (not tenure.end or key < tenure.end):
+                self.world.move(region, store)
+
+    def _region(self, number: int) -> int:
+        regions = sorted(self.world.leader)
+        return regions[number % len(regions)]
