@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, FastAPI
+import structlog
+from fastapi import APIRouter, FastAPI, Request, Response
 
 from apiserver import console
 from apiserver.deps import Services
+from apiserver.negotiate import NotAcceptable
 from apiserver.routes import changes, health, schemas, tenants
 from tistream import __version__, problem
+from tistream.errors import ObjectNotFound, TiStreamError
+
+log = structlog.get_logger(__name__)
 
 
 def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -26,10 +31,23 @@ def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> F
         redoc_url=None,
     )
     problem.install(app)
+    app.add_exception_handler(NotAcceptable, _not_acceptable)
+    app.add_exception_handler(ObjectNotFound, _object_missing)
     for module in (changes, schemas, tenants, health):
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)
     console.install(app, services)
-
     return app
+
+
+async def _not_acceptable(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TiStreamError)
+    return problem.problem_response(error, 406)
+
+
+async def _object_missing(request: Request, error: Exception) -> Response:
+    """The catalog names an object that is gone: a fault of ours, not a wrong address."""
+    assert isinstance(error, TiStreamError)
+    log.error("an object is missing", path=request.url.path, exc_info=error)
+    return problem.problem_response(error, 500)

@@ -49,8 +49,12 @@ def decode(text: str, scope: Scope) -> int:
         raise CursorInvalid("The cursor is not one of ours: its version is unknown.", cursor=text[:80])
     if len(raw) < 6 or raw[1:5] != zlib.crc32(raw[5:]).to_bytes(4, "big"):
         raise CursorInvalid("The cursor is damaged: its checksum does not match.", cursor=text[:80])
-    cluster, tenant, database, table, commit_ts = orjson.loads(raw[5:])
-    made_for = Scope(tenant=Tenant(cluster, tenant), database=database, table=table)
+    try:
+        cluster, tenant, database, table, commit_ts = orjson.loads(raw[5:])
+        made_for = Scope(tenant=Tenant(int(cluster), int(tenant)), database=database, table=table)
+        at = int(commit_ts)
+    except (ValueError, TypeError) as e:
+        raise CursorInvalid("The cursor is not one of ours: it does not hold a position.", cursor=text[:80]) from e
     if made_for != scope:
         raise CursorInvalid("The cursor belongs to another scope.", cursor_scope=str(made_for), scope=str(scope))
-    return int(commit_ts)
+    return at

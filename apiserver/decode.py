@@ -72,18 +72,17 @@ def decode_rows(history: History, rows: pa.Table, scope: Scope) -> Decoding:
 
 def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Table, npt.NDArray[np.int64]]]:
     """(table version, ascending row numbers) for every table version of the scope that some row belongs to."""
-    ids = rows["table_id"].to_numpy()
-    commit_ts = rows["commit_ts"].to_numpy()
-    records = is_record(rows["key"])
+    ids, commit_ts = rows["table_id"].to_numpy(), rows["commit_ts"].to_numpy()
+    at = np.flatnonzero(is_record(rows["key"]))
+    at = at[np.argsort(ids[at], kind="stable")]
     groups: dict[int, tuple[Table, list[npt.NDArray[np.int64]]]] = {}
-    for physical_id in np.unique(ids[records]):
-        at = np.flatnonzero(records & (ids == physical_id))
-        intervals = history.version_intervals(int(physical_id))
-        which = intervals.index(commit_ts[at])  # of commit_ts - 1
+    for of_one in np.split(at, np.flatnonzero(np.diff(ids[at])) + 1) if len(at) else ():
+        intervals = history.version_intervals(int(ids[of_one[0]]))
+        which = intervals.index(commit_ts[of_one])  # of commit_ts - 1
         for version in np.unique(which[which >= 0]):
             table = intervals.versions[version]
             assert table is not None
-            groups.setdefault(id(table), (table, []))[1].append(at[which == version])
+            groups.setdefault(id(table), (table, []))[1].append(of_one[which == version])
     for table, parts in groups.values():
         if wanted(table, scope):
             yield table, np.sort(np.concatenate(parts))

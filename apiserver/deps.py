@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from apiserver.reader import LogReader
+from schemas.history import History
 from schemas.registry import SchemaRegistry
 from tistream.catalog import tasks, tenants
 from tistream.catalog.engine import Catalog
 from tistream.clock import Clock
 from tistream.ids import Tenant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from schemas.history import History
-    from tistream.objectstore.protocol import ObjectStore
+from tistream.objectstore.protocol import ObjectStore
 
 
-class Check(Protocol):
-    """A readiness check: returns, or raises with the reason."""
-
-    def __call__(self) -> None: ...
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """The parts that routes are made of."""
 
@@ -34,11 +25,19 @@ class Services:
     clock: Clock
     registry: SchemaRegistry
     reader: LogReader
-    checks: Mapping[str, Check] = field(default_factory=dict)
-    problems: Callable[[], list[dict[str, object]]] = list
+    checks: Mapping[str, Callable[[], None]]  #: readiness by part: returns, or raises with the reason
+    problems: Callable[[], list[dict[str, object]]]  #: what is wrong now in this process
 
     @classmethod
-    def create(cls, catalog: Catalog, store: ObjectStore, clock: Clock, **more: object) -> Services:
+    def create(
+        cls,
+        catalog: Catalog,
+        store: ObjectStore,
+        clock: Clock,
+        *,
+        checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
+        problems: Callable[[], list[dict[str, object]]] = list,
+    ) -> Services:
         """The usual set over one catalog and one object store."""
         return cls(
             catalog=catalog,
@@ -46,17 +45,19 @@ class Services:
             clock=clock,
             registry=SchemaRegistry(catalog, store),
             reader=LogReader(catalog, store),
-            **more,  # type: ignore[arg-type]
+            checks=checks,
+            problems=problems,
         )
 
     def served(self, tenant: Tenant) -> tuple[tenants.TenantRow, History | None, int]:
         """The tenant, its schema history, and the timestamp up to which everything is served.
 
-        W = min(upper of every task): the history is caught up first, so no row at or below W is ever decoded with a
-        schema that is not known yet. A tenant that still awaits its schema snapshot has no history and W = 0.
+        W = min(upper of every task), read first: the history is then caught up at least that far, so no row at or below
+        W is decoded with a schema that is not known yet, and every segment up to W is in the catalog. A tenant that
+        still awaits its schema snapshot has no history and W = 0.
         """
         row = tenants.get_tenant(self.catalog, tenant)
-        if row.state == tenants.TenantState.AWAITING_SNAPSHOT:
+        if not row.start_ts:
             return row, None, 0
         resolved = tasks.served_watermark(self.catalog, tenant)
         history = self.registry.history(tenant)

@@ -1,9 +1,9 @@
 """Cutting a page out of the committed log (pure).
 
 The log of a tenant is many segments of several tasks, each with a commit_ts range. A page is everything in
-`(after, upto]` for the largest `upto` that keeps the page near its row limit:
+`(after, upto]` for the largest `upto` that keeps the page near its limits:
 
-- segments are taken in order of their lowest commit_ts until they hold enough rows;
+- segments are taken in order of their lowest commit_ts until they hold enough rows or bytes;
 - nothing at or above the lowest commit_ts of the first segment left out may be in the page (`safe_end`);
 - if the rows are still too many, the page ends at the commit_ts of the row that fills it, with all rows of that
   commit_ts: a transaction is never cut in two, and a page always makes progress.
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 
 class Span(Protocol):
-    """What planning needs to know of a segment: inclusive commit_ts range and number of rows."""
+    """What planning needs to know of a segment: inclusive commit_ts range, number of rows, stored bytes."""
 
     @property
     def lo_ts(self) -> int: ...
@@ -30,19 +30,25 @@ class Span(Protocol):
     @property
     def rows(self) -> int: ...
 
+    @property
+    def length(self) -> int: ...
 
-def plan(segments: Sequence[Span], *, after: int, upto: int, rows: int, truncated: bool) -> tuple[int, int]:
+
+def plan(
+    segments: Sequence[Span], *, after: int, upto: int, rows: int, stored_bytes: int, truncated: bool
+) -> tuple[int, int]:
     """How many segments to read from the front of `segments`, and the commit_ts up to which they are complete.
 
     `segments` are sorted by lo_ts; `truncated` says that the catalog has more behind the last one. The end lies in
     `(after, upto]` unless `truncated` segments all start at the same commit_ts: then the caller asks for more.
     """
-    held = 0
+    held_rows = held_bytes = 0
     for n, segment in enumerate(segments):
         safe_end = segment.lo_ts - 1
-        if held >= rows and after < safe_end:
+        if after < safe_end and (held_rows >= rows or held_bytes >= stored_bytes):
             return n, min(safe_end, upto)
-        held += segment.rows
+        held_rows += segment.rows
+        held_bytes += segment.length
     if truncated:
         last = segments[-1].lo_ts
         whole = next((n for n, segment in enumerate(segments) if segment.lo_ts == last), 0)

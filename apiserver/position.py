@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from tistream import ts as tso
 from tistream.errors import InvalidInput, TsExpired, TsOutOfRange
 
 _SPAN = re.compile(r"-(\d+)(ms|s|m|h|d)")
 _SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FORMS = "a TSO, an RFC 3339 time, 'earliest', 'latest', or a span such as '-15m'"
 
 
@@ -36,7 +37,7 @@ def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
         raise InvalidInput(f"'{word[:80]}' is not a timestamp: give {FORMS}.") from e
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
-    return tso.compose(int(when.timestamp() * 1000))
+    return tso.compose((when - _EPOCH) // timedelta(milliseconds=1))
 
 
 def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) -> None:

@@ -1,7 +1,8 @@
 """Reading a page of a tenant's committed log: catalog rows say what is there, range requests fetch it.
 
-A segment is fetched with one request and checked against the checksum in the catalog. Decoded segments are kept in a
-cache bounded by bytes, because consecutive pages read the same segments. Nothing here knows about schemas.
+A segment is fetched with one request, several at a time, and checked against the checksum in the catalog; one that is
+missing or damaged fails the page and names the object and the segment. Decoded segments are kept in a cache bounded by
+bytes, because consecutive pages read the same segments. Nothing here knows about schemas.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,12 +21,16 @@ from apiserver import merge
 from tistream import change
 from tistream.catalog import committed
 from tistream.catalog.engine import Catalog
-from tistream.codec.segment_file import decode_segment
+from tistream.codec.committed_file import decode_committed_segment
+from tistream.errors import CorruptObject, ObjectNotFound
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
 
 _SEGMENTS_PER_QUERY = 2000
+_REQUESTS_IN_FLIGHT_MAX = 8
 _CACHE_BYTES_MAX = 128 << 20
+_PAGE_BYTES_MAX = 64 << 20  # of keys and values, unless one commit_ts holds more
+_PAGE_STORED_BYTES_MAX = 16 << 20  # of segments that are read for one page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +51,19 @@ class LogReader:
         self._cache: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
+        self._requests = ThreadPoolExecutor(_REQUESTS_IN_FLIGHT_MAX, thread_name_prefix="log-reader")
 
     def page(
         self, tenant: Tenant, *, after: int, upto: int, rows: int, table_ids: Collection[int] | None = None
     ) -> LogPage:
-        """The next page. Pages without a row of the scope are walked through, so an empty page ends at `upto`."""
+        """The next page. Stretches without a row of the scope are walked through, so an empty page ends at `upto`."""
         at = after
         while at < upto:
             found, end = self._step(tenant, at, upto, rows, table_ids)
             if found.num_rows or end >= upto:
                 return LogPage(rows=found, upto=end, has_more=end < upto)
             at = end
-        return LogPage(rows=change.COMMITTED.empty_table(), upto=max(at, after), has_more=False)
+        return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
 
     def _step(
         self, tenant: Tenant, after: int, upto: int, rows: int, table_ids: Collection[int] | None
@@ -65,15 +73,21 @@ class LogReader:
             segments = committed.find_segments(
                 self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
             )
-            truncated = len(segments) == limit
-            count, end = merge.plan(segments, after=after, upto=upto, rows=rows, truncated=truncated)
+            count, end = merge.plan(
+                segments,
+                after=after,
+                upto=upto,
+                rows=rows,
+                stored_bytes=_PAGE_STORED_BYTES_MAX,
+                truncated=len(segments) == limit,
+            )
             if end > after:
                 break
             limit *= 2  # every listed segment starts at one commit_ts: see more of them
-        parts = [_select(self._segment(s), after, end, table_ids) for s in segments[:count]]
+        parts = [_select(table, after, end, table_ids) for table in self._requests.map(self._segment, segments[:count])]
         table = pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks()
         table = table.take(pc.sort_indices(table, sort_keys=[("commit_ts", "ascending")]))
-        n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=rows)
+        n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, rows))
         return table.slice(0, n), end
 
     def _segment(self, row: committed.SegmentRow) -> pa.Table:
@@ -82,10 +96,7 @@ class LogReader:
             if (hit := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)
                 return hit
-        data = self._store.get_range(row.object_key, row.offset, row.length)
-        table = decode_segment(
-            row.object_key, row.segment_no, data, crc=row.crc, schema=change.COMMITTED, rows=row.rows
-        )
+        table = self._fetch(row)
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = table
@@ -93,6 +104,20 @@ class LogReader:
             while self._cached_bytes > _CACHE_BYTES_MAX and len(self._cache) > 1:
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return table
+
+    def _fetch(self, row: committed.SegmentRow) -> pa.Table:
+        try:
+            data = self._store.get_range(row.object_key, row.offset, row.length)
+        except (ObjectNotFound, CorruptObject) as e:
+            raise CorruptObject(
+                f"a segment of the committed log is not there: {e.message}",
+                object=row.object_key,
+                segment=row.segment_no,
+                offset=row.offset,
+            ) from e
+        return decode_committed_segment(
+            row.object_key, row.segment_no, data, crc=row.crc, rows=row.rows, offset=row.offset
+        )
 
 
 def _select(table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None) -> pa.Table:
@@ -105,3 +130,11 @@ def _select(table: pa.Table, after: int, upto: int, table_ids: Collection[int] |
     if table_ids is not None:
         keep = pc.and_(keep, pc.is_in(table["table_id"], value_set=pa.array(sorted(table_ids), pa.int64())))
     return table.filter(keep)
+
+
+def _fitting(table: pa.Table, rows: int) -> int:
+    """How many rows from the front make a page: at most `rows`, as many as the bytes allow, at least one."""
+    sizes = np.zeros(table.num_rows, np.int64)
+    for name in ("key", "value", "old_value"):
+        sizes += pc.fill_null(pc.binary_length(table[name]), 0).to_numpy()
+    return max(1, min(rows, int(np.searchsorted(np.cumsum(sizes), _PAGE_BYTES_MAX, side="right"))))

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.harness import Result
 
@@ -50,7 +50,7 @@ def _run(name: str) -> Iterator[Result]:
 
 
 def _show(results: Iterator[Result]) -> None:
-    table = Table("benchmark", "ratio", "target", "min - max", "runs", "met")
+    table = Table(Column("benchmark", overflow="fold"), "ratio", "target", "min - max", "runs", "met")
     for r in results:
         sign = ">=" if r.better == "higher" else "<="
         spread = f"{r.min:.3g} - {r.max:.3g}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
@@ -24,7 +25,7 @@ def run() -> Iterator[Result]:
     source = np.frombuffer(write_batch(batch), np.uint8)
     target = np.empty_like(source)
 
-    def memcpy() -> np.ndarray:
+    def memcpy() -> npt.NDArray[np.uint8]:
         np.copyto(target, source)
         return target
 

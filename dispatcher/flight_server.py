@@ -8,12 +8,14 @@ private network.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
+import structlog
 
 from dispatcher.worker import DispatcherWorker
 from tistream.change import ROWS
@@ -21,6 +23,10 @@ from tistream.errors import ErrorKind, FeedUnavailable, TiStreamError
 from tistream.feed import Feed, FeedStream
 from tistream.feed_flight import IDLE_S, decode_request, encode_batch, encode_error, encode_idle, error_text
 from tistream.service import Problem
+
+log = structlog.get_logger(__name__)
+
+STOP_S = 5.0
 
 _Message = tuple[pa.RecordBatch, bytes]
 
@@ -90,9 +96,14 @@ class FlightDispatcher:
         return self.worker.wait_until_ready(timeout_s)
 
     def stop(self) -> None:
-        """The worker first: its streams end by themselves, so that the server can stop."""
+        """The worker first: its streams end by themselves, so that the server can stop. A client that does not read
+        what was sent could hold the server up for ever; it is waited for no longer than STOP_S."""
         self.worker.stop()
-        self._server.shutdown()
+        shutdown = threading.Thread(target=self._server.shutdown, name=f"{self.name}-flight-stop", daemon=True)
+        shutdown.start()
+        shutdown.join(STOP_S)
+        if shutdown.is_alive():
+            log.warning("a client does not read its stream; the Flight port is left to the end of the process")
 
     def problems(self) -> list[Problem]:
         return self.worker.problems()

@@ -17,7 +17,7 @@ not become visible is never deleted here, and its key is never used again.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -126,21 +126,22 @@ class Publisher:
         return frozenset(fenced)
 
 
-def _groups(publications: Iterable[Publication]) -> list[list[_Taken]]:
+def _groups(publications: Iterable[Publication]) -> Iterator[list[_Taken]]:
     """The tasks that can advance with their rows, cut into files."""
-    groups: list[list[_Taken]] = []
+    group: list[_Taken] = []
     size = 0
     for p in publications:
         w = p.core.pending()
         if w is None:
             continue
         taken = _Taken(publication=p, w=w, rows=p.core.take(w))
+        if group and size + taken.rows.nbytes > FILE_BYTES_TARGET:
+            yield group
+            group, size = [], 0
+        group.append(taken)
         size += taken.rows.nbytes
-        if not groups or size > FILE_BYTES_TARGET:
-            groups.append([])
-            size = taken.rows.nbytes
-        groups[-1].append(taken)
-    return groups
+    if group:
+        yield group
 
 
 def _done(p: Publication, w: int) -> None:

@@ -105,9 +105,9 @@ def _plain(positions: Positions) -> dict[str, dict[str, list[int]]]:
 
 
 def _positions(plain: dict[str, dict[str, list[int]]]) -> dict[int, dict[int, Position]]:
-    return {
-        int(store): {
-            int(incarnation): Position(seq=seq, closed=bool(closed)) for incarnation, (seq, closed) in l.items()
-        }
-        for store, l in plain.items()
-    }
+    return {int(store): {int(i): _position(p) for i, p in lives.items()} for store, lives in plain.items()}
+
+
+def _position(plain: list[int]) -> Position:
+    seq, closed = plain
+    return Position(seq=seq, closed=bool(closed))

@@ -40,12 +40,12 @@ def main() -> None:
 
 def manifest(root: Path) -> dict[str, str]:
     """Path below `root` -> SHA-384 of the file, as browsers write it."""
-    return {
-        path.relative_to(root).as_posix(): "sha384-"
-        + base64.b64encode(hashlib.sha384(path.read_bytes()).digest()).decode()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path.name != "vendor.json"
-    }
+    files = sorted(p for p in root.rglob("*") if p.is_file() and p.name != "vendor.json")
+    return {p.relative_to(root).as_posix(): _integrity(p.read_bytes()) for p in files}
+
+
+def _integrity(data: bytes) -> str:
+    return "sha384-" + base64.b64encode(hashlib.sha384(data).digest()).decode()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Csv:
     """TiCDC's csv protocol."""
 
     name: ClassVar[str] = "csv"
-    media_type: ClassVar[str] = "text/csv; charset=utf-8; header=absent"
+    media_type: ClassVar[str] = "text/csv"
 
     options: FormatOptions
 
@@ -109,7 +109,7 @@ class Csv:
         if field.kind in _FLOATS:
             plain = plain_text(field, values)
             # Go's default form: the fewest digits, with an exponent below 1e-4 and from 1e6 on
-            return bare(styled_floats(plain, low=-4, high=6, two_digits=True), null=null)
+            return bare(styled_floats(plain, low=-4, high=6), null=null)
         return self._text(self._string(field, values), self._escapes())
 
     def _string(self, field: Field, values: pa.Array) -> pa.Array:

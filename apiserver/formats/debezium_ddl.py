@@ -1,7 +1,8 @@
 """`tableChanges` of debezium DDL messages: the table as the DDL left it, column by column.
 
 Lengths and defaults of time columns are those that the statement itself gives, where it defines the column: `DATETIME`
-without digits has no length there, but length 0 in a later message about the table.
+without digits has no length there, but length 0 in a later message about the table. A comment is told only of columns
+that the statement does not define.
 """
 
 from __future__ import annotations
@@ -63,9 +64,14 @@ _BARE_NAMES = frozenset({layout.YEAR, layout.BIT, layout.VARCHAR, layout.STRING,
 _WITH_CHARSET = frozenset({layout.STRING, layout.VARCHAR, layout.ENUM, layout.SET, *_BLOBS})
 
 _STRING = r"'(?:[^'\\]|\\.|'')*'"
+_TYPE_WORDS = (
+    r"DATETIME|TIMESTAMP|DATE|TIME|YEAR|BIT|BOOL(?:EAN)?|(?:TINY|SMALL|MEDIUM|BIG)?INT|INTEGER|SERIAL|FLOAT|DOUBLE|REAL"
+    r"|DEC(?:IMAL)?|NUMERIC|FIXED|(?:VAR)?CHAR|(?:VAR)?BINARY|(?:TINY|MEDIUM|LONG)?(?:BLOB|TEXT)|JSON|VECTOR"
+    r"|ENUM(?=\s*\()|SET(?=\s*\()"
+)
 _DEFINITION = re.compile(
     rf"""(?:`(?P<quoted>(?:[^`]|``)+)`|(?<![\w$@'"`])(?P<name>[\w$]+))
-         \s+(?P<type>DATETIME|TIMESTAMP|TIME|YEAR)\b\s*(?:\(\s*(?P<digits>\d+)\s*\))?
+         \s+(?P<type>{_TYPE_WORDS})\b\s*(?:\(\s*(?P<digits>\d+)\s*\))?
          (?P<options>(?:{_STRING}|"(?:[^"\\]|\\.|"")*"|`(?:[^`]|``)*`|\([^()]*\)|[^,()'"`])*)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
@@ -76,7 +82,7 @@ _NOW = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What a statement says of a time column."""
+    """What a statement says of a column that it defines."""
 
     digits: int  #: in the parentheses; -1 = none
     default: str | None  #: None = says nothing or NULL
@@ -107,7 +113,7 @@ def table_changes(event: DdlEvent, word: str) -> list[dict[str, object]]:
 
 
 def stated_columns(query: str) -> dict[str, Stated]:
-    """What `query` itself says of the DATETIME, TIMESTAMP, TIME and YEAR columns it defines, by lower-case name."""
+    """What `query` itself says of the columns that it defines, by lower-case name."""
     hidden = [(m.start(), m.end()) for m in _OPAQUE.finditer(query)]
     found: dict[str, Stated] = {}
     for match in _DEFINITION.finditer(query):
@@ -179,7 +185,7 @@ def _type_words(column: Column) -> tuple[str, str]:
 
 def _default(column: Column, stated: Stated | None) -> object:
     value = column.default
-    if stated is not None and stated.has_default:
+    if stated is not None and stated.has_default and (column.tp in _TIMES or column.tp == layout.YEAR):
         value = stated.default
     if column.tp == layout.BIT and column.default_bit is not None:
         return _bit_digits(column.default_bit, column.flen)

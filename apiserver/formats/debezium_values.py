@@ -99,5 +99,6 @@ def _days(ymd: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 def _clock(ymdhms: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Seconds of the day of a packed time of day."""
-    hms = (ymdhms & np.uint64(0x1FFFF)).astype(np.int64)
-    return (hms >> 12) * 3600 + ((hms >> 6) & 63) * 60 + (hms & 63)
+    hms: npt.NDArray[np.int64] = (ymdhms & np.uint64(0x1FFFF)).astype(np.int64)
+    seconds: npt.NDArray[np.int64] = (hms >> 12) * 3600 + ((hms >> 6) & 63) * 60 + (hms & 63)
+    return seconds

@@ -190,7 +190,7 @@ def float_shape(data, begin, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def styled_floats(data, offsets, low, high, two_digits, out, out_offsets):  # type: ignore[no-untyped-def]
+def styled_floats(data, offsets, low, high, out, out_offsets):  # type: ignore[no-untyped-def]
     """Rewrite plain decimal texts whose exponent is below `low` or at least `high` as digits and exponent.
 
     `out` has room for 32 bytes a rewritten row and the plain text of the others. Returns the bytes written.
@@ -227,10 +227,8 @@ def styled_floats(data, offsets, low, high, two_digits, out, out_offsets):  # ty
             if magnitude >= 100:
                 out[at] = 48 + magnitude // 100
                 at += 1
-            if magnitude >= 10 or two_digits:
-                out[at] = 48 + magnitude // 10 % 10
-                at += 1
-            out[at] = 48 + magnitude % 10
-            at += 1
+            out[at] = 48 + magnitude // 10 % 10
+            out[at + 1] = 48 + magnitude % 10
+            at += 2
         out_offsets[i + 1] = at
     return at

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats.options import FormatOptions
-from apiserver.formats.pieces import HEX, JSON, LARGE, Piece, bare, base64_text, join, mapped, quoted, select
+from apiserver.formats.pieces import HEX, JSON_ONE_LINE, LARGE, Piece, bare, base64_text, join, mapped, quoted, select
 from apiserver.formats.rows import (
     Field,
     by_kind,
@@ -123,10 +123,10 @@ def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
     if kind is Kind.BIT:
         return bare(base64_text(bit_bytes(field.spec, values)), quote=True)
     if kind is Kind.ENUM:
-        return quoted(enum_labels(field.spec, values), JSON)
+        return quoted(enum_labels(field.spec, values), JSON_ONE_LINE)
     if kind is Kind.SET:
-        return quoted(set_labels(field.spec, values), JSON)
-    return quoted(plain_text(field, values), JSON)
+        return quoted(set_labels(field.spec, values), JSON_ONE_LINE)
+    return quoted(plain_text(field, values), JSON_ONE_LINE)
 
 
 def _integer(field: Field, values: pa.Array) -> pa.LargeBinaryArray:

@@ -1,7 +1,7 @@
 """open-protocol: a key and a value a message, columns with their type number and flags.
 
-TEXT comes as base64 like BLOB, bytes of fixed or variable length as Go's quoted text, BIT, ENUM and SET as numbers. A line
-is `{"key":...,"value":...}`; the value of a watermark is null.
+TEXT comes as base64 like BLOB, bytes of fixed or variable length as Go's quoted text, BIT, ENUM and SET as numbers. A
+line is `{"key":...,"value":...}`; the value of a watermark is null.
 """
 
 from __future__ import annotations

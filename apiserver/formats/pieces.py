@@ -48,8 +48,9 @@ _JSON = {b: b"\\u%04x" % b for b in range(32)} | _SHORT
 _HTML = {b: b"\\u%04x" % b for b in b"<>&"}
 _LATIN1 = {b: bytes([b]).decode("latin-1").encode() for b in range(128, 256)}
 
-JSON = byte_map(_JSON, breaks=True)
-JSON_HTML = byte_map(_JSON | _HTML, breaks=True)  #: also <, > and &
+JSON = byte_map(_JSON)
+JSON_ONE_LINE = byte_map(_JSON, breaks=True)  #: no line break of any kind is left
+JSON_HTML = byte_map(_JSON | _HTML, breaks=True)  #: and no <, > and &
 JSON_LATIN1_HTML = byte_map(_JSON | _HTML | _LATIN1)  #: bytes read as ISO-8859-1
 HEX = byte_map({b: b"%02x" % b for b in range(256)})
 PLAIN = byte_map({})
@@ -130,12 +131,12 @@ def go_quoted(values: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(valid), _array(out_offsets, out), pa.scalar(None, LARGE))
 
 
-def styled_floats(plain: pa.Array, *, low: int, high: int, two_digits: bool) -> pa.Array:
-    """Plain decimal texts, those with an exponent outside [low, high) in exponent form; nulls stay."""
+def styled_floats(plain: pa.Array, *, low: int, high: int) -> pa.Array:
+    """Plain decimal texts, with an exponent of two or three digits where it is outside [low, high); nulls stay."""
     data, offsets, valid = buffers(plain)
     out = np.empty(int(offsets[-1] - offsets[0]) + 32 * len(plain), np.uint8)
     out_offsets = np.empty(len(plain) + 1, np.int64)
-    used = kernels.styled_floats(data, offsets, low, high, two_digits, out, out_offsets)
+    used = kernels.styled_floats(data, offsets, low, high, out, out_offsets)
     return pc.if_else(pa.array(valid), _array(out_offsets, out[:used]), pa.scalar(None, LARGE))
 
 

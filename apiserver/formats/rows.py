@@ -136,7 +136,7 @@ def plain_text(field: Field, values: pa.Array) -> pa.Array:
 
 def json_float(plain: pa.Array) -> pa.LargeBinaryArray:
     """Plain decimal texts as JSON numbers in Go's style: exponents below 1e-6 and from 1e21 on; null for nulls."""
-    return bare(styled_floats(plain, low=-6, high=21, two_digits=False))
+    return bare(styled_floats(plain, low=-6, high=21))
 
 
 def json_float_of(value: float) -> object:

@@ -71,9 +71,7 @@ class World:
     def assign(self, worker_id: str) -> None:
         row = self.row()
         seen = row.dispatcher_epoch
-        assert assign_store(
-            self.catalog, T, 7, worker_id=worker_id, seen_epoch=seen, owner_epoch=self.owner_epoch
-        )
+        assert assign_store(self.catalog, T, 7, worker_id=worker_id, seen_epoch=seen, owner_epoch=self.owner_epoch)
 
     def put(self, *seqs: int, incarnation: int = 1) -> None:
         for seq in seqs:

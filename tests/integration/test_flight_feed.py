@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +30,9 @@ def batch(seq: int, incarnation: int = 1, *, closes: bool = False, value_bytes: 
     tenures = [] if closes else [(b"a", b"c", [b"b%d" % seq]), (b"c", b"", [])]
     rows, regions = tenures_of(tenures)
     if value_bytes:
-        rows = rows.set_column(rows.schema.get_field_index("value"), ROWS.field("value"), pa.array([bytes(value_bytes)]))
+        rows = rows.set_column(
+            rows.schema.get_field_index("value"), ROWS.field("value"), pa.array([bytes(value_bytes)])
+        )
     return FeedBatch(
         store_id=7,
         incarnation=incarnation,
@@ -213,21 +217,50 @@ def test_a_moved_store_is_followed_to_its_new_owner_at_the_same_place(world: Wor
     assert second.requests[0].positions == {1: Position(seq=2)}
 
 
-def test_a_dispatcher_that_dies_is_replaced_without_a_gap_or_a_repeat(world: World) -> None:
-    server = world.serve(Script(batch(1), batch(1, closes=True)))
-    stream = world.subscribe()
-    assert same(stream.next(10), batch(1))
-    assert same(stream.next(10), batch(1, closes=True))
-    world.address = None
-    threading.Thread(target=server.shutdown).start()
-    with pytest.raises(FeedUnavailable):
-        stream.next(20)
-    with pytest.raises(FeedUnavailable):
-        stream.next(0)
-    second = Script(batch(1, 2))
+MORTAL = """
+import sys, threading
+from dispatcher.flight_server import FlightFeedServer
+from tistream.change import REGIONS, ROWS
+from tistream.feed import FeedBatch
+import pyarrow as pa
+
+class Feed:
+    sent = False
+    def subscribe(self, request): return self
+    def close(self): pass
+    def next(self, timeout_s):
+        if self.sent:
+            threading.Event().wait(timeout_s)
+            return None
+        self.sent = True
+        rows, regions = (pa.RecordBatch.from_pylist([], schema=s) for s in (ROWS, REGIONS))
+        return FeedBatch(store_id=7, incarnation=1, seq=1, cut_ts=1, rows=rows, regions=regions)
+
+server = FlightFeedServer("127.0.0.1", 0)
+server.feed = Feed()
+print(server.port, flush=True)
+server.serve()
+"""
+
+
+def test_a_dispatcher_that_is_killed_is_replaced_without_a_gap_or_a_repeat(world: World) -> None:
+    with subprocess.Popen([sys.executable, "-c", MORTAL], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        world.address = f"grpc://127.0.0.1:{int(process.stdout.readline())}"
+        stream = world.subscribe()
+        found = stream.next(20)
+        assert found is not None
+        assert found.seq == 1
+        world.address = None
+        process.kill()
+        process.wait()
+    for _ in range(2):
+        with pytest.raises(FeedUnavailable):
+            stream.next(5)
+    second = Script(batch(1), batch(2))
     world.serve(second)
-    assert same(_patient(stream), batch(1, 2))
-    assert second.requests[0].positions == {1: Position(seq=1, closed=True)}
+    assert same(_patient(stream), batch(2))
+    assert second.requests[0].positions == {1: Position(seq=1)}
 
 
 def _patient(stream: FlightStream) -> FeedBatch | None:
@@ -245,8 +278,7 @@ def test_nobody_there_is_told_at_once_and_overcome_without_a_batch(world: World)
         stream.next(5)
     world.address = "grpc://127.0.0.1:1"
     with pytest.raises(FeedUnavailable) as raised:
-        for _ in range(50):
-            stream.next(0.1)
+        stream.next(10)
     assert raised.value.facts["store"] == 7
     world.serve(Script())
     wait_until(lambda: _is_calm(stream))

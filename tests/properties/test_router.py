@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +56,6 @@ def test_tiles_share_out_every_row_exactly_once(found: list[Tenure], cuts: list[
     rows, regions = tenures_of(found)
     edges = [b"", *sorted({cut for cut in cuts if cut}), b""]
     file = directory(rows, regions)
-    tiles = [KeyRange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    tiles = [KeyRange(a, b) for a, b in itertools.pairwise(edges)]
     served = [ts for tile in tiles for ts in route(file, tile).rows["start_ts"].to_pylist()]
     assert sorted(served) == rows["start_ts"].to_pylist()

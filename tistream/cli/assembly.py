@@ -211,7 +211,7 @@ def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
         parts.store,
         feed,
         parts.clock,
-        name,
+        worker_id=name,
         flush_interval_s=settings.flush_interval_ms / 1000,
         snapshot_interval_s=settings.snapshot_interval_ms / 1000,
     )

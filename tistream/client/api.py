@@ -1,8 +1,9 @@
 """A small synchronous client of the HTTP API: pages of changes, lists, status.
 
 It speaks HTTP only. A page is finite and ends at its cursor; `pull` walks pages until the served watermark (or for ever
-with `follow`). Transport errors and 503 answers are retried with back-off at the same cursor, so a restarted service is
-no more than a pause. Every other problem answer becomes a TiStreamError with the server's words.
+with `follow`). Transport errors and answers that say "not now" (502, 503, 504) are retried with back-off at the same
+cursor, so a restarted service is no more than a pause. Every other problem answer becomes the TiStreamError that the
+server raised, with its words and facts.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ import httpx2
 import orjson
 import pyarrow as pa
 
-from tistream.errors import InvalidInput, NotFound, StoreUnavailable, TiStreamError
+from tistream.errors import (
+    CursorInvalid,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+    TiStreamError,
+    TsExpired,
+    TsOutOfRange,
+)
 
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 _WAIT_S = 10
+_TIMEOUT_S = 30  # for an answer, beyond the time that the server was asked to wait
+
+#: errors that a caller handles apart, by the code of the problem
+_BY_CODE = {error.code: error for error in (InvalidInput, CursorInvalid, TsOutOfRange, TsExpired, NotFound)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +48,7 @@ class Page:
     quarantined: int = 0  #: rows of this page that the server could not decode
 
     def lines(self) -> list[bytes]:
-        """The messages of a line format, without their ends."""
+        """The messages of a format with one message a line, without their ends. (A CSV record may hold line ends.)"""
         return self.content.splitlines()
 
     def arrow(self) -> pa.Table:
@@ -44,11 +57,19 @@ class Page:
 
 
 class Client:
-    """A connection to one TiStream service."""
+    """A connection to one TiStream service. Safe to use from several threads."""
 
-    def __init__(self, url: str, *, retry_s: float = 30, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        retry_s: float = 30,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        """`retry_s` bounds how long a request is tried again; `transport` replaces the network."""
         self.url = url.rstrip("/")
-        self._http = httpx2.Client(timeout=_WAIT_S * 3)
+        self._http = httpx2.Client(timeout=_TIMEOUT_S, transport=transport)
         self._retry_s = retry_s
         self._sleep = sleep
 
@@ -94,7 +115,7 @@ class Client:
             params["limit"] = str(limit)
         if wait_s:
             params["wait"] = str(wait_s)
-        response = self._request("GET", f"{path}/changes", params=params)
+        response = self._request("GET", f"{path}/changes", params=params, timeout=wait_s + _TIMEOUT_S)
         return Page(
             content=response.content,
             next_cursor=response.headers["TiStream-Next-Cursor"],
@@ -111,12 +132,17 @@ class Client:
         follow: bool = False,
         cursor: str | None = None,
         start_ts: str | int | None = None,
+        end_ts: str | int | None = None,
         **more: Any,
     ) -> Iterator[Page]:
         """Pages from the position to the served watermark; with `follow` it then waits for more, for ever."""
+        if follow and end_ts is not None:
+            raise InvalidInput("A pull that follows has no end: give either follow or end_ts.")
         while True:
             wait_s = _WAIT_S if follow and cursor is not None else 0
-            page = self.page(cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, wait_s=wait_s, **more)
+            page = self.page(
+                cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, wait_s=wait_s, **more
+            )
             yield page
             cursor = page.next_cursor
             if not page.has_more and not follow:
@@ -138,7 +164,7 @@ class Client:
         while True:
             try:
                 response = self._http.request(method, self.url + path, **kwargs)
-                error = None if response.is_success else _problem(response)
+                error = None if response.is_success else _error(response)
             except httpx2.TransportError as e:
                 error = StoreUnavailable(f"{self.url} does not answer: {e or type(e).__name__}.")
             if error is None:
@@ -154,16 +180,19 @@ def connect(url: str = "http://127.0.0.1:8711", **more: Any) -> Client:
     return Client(url, **more)
 
 
-def _problem(response: httpx2.Response) -> TiStreamError:
+def _error(response: httpx2.Response) -> TiStreamError:
+    """The error that an answer stands for: the server's own where it is a problem document."""
+    status = response.status_code
     try:
         body = orjson.loads(response.content)
-        text = " ".join(filter(None, (str(body.get("detail") or body.get("title")), body.get("hint"))))
     except orjson.JSONDecodeError:
-        text = response.text[:200]
-    if response.status_code == 503:
+        body = None
+    if not isinstance(body, dict):
+        body = {"detail": response.text[:200] or f"HTTP {status}"}
+    text = " ".join(str(body[name]) for name in ("detail", "hint") if body.get(name)) or str(body.get("title", status))
+    if status in (502, 503, 504):
         return StoreUnavailable(text)
-    if response.status_code == 404:
-        return NotFound(text)
-    if response.status_code < 500:
-        return InvalidInput(text, status=response.status_code)
-    return TiStreamError(text, status=response.status_code)
+    facts = body.get("facts")
+    by_status = NotFound if status == 404 else InvalidInput if status < 500 else TiStreamError
+    kind = _BY_CODE.get(str(body.get("code")), by_status)
+    return kind(text, **{"status": status, **(facts if isinstance(facts, dict) else {})})

@@ -25,10 +25,10 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """A bucket. Errors: ObjectNotFound, ObjectConflict, StoreUnavailable (its `determinate` says whether it happened)."""
+    """A bucket. Errors: ObjectNotFound, ObjectConflict, StoreUnavailable (`determinate`: it surely did not happen)."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """Create the object. Returns also when this very write had already arrived; ObjectConflict if other bytes are there."""
+        """Create the object. Fine when this very write had already arrived; ObjectConflict if other bytes are there."""
         ...
 
     def get(self, key: str) -> bytes:

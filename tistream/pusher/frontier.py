@@ -26,6 +26,7 @@ from tistream.errors import ErrorKind, TiStreamError
 from tistream.keyrange import KeyRange
 
 _PAUSE_AFTER_ERROR_S = 1.0
+_PAUSE_SHARE = 9  # and so many times as long as the failed request took: a service that hangs costs a tenth of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,8 @@ class FrontierReader:
             if e.kind is not ErrorKind.RETRY:
                 raise
             self.error = e
-            self._fresh_until = self._clock.monotonic() + _PAUSE_AFTER_ERROR_S
+            failed = self._clock.monotonic()
+            self._fresh_until = failed + max(_PAUSE_AFTER_ERROR_S, _PAUSE_SHARE * (failed - now))
             return self._frontier
         self.error = None
         self._frontier = answer or self._frontier

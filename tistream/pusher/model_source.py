@@ -25,7 +25,8 @@ from tistream.pusher.source import (
     TenureReady,
     Tick,
 )
-from tistream.simulator.cluster import Cluster, RowColumns, Subscription
+from tistream.simulator.cluster import Cluster, Subscription
+from tistream.simulator.mvcc import RowColumns
 
 
 class ModelSource:

@@ -103,10 +103,10 @@ class Uploader:
             )
 
     def abandon(self) -> None:
-        """Forget the queue. What is under way is still tried until it is there."""
+        """Forget the queue, but for what shows that the store is back: the files under way, or the oldest one."""
         with self._changed:
-            self._queue.clear()
-            self._queue_bytes = 0
+            while len(self._queue) > (0 if self._in_flight else 1):
+                self._queue_bytes -= len(self._queue.pop()[1])
             self._changed.notify_all()
 
     def stats(self) -> UploadStats:

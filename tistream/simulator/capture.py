@@ -31,7 +31,8 @@ import zstandard
 from tistream.change import Op
 from tistream.errors import CorruptObject, InvalidInput, NotFound, TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.simulator.cluster import Cluster, Lock, Region, Version
+from tistream.simulator.cluster import Cluster, Region
+from tistream.simulator.mvcc import Lock, Version
 
 T = TypeVar("T")
 

@@ -32,11 +32,9 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
-from tistream.change import Op, RowKind
 from tistream.errors import InvalidInput, invariant
 from tistream.keyrange import KeyRange
-
-LOSSY_TXN_SOURCE = 0xFF00  #: a row whose txn_source has any of these bits never leaves the store
+from tistream.simulator.mvcc import LOSSY_TXN_SOURCE, Lock, RowColumns, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,79 +45,6 @@ class Region:
     version: int
     store_id: int  #: of the leader
     range: KeyRange
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A committed version of a key. `value` is None for a delete, `old_value` None where there was none before."""
-
-    start_ts: int
-    commit_ts: int
-    op: Op
-    value: bytes | None
-    old_value: bytes | None
-    txn_source: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """A prewritten, undecided change of a key."""
-
-    start_ts: int
-    op: Op
-    value: bytes | None
-    old_value: bytes | None
-    generation: int = 0
-    txn_source: int = 0
-
-
-@dataclass(slots=True)
-class RowColumns:
-    """Rows of a subscription since they were last taken, a list per column of `change.ROWS`."""
-
-    kind: list[int] = field(default_factory=list)
-    op: list[int] = field(default_factory=list)
-    key: list[bytes] = field(default_factory=list)
-    start_ts: list[int] = field(default_factory=list)
-    commit_ts: list[int] = field(default_factory=list)
-    generation: list[int] = field(default_factory=list)
-    value: list[bytes | None] = field(default_factory=list)
-    old_value: list[bytes | None] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.key)
-
-    def add_prewrite(self, key: bytes, lock: Lock) -> None:
-        self._add(RowKind.PREWRITE, lock.op, key, lock.start_ts, 0, lock.generation, lock.value, lock.old_value)
-
-    def add_commit(self, key: bytes, op: Op, start_ts: int, commit_ts: int) -> None:
-        self._add(RowKind.COMMIT, op, key, start_ts, commit_ts, 0, None, None)
-
-    def add_committed(self, key: bytes, v: Version) -> None:
-        self._add(RowKind.COMMITTED, v.op, key, v.start_ts, v.commit_ts, 0, v.value, v.old_value)
-
-    def add_rollback(self, key: bytes, start_ts: int) -> None:
-        self._add(RowKind.ROLLBACK, Op.NONE, key, start_ts, 0, 0, None, None)
-
-    def _add(
-        self,
-        kind: RowKind,
-        op: Op,
-        key: bytes,
-        start_ts: int,
-        commit_ts: int,
-        generation: int,
-        value: bytes | None,
-        old_value: bytes | None,
-    ) -> None:
-        self.kind.append(int(kind))
-        self.op.append(int(op))
-        self.key.append(key)
-        self.start_ts.append(start_ts)
-        self.commit_ts.append(commit_ts)
-        self.generation.append(generation)
-        self.value.append(value)
-        self.old_value.append(old_value)
 
 
 class Subscription:
@@ -203,7 +128,7 @@ class Cluster:
         entry.lock = lock
         self._locked[key] = lock.start_ts
         self._saw(lock.start_ts)
-        if not lock.txn_source & LOSSY_TXN_SOURCE:
+        if lock.is_sent:
             for subscription in self._subscribers(key):
                 subscription.rows.add_prewrite(key, lock)
 
@@ -217,7 +142,7 @@ class Cluster:
         del self._locked[key]
         version = Version(start_ts, commit_ts, lock.op, lock.value, lock.old_value, lock.txn_source)
         self._append(key, entry, version)
-        if not lock.txn_source & LOSSY_TXN_SOURCE:
+        if lock.is_sent:
             for subscription in self._subscribers(key):
                 subscription.rows.add_commit(key, lock.op, start_ts, commit_ts)
 
@@ -227,7 +152,7 @@ class Cluster:
         if entry.lock is not None:
             raise InvalidInput("the key is locked by another transaction", key=key, held=entry.lock.start_ts)
         self._append(key, entry, version)
-        if not version.txn_source & LOSSY_TXN_SOURCE:
+        if version.is_sent:
             for subscription in self._subscribers(key):
                 subscription.rows.add_committed(key, version)
 
@@ -362,10 +287,10 @@ class Cluster:
         rows, whole = subscription.rows, subscription.region.range
         for key in self._keys.irange(whole.start, whole.end or None, inclusive=(True, False)):
             entry = self._keys[key]
-            if entry.lock is not None and not entry.lock.txn_source & LOSSY_TXN_SOURCE:
+            if entry.lock is not None and entry.lock.is_sent:
                 rows.add_prewrite(key, entry.lock)
             for version in _above(entry.versions, subscription.checkpoint_ts):
-                if not version.txn_source & LOSSY_TXN_SOURCE:
+                if version.is_sent:
                     rows.add_committed(key, version)
 
     def _key(self, key: bytes) -> _Key:

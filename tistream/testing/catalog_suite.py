@@ -255,6 +255,9 @@ class CatalogSuite(CommittedLogSuite):
         assert served_watermark(catalog, T, KeyRange(b"a", b"b")) == 0
         flush(catalog, None, TaskAdvance(task_id=high, epoch=0, seen_upper=START + 20, new_upper=START + 99))
         assert served_watermark(catalog, T, HIGH) == START + 30
+        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_upper=START + 10, new_upper=START + 200))
+        flush(catalog, None, TaskAdvance(task_id=ddl, epoch=0, seen_upper=START + 30, new_upper=START + 300))
+        assert served_watermark(catalog, T, LOW) == START + 200, "the range next to it does not count"
 
     # the owner
 
@@ -288,8 +291,9 @@ class CatalogSuite(CommittedLogSuite):
         silence_owner(catalog, LEASE_MS + 1000)
         renew_owner(catalog, "meta-1", mine)
         assert owner_age(catalog) < LEASE_MS
-        with pytest.raises(Fenced):
-            renew_owner(catalog, "meta-1", mine + 1)
+        for me, epoch in (("meta-1", mine + 1), ("meta-1", mine - 1), ("meta-2", mine)):
+            with pytest.raises(Fenced):
+                renew_owner(catalog, me, epoch)
 
     # processes
 

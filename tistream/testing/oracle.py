@@ -155,10 +155,9 @@ class WatermarkOracle:
         self._bury()
 
     def _serve(self) -> None:
-        watermark = self.watermark
-        for (key, commit_ts), what in sorted(self._pending.items(), key=lambda item: item[0][1]):
-            w = self._w_of(key)
-            if w is None or commit_ts > w:
+        watermark, highest = self.watermark, max(w or 0 for w in self._w)
+        for (key, commit_ts), what in list(self._pending.items()):
+            if commit_ts > highest or commit_ts > (self._w_of(key) or 0):
                 continue
             change = what if isinstance(what, Change) else self._matched(key, what, commit_ts)
             self._pending[key, commit_ts] = change
@@ -211,14 +210,20 @@ class WatermarkOracle:
         return [(at, self._w[at]) for at in range(first, end)]
 
 
-def batch_files(store: ObjectStore, prefix: str = "data_change_buffer/") -> dict[tuple[int, int], list[BatchFile]]:
-    """All batch files of a bucket: (store, incarnation) -> files up to the first missing seq, the newest life too."""
+def batch_files(
+    store: ObjectStore, *, decoded: dict[str, BatchFile] | None = None
+) -> dict[tuple[int, int], list[BatchFile]]:
+    """All batch files of a bucket: (store, incarnation) -> its files up to the first missing seq.
+
+    `decoded` remembers files from one call to the next."""
+    known = {} if decoded is None else decoded
     found: dict[tuple[int, int], dict[int, BatchFile]] = {}
-    for info in store.list(prefix):
+    for info in store.list("data_change_buffer/"):
         key = parse(info.key)
         if isinstance(key, BatchKey):
-            file = decode_batch_file(key, store.get(info.key))
-            found.setdefault((key.store_id, key.incarnation), {})[key.seq] = file
+            if info.key not in known:
+                known[info.key] = decode_batch_file(key, store.get(info.key))
+            found.setdefault((key.store_id, key.incarnation), {})[key.seq] = known[info.key]
     return {life: list(_contiguous(files)) for life, files in found.items()}
 
 

@@ -45,7 +45,7 @@ def objects(path: Path) -> Iterator[dict[str, Any]]:
 def committed_rows() -> pa.Table:
     """All record rows that TiKV would have delivered, schema change.COMMITTED, by (commit_ts, start_ts, key)."""
     open_rows: dict[tuple[str, str], dict[str, Any]] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any] | None] = []
     for event in objects(RECORDING / "events.ndjson.zst"):
         if event["t"] not in ("PREWRITE", "COMMIT", "COMMITTED", "ROLLBACK"):
             continue
@@ -88,12 +88,8 @@ def recorded_history() -> History:
     pushed = parse_pushed(json.loads((RECORDING / "schema_snapshot.json").read_bytes()))
     history = History(pushed.snapshot, pushed.job_table)
     rows = committed_rows()
-    puts = rows.filter(
-        pc.and_(
-            pc.equal(rows["table_id"], pa.scalar(DDL_JOB_TABLE_ID, pa.int64())),
-            pc.equal(rows["op"], int(change.Op.PUT)),
-        )
-    ).combine_chunks()
+    of_jobs = pc.equal(rows["table_id"], pa.scalar(DDL_JOB_TABLE_ID, pa.int64()))
+    puts = rows.filter(pc.and_(of_jobs, pc.is_valid(rows["value"]))).combine_chunks()
     decoded = decode(row_layout(pushed.job_table), puts["key"].combine_chunks(), puts["value"].combine_chunks())
     invariant(not decoded.errors, "every row of the job table decodes", errors=decoded.errors[:3])
     jobs = [

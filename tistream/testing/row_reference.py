@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from tistream.codec.row.layout import ColumnSpec, RowLayout
-from tistream.testing.row_encoder import EXACT, INTEGER_TYPES, STRING_TYPES, TIME_TYPES
+from tistream.testing.row_encoder import EXACT, INTEGER_TYPES, STRING_TYPES, TIME_TYPES, pack_time
 
 
 class BrokenRow(Exception):
@@ -205,7 +205,7 @@ def _read_key(layout: RowLayout, key: bytes, specs: Mapping[int, ColumnSpec]) ->
 
 
 def default_of(column: ColumnSpec) -> Any:
-    """A column's value in rows without it. Knows the defaults that the tests use: numbers, and strings as they are."""
+    """A column's value in rows without it."""
     value = column.origin_default
     if column.tp == 16 and column.origin_default_bit is not None:
         return int.from_bytes(column.origin_default_bit, "big")
@@ -216,11 +216,30 @@ def default_of(column: ColumnSpec) -> Any:
         if column.tp in STRING_TYPES:
             return bytes(column.flen if column.tp == 254 else 0) if column.binary else ""
         return zero.get(column.tp, 0)
+    shown = str(value)
     if column.tp in STRING_TYPES:
-        return str(value).encode() if column.binary else value
+        pads = column.flen if column.tp == 254 else 0
+        return shown.encode().ljust(pads, b"\0") if column.binary else shown
     if column.tp == 246:
-        return Decimal(str(value))
-    return float(str(value)) if column.tp in (4, 5) else int(str(value))
+        return Decimal(shown)
+    if column.tp == 247:
+        return column.elems.index(shown) + 1
+    if column.tp == 248:
+        return sum(1 << column.elems.index(label) for label in shown.split(",") if label)
+    if column.tp in TIME_TYPES or column.tp == 11:
+        return _clock_default(column, shown)
+    return float(shown) if column.tp in (4, 5) else int(shown)
+
+
+def _clock_default(column: ColumnSpec, shown: str) -> int:
+    whole, _, fraction = shown.removeprefix("-").partition(".")
+    micros = int(f"{fraction:0<6}")
+    numbers = [int(number) for number in whole.replace("-", " ").replace(":", " ").split()]
+    if column.tp != 11:
+        year, month, day, hour, minute, second = [*numbers, 0, 0, 0][:6]
+        return pack_time(year, month, day, hour, minute, second, micros)
+    nanos = ((numbers[0] * 60 + numbers[1]) * 60 + numbers[2]) * 1_000_000_000 + micros * 1000
+    return -nanos if shown[0] == "-" else nanos
 
 
 def read_cell(column: ColumnSpec, raw: bytes | None) -> Any:
@@ -257,15 +276,15 @@ def _in_range(column: ColumnSpec, value: int) -> bool:
     tp = column.tp
     if tp in INTEGER_TYPES:
         bits = INTEGER_TYPES[tp]
-        return 0 <= value < 2**bits if column.unsigned else -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+        return 0 <= value < 1 << bits if column.unsigned else -(1 << (bits - 1)) <= value < 1 << (bits - 1)
     if tp in TIME_TYPES:
         clock = value >> 24 & 0x1FFFF
-        proper = clock >> 12 < 24 and (clock >> 6 & 63) < 60 and clock & 63 < 60 and value & 0xFFFFFF < 10**6
+        proper = clock >> 12 < 24 and (clock >> 6 & 63) < 60 and clock & 63 < 60 and value & 0xFFFFFF < 1_000_000
         return bool(proper and (value >> 46) // 13 <= 9999)
     if tp == 11:
-        return abs(value) < 839 * 3600 * 10**9
+        return abs(value) < 839 * 3600 * 1_000_000_000
     limits: dict[int, int] = {13: 2155, 16: 2**column.flen - 1, 247: len(column.elems), 248: 2 ** len(column.elems) - 1}
-    return value <= limits[tp]
+    return bool(value <= limits[tp])
 
 
 def _read_decimal(column: ColumnSpec, raw: bytes) -> Decimal:
@@ -284,7 +303,7 @@ def _read_decimal(column: ColumnSpec, raw: bytes) -> Decimal:
     number = Decimal(int(shown or "0")).scaleb(-fraction, EXACT)
     number = number.quantize(Decimal(1).scaleb(-column.decimal), ROUND_HALF_UP, EXACT)
     need(number.scaleb(column.decimal, EXACT) < 10**column.flen, "too many digits")
-    return -number if negative and number else number
+    return number.copy_negate() if negative and number else number  # a minus sign would round to 28 digits
 
 
 def replaced(raw: bytes) -> str:

@@ -3,6 +3,7 @@
 - what is written out in (upper, W] is exactly what was committed there: nothing missing, nothing twice, in order;
 - no W that was written ever falls, and nothing appears below it later;
 - the invariants of the cores hold after every batch;
+- until its first restart a core has the watermark of the dict-based oracle and writes the same rows;
 - when everything has been delivered and the upstream is quiet, the watermark catches up and nothing is left behind.
 
 Each step is a method; `random_step` chooses one. A restart throws the cores away and continues from the last snapshot
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from sorter.core import CoreSnapshot, NeedReopen, TaskCore
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.testing.sorter_oracle import OracleSorter
 from tistream.testing.sorter_world import File, World, feed_batch, served
 
 KEYS = [b"a", b"b", b"m", b"x"]
@@ -41,6 +43,7 @@ class SorterRun:
         self.durable = {task: Durable(START_TS) for task in RANGES}
         self.world = World(KEYS, STORES, START_TS, lambda: min(d.upper for d in self.durable.values()))
         self.cores = {task: self._new_core(task) for task in RANGES}
+        self.oracles = {task: OracleSorter(r.start, r.end, START_TS) for task, r in RANGES.items()}  # until a restart
         self.rows = 0  #: written out so far
         self.reopened = 0
 
@@ -109,9 +112,16 @@ class SorterRun:
             return False
         before = core.watermark()
         effects = core.handle(feed_batch(file))
-        assert core.handle(feed_batch(file)) == [], "a repeated file is ignored"
+        positions = core.positions()
+        first = next(f for f in self.world.files[store] if f.incarnation == file.incarnation)
+        assert core.handle(feed_batch(file)) == core.handle(feed_batch(first)) == [], "a repeated file does something"
+        assert core.positions() == positions, "a repeated file moves the position"
         core.check()
         after = core.watermark()
+        oracle = self.oracles.get(task)
+        if oracle is not None and not file.closes:
+            oracle.file(file.store_id, file.incarnation, file.cut_ts, file.rows, file.marks)
+            assert oracle.watermark() == after, f"W {after}, the oracle says {oracle.watermark()}"
         assert before is None or (after is not None and after >= min(before, core.upper)), "W fell"
         for effect in effects:
             assert isinstance(effect, NeedReopen)
@@ -132,6 +142,8 @@ class SorterRun:
         assert rows == truth, f"task {task} in ({core.upper}, {w}]: served {rows}, committed {truth}"
         if lands:
             self.rows += len(rows)
+            if task in self.oracles and w == core.watermark():
+                assert self.oracles[task].flush() == rows, "the oracle writes other rows"
             self.durable[task].upper = w
             core.flushed(w)
             core.check()
@@ -140,6 +152,7 @@ class SorterRun:
         self.durable[task].snapshot = self.cores[task].snapshot()
 
     def restart(self, task: int) -> None:
+        self.oracles.pop(task, None)
         self.cores[task] = self._new_core(task)
         self.cores[task].check()
 

@@ -27,19 +27,27 @@ class Seg:
     def rows(self) -> int:
         return len(self.ts)
 
+    @property
+    def length(self) -> int:
+        return 10 * len(self.ts)
+
 
 SEGMENTS = st.lists(
     st.lists(st.integers(1, 40), min_size=1, max_size=8).map(lambda v: Seg(tuple(sorted(v)))), max_size=12
 )
 
 
-def page(segments: list[Seg], after: int, upto: int, rows: int, listed: int) -> tuple[list[int], int]:
+def page(
+    segments: list[Seg], after: int, upto: int, rows: int, stored_bytes: int, listed: int
+) -> tuple[list[int], int]:
     """One page as the reader makes it, where a catalog query returns at most `listed` segments."""
     while True:
         found = sorted((s for s in segments if s.hi_ts > after and s.lo_ts <= upto), key=lambda s: (s.lo_ts, s.hi_ts))
         truncated = len(found) > listed
         found = found[:listed]
-        count, end = merge.plan(found, after=after, upto=upto, rows=rows, truncated=truncated)
+        count, end = merge.plan(
+            found, after=after, upto=upto, rows=rows, stored_bytes=stored_bytes, truncated=truncated
+        )
         if end > after:
             break
         listed *= 2
@@ -52,16 +60,17 @@ def page(segments: list[Seg], after: int, upto: int, rows: int, listed: int) -> 
     segments=SEGMENTS,
     upto=st.integers(1, 45),
     rows=st.integers(1, 10),
+    stored_bytes=st.integers(1, 200),
     listed=st.integers(1, 5),
     start=st.integers(0, 10),
 )
 def test_pages_deliver_everything_once_and_in_order(
-    segments: list[Seg], upto: int, rows: int, listed: int, start: int
+    segments: list[Seg], upto: int, rows: int, stored_bytes: int, listed: int, start: int
 ) -> None:
     got: list[int] = []
     at = start
     while at < upto:
-        found, end = page(segments, at, upto, rows, listed)
+        found, end = page(segments, at, upto, rows, stored_bytes, listed)
         assert end > at, "a page makes progress"
         assert all(at < t <= end for t in found)
         got += found
@@ -74,3 +83,9 @@ def test_a_commit_ts_is_never_cut_in_two() -> None:
     ts = np.array([5, 5, 5, 6], np.uint64)
     assert merge.cut(ts, upto=9, rows=2) == (3, 5)
     assert merge.cut(ts, upto=9, rows=4) == (4, 9)
+
+
+def test_a_plan_ends_when_it_holds_enough_bytes() -> None:
+    segments = [Seg((1, 2)), Seg((5, 6)), Seg((9, 9))]
+    assert merge.plan(segments, after=0, upto=10, rows=100, stored_bytes=20, truncated=False) == (1, 4)
+    assert merge.plan(segments, after=0, upto=10, rows=100, stored_bytes=21, truncated=False) == (2, 8)

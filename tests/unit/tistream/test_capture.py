@@ -12,7 +12,8 @@ import zstandard
 
 from tistream.errors import CorruptObject, NotFound, TiStreamError
 from tistream.simulator.capture import EVENTS, META, SCHEMA, SNAPSHOT, Capture, CapturePlayer
-from tistream.simulator.cluster import RowColumns, Subscription
+from tistream.simulator.cluster import Subscription
+from tistream.simulator.mvcc import RowColumns
 from tistream.testing.oracle import expected_changes
 
 RECORDING = Path(str(files("tistream") / "recording"))

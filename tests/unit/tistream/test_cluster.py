@@ -8,7 +8,8 @@ import pytest
 from tistream.change import Op, RowKind
 from tistream.errors import InvalidInput, TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.simulator.cluster import Cluster, Lock, Region, RowColumns, Subscription, Version
+from tistream.simulator.cluster import Cluster, Region, Subscription
+from tistream.simulator.mvcc import Lock, RowColumns, Version
 
 S = 100
 

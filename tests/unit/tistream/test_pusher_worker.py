@@ -18,7 +18,8 @@ from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.frontier import FrontierEntry, FrontierReader
 from tistream.pusher.model_source import ModelSource
 from tistream.pusher.worker import PusherWorker
-from tistream.simulator.cluster import Cluster, Region, Version
+from tistream.simulator.cluster import Cluster, Region
+from tistream.simulator.mvcc import Version
 from tistream.testing.manual_clock import ManualClock
 from tistream.testing.memory_control import MemoryControl
 from tistream.testing.oracle import Change, WatermarkOracle, batch_files, interleaved

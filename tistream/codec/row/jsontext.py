@@ -206,6 +206,46 @@ def _put_key(data: Bytes, base: Number, end: Number, index: Number, out: Bytes, 
 
 
 @kernel
+def _advance(
+    data: Bytes, stack: Int64s, depth: Number, budget: Number, out: Bytes, to: Number
+) -> tuple[Number, Number, Number, Number, Number, Number, Number]:
+    """Go on in the innermost container: closes what is complete, writes separators, keys and inline literals.
+
+    Returns (cause, depth, budget, next position in `out`, and the kind, place and end of the value that comes next).
+    The depth is 0 when the document is complete.
+    """
+    while depth > 0:
+        base, total, index = stack[depth - 1, 0], stack[depth - 1, 1], stack[depth - 1, 2]
+        is_object, stop = stack[depth - 1, 3] == OBJECT, stack[depth - 1, 4]
+        if index == total:
+            out[to] = 125 if is_object else 93
+            to += 1
+            depth -= 1
+            continue
+        if index:
+            out[to], out[to + 1] = _COMMA, _SPACE
+            to += 2
+        stack[depth - 1, 2] = index + 1
+        entry = base + 8 + 5 * index
+        if is_object:
+            entry += 6 * total
+            if np.int64(data[base + 12 + 6 * index]) | np.int64(data[base + 13 + 6 * index]) << 8 > budget:
+                return k.SHARED_JSON, depth, budget, to, 0, 0, 0
+            to, used = _put_key(data, base, stop, index, out, to)
+            if to < 0:
+                return k.BAD_JSON, depth, budget, to, 0, 0, 0
+            budget -= used
+        kind = np.int64(data[entry])
+        if kind != LITERAL:
+            at = base + np.int64(k.little_endian(data, entry + 1, 4))
+            return (k.BAD_JSON if at > stop else 0), depth, budget, to, kind, at, stop
+        to = _put_literal(np.int64(data[entry + 1]), out, to)
+        if to < 0:
+            return k.BAD_JSON, depth, budget, to, 0, 0, 0
+    return 0, depth, budget, to, 0, 0, 0
+
+
+@kernel
 def _document(
     data: Bytes,
     start: Number,
@@ -221,8 +261,7 @@ def _document(
     if end - start < 2:
         return k.BAD_JSON, to, count
     kind, at, limit, depth, budget = np.int64(data[start]), start + 1, end, 0, end - start - 1
-    pending = True
-    while pending:
+    while True:
         if kind in (OBJECT, ARRAY):
             if depth == DEPTH_MAX:
                 return k.DEEP_JSON, to, count
@@ -252,39 +291,9 @@ def _document(
         budget -= used
         if budget < 0:
             return k.SHARED_JSON, to, count
-        pending = False
-        while depth > 0 and not pending:
-            base, total, index = stack[depth - 1, 0], stack[depth - 1, 1], stack[depth - 1, 2]
-            is_object, stop = stack[depth - 1, 3] == OBJECT, stack[depth - 1, 4]
-            if index == total:
-                out[to] = 125 if is_object else 93
-                to += 1
-                depth -= 1
-                continue
-            if index:
-                out[to], out[to + 1] = _COMMA, _SPACE
-                to += 2
-            stack[depth - 1, 2] = index + 1
-            entry = base + 8 + 5 * index
-            if is_object:
-                entry += 6 * total
-                if np.int64(data[base + 12 + 6 * index]) | np.int64(data[base + 13 + 6 * index]) << 8 > budget:
-                    return k.SHARED_JSON, to, count
-                to, used = _put_key(data, base, stop, index, out, to)
-                if to < 0:
-                    return k.BAD_JSON, 0, count
-                budget -= used
-            kind = np.int64(data[entry])
-            if kind == LITERAL:
-                to = _put_literal(np.int64(data[entry + 1]), out, to)
-                if to < 0:
-                    return k.BAD_JSON, 0, count
-                continue
-            at, limit = base + np.int64(k.little_endian(data, entry + 1, 4)), stop
-            if at > stop:
-                return k.BAD_JSON, to, count
-            pending = True
-    return 0, to, count
+        cause, depth, budget, to, kind, at, limit = _advance(data, stack, depth, budget, out, to)
+        if cause or depth == 0:
+            return cause, to, count
 
 
 @kernel

@@ -1,0 +1,108 @@
+"""Routing one batch file to every task: directory, slices, watermark rows and IPC output, against memcpy of the rows.
+
+The file holds 1000 regions, the key space is shared out to 8 tasks whose ends lie inside regions, so that both the
+whole slices and the row by row cut are in it. With regions in key order each task's rows touch; with shuffled regions
+(tenures in the order in which they were opened) every region is a piece of its own. Both sides write into memory that
+is there already: a socket takes what is sent without asking for new memory each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks.harness import Result, compare
+from benchmarks.rows import change_rows
+from dispatcher.router import directory, route
+from tistream.change import REGIONS
+from tistream.keyrange import KeyRange
+
+ROWS = 120_000  # about 48 MB
+REGION_COUNT = 1000
+TASKS = 8
+
+_Output = list[tuple[KeyRange, pa.Buffer]]
+
+
+def run() -> Iterator[Result]:
+    """Two ratios."""
+    rows = change_rows(ROWS)
+    rows = rows.take(pc.sort_indices(rows.column("key")))
+    edges = [b"", *(rows.column("key")[i].as_py() for i in _cuts(REGION_COUNT)), b""]
+    ends = [b"", *(rows.column("key")[i + 7].as_py() for i in _cuts(TASKS)), b""]
+    tasks = [KeyRange(start, end) for start, end in pairwise(ends)]
+    in_order = np.arange(REGION_COUNT)
+    yield _ratio("routing/regions-in-key-order", *_file(rows, edges, in_order), tasks, target=0.6)
+    shuffled = np.random.default_rng(3).permutation(REGION_COUNT)
+    yield _ratio("routing/shuffled-regions", *_file(rows, edges, shuffled), tasks, target=0.3)
+
+
+def _cuts(parts: int) -> list[int]:
+    return [ROWS * i // parts for i in range(1, parts)]
+
+
+def _file(
+    rows: pa.RecordBatch, edges: list[bytes], order: npt.NDArray[np.int64]
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The rows and regions of a file whose tenures stand in this order."""
+    bounds = np.array([0, *_cuts(REGION_COUNT), ROWS])
+    taken = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in order])
+    counts = (bounds[1:] - bounds[:-1])[order]
+    zeros = np.zeros(REGION_COUNT, np.uint64)
+    columns = {
+        "region_id": order.astype(np.uint64) + 1,
+        "version": zeros,
+        "start_key": pa.array([edges[i] for i in order], pa.binary()),
+        "end_key": pa.array([edges[i + 1] for i in order], pa.binary()),
+        "tenure_open_ts": zeros,
+        "tenure_ready_ts": zeros,
+        "checkpoint_ts": zeros,
+        "resolved_ts": zeros + 1,
+        "row_offset": (np.cumsum(counts) - counts).astype(np.uint64),
+        "row_count": counts.astype(np.uint64),
+    }
+    regions = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in REGIONS.names], schema=REGIONS)
+    return rows.take(pa.array(taken)), regions
+
+
+def _ratio(name: str, rows: pa.RecordBatch, regions: pa.RecordBatch, tasks: list[KeyRange], *, target: float) -> Result:
+    source = np.frombuffer(rows.serialize(), np.uint8)
+    copy = np.empty_like(source)
+
+    def memcpy() -> npt.NDArray[np.uint8]:
+        np.copyto(copy, source)
+        return copy
+
+    sinks = [(task, pa.allocate_buffer(len(source))) for task in tasks]
+    for _, sink in sinks:
+        np.frombuffer(sink, np.uint8)[:] = 0
+
+    def dispatch() -> _Output:
+        file = directory(rows, regions)
+        for task, sink in sinks:
+            part = route(file, task)
+            with pa.FixedSizeBufferWriter(sink) as out:
+                for batch in (part.rows, part.regions):
+                    with pa.ipc.new_stream(out, batch.schema) as writer:
+                        writer.write_batch(batch)
+        return sinks
+
+    def same(found: _Output, whole: npt.NDArray[np.uint8]) -> bool:
+        file = pa.ipc.read_record_batch(pa.py_buffer(whole), rows.schema)
+        return all(pa.ipc.open_stream(got).read_next_batch().equals(_filtered(file, task)) for task, got in found)
+
+    return compare(name, dispatch, memcpy, proof=same, target=target)
+
+
+def _filtered(rows: pa.RecordBatch, task: KeyRange) -> pa.RecordBatch:
+    """The rows of the range, by looking at each."""
+    keys = rows.column("key")
+    mask = pc.greater_equal(keys, task.start)
+    if task.end:
+        mask = pc.and_(mask, pc.less(keys, task.end))
+    return rows.filter(mask)

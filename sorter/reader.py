@@ -1,0 +1,108 @@
+"""One subscription of one task to one store: a thread that moves batches from the feed into the task's inbox.
+
+The inbox is bounded, so a slow task slows its readers and they the dispatcher. What the feed raises is shown and tried
+again at the same place; nothing is skipped. A stream that failed in an unforeseen way is opened anew, behind the last
+batch that went into the inbox.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import replace
+
+import structlog
+
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.feed import Feed, FeedBatch, FeedRequest, FeedStream
+from tistream.ids import Position
+from tistream.service import Backoff, Problem, Repeating
+
+NEXT_TIMEOUT_S = 0.2
+
+log = structlog.get_logger(__name__)
+
+
+class FeedReader:
+    """Reads until it is stopped."""
+
+    def __init__(
+        self, feed: Feed, request: FeedRequest, inbox: queue.Queue[FeedBatch], loop: Repeating, clock: Clock
+    ) -> None:
+        self.name = f"task {request.task_id} store {request.store_id}"
+        self._feed = feed
+        self._request = request
+        self._inbox = inbox
+        self._loop = loop  # woken when there is something new
+        self._clock = clock
+        self._stop = threading.Event()
+        self._problem: Problem | None = None
+        self._thread = threading.Thread(target=self._run, name=f"feed {self.name}", daemon=True)
+
+    @property
+    def store_id(self) -> int:
+        return self._request.store_id
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Begin to stop; `join` waits for it."""
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def problems(self) -> list[Problem]:
+        """What the feed raised last, until something came through again."""
+        problem = self._problem
+        return [] if problem is None else [problem]
+
+    def _run(self) -> None:
+        stream: FeedStream | None = None
+        backoff = Backoff(first_s=0.05, max_s=2.0)
+        try:
+            while not self._stop.is_set():
+                try:
+                    stream = stream or self._feed.subscribe(self._request)
+                    batch = stream.next(NEXT_TIMEOUT_S)
+                except Exception as e:  # noqa: BLE001 - whatever it is: shown, and tried again at the same place
+                    self._note(e)
+                    if not (isinstance(e, TiStreamError) and e.kind in (ErrorKind.RETRY, ErrorKind.CORRUPT)):
+                        _close(stream)
+                        stream = None
+                    self._clock.wait(self._stop, backoff.next_s())
+                    continue
+                self._problem = None
+                backoff.reset()
+                if batch is not None:
+                    self._pass_on(batch)
+        finally:
+            _close(stream)
+
+    def _pass_on(self, batch: FeedBatch) -> None:
+        while not self._stop.is_set():
+            try:
+                self._inbox.put(batch, timeout=NEXT_TIMEOUT_S)
+            except queue.Full:
+                continue
+            at = Position(seq=batch.seq, closed=batch.closes)
+            self._request = replace(self._request, positions={**self._request.positions, batch.incarnation: at})
+            self._loop.wake()
+            return
+
+    def _note(self, error: Exception) -> None:
+        problem = Problem.of(self.name, error)
+        if problem != self._problem:
+            log.warning("the feed failed, will try again", reader=self.name, error=str(error))
+        self._problem = problem
+
+
+def _close(stream: FeedStream | None) -> None:
+    if stream is not None:
+        stream.close()

@@ -1,0 +1,206 @@
+"""One task on this worker: its core, the readers that feed it, and its snapshots. Used from the worker's loop thread.
+
+    load      snapshot and positions as of one moment, or refuse and let the worker try again
+    absorb    what the readers brought
+    save      PUT the state, then switch pointer and positions together, guarded by the epoch
+
+A runner never decides by itself that a task is lost: it raises Fenced, and the worker drops it.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+
+import structlog
+
+from sorter.core import Positions, TaskCore
+from sorter.publisher import Publication
+from sorter.reader import FeedReader
+from sorter.snapshot import build_snapshot_file, read_snapshot_file
+from tistream.catalog.engine import Catalog
+from tistream.catalog.snapshots import positions, switch_snapshot
+from tistream.catalog.tasks import TaskRow, get_task, raise_reopen, stop_task
+from tistream.clock import Clock
+from tistream.errors import (
+    BrokenPromise,
+    CatalogUnavailable,
+    CorruptObject,
+    FeedGap,
+    Fenced,
+    ObjectConflict,
+    StoreUnavailable,
+)
+from tistream.feed import Feed, FeedBatch, FeedRequest
+from tistream.layout import SnapshotKey
+from tistream.limits import FEED_QUEUE_BATCHES_MAX
+from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Problem, Repeating
+
+log = structlog.get_logger(__name__)
+
+
+class TaskRunner:
+    """A task that this worker owns, at one epoch."""
+
+    def __init__(self, row: TaskRow, core: TaskCore, catalog: Catalog, store: ObjectStore) -> None:
+        self.row = row
+        self.core = core
+        self.publication = Publication(core=core, epoch=row.epoch)
+        self.broken: BrokenPromise | None = None  #: why it halts; nothing is read or written any more
+        self.inbox: queue.Queue[FeedBatch] = queue.Queue(FEED_QUEUE_BATCHES_MAX)
+        self._catalog = catalog
+        self._store = store
+        self._readers: dict[int, FeedReader] = {}
+        self._leaving: list[FeedReader] = []
+        self._snapshot_n = row.snapshot_n
+        self._dirty = False
+        self._reopen = False
+        self._problem: Problem | None = None
+
+    @classmethod
+    def load(cls, row: TaskRow, catalog: Catalog, store: ObjectStore) -> TaskRunner:
+        """The task as its last snapshot left it. CorruptObject when the snapshot is not this task's state, Fenced when
+        the task changed hands meanwhile; store and catalog errors pass through."""
+        core = TaskCore(row.task_id, row.range, row.start_ts, row.upper)
+        if row.snapshot_key is not None:
+            consumed = positions(catalog, row.task_id)
+            loaded = read_snapshot_file(row.snapshot_key, store.get(row.snapshot_key))
+            if loaded.state.start_ts != row.start_ts or loaded.state.upper > row.upper:
+                raise CorruptObject(
+                    "the snapshot is not of this task's past", object=row.snapshot_key, task=row.task_id
+                )
+            core.restore(loaded.state, consumed)
+            now = get_task(catalog, row.task_id)  # pointer and positions must be from one moment
+            if (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
+                raise Fenced("the task moved on while it was loaded", task=row.task_id, epoch=row.epoch)
+        log.info("task started", task=row.task_id, epoch=row.epoch, upper=row.upper, snapshot=row.snapshot_key)
+        return cls(row, core, catalog, store)
+
+    @property
+    def task_id(self) -> int:
+        return self.row.task_id
+
+    def follow(self, store_ids: set[int], feed: Feed, loop: Repeating, clock: Clock) -> None:
+        """Have a reader for each store of the tenant."""
+        for store_id in sorted(store_ids - self._readers.keys()):
+            request = FeedRequest(
+                tenant=self.row.tenant,
+                store_id=store_id,
+                task_id=self.task_id,
+                range=self.row.range,
+                positions=self.core.positions().get(store_id, {}),
+            )
+            self._readers[store_id] = FeedReader(feed, request, self.inbox, loop, clock)
+            self._readers[store_id].start()
+
+    def absorb(self, batches_max: int) -> int:
+        """Give the core what has come, at most so many batches; how many it was. A broken promise halts the task."""
+        done = 0
+        while done < batches_max and self.broken is None:
+            try:
+                batch = self.inbox.get_nowait()
+            except queue.Empty:
+                break
+            done += 1
+            self._absorb(batch)
+        return done
+
+    def act(self) -> None:
+        """Tell the catalog what the core asked for. Fenced when it no longer listens to this epoch."""
+        if self._reopen:
+            self._guarded(raise_reopen(self._catalog, self.task_id, epoch=self.row.epoch))
+            self._reopen = False
+        if self.broken is not None:
+            self._guarded(stop_task(self._catalog, self.task_id, epoch=self.row.epoch, error=str(self.broken)))
+
+    def note_flush(self) -> None:
+        """Something was written out: the next snapshot can be smaller."""
+        self._dirty = True
+
+    def save(self) -> None:
+        """Save the state if it has changed. Fenced when the task is somebody else's; a failed try is repeated under a
+        new key the next time."""
+        if not self._dirty or self.broken is not None:
+            return
+        state = self.core.snapshot()
+        self._snapshot_n += 1
+        key = SnapshotKey(tenant=self.row.tenant, task_id=self.task_id, epoch=self.row.epoch, n=self._snapshot_n)
+        data = build_snapshot_file(key, state, secrets.token_hex(16))
+        try:
+            self._store.put(str(key), data)
+            switched = self._switch(key, len(data), state.positions)
+        except (ObjectConflict, Fenced) as e:  # an earlier life tried this number and died, or its orphan was collected
+            raise StoreUnavailable("this snapshot key is used up", object=str(key), cause=str(e)) from e
+        self._guarded(switched)
+        self._dirty = False
+
+    def ask_to_stop(self) -> None:
+        """Tell the readers to stop."""
+        self._leaving += self._readers.values()
+        self._readers.clear()
+        for reader in self._leaving:
+            reader.ask_to_stop()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a reader that was told to stop still runs."""
+        return any(reader.is_alive for reader in self._leaving)
+
+    def stop(self) -> None:
+        """Stop the readers and wait for them."""
+        self.ask_to_stop()
+        for reader in self._leaving:
+            reader.join()
+        self._leaving.clear()
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with the task or its feeds now."""
+        own = [self._problem] if self._problem is not None else []
+        if self.broken is not None:
+            own.append(Problem.of(f"task {self.task_id}", self.broken, fatal=True))
+        return own + [p for reader in list(self._readers.values()) for p in reader.problems()]
+
+    def _switch(self, key: SnapshotKey, size: int, consumed: Positions) -> bool:
+        try:
+            return switch_snapshot(
+                self._catalog,
+                self.task_id,
+                epoch=self.row.epoch,
+                snapshot_key=str(key),
+                snapshot_n=key.n,
+                object_bytes=size,
+                positions=consumed,
+            )
+        except CatalogUnavailable as e:
+            if not e.determinate and get_task(self._catalog, self.task_id).snapshot_key == str(key):
+                return True
+            raise
+
+    def _absorb(self, batch: FeedBatch) -> None:
+        try:
+            effects = self.core.handle(batch)
+        except BrokenPromise as e:
+            log.error("the task stops: the upstream broke its promise", task=self.task_id, error=str(e))
+            self.broken = e
+        except (FeedGap, CorruptObject) as e:
+            self._again(batch.store_id, e)
+        else:
+            self._problem = None
+            self._dirty = True
+            self._reopen = self._reopen or bool(effects)
+
+    def _again(self, store_id: int, error: FeedGap | CorruptObject) -> None:
+        """The core refused a batch: subscribe again behind the last one that it took."""
+        problem = Problem.of(f"task {self.task_id} store {store_id}", error)
+        if problem != self._problem:
+            log.warning("a batch was refused, subscribing again", task=self.task_id, store=store_id, error=str(error))
+        self._problem = problem
+        reader = self._readers.pop(store_id, None)
+        if reader is not None:
+            reader.ask_to_stop()
+            self._leaving.append(reader)
+
+    def _guarded(self, matched: bool) -> None:
+        if not matched:
+            raise Fenced(task=self.task_id, epoch=self.row.epoch)

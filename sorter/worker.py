@@ -1,0 +1,277 @@
+"""A sorter process: it owns what the catalog says it owns, and runs one core per task.
+
+    heartbeat thread   registers this life, then says that it goes on; fenced -> everything stops
+    reader threads     one per task and store, into a bounded inbox per task
+    loop thread        all the rest, in turns: tasks and stores from the catalog, batches into the cores, flushes,
+                       snapshots. The cores are touched by nobody else.
+
+Each activity of the loop fails by itself: while the store or the catalog is away the state is kept, the problem is
+shown, and the activity is tried again after a growing pause. A task whose promise was broken stops alone. The process
+may die at any instruction: what counts is in the catalog and the bucket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from sorter.core import CoreStats
+from sorter.publisher import Publisher
+from sorter.runner import TaskRunner
+from sorter.watermark import Stuck
+from tistream.catalog.engine import Catalog
+from tistream.catalog.stores import list_stores
+from tistream.catalog.tasks import TaskRow, tasks_owned_by
+from tistream.catalog.workers import WorkerKind, heartbeat, register_worker, retire_worker
+from tistream.clock import Clock
+from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
+from tistream.feed import Feed
+from tistream.ids import Tenant
+from tistream.limits import FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
+from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Backoff, Problem, Repeating
+
+REFRESH_INTERVAL_S = 0.5
+TURN_INTERVAL_S = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class SorterWorker:
+    """The service. `start`, `wait_until_ready`, `stop` and `problems` as in tistream.service."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        feed: Feed,
+        clock: Clock,
+        *,
+        worker_id: str,
+        address: str = "",
+        flush_interval_s: float = 0.2,
+        snapshot_interval_s: float = 10.0,
+    ) -> None:
+        self.name = worker_id
+        self._catalog = catalog
+        self._store = store
+        self._feed = feed
+        self._clock = clock
+        self._address = address
+        self._incarnation = 0
+        self._publisher: Publisher | None = None
+        self._runners: dict[int, TaskRunner] = {}
+        self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
+        self._looked = threading.Event()
+        self._state = threading.Lock()  # held during a turn; others look between two turns
+        self._refresh = _Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
+        self._flush = _Activity(f"{worker_id}/flush", flush_interval_s, clock)
+        self._save = _Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
+        self._loop = Repeating(
+            f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
+        )
+
+    def start(self) -> None:
+        """Begin: register, then take up the tasks that are assigned."""
+        self._heartbeat.start()
+        self._loop.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is registered and has looked for its tasks."""
+        return self._incarnation > 0 and self._looked.is_set() and not self._loop.crashed
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Wait until it is registered and has looked for its tasks."""
+        return self._heartbeat.wait_until_ready(timeout_s) and self._looked.wait(timeout_s) and self.ready
+
+    def stop(self) -> None:
+        """Write out and save what there is, as far as store and catalog allow, and end this life."""
+        self._loop.stop()
+        self._heartbeat.stop()
+        with self._state:
+            for runner in [*self._runners.values(), *self._leaving]:
+                runner.stop()
+            self._leaving.clear()
+            if not self._heartbeat.crashed and not self._loop.crashed and self._publisher is not None:
+                self._finish()
+            self._runners.clear()
+
+    def problems(self) -> list[Problem]:
+        """Everything that is wrong now."""
+        found = [*self._heartbeat.problems(), *self._loop.problems()]
+        for activity in (self._refresh, self._flush, self._save):
+            found += activity.problems()
+        return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
+
+    def stats(self) -> dict[int, CoreStats]:
+        """Task id -> how much it holds."""
+        with self._state:
+            return {task_id: runner.core.stats() for task_id, runner in self._runners.items()}
+
+    def explain(self, task_id: int) -> list[Stuck]:
+        """What the watermark of a task waits for; nothing when the task is not here."""
+        with self._state:
+            runner = self._runners.get(task_id)
+            return [] if runner is None else runner.core.explain()
+
+    def _beat(self) -> None:
+        if self._loop.crashed:
+            raise TiStreamError("the loop has stopped: let the lease run out", worker_id=self.name)
+        if self._incarnation:
+            heartbeat(self._catalog, self.name, self._incarnation)
+            return
+        incarnation = register_worker(self._catalog, self.name, WorkerKind.SORTER, self._address)
+        self._publisher = Publisher(self._catalog, self._store, self.name, incarnation)
+        self._incarnation = incarnation
+        self._loop.wake()
+
+    def _turn(self) -> None:
+        if self._heartbeat.crashed:
+            with self._state:
+                self._drop_all()
+            raise Fenced("this worker's life has ended", worker_id=self.name, incarnation=self._incarnation)
+        if not self._incarnation:
+            return
+        with self._state:
+            self._refresh.run_if_due(self._look_around)
+            busy = False
+            for runner in list(self._runners.values()):
+                busy |= runner.absorb(FEED_QUEUE_BATCHES_MAX) == FEED_QUEUE_BATCHES_MAX
+            self._flush.run_if_due(self._write_out)
+            self._save.run_if_due(self._save_all)
+        if busy:
+            self._loop.wake()
+
+    def _look_around(self) -> None:
+        """Start and stop runners as the catalog says; each task by itself."""
+        self._leaving = [runner for runner in self._leaving if runner.is_stopping]
+        owned = {row.task_id: row for row in tasks_owned_by(self._catalog, self.name)}
+        for task_id, runner in list(self._runners.items()):
+            row = owned.get(task_id)
+            if row is None or row.epoch != runner.row.epoch or row.error is not None:
+                self._drop(task_id)
+        errors: list[TiStreamError] = []
+        for row in owned.values():
+            if row.error is None and row.task_id not in self._runners:
+                self._each(row.task_id, lambda row=row: self._start(row), errors)  # type: ignore[misc]
+        for task_id, runner in list(self._runners.items()):
+            self._each(task_id, runner.act, errors)
+        for tenant in {runner.row.tenant for runner in self._runners.values()}:
+            self._follow_stores(tenant)
+        self._looked.set()
+        _raise_first(errors)
+
+    def _start(self, row: TaskRow) -> None:
+        self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
+
+    def _follow_stores(self, tenant: Tenant) -> None:
+        store_ids = {row.store_id for row in list_stores(self._catalog, tenant)}
+        for runner in self._runners.values():
+            if runner.row.tenant == tenant and runner.broken is None:
+                runner.follow(store_ids, self._feed, self._loop, self._clock)
+
+    def _write_out(self) -> None:
+        """Flush every tenant; what one tenant's flush raises does not keep the others back."""
+        assert self._publisher is not None
+        by_tenant: dict[Tenant, list[TaskRunner]] = {}
+        for runner in self._runners.values():
+            if runner.broken is None:
+                by_tenant.setdefault(runner.row.tenant, []).append(runner)
+        errors: list[TiStreamError] = []
+        for tenant, runners in by_tenant.items():
+            before = {runner.task_id: runner.core.upper for runner in runners}
+            try:
+                for task_id in self._publisher.flush(tenant, [runner.publication for runner in runners]):
+                    self._drop(task_id)
+            except TiStreamError as e:
+                if e.kind is not ErrorKind.RETRY:
+                    raise
+                errors.append(e)
+            for runner in runners:
+                if runner.core.upper != before[runner.task_id]:
+                    runner.note_flush()
+        _raise_first(errors)
+
+    def _save_all(self) -> None:
+        errors: list[TiStreamError] = []
+        for task_id, runner in list(self._runners.items()):
+            self._each(task_id, runner.save, errors)
+        _raise_first(errors)
+
+    def _finish(self) -> None:
+        """The last flush and snapshot of a life that ends in good order; retire even if they fail."""
+        for step in (self._write_out, self._save_all, self._retire):
+            try:
+                step()
+            except TiStreamError as e:
+                log.warning("could not finish in good order; the next owner replays", worker=self.name, error=str(e))
+
+    def _retire(self) -> None:
+        retire_worker(self._catalog, self.name, self._incarnation)
+
+    def _each(self, task_id: int, step: Callable[[], None], errors: list[TiStreamError]) -> None:
+        """One step for one task: fenced drops the task, what can be tried again is collected."""
+        try:
+            step()
+        except Fenced as e:
+            log.warning("a task was taken away", task=task_id, error=str(e))
+            self._drop(task_id)
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY and not isinstance(e, CorruptObject):
+                raise
+            errors.append(e)
+
+    def _drop(self, task_id: int) -> None:
+        runner = self._runners.pop(task_id, None)
+        if runner is not None:
+            runner.ask_to_stop()
+            self._leaving.append(runner)
+            log.info("task dropped", task=task_id, epoch=runner.row.epoch)
+
+    def _drop_all(self) -> None:
+        for task_id in list(self._runners):
+            self._drop(task_id)
+
+
+class _Activity:
+    """Something the loop does every so often; when it fails, the problem is shown and the pause grows."""
+
+    def __init__(self, name: str, interval_s: float, clock: Clock) -> None:
+        self.name = name
+        self._interval_s = interval_s
+        self._clock = clock
+        self._backoff = Backoff(first_s=min(interval_s, 0.2), max_s=max(interval_s, 5.0))
+        self._due_s = clock.monotonic()
+        self._problem: Problem | None = None
+
+    def run_if_due(self, step: Callable[[], None]) -> None:
+        """Run the step when its time has come. Errors that may pass, or concern one object, stay here."""
+        if self._clock.monotonic() < self._due_s:
+            return
+        try:
+            step()
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY and not isinstance(e, CorruptObject):
+                raise
+            problem = Problem.of(self.name, e)
+            if problem != self._problem:
+                log.warning("will try again", activity=self.name, error=str(e))
+            self._problem = problem
+            self._due_s = self._clock.monotonic() + self._backoff.next_s()
+            return
+        self._problem = None
+        self._backoff.reset()
+        self._due_s = self._clock.monotonic() + self._interval_s
+
+    def problems(self) -> list[Problem]:
+        problem = self._problem
+        return [] if problem is None else [problem]
+
+
+def _raise_first(errors: list[TiStreamError]) -> None:
+    if errors:
+        raise errors[0]

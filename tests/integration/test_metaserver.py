@@ -1,0 +1,328 @@
+"""The meta server over a real catalog: activation, election, assignment, takeover, and its HTTP routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import zstandard
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from metaserver.app import create_app
+from metaserver.loop import MetaWorker
+from tistream.catalog import tables
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import get_owner
+from tistream.catalog.stores import issue_incarnation, list_stores, note_cut_ts
+from tistream.catalog.tasks import get_task, list_tasks, stop_task
+from tistream.catalog.tenants import TaskKind, TenantState, get_tenant, register_tenant
+from tistream.catalog.workers import drain_worker, heartbeat, register_worker, retire_worker
+from tistream.clock import SystemClock
+from tistream.errors import CatalogUnavailable
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import SchemaSnapKey
+from tistream.limits import LEASE_MS
+from tistream.service import Problem
+from tistream.testing.manual_clock import ManualClock
+from tistream.testing.open_folder import OpenFolder
+
+T = Tenant(1, 1)
+RECORDING = Path(__file__).parents[2] / "tistream" / "recording"
+BASE = "/v1/clusters/1/tenants/1"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    made.migrate()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def snapshot() -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
+    return found
+
+
+def pack(snapshot: dict[str, Any]) -> bytes:
+    return zstandard.compress(orjson.dumps(snapshot))
+
+
+def age(catalog: Catalog, table: Any, ms: int) -> None:
+    """Make all heartbeats of a table older."""
+    with catalog.transaction() as conn:
+        conn.execute(update(table).values(heartbeat_ms=table.c.heartbeat_ms - ms))
+
+
+def meta(catalog: Catalog, folder: OpenFolder, name: str = "m1", data_tasks: int = 2) -> MetaWorker:
+    return MetaWorker(catalog, folder, ManualClock(), name, data_tasks)
+
+
+def test_the_first_schema_snapshot_starts_all_tasks_at_its_ts(catalog: Catalog, snapshot: dict[str, Any]) -> None:
+    folder, ts = OpenFolder(), int(snapshot["ts"])
+    register_tenant(catalog, T)
+    worker = meta(catalog, folder)
+    worker.assign()
+    worker.activate()
+    assert get_tenant(catalog, T).state is TenantState.AWAITING_SNAPSHOT
+    folder.put(str(SchemaSnapKey(tenant=T, ts=ts)), pack(snapshot))
+    worker = meta(catalog, folder)  # another process of the same name: its first look is due at once
+    worker.assign()
+    worker.activate()
+    row = get_tenant(catalog, T)
+    assert (row.state, row.start_ts) == (TenantState.ACTIVE, ts)
+    tasks = list_tasks(catalog, T)
+    assert {(task.start_ts, task.upper) for task in tasks} == {(ts, ts)}
+    data = sorted(task.range for task in tasks if task.kind is TaskKind.DATA)
+    users = [b"t" + (i + (1 << 63)).to_bytes(8, "big") for i in (118, 120, 123, 124, 125)]
+    assert [sum(key in tile for key in users) for tile in data] == [2, 3]
+    assert KeyRange(b"m", b"n") in [task.range for task in tasks if task.kind is TaskKind.DDL]
+
+
+def test_a_damaged_snapshot_is_a_problem_and_the_next_good_one_is_taken(
+    catalog: Catalog, snapshot: dict[str, Any]
+) -> None:
+    folder, ts = OpenFolder(), int(snapshot["ts"])
+    register_tenant(catalog, T)
+    whole = pack(snapshot)
+    bad = {ts - 3: b"not zstd", ts - 2: whole[: len(whole) // 2], ts - 1: whole}
+    for at, data in bad.items():
+        folder.put(str(SchemaSnapKey(tenant=T, ts=at)), data)
+    clock = ManualClock()
+    worker = MetaWorker(catalog, folder, clock, "m1")
+    worker.assign()
+    worker.activate()
+    assert get_tenant(catalog, T).state is TenantState.AWAITING_SNAPSHOT
+    assert [p.facts["object"] for p in worker.problems()] == [str(SchemaSnapKey(tenant=T, ts=at)) for at in bad]
+    folder.put(str(SchemaSnapKey(tenant=T, ts=ts)), whole)
+    worker.activate()
+    assert get_tenant(catalog, T).state is TenantState.AWAITING_SNAPSHOT, "listing pauses between looks"
+    clock.wait(_never(), 10)
+    worker.activate()
+    assert get_tenant(catalog, T).start_ts == ts
+    worker.activate()
+    assert worker.problems() == []
+
+
+def _never() -> Any:
+    import threading
+
+    return threading.Event()
+
+
+def test_only_the_owner_acts_and_a_silent_one_is_replaced(catalog: Catalog, snapshot: dict[str, Any]) -> None:
+    folder = OpenFolder()
+    first, second = meta(catalog, folder, "m1"), meta(catalog, folder, "m2")
+    first.assign()
+    second.assign()
+    assert (first.owner_epoch, second.owner_epoch) == (1, None)
+    register_worker(catalog, "d1", "dispatcher", "")
+    issue_incarnation(catalog, T, 7)
+    second.assign()
+    assert list_stores(catalog, T)[0].dispatcher is None
+    first.assign()
+    assert list_stores(catalog, T)[0].dispatcher == "d1"
+    age(catalog, tables.owner, LEASE_MS + 1000)
+    second.assign()
+    assert second.owner_epoch == 2
+    first.assign()
+    assert first.owner_epoch is None
+    owner = get_owner(catalog)
+    assert owner is not None
+    assert (owner.owner, owner.epoch) == ("m2", 2)
+
+
+def test_an_owner_that_lost_its_place_mid_round_assigns_nothing(catalog: Catalog) -> None:
+    folder = OpenFolder()
+    first, second = meta(catalog, folder, "m1"), meta(catalog, folder, "m2")
+    first.assign()
+    register_worker(catalog, "d1", "dispatcher", "")
+    issue_incarnation(catalog, T, 7)
+    age(catalog, tables.owner, LEASE_MS + 1000)
+    second._elect()
+    first._assign_stores(1)  # paused after renewing, goes on now
+    assert (list_stores(catalog, T)[0].dispatcher, list_stores(catalog, T)[0].dispatcher_epoch) == (None, 0)
+
+
+@pytest.fixture
+def active(catalog: Catalog, snapshot: dict[str, Any]) -> MetaWorker:
+    folder = OpenFolder()
+    folder.put(str(SchemaSnapKey(tenant=T, ts=int(snapshot["ts"]))), pack(snapshot))
+    register_tenant(catalog, T)
+    worker = meta(catalog, folder)
+    worker.assign()
+    worker.activate()
+    return worker
+
+
+def test_tasks_are_spread_and_taken_over_from_the_dead(catalog: Catalog, active: MetaWorker) -> None:
+    lives = {name: register_worker(catalog, name, "sorter", "") for name in ("s1", "s2")}
+    active.assign()
+    owners = [task.owner for task in list_tasks(catalog, T)]
+    assert sorted(str(o) for o in owners) == ["s1", "s1", "s2", "s2"]
+    before = {task.task_id: (task.owner, task.epoch) for task in list_tasks(catalog, T)}
+    active.assign()
+    assert {task.task_id: (task.owner, task.epoch) for task in list_tasks(catalog, T)} == before
+    age(catalog, tables.workers, LEASE_MS + 1000)
+    heartbeat(catalog, "s2", lives["s2"])
+    active.assign()
+    for task in list_tasks(catalog, T):
+        was, epoch = before[task.task_id]
+        assert task.owner == "s2"
+        assert task.epoch == epoch + (was == "s1")
+
+
+@pytest.mark.parametrize("leave", [drain_worker, retire_worker])
+def test_who_drains_or_leaves_gives_up_its_tasks_at_once(catalog: Catalog, active: MetaWorker, leave: Any) -> None:
+    lives = {name: register_worker(catalog, name, "sorter", "") for name in ("s1", "s2")}
+    active.assign()
+    leave(catalog, "s1", lives["s1"])
+    active.assign()
+    assert {task.owner for task in list_tasks(catalog, T)} == {"s2"}
+
+
+def test_the_last_worker_that_dies_keeps_its_tasks_until_somebody_comes(catalog: Catalog, active: MetaWorker) -> None:
+    register_worker(catalog, "s1", "sorter", "")
+    active.assign()
+    age(catalog, tables.workers, LEASE_MS + 1000)
+    active.assign()
+    assert {task.owner for task in list_tasks(catalog, T)} == {"s1"}
+    register_worker(catalog, "s9", "sorter", "")
+    active.assign()
+    assert {task.owner for task in list_tasks(catalog, T)} == {"s9"}
+
+
+def test_its_threads_do_all_of_this_by_themselves(catalog: Catalog, snapshot: dict[str, Any]) -> None:
+    folder = OpenFolder()
+    folder.put(str(SchemaSnapKey(tenant=T, ts=int(snapshot["ts"]))), pack(snapshot))
+    register_tenant(catalog, T)
+    register_worker(catalog, "s1", "sorter", "")
+    worker = MetaWorker(catalog, folder, SystemClock(), "m1", interval_s=0.02)
+    worker.start()
+    try:
+        assert worker.wait_until_ready(10)
+        clock = SystemClock()
+        deadline = clock.monotonic() + 10
+        while {task.owner for task in list_tasks(catalog, T)} != {"s1"}:
+            assert clock.monotonic() < deadline
+            clock.wait(_never(), 0.02)
+    finally:
+        worker.stop()
+
+
+# -- routes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def http(catalog: Catalog) -> Iterator[TestClient]:
+    with TestClient(create_app(catalog, "s3://bucket"), raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) -> None:
+    body = {"cluster_id": 1, "tenant_id": 1}
+    first = http.post("/v1/tenants", json=body)
+    assert first.status_code == 201
+    assert first.json() == {
+        "cluster_id": "1",
+        "tenant_id": "1",
+        "state": "awaiting_snapshot",
+        "start_ts": "0",
+        "push": {
+            "object_store": "s3://bucket",
+            "prefix": "data_change_buffer/cluster-1/tenant-1/",
+            "state": "awaiting_snapshot",
+        },
+    }
+    assert http.post("/v1/tenants", json=body).json() == first.json()
+    assert http.get(f"{BASE}/push").json() == first.json()["push"]
+    assert http.get(f"{BASE}/frontier").json() == []
+
+
+def test_incarnations_rise_and_carry_the_largest_cut_ts_as_text(http: TestClient, catalog: Catalog) -> None:
+    register_tenant(catalog, T)
+    url = f"{BASE}/stores/7/incarnations"
+    assert http.post(url).json() == {"incarnation": 1, "max_cut_ts": "0"}
+    note_cut_ts(catalog, T, 7, (1 << 62) + 1)
+    assert http.post(url).json() == {"incarnation": 2, "max_cut_ts": str((1 << 62) + 1)}
+
+
+def test_the_frontier_covers_every_task_in_key_order(
+    http: TestClient, catalog: Catalog, active: MetaWorker, snapshot: dict[str, Any]
+) -> None:
+    entries = http.get(f"{BASE}/frontier").json()
+    assert [e["start_key"] for e in entries] == sorted(task.range.start.hex() for task in list_tasks(catalog, T))
+    assert {e["upper"] for e in entries} == {snapshot["ts"]}
+    assert {e["reopen_id"] for e in entries} == {0}
+    assert entries[0]["end_key"] == b"n".hex()
+
+
+def test_a_stopped_task_tries_again_with_new_tenures(http: TestClient, catalog: Catalog, active: MetaWorker) -> None:
+    task = list_tasks(catalog, T)[0]
+    assert stop_task(catalog, task.task_id, epoch=task.epoch, error="broken promise")
+    answer = http.post(f"{BASE}/tasks/{task.task_id}:retry")
+    assert (answer.status_code, answer.json()) == (200, {"task_id": task.task_id, "reopen_id": 1})
+    after = get_task(catalog, task.task_id)
+    assert (after.error, after.reopen_id) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", f"{BASE}/push", 404, "TS-1010"),
+        ("GET", f"{BASE}/frontier", 404, "TS-1010"),
+        ("POST", f"{BASE}/stores/7/incarnations", 404, "TS-1010"),
+        ("POST", f"{BASE}/tasks/99:retry", 404, "TS-1010"),
+        ("GET", "/v1/clusters/x/tenants/1/push", 400, "TS-1001"),
+        ("GET", f"/v1/clusters/{1 << 64}/tenants/1/push", 400, "TS-1001"),
+        ("POST", "/v1/tenants", 400, "TS-1001"),
+        ("GET", "/v1/nothing", 404, "TS-1010"),
+        ("DELETE", f"{BASE}/push", 405, "TS-1001"),
+    ],
+)
+def test_every_refusal_is_a_problem_document(http: TestClient, method: str, path: str, status: int, code: str) -> None:
+    answer = http.request(method, path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert (body["status"], body["code"]) == (status, code)
+    assert body["detail"]
+    assert body["title"]
+
+
+def test_a_task_of_another_tenant_is_not_found(http: TestClient, catalog: Catalog, active: MetaWorker) -> None:
+    register_tenant(catalog, Tenant(1, 2))
+    task = list_tasks(catalog, T)[0]
+    assert http.post(f"/v1/clusters/1/tenants/2/tasks/{task.task_id}:retry").status_code == 404
+    assert get_task(catalog, task.task_id).reopen_id == 0
+
+
+def test_an_unreachable_catalog_is_a_503_that_says_when_to_come_back(tmp_path: Path) -> None:
+    class Away(Catalog):
+        def reading(self) -> Any:
+            raise CatalogUnavailable(cause="down")
+
+    away = Away(f"sqlite:///{tmp_path}/never.db")
+    with TestClient(create_app(away, "s3://bucket"), raise_server_exceptions=False) as client:
+        answer = client.get(f"{BASE}/push")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/livez").status_code == 200
+    away.close()
+
+
+def test_readiness_follows_fatal_problems(catalog: Catalog) -> None:
+    found: list[Problem] = []
+    with TestClient(create_app(catalog, "s3://bucket", lambda: found)) as client:
+        assert client.get("/readyz").status_code == 200
+        found.append(Problem(source="m1", code="TS-1", message="slow"))
+        assert client.get("/readyz").status_code == 200
+        found.append(Problem(source="m1", code="TS-2", message="stopped", fatal=True))
+        assert client.get("/readyz").status_code == 503
+        assert [p["code"] for p in client.get("/healthz").json()["problems"]] == ["TS-1", "TS-2"]

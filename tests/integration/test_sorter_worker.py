@@ -1,0 +1,278 @@
+"""A sorter process in this one: SQLite catalog, store in memory, feed in memory, the real clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from sorter.worker import SorterWorker
+from tistream.catalog.committed import find_segments
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.snapshots import durable_floor, positions
+from tistream.catalog.stores import issue_incarnation
+from tistream.catalog.tasks import TaskRow, assign_task, clear_task_error, get_task
+from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.workers import list_workers, register_worker
+from tistream.clock import SystemClock
+from tistream.codec.committed_file import decode_committed_segment
+from tistream.errors import CatalogUnavailable
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+from tistream.objectstore.memory import MemoryStore
+from tistream.testing.memory_feed import MemoryFeed
+from tistream.testing.sorter_oracle import C, Mark, P, R, Row, Served
+from tistream.testing.sorter_world import File, feed_batch, served
+
+TENANT = Tenant(1, 7)
+WAIT_S = 20.0
+
+
+class FlakyCatalog(Catalog):
+    """A catalog whose transactions fail as told: before they are committed, or only their reply."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.lost_before = 0
+        self.lost_replies = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        if self.lost_before:
+            self.lost_before -= 1
+            raise CatalogUnavailable("away", determinate=True)
+        with super().transaction() as conn:
+            yield conn
+        if self.lost_replies:
+            self.lost_replies -= 1
+            raise CatalogUnavailable("reply lost", determinate=False)
+
+
+class Bench:
+    """Everything a worker needs, with one tenant of two tasks and one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.catalog = FlakyCatalog(f"sqlite:///{folder}/catalog.db")
+        self.catalog.migrate()
+        register_tenant(self.catalog, TENANT)
+        tasks = [NewTask(kind="data", range=KeyRange(b"", b"m")), NewTask(kind="data", range=KeyRange(b"m", b""))]
+        assert activate_tenant(self.catalog, TENANT, 10, tasks)
+        issue_incarnation(self.catalog, TENANT, 1)
+        self.store = MemoryStore()
+        self.feed = MemoryFeed()
+        self.tasks = [1, 2]
+        self.workers: list[SorterWorker] = []
+
+    def assign(self, worker_id: str) -> None:
+        epoch = acquire_owner(self.catalog, "meta")
+        assert epoch is not None
+        for task_id in self.tasks:
+            seen = get_task(self.catalog, task_id).epoch
+            assert assign_task(self.catalog, task_id, worker_id=worker_id, seen_epoch=seen, owner_epoch=epoch)
+
+    def worker(self, worker_id: str, *, snapshot_interval_s: float = 0.1) -> SorterWorker:
+        made = SorterWorker(
+            self.catalog,
+            self.store,
+            self.feed,
+            SystemClock(),
+            worker_id=worker_id,
+            flush_interval_s=0.02,
+            snapshot_interval_s=snapshot_interval_s,
+        )
+        self.workers.append(made)
+        made.start()
+        return made
+
+    def put(self, seq: int, *rows: Row, upto: int, checkpoint_ts: int = 10) -> None:
+        mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=checkpoint_ts, resolved_ts=upto)
+        self.feed.put(feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=upto, rows=rows, marks=(mark,))))
+
+    def row(self, task_id: int) -> TaskRow:
+        return get_task(self.catalog, task_id)
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: {[w.problems() for w in self.workers]}"
+            time.sleep(0.01)
+
+    def wait_for_upper(self, upto: int) -> None:
+        self.wait(lambda: all(self.row(t).upper >= upto for t in self.tasks), f"upper {upto}")
+
+    def served(self) -> list[Served]:
+        out = []
+        for s in find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000):
+            data = self.store.get_range(s.object_key, s.offset, s.length)
+            out += served(decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows))
+        return sorted(out)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for worker in made.workers:
+        worker.stop()
+    made.catalog.close()
+
+
+def change(key: bytes, start_ts: int, commit_ts: int, value: bytes) -> tuple[Row, Row]:
+    return (
+        Row(kind=P, key=key, start_ts=start_ts, value=value),
+        Row(kind=C, key=key, start_ts=start_ts, commit_ts=commit_ts),
+    )
+
+
+def expected(key: bytes, start_ts: int, commit_ts: int, value: bytes) -> Served:
+    return Served(commit_ts=commit_ts, start_ts=start_ts, key=key, op=1, value=value, old_value=None)
+
+
+def test_changes_of_both_tasks_reach_the_log_once_and_uppers_follow(bench: Bench) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    assert worker.wait_until_ready(WAIT_S)
+    bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 13, 14, b"2"), upto=20)
+    bench.put(2, upto=30)
+    bench.wait_for_upper(30)
+    assert bench.served() == [expected(b"a", 11, 12, b"1"), expected(b"x", 13, 14, b"2")]
+    assert worker.problems() == []
+
+
+def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Bench) -> None:
+    bench.assign("s1")
+    first = bench.worker("s1")
+    prewrite, commit = change(b"a", 21, 25, b"kept")
+    bench.put(1, *change(b"a", 11, 12, b"old"), prewrite, upto=20)
+    bench.wait_for_upper(20)
+    bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "snapshot")
+    first.stop()
+    bench.assign("s2")
+    bench.worker("s2")
+    bench.put(2, commit, upto=30)
+    bench.wait_for_upper(30)
+    assert bench.served() == [expected(b"a", 11, 12, b"old"), expected(b"a", 21, 25, b"kept")]
+
+
+def test_without_any_snapshot_a_new_owner_replays_and_writes_nothing_twice(bench: Bench) -> None:
+    bench.assign("s1")
+    bench.worker("s1", snapshot_interval_s=1000.0)
+    bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
+    bench.wait_for_upper(20)
+    bench.assign("s2")  # s1 still runs, and still believes
+    bench.worker("s2", snapshot_interval_s=1000.0)
+    bench.put(2, *change(b"a", 21, 22, b"2"), upto=30)
+    bench.wait_for_upper(30)
+    assert bench.served() == [expected(b"a", 11, 12, b"1"), expected(b"a", 21, 22, b"2")]
+
+
+@pytest.mark.parametrize(("before", "replies"), [(3, 0), (0, 3), (2, 2)])
+def test_a_catalog_that_fails_or_loses_its_reply_loses_no_row(bench: Bench, before: int, replies: int) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    assert worker.wait_until_ready(WAIT_S)
+    for seq in range(1, 8):
+        bench.catalog.lost_before, bench.catalog.lost_replies = before, replies
+        bench.put(seq, *change(b"a", seq * 10 + 1, seq * 10 + 2, b"v%d" % seq), upto=seq * 10 + 10)
+        bench.wait_for_upper(seq * 10 + 10)
+    want = [expected(b"a", s * 10 + 1, s * 10 + 2, b"v%d" % s) for s in range(1, 8)]
+    assert bench.served() == want
+    bench.wait(lambda: worker.problems() == [], "problems pass")
+
+
+def test_a_broken_promise_stops_one_task_loudly_and_the_other_goes_on(bench: Bench) -> None:
+    bench.assign("s1")
+    bench.worker("s1")
+    bench.put(1, upto=20)
+    bench.wait_for_upper(20)
+    bench.put(2, upto=30)
+    bench.wait_for_upper(30)
+    bench.put(3, Row(kind=C, key=b"a", start_ts=31, commit_ts=35), upto=40)
+    bench.put(4, *change(b"x", 41, 42, b"x"), upto=50)
+    bench.wait(lambda: bench.row(1).error is not None and bench.row(2).upper == 50, "stopped")
+    error = bench.row(1).error or ""
+    for fact in ("key=61", "commit_ts=35", "region_id=1", "store_id=1", "incarnation=1", "seq=3"):
+        assert fact in error
+    assert bench.row(1).upper == 30
+    assert bench.served() == [expected(b"x", 41, 42, b"x")]
+    clear_task_error(bench.catalog, 1)  # the upstream has not changed: it stops again
+    bench.wait(lambda: bench.row(1).error is not None, "stopped again")
+
+
+def test_an_idle_tasks_position_moves_so_that_files_can_be_reclaimed(bench: Bench) -> None:
+    bench.assign("s1")
+    bench.worker("s1")
+    for seq in range(1, 4):
+        bench.put(seq, upto=20)
+    bench.wait(lambda: durable_floor(bench.catalog, TENANT, 1) == {1: 3}, "positions")
+
+
+def test_an_undecided_commit_raises_the_reopen_id_and_holds_the_task(bench: Bench) -> None:
+    bench.assign("s1")
+    bench.worker("s1")
+    marks = tuple(
+        Mark(region_id=1, version=v, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=v, ready_ts=0)
+        for v in (1, 2)
+    )
+    rows = (
+        Row(kind=P, key=b"a", start_ts=11, value=b"one", tenure=0),
+        Row(kind=P, key=b"a", start_ts=11, value=b"two", tenure=1),
+        Row(kind=C, key=b"a", start_ts=11, commit_ts=15, tenure=1),
+    )
+    bench.feed.put(feed_batch(File(store_id=1, incarnation=1, seq=1, cut_ts=16, rows=rows, marks=marks)))
+    bench.put(2, upto=30)
+    bench.wait(lambda: bench.row(1).reopen_id == 1 and bench.row(2).upper == 30, "reopen")
+    bench.wait(lambda: bench.row(1).upper == 14, "everything below it is written")
+    whole = Row(kind=4, key=b"a", start_ts=11, commit_ts=15, value=b"two")
+    bench.put(3, whole, upto=40, checkpoint_ts=14)
+    bench.wait_for_upper(40)
+    assert bench.served() == [expected(b"a", 11, 15, b"two")]
+
+
+def test_a_fenced_worker_stops_everything(bench: Bench) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    assert worker.wait_until_ready(WAIT_S)
+    register_worker(bench.catalog, "s1", "sorter", "another life")
+    bench.wait(lambda: any(p.fatal and "loop" in p.source for p in worker.problems()), "stopped")
+    assert worker.stats() == {}
+    assert not worker.ready
+
+
+def test_a_failing_feed_is_shown_and_tried_again_at_the_same_place(bench: Bench) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    assert worker.wait_until_ready(WAIT_S)
+    bench.feed.failures_left = 8
+    bench.wait(lambda: any("task 1 store 1" in p.source for p in worker.problems()), "shown")
+    bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
+    bench.wait_for_upper(20)
+    assert bench.served() == [expected(b"a", 11, 12, b"1")]
+    bench.wait(lambda: worker.problems() == [], "over")
+
+
+def test_a_gap_in_the_feed_is_waited_out_and_nothing_is_skipped(bench: Bench) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    assert worker.wait_until_ready(WAIT_S)
+    bench.put(2, *change(b"a", 21, 22, b"2"), upto=30)
+    bench.wait(lambda: any(p.code == "TS-1060" for p in worker.problems()), "the gap is shown")
+    assert {bench.row(t).upper for t in bench.tasks} == {10}
+
+
+def test_a_good_end_saves_everything_and_retires(bench: Bench) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1", snapshot_interval_s=1000.0)
+    bench.put(1, Row(kind=P, key=b"a", start_ts=11, value=b"1"), upto=11)
+    bench.put(2, Row(kind=R, key=b"b", start_ts=11, op=0), upto=11)
+    bench.wait_for_upper(11)
+    bench.wait(lambda: all(s.open_prewrites == (t == 1) for t, s in worker.stats().items()), "consumed")
+    worker.stop()
+    assert positions(bench.catalog, 1)[1][1].seq >= 1
+    assert bench.row(1).snapshot_key is not None
+    assert [w.state for w in list_workers(bench.catalog)] == ["gone"]

@@ -1,0 +1,272 @@
+"""Evidence that the scenarios and random histories check something: each rule is broken once, and must be noticed."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sorter import choice, core, prewrite_buffer, sort_buffer, watermark
+from sorter.core import TaskCore
+from sorter.prewrite_buffer import PrewriteBuffer
+from sorter.sort_buffer import SortBuffer
+from sorter.watermark import RangeWatermarkMap
+from tistream.errors import TiStreamError
+from tistream.testing.scenario import run_scenario
+from tistream.testing.sorter_run import SorterRun
+
+SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
+SEEDS = 6
+STEPS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    name: str
+    module: ModuleType
+    owner: Any  #: class or module that has the function
+    function: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant(
+        name="a row lifts a slice whatever its checkpoint_ts",
+        module=watermark,
+        owner=RangeWatermarkMap,
+        function="_advance",
+        old="left & (checkpoint <= self._w[slot])",
+        new="left",
+    ),
+    Mutant(
+        name="a hole counts as covered",
+        module=watermark,
+        owner=RangeWatermarkMap,
+        function="watermark",
+        old="if self._covered.all() else None",
+        new="",
+    ),
+    Mutant(
+        name="a tenure counts before it is ready",
+        module=watermark,
+        owner=RangeWatermarkMap,
+        function="_admissible",
+        old="ready & promised",
+        new="promised",
+    ),
+    Mutant(
+        name="dead by start_ts",
+        module=prewrite_buffer,
+        owner=PrewriteBuffer,
+        function="settle",
+        old='self.open, "cut_ts"',
+        new='self.open, "start_ts"',
+    ),
+    Mutant(
+        name="dead at cut_ts == W",
+        module=prewrite_buffer,
+        owner=PrewriteBuffer,
+        function="settle",
+        old="strictly=True",
+        new="strictly=False",
+    ),
+    Mutant(
+        name="dead although its commit waits",
+        module=prewrite_buffer,
+        owner=PrewriteBuffer,
+        function="settle",
+        old='strictly=True).join(self.commits, on=_TXN, how="anti")',
+        new="strictly=True)",
+    ),
+    Mutant(
+        name="a missing prewrite is passed over",
+        module=prewrite_buffer,
+        owner=PrewriteBuffer,
+        function="_refuse",
+        old="if rows.height:",
+        new="if False:",
+    ),
+    Mutant(
+        name="promise tested before duplicates",
+        module=prewrite_buffer,
+        owner=PrewriteBuffer,
+        function="take_in",
+        old='ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))',
+        new='outcomes.filter(pl.col("commit_ts") > at.upper)',
+    ),
+    Mutant(
+        name="what was written is not dropped",
+        module=prewrite_buffer,
+        owner=PrewriteBuffer,
+        function="take_in",
+        old='ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))',
+        new="ready.unknown(outcomes)",
+    ),
+    Mutant(
+        name="a rollback deletes a committed prewrite",
+        module=prewrite_buffer,
+        owner=prewrite_buffer,
+        function="_roll_back",
+        old='rollbacks.join(commits, on=_TXN, how="anti").group_by',
+        new="rollbacks.group_by",
+    ),
+    Mutant(
+        name="rollbacks do nothing",
+        module=prewrite_buffer,
+        owner=prewrite_buffer,
+        function="_roll_back",
+        old="if not rollbacks.height:",
+        new="if True:",
+    ),
+    Mutant(
+        name="a fake prewrite replaces a full one",
+        module=prewrite_buffer,
+        owner=prewrite_buffer,
+        function="_merge",
+        old='pl.col("full") == pl.col("full").max().over(_TXN)',
+        new="True",
+    ),
+    Mutant(
+        name="generations do not matter",
+        module=prewrite_buffer,
+        owner=prewrite_buffer,
+        function="_merge",
+        old='pl.col("generation") == pl.col("generation").max().over(_TXN)',
+        new="True",
+    ),
+    Mutant(
+        name="the first row of a tenure wins",
+        module=prewrite_buffer,
+        owner=prewrite_buffer,
+        function="_merge",
+        old='keep="last"',
+        new='keep="first"',
+    ),
+    Mutant(
+        name="tenures are ordered by arrival",
+        module=choice,
+        owner=choice,
+        function="_is_later",
+        old="b.ready_ts != 0 and a.open_ts > b.ready_ts",
+        new="a.row_no > b.row_no",
+    ),
+    Mutant(
+        name="the commit's own value is not asked",
+        module=choice,
+        owner=prewrite_buffer,
+        function="choose",
+        old="return _with_value(left, commit_value) if commit_value else None",
+        new="return None",
+    ),
+    Mutant(
+        name="an undecided commit does not hold W",
+        module=core,
+        owner=TaskCore,
+        function="watermark",
+        old="min(w, hold)",
+        new="w",
+    ),
+    Mutant(
+        name="watermark rows before data",
+        module=core,
+        owner=TaskCore,
+        function="_take_rows",
+        old='w = self._watermarks.w_of(rows["key"])',
+        new="self._watermarks.apply(batch.regions, batch.store_id, batch.incarnation, batch.seq)\n"
+        '    w = self._watermarks.w_of(rows["key"])',
+    ),
+    Mutant(
+        name="a gap is accepted",
+        module=core,
+        owner=TaskCore,
+        function="_is_next",
+        old="or batch.seq > expected",
+        new="",
+    ),
+    Mutant(
+        name="a repeated file is taken again",
+        module=core,
+        owner=TaskCore,
+        function="_is_next",
+        old="if batch.seq < expected:",
+        new="if False:",
+    ),
+    Mutant(
+        name="a restored W is lifted to upper",
+        module=core,
+        owner=TaskCore,
+        function="restore",
+        old="self._positions =",
+        new="self._watermarks._w.clip(self._upper, out=self._watermarks._w)\n    self._positions =",
+    ),
+    Mutant(
+        name="restored rows that were written are kept",
+        module=sort_buffer,
+        owner=SortBuffer,
+        function="restore",
+        old="self.flushed(upper)",
+        new="pass",
+    ),
+    Mutant(
+        name="rows leave when they are taken",
+        module=core,
+        owner=TaskCore,
+        function="take",
+        old="return self._ready.take(w)",
+        new="rows = self._ready.take(w)\n    self._ready.flushed(w)\n    return rows",
+    ),
+    Mutant(
+        name="rows are written in the order of their keys",
+        module=sort_buffer,
+        owner=SortBuffer,
+        function="take",
+        old="due.sort(_ORDER)",
+        new='due.sort("key", "commit_ts")',
+    ),
+]
+
+
+def broken(mutant: Mutant) -> Any:
+    """The function with one piece of its text replaced."""
+    source = textwrap.dedent(inspect.getsource(getattr(mutant.owner, mutant.function)))
+    assert source.count(mutant.old) == 1, f"the mutant no longer fits {mutant.function}"
+    space: dict[str, Any] = {}
+    exec(source.replace(mutant.old, mutant.new), vars(mutant.module), space)  # the very point of a mutant
+    return space[mutant.function]
+
+
+def noticed() -> bool:
+    """Whether a scenario or a random history goes wrong."""
+    for path in SCENARIOS:
+        text = path.read_text()
+        try:
+            if run_scenario(text) != text:
+                return True
+        except (AssertionError, TiStreamError):
+            return True
+    for seed in range(SEEDS):
+        rand, run = random.Random(seed), SorterRun()
+        try:
+            for _ in range(STEPS):
+                run.random_step(rand)
+            run.finish()
+        except (AssertionError, TiStreamError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_a_broken_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant.owner, mutant.function, broken(mutant))
+    assert noticed()
+
+
+def test_the_rules_as_they_are_pass() -> None:
+    assert not noticed()

@@ -1,0 +1,144 @@
+"""The byte writers against independent writers of the same texts."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apiserver.formats import pieces
+from apiserver.formats.pieces import HEX, JSON, JSON_HTML, JSON_LATIN1_HTML, JSON_ONE_LINE
+from tistream.errors import TiStreamError
+
+ANY_TIME = settings(deadline=None)  # the first call loads compiled code
+
+TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=12), max_size=8)
+BYTES = st.lists(st.none() | st.binary(max_size=12), max_size=8)
+
+
+def lines(array: pa.Array) -> list[bytes]:
+    assert array.type == pa.large_binary()
+    assert array.null_count == 0
+    return list(array.to_pylist())
+
+
+@ANY_TIME
+@given(TEXTS)
+def test_json_strings_read_back(texts: list[str | None]) -> None:
+    for table in (JSON, JSON_HTML, JSON_ONE_LINE):
+        assert [json.loads(line) for line in lines(pieces.quoted(pa.array(texts, pa.string()), table))] == texts
+
+
+@ANY_TIME
+@given(TEXTS)
+def test_escaped_strings_have_no_line_break_and_no_markup(texts: list[str | None]) -> None:
+    for line in lines(pieces.quoted(pa.array(texts, pa.string()), JSON_HTML)):
+        text = line.decode()
+        assert len(text.splitlines()) == 1 or set(text) & set("\x85")
+        assert not set(text) & set("<>&\u2028\u2029")
+
+
+@ANY_TIME
+@given(BYTES)
+def test_latin1_json_reads_back_as_one_character_a_byte(values: list[bytes | None]) -> None:
+    found = [json.loads(line) for line in lines(pieces.quoted(pa.array(values, pa.binary()), JSON_LATIN1_HTML))]
+    assert found == [None if v is None else v.decode("latin-1") for v in values]
+
+
+@ANY_TIME
+@given(BYTES)
+def test_hex_and_base64(values: list[bytes | None]) -> None:
+    array = pa.array(values, pa.binary())
+    assert lines(pieces.mapped(array, HEX, null=b"-")) == [b"-" if v is None else v.hex().encode() for v in values]
+    wanted = [None if v is None else base64.b64encode(v).decode() for v in values]
+    assert pieces.base64_text(array).to_pylist() == wanted
+
+
+@ANY_TIME
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8), min_size=1, max_size=5)
+)
+def test_doubled_quotes_are_csv(texts: list[str]) -> None:
+    table = pieces.byte_map({ord('"'): b'""'})
+    record = b",".join(lines(pieces.mapped(pa.array(texts), table, prefix=b'"', suffix=b'"'))).decode()
+    assert next(csv.reader(io.StringIO(record, newline=""))) == texts
+
+
+def test_slices_are_read_from_where_they_start() -> None:
+    whole = pa.array(["aa", None, 'b"', "\u2028", "cc"])
+    assert lines(pieces.quoted(whole.slice(2, 2), JSON_HTML)) == [b'"b\\""', b'"\\u2028"']
+    assert lines(pieces.bare(whole.slice(1, 1))) == [b"null"]
+    assert lines(pieces.bare(whole.slice(5))) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "quoted"),
+    [
+        # vectors from the documentation of Go's strconv.Quote
+        ("Hello, 世界".encode(), "Hello, 世界"),
+        (b'"Fran & Freddie\'s Diner\t\xe2\x98\xba"', '\\"Fran & Freddie\'s Diner\\t☺\\"'),
+        (b"\x00\xff\x7f\x1b", "\\x00\\xff\\x7f\\x1b"),
+        (b"\a\b\f\n\r\t\v\\", "\\a\\b\\f\\n\\r\\t\\v\\\\"),
+        (b"\xe2\x98", "\\xe2\\x98"),  # cut off
+        (b"\xed\xa0\x80", "\\xed\\xa0\\x80"),  # a surrogate is no character
+        (b"\xc0\x80", "\\xc0\\x80"),  # too long a form
+        (b"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"),  # beyond the last code point
+        ("\u00a0\u200b\ufeff".encode(), "\\u00a0\\u200b\\ufeff"),
+        ("\U0001f600\U000e0001".encode(), "\U0001f600\\U000e0001"),
+        ("\ufffd".encode(), "\ufffd"),
+    ],
+)
+def test_go_quoted_text(value: bytes, quoted: str) -> None:
+    found = pieces.go_quoted(pa.array([None, value], pa.binary()))
+    assert found.to_pylist() == [None, quoted.encode()]
+
+
+@pytest.mark.parametrize(
+    ("plain", "json_text", "csv_text"),
+    [
+        ("0", b"0", b"0"),
+        ("-90.6", b"-90.6", b"-90.6"),
+        ("1000000", b"1000000", b"1e+06"),
+        ("999999", b"999999", b"999999"),
+        ("-1004321.6738710991", b"-1004321.6738710991", b"-1.0043216738710991e+06"),
+        ("0.0001", b"0.0001", b"0.0001"),
+        ("0.00001", b"0.00001", b"1e-05"),
+        ("0.0000001", b"1e-07", b"1e-07"),
+        ("0.00000012", b"1.2e-07", b"1.2e-07"),
+        ("100000000000000000000", b"100000000000000000000", b"1e+20"),
+        ("1000000000000000000000", b"1e+21", b"1e+21"),
+        ("12" + "0" * 299, b"1.2e+300", b"1.2e+300"),
+        ("-0." + "0" * 307 + "22250738585072014", b"-2.2250738585072014e-308", b"-2.2250738585072014e-308"),
+    ],
+)
+def test_floats_in_go_style(plain: str, json_text: bytes, csv_text: bytes) -> None:
+    array = pa.array([plain, None])
+    assert pieces.styled_floats(array, low=-6, high=21).to_pylist() == [json_text, None]
+    assert pieces.styled_floats(array, low=-4, high=6).to_pylist() == [csv_text, None]
+
+
+def test_a_piece_with_a_null_is_refused() -> None:
+    with pytest.raises(TiStreamError, match="whole"):
+        pieces.join([b"x", pa.array([b"a", None], pa.large_binary())], 2)
+
+
+def test_a_piece_of_another_length_is_refused() -> None:
+    with pytest.raises(TiStreamError, match="whole"):
+        pieces.join([pa.array([b"a"], pa.large_binary())], 2)
+
+
+def test_constants_alone_give_a_line_a_row() -> None:
+    assert lines(pieces.join([b"a", b"b"], 3)) == [b"ab"] * 3
+    assert lines(pieces.join([], 2)) == [b"", b""]
+
+
+def test_select() -> None:
+    mask = np.array([True, False])
+    assert lines(pieces.select(mask, b"yes", pa.array([b"1", b"2"], pa.large_binary()))) == [b"yes", b"2"]

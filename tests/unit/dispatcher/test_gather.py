@@ -1,0 +1,60 @@
+"""Collecting runs of rows: against Arrow's own take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dispatcher.gather import gather
+from tistream.change import ROWS
+from tistream.testing.batch_files import rows_of
+
+
+def sample(count: int) -> pa.RecordBatch:
+    """Rows whose values are null, empty or of many lengths, in a batch that is itself a slice."""
+    rows = rows_of([b"key-%d" % i * (i % 5) for i in range(count + 3)])
+    values = [None if i % 3 == 0 else b"v" * (i % 17) for i in range(count + 3)]
+    columns = rows.columns
+    columns[ROWS.get_field_index("value")] = pa.array(values, pa.binary())
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS).slice(3)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(0, 100)],
+        [(10, 20)],
+        [(0, 20), (30, 90)],
+        [(40, 60), (0, 30), (99, 100)],
+        [(1, 2), (5, 6), (7, 9)],
+        [(0, 12), (13, 25), (26, 38), (40, 52)],
+    ],
+)
+def test_the_rows_of_the_runs_and_no_others(runs: list[tuple[int, int]]) -> None:
+    rows = sample(100)
+    starts, ends = (np.array(side, np.int64) for side in zip(*runs, strict=True))
+    expected = rows.take(pa.array([i for start, end in runs for i in range(start, end)]))
+    found = gather(rows, starts, ends)
+    found.validate(full=True)
+    assert found.equals(expected)
+    assert found.schema == ROWS
+    assert found["value"].null_count == expected["value"].null_count
+
+
+def test_no_runs_give_no_rows() -> None:
+    assert gather(sample(5), np.array([], np.int64), np.array([], np.int64)).num_rows == 0
+
+
+def test_one_run_copies_nothing() -> None:
+    rows = sample(50)
+    found = gather(rows, np.array([7]), np.array([30]))
+    assert found["key"].buffers()[2].address == rows["key"].buffers()[2].address
+
+
+def test_columns_without_any_bytes() -> None:
+    rows = rows_of([b""] * 40)
+    rows = rows.set_column(rows.schema.get_field_index("value"), ROWS.field("value"), pa.nulls(40, pa.binary()))
+    found = gather(rows, np.array([0, 20]), np.array([10, 40]))
+    assert found["key"].to_pylist() == [b""] * 30
+    assert found["value"].null_count == 30

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from sorter import arrivals as module
+from sorter.arrivals import arrivals, empty, from_arrow, to_arrow, within
+from sorter.sort_buffer import READY
+from tistream.errors import CorruptObject
+from tistream.keyrange import KeyRange
+from tistream.testing.sorter_oracle import C, Mark, P, Row
+from tistream.testing.sorter_world import File, feed_batch
+
+MARKS = tuple(
+    Mark(region_id=r, start=b"", end=b"", checkpoint_ts=r * 10, resolved_ts=0, open_ts=r, ready_ts=0) for r in (1, 2, 3)
+)
+
+
+def file(*rows: Row) -> File:
+    return File(store_id=4, incarnation=5, seq=6, cut_ts=99, rows=rows, marks=MARKS)
+
+
+def test_each_row_knows_its_tenure_its_file_and_its_number() -> None:
+    batch = feed_batch(
+        file(
+            Row(kind=P, key=b"a", start_ts=1, value=b"v", tenure=0),
+            Row(kind=P, key=b"b", start_ts=2, value=b"v", tenure=2),
+            Row(kind=P, key=b"c", start_ts=3, value=b"v", tenure=2),
+        )
+    )
+    found = arrivals(batch, KeyRange(), 40)
+    assert found["region_id"].to_list() == [1, 3, 3]
+    assert found["checkpoint_ts"].to_list() == [10, 30, 30]
+    assert found["row_no"].to_list() == [40, 41, 42]
+    assert found.select("store_id", "incarnation", "seq", "cut_ts").unique().row(0) == (4, 5, 6, 99)
+
+
+def test_values_are_brought_into_one_form() -> None:
+    rows = [
+        Row(kind=P, key=b"a", start_ts=1, value=None, op=1),
+        Row(kind=P, key=b"b", start_ts=1, value=b"", op=2),
+        Row(kind=C, key=b"c", start_ts=1, commit_ts=2, value=b"", op=1),
+        Row(kind=C, key=b"d", start_ts=1, commit_ts=2, value=b"v", op=1),
+        Row(kind=3, key=b"e", start_ts=1, value=b"", op=0),
+    ]
+    assert arrivals(feed_batch(file(*rows)), KeyRange(), 0)["value"].to_list() == [b"", None, None, b"v", None]
+
+
+@pytest.mark.parametrize(
+    ("range_", "left"),
+    [
+        (KeyRange(), [b"", b"b", b"b\x00", b"c"]),
+        (KeyRange(b"b"), [b"b", b"b\x00", b"c"]),
+        (KeyRange(b"", b"b\x00"), [b"", b"b"]),
+        (KeyRange(b"b\x00", b"c"), [b"b\x00"]),
+    ],
+)
+def test_rows_outside_the_range_are_left_out(range_: KeyRange, left: list[bytes]) -> None:
+    keys = pl.DataFrame({"key": [b"", b"b", b"b\x00", b"c"]})
+    assert within(keys, range_)["key"].to_list() == left
+
+
+@pytest.mark.parametrize("counts", [[1, 0, 0], [1, 1, 1], [2, 2, 0], [0, 0, 0]])
+def test_a_batch_whose_tenures_do_not_name_each_row_once_is_refused(counts: list[int]) -> None:
+    batch = feed_batch(file(Row(kind=P, key=b"a", start_ts=1, value=b""), Row(kind=P, key=b"b", start_ts=1, value=b"")))
+    at = batch.regions.schema.get_field_index("row_count")
+    regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array(counts, pa.uint64()))
+    with pytest.raises(CorruptObject, match="each row once"):
+        arrivals(replace(batch, regions=regions), KeyRange(), 0)
+
+
+def test_tenures_whose_slices_lie_apart_are_refused() -> None:
+    batch = feed_batch(file(Row(kind=P, key=b"a", start_ts=1, value=b"")))
+    at = batch.regions.schema.get_field_index("row_offset")
+    regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array([1, 1, 1], pa.uint64()))
+    with pytest.raises(CorruptObject, match="each row once"):
+        arrivals(replace(batch, regions=regions), KeyRange(), 0)
+
+
+def test_large_output_is_cut_into_chunks_and_small_output_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table(
+        {
+            "op": [1] * 5,
+            "key": [b"k%d" % i for i in range(5)],
+            "start_ts": range(5),
+            "commit_ts": range(5),
+            "value": [b"x" * 10, None, b"", b"y" * 10, b"z" * 10],
+            "old_value": [None] * 5,
+            "expire_ts": [0] * 5,
+            "flags": [0] * 5,
+        },
+        schema=READY,
+    )
+    assert to_arrow(from_arrow(table), READY).equals(table)
+    monkeypatch.setattr(module, "ARROW_BYTES_MAX", 20)
+    cut = to_arrow(from_arrow(table), READY)
+    assert cut.column("key").num_chunks == 3
+    assert cut.equals(table)
+    assert to_arrow(empty(READY), READY).equals(READY.empty_table())

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sorter.core import NeedReopen, TaskCore
+from tistream.errors import BrokenPromise, FeedGap, TiStreamError
+from tistream.ids import Position
+from tistream.keyrange import KeyRange
+from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
+from tistream.testing.sorter_world import File, feed_batch, served
+
+MARK = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0)
+
+
+class Driver:
+    """A core with files of one store."""
+
+    def __init__(self, core: TaskCore | None = None) -> None:
+        self.core = core or TaskCore(1, KeyRange(), 10, 10)
+        self.seq = 0
+
+    def file(self, *rows: Row, upto: int, cut: int | None = None, mark: Mark = MARK) -> list[NeedReopen]:
+        self.seq += 1
+        marks = (replace(mark, resolved_ts=upto),)
+        cut_ts = upto if cut is None else cut
+        file = File(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut_ts, rows=rows, marks=marks)
+        effects = self.core.handle(feed_batch(file))
+        self.core.check()
+        return effects
+
+    def write(self) -> list[tuple[bytes, int, bytes | None]]:
+        w = self.core.pending()
+        assert w is not None
+        rows = served(self.core.take(w))
+        self.core.flushed(w)
+        self.core.check()
+        return [(r.key, r.commit_ts, r.value) for r in rows]
+
+
+def prewrite(key: bytes, start_ts: int, value: bytes = b"v") -> Row:
+    return Row(kind=P, key=key, start_ts=start_ts, value=value)
+
+
+def commit(key: bytes, start_ts: int, commit_ts: int) -> Row:
+    return Row(kind=C, key=key, start_ts=start_ts, commit_ts=commit_ts)
+
+
+def whole(key: bytes, start_ts: int, commit_ts: int, value: bytes = b"v") -> Row:
+    return Row(kind=D, key=key, start_ts=start_ts, commit_ts=commit_ts, value=value)
+
+
+def test_nothing_is_pending_until_the_watermark_has_passed_upper() -> None:
+    d = Driver()
+    assert d.core.pending() is None
+    d.file(prewrite(b"a", 11), upto=10)
+    assert d.core.watermark() == 10
+    assert d.core.pending() is None
+    d.file(commit(b"a", 11, 12), upto=20)
+    assert d.core.pending() == 20
+    assert d.write() == [(b"a", 12, b"v")]
+    assert d.core.pending() is None
+    assert d.core.upper == 20
+
+
+def test_a_failed_flush_is_taken_again_together_with_what_came_since() -> None:
+    d = Driver()
+    d.file(whole(b"a", 11, 12), upto=20)
+    assert len(d.core.take(20)) == 1
+    d.file(whole(b"b", 21, 22), upto=30)
+    assert d.write() == [(b"a", 12, b"v"), (b"b", 22, b"v")]
+
+
+def test_an_older_attempt_may_turn_out_to_have_landed() -> None:
+    d = Driver()
+    d.file(whole(b"a", 11, 12), upto=20)
+    d.core.take(20)
+    d.file(whole(b"b", 21, 22), upto=30)
+    d.core.take(30)
+    d.core.flushed(20)
+    assert d.write() == [(b"b", 22, b"v")]
+
+
+def test_only_what_was_taken_can_be_flushed_and_only_what_is_complete_taken() -> None:
+    d = Driver()
+    d.file(upto=20)
+    with pytest.raises(TiStreamError, match="above the watermark"):
+        d.core.take(21)
+    with pytest.raises(TiStreamError, match="above the watermark"):
+        d.core.take(10)
+    with pytest.raises(TiStreamError, match="never taken"):
+        d.core.flushed(20)
+
+
+def test_a_late_commit_with_its_prewrite_is_taken_in_while_nobody_has_seen_its_time() -> None:
+    d = Driver()
+    d.file(prewrite(b"a", 11), upto=20, cut=30)
+    d.file(commit(b"a", 11, 15), upto=21, cut=31)
+    assert d.write() == [(b"a", 15, b"v")]
+
+
+def test_a_late_commit_at_or_below_what_was_handed_out_is_a_broken_promise_even_with_its_prewrite() -> None:
+    d = Driver()
+    d.file(prewrite(b"a", 11), upto=20, cut=30)
+    d.core.take(20)  # its fate is unknown
+    with pytest.raises(BrokenPromise):
+        d.file(commit(b"a", 11, 15), upto=21, cut=31)
+    assert d.core.positions() == {1: {1: Position(seq=1)}}
+
+
+def test_a_broken_promise_names_the_row_the_region_and_the_file() -> None:
+    d = Driver()
+    d.file(commit(b"a", 11, 15), upto=14)
+    with pytest.raises(BrokenPromise) as e:
+        d.file(upto=20)
+    facts = e.value.facts
+    assert (facts["key"], facts["start_ts"], facts["commit_ts"]) == (b"a", 11, 15)
+    assert (facts["region_id"], facts["store_id"], facts["incarnation"], facts["seq"]) == (3, 1, 1, 1)
+    assert facts["uncovered_by"] == "store 1 file 1/2"
+    assert facts["task"] == 1
+
+
+def test_a_refused_batch_changes_nothing() -> None:
+    d = Driver()
+    d.file(prewrite(b"a", 11), upto=20, cut=30)
+    before = d.core.snapshot()
+    with pytest.raises(BrokenPromise):
+        d.file(prewrite(b"b", 12), whole(b"c", 14, 15), commit(b"d", 11, 15), upto=40)
+    after = d.core.snapshot()
+    for name in ("open", "commits", "ready", "slices", "waiting"):
+        assert getattr(after, name).equals(getattr(before, name))
+
+
+def test_a_committed_row_decides_its_transaction_in_whatever_form_it_came_before() -> None:
+    d = Driver()
+    d.file(prewrite(b"a", 11), commit(b"a", 11, 15), prewrite(b"b", 12), upto=12, cut=16)
+    d.file(whole(b"a", 11, 15, b"whole"), whole(b"b", 12, 16, b"whole"), upto=30)
+    assert d.core.stats().waiting_commits == d.core.stats().open_prewrites == 0
+    assert d.write() == [(b"a", 15, b"whole"), (b"b", 16, b"whole")]
+
+
+def test_prewrites_of_what_was_written_already_are_not_kept() -> None:
+    d = Driver()
+    d.file(whole(b"a", 11, 12), upto=20)
+    d.write()
+    d.file(prewrite(b"a", 11), commit(b"a", 11, 12), upto=20, cut=30)
+    stats = d.core.stats()
+    assert (stats.open_prewrites, stats.duplicates, stats.dropped_by_store) == (0, 1, {1: 1})
+
+
+def test_a_prewrite_known_to_a_tenure_that_was_not_ready_learns_when_it_is() -> None:
+    d = Driver()
+    old = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=11, ready_ts=0)
+    d.file(prewrite(b"a", 11, b"old"), upto=0, cut=12, mark=old)
+    d.file(upto=10, mark=replace(old, ready_ts=13))
+    new = replace(old, version=2, open_ts=14, ready_ts=15)
+    assert d.file(prewrite(b"a", 11, b"new"), commit(b"a", 11, 16), upto=20, mark=new) == []
+    assert d.write() == [(b"a", 16, b"new")]
+
+
+def undecided(d: Driver) -> list[NeedReopen]:
+    old = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=11, ready_ts=0)
+    d.file(prewrite(b"a", 11, b"old"), upto=0, cut=12, mark=old)
+    new = replace(old, version=2, open_ts=14, ready_ts=15)
+    return d.file(prewrite(b"a", 11, b"new"), commit(b"a", 11, 16), upto=20, mark=new)
+
+
+def test_an_undecided_commit_asks_once_and_holds_the_watermark() -> None:
+    d = Driver()
+    (effect,) = undecided(d)
+    assert (effect.task_id, effect.undecided.key, effect.undecided.commit_ts) == (1, b"a", 16)
+    assert d.file(upto=30) == []
+    assert d.core.watermark() == 15
+    assert d.core.stats().undecided_commits == 1
+    assert d.write() == []
+    assert d.core.upper == 15
+
+
+def test_an_undecided_commit_is_decided_by_a_copy_that_brings_the_value() -> None:
+    d = Driver()
+    undecided(d)
+    d.file(replace(commit(b"a", 11, 16), value=b"new"), upto=30)
+    assert d.core.watermark() == 30
+    assert d.write() == [(b"a", 16, b"new")]
+
+
+def test_an_undecided_commit_asks_again_after_a_restart() -> None:
+    d = Driver()
+    undecided(d)
+    again = Driver(TaskCore(1, KeyRange(), 10, 10))
+    snapshot = d.core.snapshot()
+    again.core.restore(snapshot, snapshot.positions)
+    again.seq = d.seq
+    assert len(again.file(upto=30)) == 1
+    assert again.core.watermark() == 15
+
+
+def test_a_snapshot_is_restored_into_both_halves_of_a_split() -> None:
+    d = Driver()
+    d.file(whole(b"a", 11, 12), whole(b"x", 13, 14), prewrite(b"b", 15), prewrite(b"y", 15), upto=14, cut=16)
+    d.file(commit(b"b", 15, 20), commit(b"y", 15, 20), upto=14, cut=21)
+    snapshot = d.core.snapshot()
+    for range_, keys in ((KeyRange(b"", b"m"), [b"a", b"b"]), (KeyRange(b"m"), [b"x", b"y"])):
+        half = Driver(TaskCore(2, range_, 10, 10))
+        half.core.restore(snapshot, snapshot.positions)
+        half.seq = d.seq
+        half.file(upto=30)
+        assert [key for key, _, _ in half.write()] == keys
+        assert half.core.stats().open_prewrites == 0
+
+
+def test_a_restored_core_drops_what_was_written_since_and_numbers_its_rows_on() -> None:
+    d = Driver()
+    d.file(prewrite(b"a", 11), commit(b"a", 11, 15), prewrite(b"b", 12), upto=12, cut=16)
+    snapshot = d.core.snapshot()
+    core = TaskCore(1, KeyRange(), 10, 15)
+    core.restore(snapshot, snapshot.positions)
+    core.check()
+    stats = core.stats()
+    assert (stats.open_prewrites, stats.waiting_commits, stats.ready_rows, stats.watermark) == (1, 0, 0, 12)
+    again = Driver(core)
+    again.seq = 1
+    again.file(prewrite(b"b", 12, b"later"), upto=12, cut=17)
+    again.file(commit(b"b", 12, 18), upto=20)
+    assert again.write() == [(b"b", 18, b"later")]
+
+
+def test_positions_are_dense_for_each_life_of_each_store() -> None:
+    core = TaskCore(1, KeyRange(), 10, 10)
+
+    def batch(store: int, life: int, seq: int, *, closes: bool = False) -> None:
+        core.handle(
+            feed_batch(File(store_id=store, incarnation=life, seq=seq, cut_ts=1, rows=(), marks=(), closes=closes))
+        )
+
+    batch(1, 1, 1)
+    batch(2, 1, 1)
+    batch(1, 2, 1)  # another life does not wait for the older one
+    batch(1, 1, 2)
+    batch(1, 1, 1)
+    with pytest.raises(FeedGap) as gap:
+        batch(1, 1, 4)
+    assert (gap.value.facts["expected"], gap.value.facts["found"]) == (3, 4)
+    with pytest.raises(FeedGap):
+        batch(1, 1, 3, closes=True)  # its end lies behind a file that never came
+    batch(1, 1, 2, closes=True)
+    batch(1, 1, 2, closes=True)
+    batch(1, 1, 2)
+    with pytest.raises(FeedGap):
+        batch(1, 1, 3)
+    batch(3, 1, 0, closes=True)  # a life that never had a file
+    batch(2, 1, 0, closes=True)  # more was consumed than the end says: all of that was used
+    assert core.positions() == {
+        1: {1: Position(seq=2, closed=True), 2: Position(seq=1)},
+        2: {1: Position(seq=1, closed=True)},
+        3: {1: Position(seq=0, closed=True)},
+    }
+
+
+def test_raw_rows_are_told_apart_by_key_and_timestamp() -> None:
+    d = Driver()
+    d.file(whole(b"r", 11, 11, b"1"), whole(b"r", 11, 11, b"1"), whole(b"r", 12, 12, b"2"), upto=20)
+    d.file(Row(kind=D, key=b"r", start_ts=21, commit_ts=21, op=2), upto=30)
+    assert d.write() == [(b"r", 11, b"1"), (b"r", 12, b"2"), (b"r", 21, None)]
+
+
+def test_forgotten_rollbacks_and_dead_prewrites_are_counted() -> None:
+    d = Driver()
+    d.file(Row(kind=R, key=b"a", start_ts=11, op=0), prewrite(b"b", 12), prewrite(b"c", 13), upto=12, cut=14)
+    d.file(Row(kind=R, key=b"c", start_ts=13, op=0), upto=30)
+    stats = d.core.stats()
+    assert (stats.forgotten_rollbacks, stats.dead_prewrites, stats.open_prewrites) == (1, 1, 0)
+    assert (stats.slices, stats.holes, stats.waiting_watermarks, stats.bytes_held) == (1, 0, 0, 0)
+    assert d.core.explain()[0].w == 30

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from sorter import sort_buffer
+from sorter.arrivals import empty
+from sorter.sort_buffer import READY, SortBuffer
+from tistream.change import COMMITTED
+from tistream.codec.table_key import table_prefix
+from tistream.errors import TiStreamError
+from tistream.keyrange import KeyRange
+
+
+def ready(*rows: tuple[bytes, int, int], value: bytes = b"v") -> pl.DataFrame:
+    """(key, start_ts, commit_ts) each."""
+    fixed = {"op": 1, "value": value, "old_value": None, "expire_ts": 0, "flags": 0}
+    plain = [{"key": k, "start_ts": s, "commit_ts": c, **fixed} for k, s, c in rows]
+    return pl.DataFrame(plain, schema=empty(READY).schema)
+
+
+def taken(buffer: SortBuffer, w: int) -> list[tuple[int, int, int, bytes]]:
+    table = buffer.take(w)
+    assert table.schema.equals(COMMITTED)
+    rows = table.select(["table_id", "commit_ts", "start_ts", "key"]).to_pylist()
+    return [tuple(row.values()) for row in rows]  # type: ignore[misc]
+
+
+def test_rows_come_by_table_then_commit_start_and_key() -> None:
+    t9, t10 = table_prefix(9) + b"_r", table_prefix(10) + b"_r"
+    buffer = SortBuffer()
+    buffer.add(ready((t10 + b"a", 5, 20), (t9 + b"b", 7, 30), (t9 + b"a", 7, 30), (t9 + b"c", 6, 30), (b"m", 1, 40)))
+    assert taken(buffer, 40) == [
+        (0, 40, 1, b"m"),
+        (9, 30, 6, t9 + b"c"),
+        (9, 30, 7, t9 + b"a"),
+        (9, 30, 7, t9 + b"b"),
+        (10, 20, 5, t10 + b"a"),
+    ]
+    assert [row[1] for row in taken(buffer, 30)] == [30, 30, 30, 20]
+
+
+def test_rows_stay_until_they_are_flushed() -> None:
+    buffer = SortBuffer()
+    buffer.add(ready((b"a", 1, 10), (b"b", 2, 20)))
+    assert taken(buffer, 10) == taken(buffer, 10) == [(0, 10, 1, b"a")]
+    buffer.flushed(10)
+    assert taken(buffer, 20) == [(0, 20, 2, b"b")]
+    assert taken(buffer, 19) == []
+    buffer.check()
+
+
+def test_the_same_version_is_merged_also_within_one_call() -> None:
+    buffer = SortBuffer()
+    buffer.add(ready((b"a", 1, 10), (b"a", 1, 10)))
+    buffer.add(ready((b"a", 1, 10), (b"a", 2, 11)))
+    assert taken(buffer, 99) == [(0, 10, 1, b"a"), (0, 11, 2, b"a")]
+    assert buffer.unknown(ready((b"a", 1, 10), (b"b", 1, 10)))["key"].to_list() == [b"b"]
+    buffer.check()
+
+
+def test_a_flush_is_bounded_but_never_cuts_a_commit_ts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sort_buffer, "FLUSH_BYTES_MAX", 100)
+    buffer = SortBuffer()
+    assert buffer.reach(50) == 50
+    buffer.add(ready((b"a", 1, 10), (b"b", 2, 20), value=b"x" * 40))
+    assert buffer.reach(50) == 50
+    buffer.add(ready((b"c", 2, 20), (b"d", 3, 30), value=b"x" * 40))
+    assert buffer.reach(50) == 10
+    assert buffer.reach(15) == 15
+    buffer.flushed(10)
+    buffer.add(ready((b"e", 2, 20), value=b"x" * 40))
+    assert buffer.reach(50) == 20
+
+
+def test_restore_cuts_to_the_range_and_drops_what_was_written() -> None:
+    buffer = SortBuffer()
+    buffer.add(ready((b"a", 1, 10), (b"b", 2, 20), (b"c", 3, 30), (b"d", 4, 40)))
+    half = SortBuffer()
+    half.restore(buffer.snapshot(), KeyRange(b"b", b"d"), 20)
+    assert taken(half, 99) == [(0, 30, 3, b"c")]
+    half.check()
+
+
+def test_check_finds_rows_that_should_not_be_there() -> None:
+    buffer = SortBuffer()
+    buffer.rows = ready((b"a", 1, 10), (b"a", 1, 10))
+    with pytest.raises(TiStreamError, match="ready twice"):
+        buffer.check()
+    buffer.rows = ready((b"a", 1, 10))
+    buffer.flushed_ts = 10
+    with pytest.raises(TiStreamError, match="below what was flushed"):
+        buffer.check()

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from sorter.watermark import RangeWatermarkMap
+from tistream.change import REGIONS
+from tistream.errors import TiStreamError
+from tistream.keyrange import KeyRange
+
+
+def rows(*given: tuple[bytes, bytes, int, int], ready: int = 1, region_id: int = 7) -> pa.RecordBatch:
+    """(start, end, checkpoint_ts, resolved_ts) each."""
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "region_id": region_id,
+                "version": 1,
+                "start_key": start,
+                "end_key": end,
+                "tenure_open_ts": 1,
+                "tenure_ready_ts": ready,
+                "checkpoint_ts": checkpoint_ts,
+                "resolved_ts": resolved_ts,
+                "row_offset": 0,
+                "row_count": 0,
+            }
+            for start, end, checkpoint_ts, resolved_ts in given
+        ],
+        schema=REGIONS,
+    )
+
+
+def slices(m: RangeWatermarkMap) -> list[tuple[bytes, bytes, int | None]]:
+    m.check()
+    return [(r.start, r.end, w) for r, w in m.slices()]
+
+
+def test_a_new_map_is_one_hole() -> None:
+    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
+    assert m.watermark() is None
+    assert m.holes() == [KeyRange(b"b", b"y")]
+    assert m.highest() == 10
+    assert m.w_of(pa.array([b"b", b"x"], pa.binary())).tolist() == [10, 10]
+
+
+def test_rows_are_cut_to_the_range_and_equal_neighbours_become_one_slice() -> None:
+    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
+    assert m.apply(rows((b"", b"d", 10, 20), (b"d", b"", 10, 20), (b"a", b"b", 10, 99), (b"y", b"", 10, 99)), 1, 1, 1)
+    assert slices(m) == [(b"b", b"y", 20)]
+    assert m.watermark() == 20
+
+
+def test_a_watermark_never_falls_and_a_repeated_row_moves_nothing() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    assert m.apply(rows((b"", b"", 10, 30)), 1, 1, 1)
+    assert not m.apply(rows((b"", b"", 10, 20)), 1, 1, 2)
+    assert not m.apply(rows((b"", b"", 10, 30)), 1, 1, 3)
+    assert m.watermark() == 30
+
+
+def test_the_lowest_slice_counts_and_each_key_has_its_own() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"g", 10, 30), (b"g", b"p", 10, 20), (b"p", b"", 10, 25)), 1, 1, 1)
+    assert slices(m) == [(b"", b"g", 30), (b"g", b"p", 20), (b"p", b"", 25)]
+    assert m.watermark() == 20
+    keys = pa.array([b"", b"f\xff", b"g", b"o", b"p", b"\xff"], pa.binary())
+    assert m.w_of(keys).tolist() == [30, 30, 20, 20, 25, 25]
+
+
+def test_a_row_waits_slice_by_slice_for_its_checkpoint() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"g", 10, 30)), 1, 1, 1)
+    m.apply(rows((b"", b"", 25, 50)), 2, 1, 1)
+    assert slices(m) == [(b"", b"g", 50), (b"g", b"", None)]
+    assert [r.checkpoint_ts for r in m.waiting()] == [25]
+    m.apply(rows((b"g", b"", 10, 24)), 3, 1, 1)
+    assert slices(m) == [(b"", b"g", 50), (b"g", b"", 24)]
+    m.apply(rows((b"g", b"", 10, 25)), 3, 1, 2)
+    assert slices(m) == [(b"", b"", 50)]
+    assert m.waiting() == []
+
+
+def test_waiting_rows_admit_each_other_in_a_chain() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"", 30, 40)), 3, 1, 1)
+    m.apply(rows((b"", b"", 20, 30)), 2, 1, 1)
+    assert m.watermark() is None
+    m.apply(rows((b"", b"", 10, 20)), 1, 1, 1)
+    assert m.watermark() == 40
+
+
+def test_of_one_promise_only_the_newest_row_waits() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"", 30, 50)), 2, 1, 1)
+    m.apply(rows((b"", b"", 30, 60)), 2, 1, 2)
+    m.apply(rows((b"", b"", 30, 55)), 2, 1, 3)
+    assert [(r.seq, r.resolved_ts) for r in m.waiting()] == [(2, 60)]
+
+
+def test_a_waiting_row_that_has_nothing_more_to_give_is_dropped() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"", 30, 35)), 2, 1, 1)
+    m.apply(rows((b"", b"", 10, 40)), 1, 1, 1)
+    assert m.waiting() == []
+    m.check()
+
+
+@pytest.mark.parametrize(("ready", "resolved"), [(0, 20), (1, 0)])
+def test_a_row_that_is_not_ready_or_has_no_resolved_ts_moves_nothing(ready: int, resolved: int) -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    assert not m.apply(rows((b"", b"", 10, resolved), ready=ready), 1, 1, 1)
+    assert m.holes() == [KeyRange()]
+
+
+def test_explain_says_what_each_hole_waits_for() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    assert [str(s) for s in m.explain()] == ["[-inf, +inf) hole: no store speaks of this range"]
+    m.apply(rows((b"", b"g", 10, 0), ready=0), 1, 1, 3)
+    assert "region 7 store 1 file 1/3: its opening scan has not finished" in str(m.explain()[0])
+    m.apply(rows((b"", b"g", 10, 0)), 1, 1, 4)
+    assert "it has sent no resolved ts yet" in str(m.explain()[0])
+    m.apply(rows((b"", b"g", 15, 20)), 1, 1, 5)
+    (told, untold) = [str(s) for s in m.explain()] if len(m.explain()) == 2 else (str(m.explain()[0]), "")
+    assert "waits for W to reach its checkpoint_ts 15" in told
+    m.apply(rows((b"", b"g", 10, 20)), 2, 1, 1)
+    assert [(s.range, s.reason) for s in m.explain()] == [
+        (KeyRange(b"g"), "no store speaks of this range"),
+    ]
+    m.apply(rows((b"g", b"", 10, 30)), 3, 1, 1)
+    assert {(s.w, s.store_id, s.reason) for s in m.explain()} == {
+        (20, 1, "its resolved ts stands at 20"),
+        (20, 2, "its resolved ts stands at 20"),
+    }
+    assert "W 20" in str(m.explain()[0])
+    m.forget(1, 1)
+    assert {s.store_id for s in m.explain()} == {2}
+
+
+def test_explain_names_a_waiting_row_of_a_store_that_has_fallen_silent() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"", 15, 20)), 1, 1, 1)
+    m.apply(rows(), 1, 1, 2)
+    (stuck,) = m.explain()
+    assert (stuck.store_id, stuck.seq, stuck.w) == (1, 1, None)
+    assert stuck.reason == "waits for W to reach its checkpoint_ts 15"
+
+
+def test_a_snapshot_is_restored_and_is_not_touched_by_what_comes_after_it() -> None:
+    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
+    m.apply(rows((b"", b"g", 10, 30), (b"", b"", 25, 50)), 1, 1, 1)
+    saved = m.snapshot()
+    want = slices(m)
+    m.apply(rows((b"g", b"", 10, 99)), 1, 1, 2)
+    again = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
+    again.restore(*saved)
+    assert slices(again) == want == [(b"b", b"g", 50), (b"g", b"y", None)]
+    assert [r.checkpoint_ts for r in again.waiting()] == [25]
+
+
+def test_a_snapshot_is_restored_into_half_of_its_range() -> None:
+    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
+    m.apply(rows((b"", b"g", 10, 30), (b"g", b"p", 10, 20), (b"p", b"", 90, 95)), 1, 1, 1)
+    half = RangeWatermarkMap(KeyRange(b"c", b"k"), 10)
+    half.restore(*m.snapshot())
+    assert slices(half) == [(b"c", b"g", 30), (b"g", b"k", 20)]
+    assert half.waiting() == []
+
+
+def test_what_a_snapshot_does_not_speak_of_stays_a_hole() -> None:
+    m = RangeWatermarkMap(KeyRange(b"b", b"g"), 10)
+    m.apply(rows((b"", b"", 10, 30)), 1, 1, 1)
+    wide = RangeWatermarkMap(KeyRange(b"a", b"z"), 10)
+    wide.restore(*m.snapshot())
+    assert wide.holes() == [KeyRange(b"a", b"b"), KeyRange(b"g", b"z")]
+    wide.check()
+
+
+def test_check_finds_a_map_that_is_wrong() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m._w[0] = 5
+    with pytest.raises(TiStreamError, match="W below start_ts"):
+        m.check()

@@ -1,0 +1,50 @@
+"""What errors of obstore mean."""
+
+from __future__ import annotations
+
+import inspect
+
+import obstore.exceptions
+import pytest
+
+from tistream.errors import ConfigError, InvalidInput, ObjectNotFound, StoreUnavailable, TiStreamError
+from tistream.objectstore.s3 import map_error
+
+#: class -> (what a get raises, what a put raises, whether a put is known not to have happened)
+MEANING: dict[str, tuple[type[TiStreamError], type[TiStreamError], bool | None]] = {
+    "BaseError": (StoreUnavailable, StoreUnavailable, False),
+    "GenericError": (StoreUnavailable, StoreUnavailable, False),
+    "JoinError": (StoreUnavailable, StoreUnavailable, False),
+    "AlreadyExistsError": (StoreUnavailable, StoreUnavailable, False),
+    "PermissionDeniedError": (StoreUnavailable, StoreUnavailable, True),
+    "UnauthenticatedError": (StoreUnavailable, StoreUnavailable, True),
+    "PreconditionError": (StoreUnavailable, StoreUnavailable, True),
+    "NotModifiedError": (StoreUnavailable, StoreUnavailable, True),
+    "NotFoundError": (ObjectNotFound, StoreUnavailable, True),
+    "InvalidPathError": (InvalidInput, InvalidInput, None),
+    "NotSupportedError": (ConfigError, ConfigError, None),
+    "UnknownConfigurationKeyError": (ConfigError, ConfigError, None),
+}
+
+
+@pytest.mark.parametrize(
+    "error_class",
+    [c for _, c in inspect.getmembers(obstore.exceptions, inspect.isclass)],
+    ids=lambda c: c.__name__,
+)
+def test_every_error_class_of_obstore_is_mapped(error_class: type[Exception]) -> None:
+    of_get, of_put, determinate = MEANING[error_class.__name__]
+    got = map_error(error_class("what happened\nDebug source: long"), "a/b")
+    put = map_error(error_class("what happened\nDebug source: long"), "a/b", putting=True)
+    assert (type(got), type(put)) == (of_get, of_put)
+    assert put.facts.get("determinate") is determinate
+    assert got.facts["key"] == put.facts["key"] == "a/b"
+    assert "Debug" not in str(got) + str(put)
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [(FileNotFoundError("NoSuchKey"), ObjectNotFound), (FileNotFoundError("NoSuchBucket"), StoreUnavailable)],
+)
+def test_a_missing_bucket_is_not_a_missing_object(error: Exception, meaning: type[TiStreamError]) -> None:
+    assert type(map_error(error, "a/b")) is meaning

@@ -1,0 +1,75 @@
+"""From an address to a store.
+
+memory://                       within this process
+file:///absolute/folder         a folder of this machine, or one that several machines mount
+s3://bucket/prefix              AWS; region and credentials from the AWS_* variables or the machine's role
+s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1&path_style=true
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from tistream.errors import ConfigError
+from tistream.objectstore.keys import check_key
+from tistream.objectstore.protocol import ObjectStore
+
+_KNOWN = "memory://, file:///absolute/folder, s3://bucket/prefix?endpoint=...&region=...&path_style=true"
+_BOOL = {"true": True, "false": False}
+
+
+def open_store(url: str) -> ObjectStore:
+    """The store at this address. ConfigError when it has another form; nothing is asked over the network yet."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as e:
+        raise ConfigError(f"not the address of an object store; known are {_KNOWN}", url=url) from e
+    match parts.scheme:
+        case "memory":
+            return _memory(parts, url)
+        case "file":
+            return _local(parts, url)
+        case "s3":
+            return _s3(parts, url)
+    raise ConfigError(f"not the address of an object store; known are {_KNOWN}", url=url)
+
+
+def _memory(parts: SplitResult, url: str) -> ObjectStore:
+    from tistream.objectstore.memory import MemoryStore
+
+    if parts.netloc or parts.path or parts.query or parts.fragment:
+        raise ConfigError("memory:// takes nothing behind it: each store is its own", url=url)
+    return MemoryStore()
+
+
+def _local(parts: SplitResult, url: str) -> ObjectStore:
+    from tistream.objectstore.local import LocalStore
+
+    folder = Path(unquote(parts.path))
+    if parts.netloc or parts.query or parts.fragment or not folder.is_absolute():
+        raise ConfigError("a folder is written file:///absolute/folder", url=url)
+    return LocalStore(folder)
+
+
+def _s3(parts: SplitResult, url: str) -> ObjectStore:
+    from tistream.objectstore.s3 import S3Store
+
+    if "@" in parts.netloc:  # not shown: it may hold a secret
+        raise ConfigError("credentials do not belong into the address; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    if not parts.netloc or parts.fragment:
+        raise ConfigError(f"not the address of a bucket; known are {_KNOWN}", url=url)
+    prefix = parts.path.strip("/")
+    if prefix:
+        check_key(prefix)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    endpoint = options.pop("endpoint", None)
+    region = options.pop("region", None)
+    path_style = options.pop("path_style", "false")
+    if options:
+        raise ConfigError(f"unknown {', '.join(sorted(options))}; known are endpoint, region, path_style", url=url)
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError("an endpoint begins with https:// or http://", url=url)
+    if path_style not in _BOOL:
+        raise ConfigError("path_style is true or false", url=url)
+    return S3Store(parts.netloc, prefix=prefix, endpoint=endpoint, region=region, path_style=_BOOL[path_style])

@@ -1,0 +1,155 @@
+"""A tenant's committed log without the services: catalog and bucket as sorters would leave them.
+
+    log = LogBuilder(catalog, store)        registered, schema snapshot pushed, activated at S
+    log.flush(ts)                           one committed file: every task's rows up to ts, every upper at ts
+    log.build(40)                           the whole recording in forty flushes
+
+Rows are those of the recording that ships with the package; objects and catalog rows are made by the functions that the
+services use. Tasks may be flushed one by one, so that they stand at different timestamps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import zstandard
+
+from metaserver.tiles import lay_out
+from schemas.snapshot import parse_pushed
+from tistream import change
+from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tasks import TaskRow, list_tasks
+from tistream.catalog.tenants import activate_tenant, register_tenant
+from tistream.codec.committed_file import build_committed_file
+from tistream.codec.segment_file import SegmentInfo
+from tistream.errors import invariant
+from tistream.ids import Tenant
+from tistream.layout import CommittedKey, SchemaSnapKey
+from tistream.objectstore.protocol import ObjectStore
+from tistream.testing.recording import RECORDING, committed_rows
+
+TENANT = Tenant(1, 1)
+_IN_A_TABLE = [(name, "ascending") for name in ("table_id", "commit_ts", "start_ts", "key")]
+
+
+def recording_end() -> int:
+    """The timestamp up to which the recording is complete."""
+    return int(json.loads((RECORDING / "meta.json").read_bytes())["last_resolved_ts"])
+
+
+@dataclass
+class LogBuilder:
+    """See the module. `rows` (schema change.COMMITTED) replaces the recording's."""
+
+    catalog: Catalog
+    store: ObjectStore
+    tenant: Tenant = TENANT
+    data_tasks: int = 3
+    rows: pa.Table = field(default_factory=committed_rows)
+
+    def __post_init__(self) -> None:
+        self._file_numbers = itertools.count(1)
+        self.start_ts = 0
+
+    def register(self) -> LogBuilder:
+        """The tenant is known and awaits its snapshot."""
+        register_tenant(self.catalog, self.tenant)
+        return self
+
+    def activate(self) -> LogBuilder:
+        """The recording's schema snapshot is pushed and the tenant's tasks stand at its timestamp."""
+        text = (RECORDING / "schema_snapshot.json").read_bytes()
+        pushed = parse_pushed(json.loads(text))
+        self.start_ts = pushed.snapshot.ts
+        self.store.put(str(SchemaSnapKey(tenant=self.tenant, ts=self.start_ts)), zstandard.compress(text))
+        register_tenant(self.catalog, self.tenant)
+        activated = activate_tenant(self.catalog, self.tenant, self.start_ts, lay_out(pushed, self.data_tasks))
+        invariant(activated, "a tenant is built once", tenant=self.tenant)
+        return self
+
+    def build(self, flushes: int, upto: int | None = None) -> LogBuilder:
+        """Activate, and publish everything up to `upto` (the recording's end) in about so many flushes."""
+        end = recording_end() if upto is None else upto
+        self.activate()
+        for ts in [*self.cuts(flushes), end]:
+            if ts <= end:
+                self.flush(ts)
+        return self
+
+    def cuts(self, count: int) -> list[int]:
+        """Up to `count` commit timestamps that cut the rows into about equal parts, rising."""
+        commit_ts = self.rows["commit_ts"].to_numpy()
+        at = np.linspace(0, len(commit_ts) - 1, count + 1).astype(np.int64)[1:]
+        return [int(ts) for ts in np.unique(commit_ts[at])]
+
+    def flush(self, upto: int, task_ids: Collection[int] | None = None) -> None:
+        """Publish the rows with commit_ts at or below `upto` of all tasks that are behind it (or of those named)."""
+        due = [
+            task
+            for task in list_tasks(self.catalog, self.tenant)
+            if task.upper < upto and (task_ids is None or task.task_id in task_ids)
+        ]
+        key = CommittedKey(tenant=self.tenant, sorter="builder", incarnation=1, seq=next(self._file_numbers))
+        flushes = [(task.task_id, self._rows_of(task, upto)) for task in due]
+        data, segments = build_committed_file(key, flushes, f"write-{key.seq}")
+        written = any(segments.values())
+        if written:
+            self.store.put(str(key), data)
+        advances = [
+            TaskAdvance(
+                task_id=task.task_id,
+                epoch=task.epoch,
+                seen_upper=task.upper,
+                new_upper=upto,
+                segments=tuple(_new_segment(s) for s in segments[task.task_id]),
+            )
+            for task in due
+        ]
+        object_key = str(key) if written else None
+        advanced = commit_flush(
+            self.catalog, tenant=self.tenant, object_key=object_key, object_bytes=len(data), advances=advances
+        )
+        invariant(len(advanced) == len(due), "nobody else writes to a built log")
+
+    def _rows_of(self, task: TaskRow, upto: int) -> pa.Table:
+        rows = self.rows
+        keep = pc.and_(
+            pc.greater(rows["commit_ts"], pa.scalar(task.upper, pa.uint64())),
+            pc.less_equal(rows["commit_ts"], pa.scalar(upto, pa.uint64())),
+        )
+        keep = pc.and_(keep, pc.greater_equal(rows["key"], task.range.start))
+        if task.range.end:
+            keep = pc.and_(keep, pc.less(rows["key"], task.range.end))
+        found = rows.filter(keep)
+        return found.take(pc.sort_indices(found, sort_keys=_IN_A_TABLE)).cast(change.COMMITTED).combine_chunks()
+
+
+def with_broken_value(rows: pa.Table, at: int) -> pa.Table:
+    """The rows, where row `at` has a value that no version of TiDB's row format has."""
+    values = rows["value"].combine_chunks()
+    broken = pa.array([b"\xee not a row"], pa.binary())
+    values = pa.concat_arrays([values.slice(0, at), broken, values.slice(at + 1)])
+    return rows.set_column(rows.schema.get_field_index("value"), change.COMMITTED.field("value"), values)
+
+
+def _new_segment(info: SegmentInfo) -> NewSegment:
+    return NewSegment(
+        segment_no=info.number,
+        start_key=info.start_key,
+        end_key=info.end_key,
+        table_lo=info.table_lo,
+        table_hi=info.table_hi,
+        lo_ts=info.lo_ts,
+        hi_ts=info.hi_ts,
+        rows=info.rows,
+        offset=info.offset,
+        length=info.length,
+        crc=info.crc,
+    )
