@@ -106,7 +106,8 @@ def _interval(request: PullRequest, row: TenantRow, resolved: int, now_ms: int) 
     if request.cursor is not None:
         after = cursor.decode(request.cursor, request.scope) or row.start_ts  # 0: pulled before the snapshot came
     else:
-        after = parse_ts(request.start_ts or "earliest", earliest=row.start_ts, latest=resolved, now_ms=now_ms)
+        text = "earliest" if request.start_ts is None else request.start_ts
+        after = parse_ts(text, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
     if request.end_ts is None:
         return after, resolved
     end = parse_ts(request.end_ts, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
@@ -186,8 +187,7 @@ def concerns(event: DdlEvent, scope: Scope) -> bool:
     if scope.database is None:
         return True
     names = {(event.db.lower(), event.table.lower()), (event.old_db.lower(), event.old_table.lower())}
-    if event.exchanged is not None:
-        names.add((event.exchanged.db.lower(), event.exchanged.name.lower()))
+    names |= {(t.db.lower(), t.name.lower()) for t in (event.version, event.exchanged) if t is not None}
     database = scope.database.lower()
     if scope.table is None or event.type == Action.DROP_SCHEMA:
         return any(db == database for db, _ in names)

@@ -63,6 +63,7 @@ class DispatcherWorker:
         self._pool = ThreadPoolExecutor(PREFETCH_FILES_MAX, thread_name_prefix=f"{worker_id}-read")
         self._lock = threading.Lock()
         self._incarnation: int | None = None
+        self._registering = threading.Lock()
         self._owned: dict[_StoreKey, StoreRow] = {}
         self._tails: dict[_StoreKey, Tail] = {}
         self._noted: dict[_StoreKey, int] = {}
@@ -130,7 +131,7 @@ class DispatcherWorker:
 
     def refresh(self) -> None:
         """Learn what I own and tell the catalog how far its files reach."""
-        owned = {(row.tenant, row.store_id): row for row in stores_of_dispatcher(self._catalog, self.worker_id)}
+        owned = {(row.tenant, row.store_id): row for row in self._mine()}
         with self._lock:
             self._owned = owned
             self._tails = {key: tail for key, tail in self._tails.items() if key in owned or tail.is_heard}
@@ -141,6 +142,16 @@ class DispatcherWorker:
                 noted = tail.max_cut_ts
                 note_cut_ts(self._catalog, tail.tenant, tail.store_id, noted)
                 self._noted[key] = noted
+
+    def _mine(self) -> list[StoreRow]:
+        return stores_of_dispatcher(self._catalog, self.worker_id, self._life())
+
+    def _life(self) -> int:
+        """This life's incarnation; the first to ask registers it."""
+        with self._registering:
+            if self._incarnation is None:
+                self._incarnation = register_worker(self._catalog, self.worker_id, WorkerKind.DISPATCHER, self.address)
+            return self._incarnation
 
     def reclaim(self) -> None:
         """Give up files of my stores, and now and then sweep what an earlier attempt left behind."""
@@ -156,10 +167,7 @@ class DispatcherWorker:
             self._swept[key] = epoch, swept_at  # not reached after an error: the next round sweeps again
 
     def _heartbeat(self) -> None:
-        if self._incarnation is None:
-            self._incarnation = register_worker(self._catalog, self.worker_id, WorkerKind.DISPATCHER, self.address)
-        else:
-            heartbeat(self._catalog, self.worker_id, self._incarnation)
+        heartbeat(self._catalog, self.worker_id, self._life())
 
     def _tail(self, row: StoreRow) -> Tail:
         key = row.tenant, row.store_id

@@ -20,6 +20,8 @@ from tistream.keyrange import KeyRange
 
 ARROW_BYTES_MAX = 1 << 30  #: of one output chunk; Arrow's binary columns count in 31 bits
 
+CHUNKS_MAX = 32  #: a buffer in more pieces is copied into one
+
 #: what a row of the feed gains: which tenure sent it, in which file, and its number in the order of arrival
 TENURE = ("region_id", "version", "checkpoint_ts", "tenure_open_ts", "tenure_ready_ts")
 SOURCE = ("store_id", "incarnation", "seq")
@@ -36,6 +38,12 @@ _POLARS: dict[pa.DataType, pl.DataType] = {
 def empty(schema: pa.Schema) -> pl.DataFrame:
     """No rows, with the columns of an Arrow schema."""
     return pl.DataFrame(schema={f.name: _POLARS[f.type] for f in schema})
+
+
+def joined(*frames: pl.DataFrame) -> pl.DataFrame:
+    """The frames one behind the other, in not too many chunks."""
+    frame = pl.concat(frames)
+    return frame.rechunk() if frame.n_chunks() > CHUNKS_MAX else frame
 
 
 def from_arrow(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:

@@ -32,7 +32,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sorter.arrivals import SOURCE, TENURE, empty, from_arrow, to_arrow, within
+from sorter.arrivals import SOURCE, TENURE, empty, from_arrow, joined, to_arrow, within
 from sorter.choice import Candidate, choose
 from sorter.sort_buffer import READY, SortBuffer
 from sorter.watermark import RangeWatermarkMap
@@ -216,7 +216,7 @@ class PrewriteBuffer:
         if known.height and brought.height:
             value = pl.coalesce("value", "brought").alias("value")
             known = known.join(brought, on=_VERSION, how="left").with_columns(value).select(COMMITS.names)
-        return pl.concat([known, new.with_columns(asked=pl.lit(value=False)).select(COMMITS.names)]), new
+        return joined(known, new.with_columns(asked=pl.lit(value=False)).select(COMMITS.names)), new
 
     def _leave(self, decided: pl.DataFrame, doubtful: pl.DataFrame) -> None:
         """Decided commits and their prewrites go; the doubtful ones have been asked for."""
@@ -263,7 +263,7 @@ def _merge(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
         return old
     touched = old.join(new, on=_TXN, how="semi")
     if not touched.height and not new.select(pl.struct(_TXN).is_duplicated().any()).item():
-        return pl.concat([old, new])
+        return joined(old, new)
     group = pl.concat([touched, new]).with_columns(full=~_IS_FAKE)
     group = group.filter(pl.col("full") == pl.col("full").max().over(_TXN))
     group = group.filter(pl.col("generation") == pl.col("generation").max().over(_TXN))

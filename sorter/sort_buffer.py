@@ -12,7 +12,7 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 
-from sorter.arrivals import empty, from_arrow, to_arrow, within
+from sorter.arrivals import empty, from_arrow, joined, to_arrow, within
 from tistream.change import COMMITTED
 from tistream.codec.table_key import table_ids
 from tistream.errors import invariant
@@ -38,7 +38,7 @@ class SortBuffer:
         """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
         new = self.unknown(rows).select(READY.names).unique(_VERSION, keep="first", maintain_order=True)
         if new.height:
-            self.rows = pl.concat([self.rows, new])
+            self.rows = joined(self.rows, new)
 
     def unknown(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Those of the rows whose (key, commit_ts) is not here."""

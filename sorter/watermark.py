@@ -32,7 +32,7 @@ import polars as pl
 import pyarrow as pa
 
 from tistream.errors import invariant
-from tistream.keyrange import KeyRange, end_before, min_end
+from tistream.keyrange import KeyRange, end_before, gaps, min_end
 
 #: one slice of the map
 SLICES = pa.schema(
@@ -75,9 +75,9 @@ class WatermarkRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
-    """Why a slice is where it is: one line for each region that speaks for it, or a single one that nobody does."""
+    """Why a slice is where it is: one for each region that speaks of it, one for each part of which nobody speaks."""
 
-    range: KeyRange
+    range: KeyRange  #: the slice, or the silent part of it
     w: int | None  #: None for a hole
     region_id: int = 0
     version: int = 0
@@ -294,12 +294,14 @@ class RangeWatermarkMap:
         """What the newest files say of slice i."""
         where = self._slice(i)
         w = int(self._w[i]) if self._covered[i] else None
-        out = []
+        out: list[Stuck] = []
+        spoken: list[KeyRange] = []
         for (store_id, incarnation), (seq, regions) in sorted(self._spoken.items()):
             for row in regions.to_pylist():
                 end = row["end_key"]
                 if (end and end <= where.start) or (where.end and row["start_key"] >= where.end):
                     continue
+                spoken.append(KeyRange(row["start_key"], end))
                 stuck = Stuck(
                     range=where,
                     w=w,
@@ -317,8 +319,10 @@ class RangeWatermarkMap:
             if (r.store_id, r.incarnation, r.region_id, r.version) not in told:
                 facts = {name: getattr(r, name) for name in ("region_id", "version", "store_id", "incarnation", "seq")}
                 reason = f"waits for W to reach its checkpoint_ts {r.checkpoint_ts}"
+                spoken.append(KeyRange(r.start_key, r.end_key))
                 out.append(Stuck(range=where, w=w, reason=reason, **facts))
-        return out or [Stuck(range=where, w=w, reason="no store speaks of this range")]
+        silent = gaps(where, spoken)
+        return out + [Stuck(range=part, w=w, reason="no store speaks of this range") for part in silent]
 
 
 def _reason(row: dict[str, int], w: int) -> str:

@@ -149,7 +149,7 @@ class SorterWorker:
     def _look_around(self) -> None:
         """Start and stop runners as the catalog says; each task by itself."""
         self._leaving = [runner for runner in self._leaving if runner.is_stopping]
-        owned = {row.task_id: row for row in tasks_owned_by(self._catalog, self.name)}
+        owned = {row.task_id: row for row in tasks_owned_by(self._catalog, self.name, self._incarnation)}
         for task_id, runner in list(self._runners.items()):
             row = owned.get(task_id)
             if row is None or row.epoch != runner.row.epoch or row.error is not None:

@@ -93,4 +93,6 @@ def install(app: FastAPI) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, bool) or value is None:
         return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from apiserver.deps import Services
 from tistream import __version__
-from tistream.errors import TiStreamError
+from tistream.errors import ObjectNotFound, TiStreamError
+from tistream.objectstore.protocol import ObjectStore
 
 
 def router(services: Services) -> APIRouter:
     """Unauthenticated probes."""
     routes = APIRouter(tags=["ops"])
+    checks = {"catalog": services.catalog.ping, "object store": lambda: _ask(services.store), **services.checks}
 
     @routes.get("/livez", operation_id="livez", summary="The process runs")
     def livez() -> dict[str, str]:
@@ -21,7 +24,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/readyz", operation_id="readyz", summary="Every part answers")
     def readyz(response: Response) -> dict[str, Any]:
-        found = {name: _run(check) for name, check in {"catalog": services.catalog.ping, **services.checks}.items()}
+        found = {name: _run(check) for name, check in checks.items()}
         ready = all(state == "ok" for state in found.values())
         response.status_code = 200 if ready else 503
         return {"status": "ok" if ready else "not ready", "checks": found}
@@ -38,7 +41,15 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def _run(check: Any) -> str:
+def _ask(store: ObjectStore) -> None:
+    """One small request; that there is no such object is a good answer."""
+    try:
+        store.size("readyz")
+    except ObjectNotFound:
+        return
+
+
+def _run(check: Callable[[], None]) -> str:
     try:
         check()
     except TiStreamError as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 
 from apiserver.deps import Services
 from apiserver.position import check_start, parse_ts
@@ -15,6 +15,7 @@ from tistream.errors import NotFound
 from tistream.ids import Tenant
 
 AtTs = Annotated[str | None, Query(description="As of this timestamp (also `start-ts`); the newest served by default.")]
+AtTsAsStart = Annotated[str | None, Query(alias="start-ts", include_in_schema=False)]
 
 
 def router(services: Services) -> APIRouter:
@@ -23,21 +24,21 @@ def router(services: Services) -> APIRouter:
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/databases", operation_id="list_dbs", summary="Databases of a tenant")
-    def list_dbs(request: Request, cluster_id: int, tenant_id: int, at_ts: AtTs = None) -> dict[str, Any]:
-        history, ts = _at(services, request, Tenant(cluster_id, tenant_id), at_ts)
+    def list_dbs(cluster_id: int, tenant_id: int, at_ts: AtTs = None, start_ts: AtTsAsStart = None) -> dict[str, Any]:
+        history, ts = _at(services, Tenant(cluster_id, tenant_id), at_ts or start_ts)
         items = [
             {"database": d.name, "db_id": d.id, "charset": d.charset, "collate": d.collate}
             for d in history.databases(ts)
         ]
-        return {"items": sorted(items, key=lambda d: str(d["database"])), "at_ts": str(ts)}
+        return {"items": items, "at_ts": str(ts)}
 
     @routes.get(f"{base}/databases/{{database}}/tables", operation_id="list_tables", summary="Tables of a database")
     def list_tables(
-        request: Request, cluster_id: int, tenant_id: int, database: str, at_ts: AtTs = None
+        cluster_id: int, tenant_id: int, database: str, at_ts: AtTs = None, start_ts: AtTsAsStart = None
     ) -> dict[str, Any]:
-        history, ts = _at(services, request, Tenant(cluster_id, tenant_id), at_ts)
-        tables = sorted(history.tables(database, ts), key=lambda t: t.name)
-        return {"database": database, "items": [describe(t) for t in tables], "at_ts": str(ts)}
+        history, ts = _at(services, Tenant(cluster_id, tenant_id), at_ts or start_ts)
+        items = [describe(t) for t in history.tables(database, ts)]
+        return {"database": history.database(database, ts).name, "items": items, "at_ts": str(ts)}
 
     return routes
 
@@ -54,12 +55,12 @@ def describe(table: Table) -> dict[str, Any]:
     }
 
 
-def _at(services: Services, request: Request, tenant: Tenant, at_ts: str | None) -> tuple[History, int]:
+def _at(services: Services, tenant: Tenant, text: str | None) -> tuple[History, int]:
+    """The history and the timestamp that `text` names; a time above what is served becomes what is served."""
     row, history, resolved = services.served(tenant)
     if history is None:
         raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
-    text = at_ts if at_ts is not None else request.query_params.get("start-ts", "latest")
     now_ms = services.clock.unix_ms()
-    ts = parse_ts(text, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
+    ts = parse_ts(text or "latest", earliest=row.start_ts, latest=resolved, now_ms=now_ms)
     check_start(ts, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
     return history, min(ts, resolved)

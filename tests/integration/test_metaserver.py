@@ -232,12 +232,12 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
     assert first.json() == {
         "cluster_id": "1",
         "tenant_id": "1",
-        "state": "awaiting_snapshot",
+        "state": "AWAITING_SNAPSHOT",
         "start_ts": "0",
         "push": {
             "object_store": "s3://bucket",
             "prefix": "data_change_buffer/cluster-1/tenant-1/",
-            "state": "awaiting_snapshot",
+            "state": "AWAITING_SNAPSHOT",
         },
     }
     assert http.post("/v1/tenants", json=body).json() == first.json()

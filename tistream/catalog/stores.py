@@ -15,6 +15,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import ensure_row, incarnations, of_tenant, stores, tenant_of
 from tistream.catalog.tasks import holds_ownership
+from tistream.catalog.workers import lives
 from tistream.ids import Tenant
 
 
@@ -44,12 +45,13 @@ def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[
 
 def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow]:
     """The stores of a tenant, or of all, ordered by id."""
-    return _read(catalog, None if tenant is None else of_tenant(stores, tenant))
+    return _read(catalog, *(() if tenant is None else (of_tenant(stores, tenant),)))
 
 
-def stores_of_dispatcher(catalog: Catalog, worker_id: str) -> list[StoreRow]:
-    """The stores that are assigned to this dispatcher, ordered by id."""
-    return _read(catalog, stores.c.dispatcher == worker_id)
+def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> list[StoreRow]:
+    """The stores that are assigned to this life of the dispatcher, ordered by id. None when a newer life has
+    registered."""
+    return _read(catalog, stores.c.dispatcher == worker_id, lives(worker_id, incarnation))
 
 
 def assign_store(
@@ -111,10 +113,8 @@ def _is_store(tenant: Tenant, store_id: int) -> ColumnElement[bool]:
     return and_(of_tenant(stores, tenant), stores.c.store_id == store_id)
 
 
-def _read(catalog: Catalog, where: ColumnElement[bool] | None) -> list[StoreRow]:
-    query = select(stores).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
-    if where is not None:
-        query = query.where(where)
+def _read(catalog: Catalog, *where: ColumnElement[bool]) -> list[StoreRow]:
+    query = select(stores).where(*where).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
     with catalog.reading() as conn:
         return [_store_row(row) for row in conn.execute(query)]
 

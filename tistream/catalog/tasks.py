@@ -17,6 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import of_tenant, owner, tasks, tenant_of
 from tistream.catalog.tenants import TaskKind
+from tistream.catalog.workers import lives
 from tistream.errors import NotFound
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -53,12 +54,13 @@ class FrontierRow:
 
 def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
     """The tasks of a tenant, or of all, ordered by id."""
-    return _read(catalog, None if tenant is None else of_tenant(tasks, tenant))
+    return _read(catalog, *(() if tenant is None else (of_tenant(tasks, tenant),)))
 
 
-def tasks_owned_by(catalog: Catalog, worker_id: str) -> list[TaskRow]:
-    """The tasks that are assigned to this worker, ordered by id."""
-    return _read(catalog, tasks.c.owner == worker_id)
+def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[TaskRow]:
+    """The tasks that are assigned to this life of the worker, ordered by id. None when a newer life has registered:
+    an old one must never learn the epochs that fence it."""
+    return _read(catalog, tasks.c.owner == worker_id, lives(worker_id, incarnation))
 
 
 def get_task(catalog: Catalog, task_id: int) -> TaskRow:
@@ -151,10 +153,8 @@ def _update(catalog: Catalog, task_id: int, epoch: int, **values: Any) -> bool:
         return changed.rowcount == 1
 
 
-def _read(catalog: Catalog, where: ColumnElement[bool] | None) -> list[TaskRow]:
-    query = select(tasks).order_by(tasks.c.task_id)
-    if where is not None:
-        query = query.where(where)
+def _read(catalog: Catalog, *where: ColumnElement[bool]) -> list[TaskRow]:
+    query = select(tasks).where(*where).order_by(tasks.c.task_id)
     with catalog.reading() as conn:
         return [_task_row(row) for row in conn.execute(query)]
 

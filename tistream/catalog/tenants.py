@@ -25,10 +25,10 @@ from tistream.keyrange import KeyRange
 class TenantState(StrEnum):
     """What is being done for a tenant."""
 
-    AWAITING_SNAPSHOT = "awaiting_snapshot"
-    ACTIVE = "active"
-    PAUSED = "paused"
-    DELETING = "deleting"
+    AWAITING_SNAPSHOT = "AWAITING_SNAPSHOT"
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    DELETING = "DELETING"
 
 
 class TaskKind(StrEnum):
@@ -137,7 +137,7 @@ def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: 
 def change_state(catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str) -> bool:
     """Move a tenant from the state the caller saw to another; False when it was no longer in that state."""
     if TenantState.AWAITING_SNAPSHOT in (seen, to) and to is not TenantState.DELETING:
-        raise InvalidInput("a tenant leaves awaiting_snapshot by activation or deletion only, and never returns to it")
+        raise InvalidInput("a tenant leaves AWAITING_SNAPSHOT by activation or deletion only, and never returns to it")
     with catalog.transaction() as conn:
         moved = conn.execute(
             tenants.update().where(of_tenant(tenants, tenant), tenants.c.state == seen).values(state=to, reason=reason)

@@ -2,8 +2,9 @@
 
     up -> draining -> gone;  registering again makes it up, under a new incarnation
 
-A worker id names a place, an incarnation one life in it. A heartbeat of an older life, or of one that was declared
-gone, is refused: its process must drop what it holds and stop.
+A worker id names a place, an incarnation one life in it. Registering takes over the place: what the earlier life owned
+goes on under new epochs, so nothing that it still tries can succeed. A heartbeat of an older life, or of one that was
+declared gone, is refused: its process must drop what it holds and stop.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, exists, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import ensure_row, now_ms, workers
+from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
 from tistream.errors import Fenced
 
 
@@ -48,7 +49,11 @@ class WorkerRow:
 
 
 def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -> int:
-    """Start a life under this id. Returns its incarnation, which is larger than any before."""
+    """Start a life under this id. Returns its incarnation, which is larger than any before.
+
+    Tasks and stores of an earlier life stay with the id, fenced against that life: their epochs rise in the same
+    transaction. Two processes of one name can otherwise not be told apart by any guard.
+    """
     kind = WorkerKind(kind)
     with catalog.transaction() as conn:
         ensure_row(
@@ -73,7 +78,22 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
                 heartbeat_ms=now_ms(),
             )
         )
+        conn.execute(tasks.update().where(tasks.c.owner == worker_id).values(epoch=tasks.c.epoch + 1))
+        conn.execute(
+            stores.update()
+            .where(stores.c.dispatcher == worker_id)
+            .values(dispatcher_epoch=stores.c.dispatcher_epoch + 1)
+        )
         return int(conn.execute(select(workers.c.incarnation).where(mine)).scalar_one())
+
+
+def lives(worker_id: str, incarnation: int) -> ColumnElement[bool]:
+    """A condition for another table's query: this life is the newest of its id, and was not declared gone."""
+    return exists().where(
+        workers.c.worker_id == worker_id,
+        workers.c.incarnation == incarnation,
+        workers.c.state != WorkerState.GONE,
+    )
 
 
 def heartbeat(catalog: Catalog, worker_id: str, incarnation: int) -> None:

@@ -188,11 +188,22 @@ def _error(response: httpx2.Response) -> TiStreamError:
     except orjson.JSONDecodeError:
         body = None
     if not isinstance(body, dict):
-        body = {"detail": response.text[:200] or f"HTTP {status}"}
-    text = " ".join(str(body[name]) for name in ("detail", "hint") if body.get(name)) or str(body.get("title", status))
+        body = {"detail": response.text[:200]}
+    text = str(body.get("detail") or body.get("title") or f"HTTP {status}")
     if status in (502, 503, 504):
         return StoreUnavailable(text)
-    facts = body.get("facts")
     by_status = NotFound if status == 404 else InvalidInput if status < 500 else TiStreamError
-    kind = _BY_CODE.get(str(body.get("code")), by_status)
-    return kind(text, **{"status": status, **(facts if isinstance(facts, dict) else {})})
+    error = _BY_CODE.get(str(body.get("code")), by_status)(text, **_facts(body), status=status)
+    error.hint = str(body.get("hint") or "")
+    return error
+
+
+def _facts(body: Mapping[str, Any]) -> dict[str, object]:
+    """The facts of a problem that can be attributes of an error."""
+    facts = body.get("facts")
+    taken = {"self", "message", "facts", "status"}
+    return {
+        name: value
+        for name, value in (facts.items() if isinstance(facts, dict) else ())
+        if name not in taken and not hasattr(TiStreamError, name)
+    }

@@ -183,11 +183,12 @@ class CatalogSuite(CommittedLogSuite):
     def test_an_assignment_raises_the_epoch(self, catalog: Catalog) -> None:
         low, high, _ = activate(catalog)
         mine = elected(catalog)
+        life = register_worker(catalog, "sorter-1", "sorter", "")
         assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
         assert assign_task(catalog, high, worker_id="Sorter-1", seen_epoch=0, owner_epoch=mine) == 1
-        assert [t.task_id for t in tasks_owned_by(catalog, "sorter-1")] == [low]
+        assert [t.task_id for t in tasks_owned_by(catalog, "sorter-1", life)] == [low]
         assert assign_task(catalog, low, worker_id=None, seen_epoch=1, owner_epoch=mine) == 2
-        assert tasks_owned_by(catalog, "sorter-1") == []
+        assert tasks_owned_by(catalog, "sorter-1", life) == []
         assert get_task(catalog, low).epoch == 2
 
     def test_a_stale_task_epoch_assigns_nothing(self, catalog: Catalog) -> None:
@@ -312,6 +313,19 @@ class CatalogSuite(CommittedLogSuite):
         retire_worker(catalog, "sorter-1", first)
         heartbeat(catalog, "sorter-1", second)
         heartbeat(catalog, "sorter-1", second)  # also within the same millisecond
+
+    def test_registering_again_fences_the_earlier_life_out_of_its_tasks(self, catalog: Catalog) -> None:
+        low, high, _ = activate(catalog)
+        mine = elected(catalog)
+        first = register_worker(catalog, "sorter-1", "sorter", "a")
+        register_worker(catalog, "sorter-2", "sorter", "b")
+        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine)
+        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=mine)
+        second = register_worker(catalog, "sorter-1", "sorter", "c")
+        assert get_task(catalog, low).epoch == 2
+        assert get_task(catalog, high).epoch == 1
+        assert tasks_owned_by(catalog, "sorter-1", first) == [], "the old life must not learn the new epoch"
+        assert [t.epoch for t in tasks_owned_by(catalog, "sorter-1", second)] == [2]
 
     def test_the_age_of_a_heartbeat_is_the_databases(self, catalog: Catalog) -> None:
         life = register_worker(catalog, "api-1", "api", "a")

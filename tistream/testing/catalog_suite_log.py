@@ -20,6 +20,7 @@ from tistream.catalog.stores import (
     stores_of_dispatcher,
 )
 from tistream.catalog.tasks import assign_task, get_task
+from tistream.catalog.workers import register_worker
 from tistream.errors import Fenced, TiStreamError
 from tistream.ids import Position
 from tistream.testing.catalog_cases import OTHER, START, T, activate, elected, flush, segment, snapshot, together
@@ -301,12 +302,14 @@ class CommittedLogSuite:
     def test_a_store_is_assigned_by_its_epoch_and_the_owners(self, catalog: Catalog) -> None:
         issue_incarnation(catalog, T, 0)
         mine = elected(catalog)
+        life = register_worker(catalog, "d-1", "dispatcher", "")
         assert assign_store(catalog, T, 0, worker_id="d-1", seen_epoch=0, owner_epoch=mine) == 1
         assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=0, owner_epoch=mine) is None
         assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=1, owner_epoch=mine + 1) is None
         assert assign_store(catalog, T, 1, worker_id="d-2", seen_epoch=0, owner_epoch=mine) is None
-        (row,) = stores_of_dispatcher(catalog, "d-1")
+        (row,) = stores_of_dispatcher(catalog, "d-1", life)
         assert (row.store_id, row.dispatcher_epoch) == (0, 1)
+        assert stores_of_dispatcher(catalog, "d-1", life + 1) == []
         won = together(2, lambda i: assign_store(catalog, T, 0, worker_id=f"d-{i}", seen_epoch=1, owner_epoch=mine))
         assert sorted(won, key=str) == [2, None]
 

@@ -6,7 +6,7 @@ and copied for each further server of the same process.
 
 from __future__ import annotations
 
-import getpass
+import os
 import shutil
 import socket
 import subprocess
@@ -105,7 +105,7 @@ def _server_command(root: Path, port: int) -> list[str]:
 
 
 def _user() -> list[str]:
-    return ["--user=root"] if getpass.getuser() == "root" else []
+    return ["--user=root"] if os.geteuid() == 0 else []
 
 
 def _binary(name: str) -> str:

@@ -17,6 +17,7 @@ Blocks are divided by empty lines; what follows `----` is the expected output of
     gap store=N                      a file is skipped: the next one of that store is handed over in its place
     closes store=N [life=N]          that life of the store's pusher has ended
     flush                            write out what can be
+    flush, reply lost                ... and never learn whether it arrived
     restart                          throw the task away and go on from a snapshot of now
     restart from an old snapshot     ... from the snapshot of the last `save`
     save                             take that snapshot
@@ -89,6 +90,10 @@ class _Run:
                 yield from self._gap(options)
             case "closes":
                 yield from self._closes(options)
+            case "flush,":
+                w = self._core.pending()
+                assert w is not None, "nothing to write"
+                yield f"perhaps written up to {w}: {len(self._core.take(w))} rows"
             case "flush":
                 yield from self._flush()
             case "save":
@@ -182,11 +187,11 @@ class _Run:
 
     def _state(self) -> Iterator[str]:
         core = self._core
-        holes = [h for s in core.explain() if s.w is None for h in [s.range]]
-        shown = ", ".join(f"hole {_shown(h)}" for h in dict.fromkeys(holes))
+        snapshot = core.snapshot()
+        holes = [s for s in snapshot.slices.to_pylist() if not s["covered"]]
+        shown = ", ".join(f"hole {_shown(KeyRange(s['start_key'], s['end_key']))}" for s in holes)
         w = core.watermark()
         yield f"watermark {w}" if w is not None else f"watermark none: {shown}"
-        snapshot = core.snapshot()
         for row in snapshot.waiting.to_pylist():
             where = _shown(KeyRange(row["start_key"], row["end_key"]))
             yield f"row of region {row['region_id']} {where} waits for {row['checkpoint_ts']}"

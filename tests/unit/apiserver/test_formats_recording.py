@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from apiserver import body
 from apiserver.cursor import Scope
 from apiserver.decode import Decoding, decode_rows
 from apiserver.formats import FormatOptions, create_format
@@ -59,8 +58,12 @@ def encode(decoding: Decoding, kind: str) -> list[str]:
     fmt = create_format(name, options)
     history = recorded_history()
     changes = order_messages(decoding.changes, split=fmt.splits_updates)
-    lines = body.lines(fmt, changes, history.events(history.start_ts, history.resolved_ts))
-    return [line.decode() for line in lines.to_pylist()]
+    events = history.events(history.start_ts, history.resolved_ts)
+    found = [(e.commit_ts, 1, n, line) for n, e in enumerate(events) for line in fmt.ddl(e)]
+    for part in changes:
+        lines = fmt.rows(part).to_pylist()
+        found += [(int(ts), 0, int(n), line) for ts, n, line in zip(part.commit_ts, part.order, lines, strict=True)]
+    return [line.decode() for *_, line in sorted(found)]
 
 
 def text_of(message: Any) -> str:

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from sorter import sort_buffer
-from sorter.arrivals import empty
+from sorter.arrivals import CHUNKS_MAX, empty
 from sorter.sort_buffer import READY, SortBuffer
 from tistream.change import COMMITTED
 from tistream.codec.table_key import table_prefix
@@ -80,6 +80,14 @@ def test_restore_cuts_to_the_range_and_drops_what_was_written() -> None:
     half.restore(buffer.snapshot(), KeyRange(b"b", b"d"), 20)
     assert taken(half, 99) == [(0, 30, 3, b"c")]
     half.check()
+
+
+def test_many_small_additions_stay_in_few_pieces() -> None:
+    buffer = SortBuffer()
+    for i in range(100):
+        buffer.add(ready((b"a", i, 1000 + i)))
+    assert buffer.rows.n_chunks() <= CHUNKS_MAX
+    assert len(taken(buffer, 9999)) == 100
 
 
 def test_check_finds_rows_that_should_not_be_there() -> None:

@@ -1,0 +1,241 @@
+"""Pulling a whole tenant over HTTP: completeness, order, pages, cursors, watermarks, forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from apiserver import cursor
+from apiserver.cursor import Scope
+from tistream import change
+from tistream.catalog.tasks import list_tasks
+from tistream.testing import recording, replica
+from tistream.testing.api_world import (
+    ApiWorld,
+    api_world,
+    arrow_of,
+    events_of,
+    has_more,
+    next_cursor,
+    resolved_ts,
+)
+from tistream.testing.log_builder import TENANT, recording_end
+from tistream.testing.recording import EXPECTED
+
+END = recording_end()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    with api_world(tmp_path_factory.mktemp("api")) as made:
+        made.log.build(40)
+        yield made
+
+
+def test_the_tables_of_a_replica_equal_tidb_at_every_moment(world: ApiWorld) -> None:
+    events = world.events(limit=3000)
+    assert replica.compare(EXPECTED, events) > 100
+    assert [e["resolved_ts"] for e in events if e["type"] == "resolved"] == [str(END)]
+
+
+def test_every_delivered_row_is_a_row_of_the_log_and_ticdc_saw_as_many(world: ApiWorld) -> None:
+    rows = [e for e in world.events() if e["type"] in ("insert", "update", "delete")]
+    found = {(e["key"], int(e["commit_ts"])) for e in rows}
+    assert len(found) == len(rows), "no row twice"
+    log = recording.committed_rows()
+    assert found <= set(zip((k.hex() for k in log["key"].to_pylist()), log["commit_ts"].to_pylist(), strict=True))
+    ticdc = [m for m in recording.expected("ticdc-canal-json-tidb") if m["kind"] == "row"]
+    split = sum(m.get("split") == "insert" for m in ticdc)
+    assert {int(m["commit_ts"]) for m in ticdc} == {ts for _, ts in found}
+    assert len(ticdc) - split >= len(rows) - split
+
+
+@pytest.mark.parametrize("fmt", ["ndjson", "canal-json"])
+@pytest.mark.parametrize("limit", [397, 2500, 10_000])
+def test_pages_of_any_size_make_the_single_page(world: ApiWorld, fmt: str, limit: int) -> None:
+    whole = world.ok(format=fmt, limit=200_000)
+    assert not has_more(whole)
+    pages = list(world.pages(format=fmt, limit=limit))
+    assert len(pages) >= 12_000 / limit
+    assert b"".join(p.content for p in pages) == whole.content
+    assert next_cursor(pages[-1]) == next_cursor(whole) == cursor.encode(Scope(tenant=TENANT), END)
+
+
+def test_commit_timestamps_never_fall_and_no_transaction_is_cut(world: ApiWorld) -> None:
+    pages = [[int(e["commit_ts"]) for e in events_of(p) if "commit_ts" in e] for p in world.pages(limit=100)]
+    flat = [ts for page in pages for ts in page]
+    assert flat == sorted(flat)
+    filled = [page for page in pages if page]
+    assert all(a[-1] < b[0] for a, b in pairwise(filled))
+
+
+def test_ddl_stands_behind_rows_of_its_time_and_before_later_ones(world: ApiWorld) -> None:
+    events = world.events(limit=700)
+    kinds = [e["type"] for e in events]
+    assert kinds.count("ddl") >= sum(m["kind"] == "ddl" for m in recording.expected("ticdc-canal-json"))
+    for before, event in pairwise(events):
+        if event["type"] not in ("ddl", "resolved") and before["type"] == "ddl":
+            assert int(event["commit_ts"]) > int(before["commit_ts"])
+
+
+@pytest.mark.parametrize("fmt", ["canal-json", "debezium", "open-protocol", "simple", "ndjson"])
+def test_a_watermark_line_comes_once_all_is_sent(world: ApiWorld, fmt: str) -> None:
+    options = {"enable-tidb-extension": "true"} if fmt in ("canal-json", "debezium") else {}
+    pages = list(world.pages(format=fmt, limit=4000, **options))
+    assert len(pages) > 2
+    marks = [[line for line in p.content.split(b"\n") if _watermark(fmt, line) is not None] for p in pages]
+    assert not any(marks[:-1])
+    assert [_watermark(fmt, line) for line in marks[-1]] == [END]
+    assert pages[-1].content.rstrip().endswith(marks[-1][0].rstrip()), "it is the last line"
+
+
+def _watermark(fmt: str, line: bytes) -> int | None:
+    if not line.strip():
+        return None
+    m = orjson.loads(line)
+    match fmt:
+        case "canal-json":
+            return int(m["_tidb"]["watermarkTs"]) if m["type"] == "TIDB_WATERMARK" else None
+        case "debezium":
+            body = m["value"].get("payload", m["value"])
+            return int(body["source"]["commit_ts"]) if body.get("op") == "m" else None
+        case "open-protocol":
+            return int(m["key"]["ts"]) if m["key"]["t"] == 3 else None
+        case "simple":
+            return int(m["commitTs"]) if m["type"] == "WATERMARK" else None
+    return int(m["resolved_ts"]) if m["type"] == "resolved" else None
+
+
+def test_csv_and_plain_canal_have_no_watermark(world: ApiWorld) -> None:
+    assert b"WATERMARK" not in world.ok(format="canal-json", limit=200_000).content
+    assert str(END).encode() not in world.ok(format="csv", limit=200_000).content
+
+
+def test_end_ts_ends_the_pull_and_the_rest_follows_from_its_cursor(world: ApiWorld) -> None:
+    middle = world.log.cuts(2)[0]
+    first = list(world.pages(end_ts=middle, limit=3000, format="ndjson"))
+    assert next_cursor(first[-1]) == cursor.encode(Scope(tenant=TENANT), middle)
+    assert {resolved_ts(p) for p in first} == {END}, "the header says what is served, not where the pull ends"
+    mark = events_of(first[-1])[-1]
+    assert (mark["type"], mark["resolved_ts"]) == ("resolved", str(middle))
+    assert datetime.fromisoformat(mark["resolved_time"]).timestamp() == (middle >> 18) / 1000
+    again = world.ok(cursor=next_cursor(first[-1]), end_ts=middle, wait=20)
+    assert not has_more(again)
+    rest = world.pages(cursor=next_cursor(first[-1]), limit=200_000, format="ndjson")
+    both = [e for p in [*first, *rest] for e in events_of(p) if e["type"] != "resolved"]
+    assert both == [e for e in world.events() if e["type"] != "resolved"]
+
+
+def test_a_start_in_the_middle_gives_what_lies_above_it(world: ApiWorld) -> None:
+    middle = world.log.cuts(2)[0]
+    want = [e for e in world.events() if int(e.get("commit_ts", END)) > middle]
+    assert world.events(start_ts=middle) == want
+    dashed = world.get("/changes", start__ts=middle, format="ndjson", limit=200_000)
+    assert events_of(dashed) == want
+
+
+def test_json_pages_hold_the_same_events(world: ApiWorld) -> None:
+    items, at = [], {"start_ts": "earliest"}
+    while True:
+        answer = world.ok(format="json", limit=5000, **at)
+        page = orjson.loads(answer.content)
+        items += page["items"]
+        assert (page["next_cursor"], page["has_more"]) == (next_cursor(answer), has_more(answer))
+        assert (page["resolved_ts"], page["quarantined"]) == (str(END), 0)
+        assert 1000 <= page["lag_ms"] <= 1001
+        if not page["has_more"]:
+            break
+        at = {"cursor": page["next_cursor"]}
+    assert items == [e for e in world.events() if e["type"] != "resolved"]
+    assert datetime.fromisoformat(page["resolved_time"]).timestamp() == (END >> 18) / 1000
+
+
+def test_an_empty_json_page_says_how_late_it_is(world: ApiWorld) -> None:
+    page = world.ok(start_ts="latest").json()
+    assert page["items"] == []
+    assert 1000 <= page["lag_ms"] <= 1001
+    assert page["next_cursor"] == cursor.encode(Scope(tenant=TENANT), END)
+
+
+def test_the_link_leads_to_the_next_page(world: ApiWorld) -> None:
+    first = world.ok(format="ndjson", limit=1000)
+    link = first.headers["Link"]
+    assert link.endswith('>; rel="next"')
+    followed = world.http.get(link[1:].partition(">")[0])
+    assert followed.content == world.ok(format="ndjson", limit=1000, cursor=next_cursor(first)).content
+
+
+def test_the_arrow_form_holds_the_rows_of_the_log(world: ApiWorld) -> None:
+    got = pa.concat_tables([arrow_of(p) for p in world.pages(format="arrow", limit=2000)])
+    log, history = recording.committed_rows(), recording.recorded_history()
+    tables = [
+        history.table_at(table_id, commit_ts - 1)
+        for table_id, commit_ts in zip(log["table_id"].to_pylist(), log["commit_ts"].to_pylist(), strict=True)
+    ]
+    assert got.drop_columns(["database", "table"]).equals(log.filter(pa.array([t is not None for t in tables])))
+    assert got.schema.field("commit_ts") == change.COMMITTED.field("commit_ts")
+    names = zip(got["database"].to_pylist(), got["table"].to_pylist(), strict=True)
+    assert list(names) == [(t.db, t.name) for t in tables if t is not None]
+
+
+@pytest.mark.parametrize(
+    ("accept", "media"),
+    [
+        ("application/x-ndjson", "application/x-ndjson"),
+        ("application/vnd.apache.arrow.stream", "application/vnd.apache.arrow.stream"),
+        ("text/csv", "text/csv"),
+        ("application/vnd.tistream.canal+json;q=0.9, image/png", "application/vnd.tistream.canal+json"),
+        ("*/*", "application/json"),
+    ],
+)
+def test_accept_chooses_the_form(world: ApiWorld, accept: str, media: str) -> None:
+    answer = world.http.get(
+        "/v1/clusters/1/tenants/1/changes", params={"start_ts": "earliest", "limit": 10}, headers={"Accept": accept}
+    )
+    assert answer.headers["content-type"].partition(";")[0] == media
+    assert answer.headers["Vary"] == "Accept"
+
+
+def test_the_media_types_are_those_of_the_formats(world: ApiWorld) -> None:
+    from apiserver.formats import FORMAT_NAMES, create_format
+    from apiserver.negotiate import FORMATS
+
+    assert set(FORMATS) == {*FORMAT_NAMES, "json", "arrow"}
+    assert all(create_format(name).media_type == FORMATS[name] for name in FORMAT_NAMES)
+
+
+def test_cursors_stay_valid_while_the_log_grows(tmp_path: Path) -> None:
+    """Pages between flushes that leave the tasks at different timestamps; resolved_ts never falls."""
+    with api_world(tmp_path) as world:
+        world.log.activate()
+        got: list[dict[str, object]] = []
+        at: dict[str, object] = {"start_ts": "earliest"}
+        last = 0
+        ids = [task.task_id for task in list_tasks(world.catalog, TENANT)]
+        for n, ts in enumerate([*world.log.cuts(12), END]):
+            world.log.flush(ts, task_ids={ids[n % len(ids)], ids[(n + 1) % len(ids)]})
+            answer = world.ok(format="ndjson", limit=500, **at)
+            assert resolved_ts(answer) >= last
+            last = resolved_ts(answer)
+            got += events_of(answer)
+            at = {"cursor": next_cursor(answer)}
+        world.log.flush(END)
+        for page in world.pages(format="ndjson", limit=500, **at):
+            got += events_of(page)
+        whole = [e for e in world.events() if e["type"] != "resolved"]
+        marks = [int(str(e["resolved_ts"])) for e in got if e["type"] == "resolved"]
+        assert [e for e in got if e["type"] != "resolved"] == whole
+        assert marks == sorted(marks)
+        assert marks[-1] == END
+        seen = 0
+        for event in got:
+            if event["type"] == "resolved":
+                seen = int(str(event["resolved_ts"]))
+            else:
+                assert int(str(event["commit_ts"])) > seen, "nothing below a watermark that was announced"

@@ -1,0 +1,184 @@
+"""PullDB, PullTable, ListDBs and ListTables: what a name covers at which time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from schemas.model import DdlEvent
+from tistream.testing import recording
+from tistream.testing.api_world import ApiWorld, api_world, events_of, next_cursor
+from tistream.testing.log_builder import recording_end
+from tistream.testing.recording import EXPECTED
+
+END = recording_end()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    with api_world(tmp_path_factory.mktemp("api")) as made:
+        made.log.build(25)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def everything(world: ApiWorld) -> list[dict[str, object]]:
+    return [e for e in world.events() if e["type"] != "resolved"]
+
+
+def ddl(kind: str) -> list[DdlEvent]:
+    history = recording.recorded_history()
+    return [e for e in history.events(history.start_ts, history.resolved_ts) if e.kind == kind]
+
+
+def rows(events: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [e for e in events if e["type"] in ("insert", "update", "delete")]
+
+
+def test_a_database_is_its_rows_of_the_whole_and_nothing_else(
+    world: ApiWorld, everything: list[dict[str, object]]
+) -> None:
+    names = {str(e["database"]) for e in rows(everything)}
+    assert len(names) >= 3
+    for name in names:
+        got = world.events(f"/databases/{name}/changes")
+        assert rows(got) == [e for e in rows(everything) if e["database"] == name]
+        assert [e for e in got if e["type"] == "ddl" and e["database"] == name] == [
+            e for e in everything if e["type"] == "ddl" and e["database"] == name
+        ]
+
+
+def test_every_table_is_its_rows_under_that_name(world: ApiWorld, everything: list[dict[str, object]]) -> None:
+    names = {(str(e["database"]), str(e["table"])) for e in rows(everything)}
+    assert len(names) > 60
+    total = 0
+    for database, table in sorted(names):
+        got = rows(world.events(f"/databases/{database}/tables/{table}/changes"))
+        assert got == [e for e in rows(everything) if (e["database"], e["table"]) == (database, table)]
+        total += len(got)
+    assert total == len(rows(everything))
+
+
+@pytest.mark.parametrize("limit", [1, 7, 300])
+def test_pages_of_a_table_make_the_whole(world: ApiWorld, limit: int) -> None:
+    path = "/databases/shop/tables/p_range/changes"
+    pages = [e for p in world.pages(path, format="ndjson", limit=limit) for e in events_of(p)]
+    assert pages == world.events(path)
+
+
+def test_a_renamed_table_is_followed_by_name_not_by_id(
+    world: ApiWorld, everything: list[dict[str, object]]
+) -> None:
+    history = recording.recorded_history()
+    renames = [
+        e
+        for e in [*ddl("rename table"), *ddl("rename tables")]
+        # the names in between, in RENAME TABLE a TO tmp, b TO a, tmp TO b, never existed at any timestamp
+        if history.physical_ids(e.old_db, e.old_table, history.start_ts, history.resolved_ts)
+    ]
+    assert len(renames) > 5
+    for event in renames:
+        old = world.events(f"/databases/{event.old_db}/tables/{event.old_table}/changes")
+        new = world.events(f"/databases/{event.db}/tables/{event.table}/changes")
+        assert not [
+            e
+            for e in rows(old)
+            if e["table_id"] == event.table_id and int(str(e["commit_ts"])) > event.commit_ts
+        ], "rows of the renamed table are not under the old name"
+        for events in (old, new):
+            assert str(event.commit_ts) in {e["commit_ts"] for e in events if e["type"] == "ddl"}
+
+
+def test_a_truncated_table_goes_on_under_its_new_id(world: ApiWorld, everything: list[dict[str, object]]) -> None:
+    several = {}
+    for event in ddl("truncate table"):
+        got = rows(world.events(f"/databases/{event.db}/tables/{event.table}/changes"))
+        several[event.table] = {e["table_id"] for e in got}
+    assert any(len(ids) > 1 for ids in several.values())
+
+
+def test_a_partitioned_table_is_the_sum_of_its_partitions(world: ApiWorld) -> None:
+    tables = json.loads((EXPECTED / "tables-end.json").read_text("utf-8"))["tables"]
+    partitions = {t["table"]: set(t["partition_ids"]) for t in tables if len(t.get("partition_ids") or ()) > 1}
+    several = 0
+    for table, ids in partitions.items():
+        got = rows(world.events(f"/databases/shop/tables/{table}/changes"))
+        assert {e["table"] for e in got} == {table}
+        several += len({str(e["table_id"]) for e in got} & {str(i) for i in ids}) > 1
+    assert several >= 4
+
+
+def test_an_exchange_concerns_both_tables_and_a_dropped_database_all_its_tables(world: ApiWorld) -> None:
+    (event,) = ddl("exchange partition")
+    assert event.version is not None
+    assert event.exchanged is not None
+    for table in (event.version, event.exchanged):
+        got = world.events(f"/databases/{table.db}/tables/{table.name}/changes")
+        assert "exchange partition" in {e["kind"] for e in got if e["type"] == "ddl"}
+    (drop,) = ddl("drop schema")
+    gone = recording.recorded_history().tables(drop.db, drop.commit_ts - 1)
+    assert gone
+    for dropped in gone:
+        got = world.events(f"/databases/{drop.db}/tables/{dropped.name}/changes")
+        assert "drop schema" in {e["kind"] for e in got if e["type"] == "ddl"}
+
+
+def test_names_are_read_in_any_case(world: ApiWorld) -> None:
+    assert world.events("/databases/SHOP/tables/Customers/changes") == world.events(
+        "/databases/shop/tables/customers/changes"
+    )
+
+
+def test_a_name_with_odd_characters_is_one_path_segment(world: ApiWorld) -> None:
+    answer = world.http.get("/v1/clusters/1/tenants/1/databases/a%20b%27%3C/changes?start_ts=earliest")
+    assert answer.status_code == 404
+    assert answer.json()["facts"]["database"] == "a b'<"
+
+
+def test_a_reader_outlives_its_table(world: ApiWorld) -> None:
+    """A table that existed at the start is pulled to the end; its cursor stays good when it is gone for long."""
+    (drop,) = ddl("drop schema")
+    (table, *_) = recording.recorded_history().tables(drop.db, drop.commit_ts - 1)
+    path = f"/databases/{drop.db}/tables/{table.name}/changes"
+    last = [*world.pages(path, limit=5)][-1]
+    assert world.ok(path, cursor=next_cursor(last), format="ndjson").content == b""
+
+
+def test_a_start_just_above_the_watermark_is_a_start(world: ApiWorld) -> None:
+    answer = world.ok("/databases/shop/tables/customers/changes", start_ts=END + 1, format="ndjson")
+    assert answer.content == b""
+
+
+def test_databases_and_tables_at_every_moment_are_tidbs(world: ApiWorld) -> None:
+    heads = [json.loads(p.read_text("utf-8")) for p in EXPECTED.glob("tables-*.json")]
+    assert len(heads) > 10
+    for head in heads:
+        listed = world.ok("/databases", at_ts=head["ts"]).json()
+        assert listed["at_ts"] == str(head["ts"])
+        names = [d["database"] for d in listed["items"]]
+        assert names == sorted(d["db"] for d in head["databases"])
+        for name in names:
+            tables = world.ok(f"/databases/{name}/tables", start__ts=head["ts"]).json()["items"]
+            theirs = {(t["table"], int(t["table_id"])) for t in head["tables"] if t["db"] == name}
+            assert {(t["table"], t["table_id"]) for t in tables} == theirs
+            assert all(a["table"].lower() <= b["table"].lower() for a, b in pairwise(tables))
+
+
+def test_a_listed_table_shows_its_columns(world: ApiWorld) -> None:
+    tables = world.ok("/databases/shop/tables").json()["items"]
+    customers = next(t for t in tables if t["table"] == "customers")
+    create = next(
+        t["create"]
+        for t in json.loads((EXPECTED / "tables-end.json").read_text("utf-8"))["tables"]
+        if t["table"] == "customers"
+    )
+    for column in customers["columns"]:
+        assert f"`{column['name']}` {column['type']}" in create
+    assert customers["primary_key"]
+
+
+def test_a_time_above_the_served_one_lists_what_is_served(world: ApiWorld) -> None:
+    assert world.ok("/databases", at_ts="-0s").json()["at_ts"] == str(END)

@@ -1,0 +1,219 @@
+"""The commit protocol of a flush, against a real SQLite catalog whose replies get lost at chosen places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from sorter.core import TaskCore
+from sorter.publisher import Publication, Publisher
+from tistream.catalog.committed import find_segments, uppers
+from tistream.catalog.engine import Catalog
+from tistream.catalog.objects import tombstone
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.tasks import assign_task
+from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.errors import CatalogUnavailable, StoreUnavailable
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import CommittedKey
+from tistream.objectstore.memory import MemoryStore
+from tistream.testing.sorter_oracle import D, Mark, Row
+from tistream.testing.sorter_world import File, feed_batch
+
+TENANT = Tenant(1, 7)
+
+
+class FaultyCatalog(Catalog):
+    """Fails once, as told: the transaction does not happen, or happens and its reply is lost; or reading fails."""
+
+    fault = ""
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        fault, self.fault = self.fault, ""
+        if fault in ("lost, not done", "away"):
+            raise CatalogUnavailable(fault, determinate=fault == "away")
+        with super().transaction() as conn:
+            yield conn
+        if fault:
+            self.fault = "reading" if fault == "lost, done, and no answer after it" else ""
+            raise CatalogUnavailable(fault, determinate=False)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        if self.fault == "reading":
+            self.fault = ""
+            raise CatalogUnavailable("away", determinate=True)
+        with super().reading() as conn:
+            yield conn
+
+
+class FaultyStore(MemoryStore):
+    down = False
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if self.down:
+            raise StoreUnavailable("down", determinate=True)
+        super().put(key, data)
+
+
+class Bench:
+    """Two tasks of a tenant, owned at epoch 1, and a publisher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.catalog = FaultyCatalog(f"sqlite:///{folder}/catalog.db")
+        self.catalog.migrate()
+        register_tenant(self.catalog, TENANT)
+        tasks = [NewTask(kind="data", range=KeyRange(b"", b"m")), NewTask(kind="data", range=KeyRange(b"m", b""))]
+        assert activate_tenant(self.catalog, TENANT, 10, tasks)
+        self.take_over(1)
+        self.take_over(2)
+        self.store = FaultyStore()
+        self.publisher = Publisher(self.catalog, self.store, "s", 1)
+        self.tasks = [
+            Publication(core=TaskCore(1, KeyRange(b"", b"m"), 10, 10), epoch=1),
+            Publication(core=TaskCore(2, KeyRange(b"m", b""), 10, 10), epoch=1),
+        ]
+        self.seq = 0
+
+    def take_over(self, task_id: int, seen_epoch: int = 0) -> None:
+        owner_epoch = acquire_owner(self.catalog, "meta")
+        assert owner_epoch is not None
+        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, owner_epoch=owner_epoch)
+
+    def feed(self, upto: int, *keys: bytes) -> None:
+        self.seq += 1
+        rows = tuple(Row(kind=D, key=k, start_ts=upto - 2, commit_ts=upto - 1, value=b"v") for k in keys)
+        mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto)
+        batch = feed_batch(File(store_id=1, incarnation=1, seq=self.seq, cut_ts=upto, rows=rows, marks=(mark,)))
+        for p in self.tasks:
+            p.core.handle(batch)
+
+    def flush(self) -> frozenset[int]:
+        return self.publisher.flush(TENANT, self.tasks)
+
+    def state(self) -> tuple[list[int], int]:
+        """(uppers by the catalog, rows that can be read)."""
+        found = uppers(self.catalog, [1, 2])
+        segments = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 60, limit=99)
+        assert all(s.object_key in self.keys() for s in segments)
+        return [found[1][1], found[2][1]], sum(s.rows for s in segments)
+
+    def keys(self) -> list[str]:
+        return [o.key for o in self.store.list("committed/")]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.catalog.close()
+
+
+def key(seq: int) -> str:
+    return str(CommittedKey(tenant=TENANT, sorter="s", incarnation=1, seq=seq))
+
+
+def test_all_tasks_of_a_tenant_share_one_object(bench: Bench) -> None:
+    bench.feed(20, b"a", b"x")
+    assert bench.flush() == frozenset()
+    assert bench.keys() == [key(1)]
+    assert bench.state() == ([20, 20], 2)
+    assert [p.core.upper for p in bench.tasks] == [20, 20]
+    assert bench.flush() == frozenset()
+
+
+def test_without_rows_only_the_uppers_move(bench: Bench) -> None:
+    bench.feed(20)
+    assert bench.flush() == frozenset()
+    assert bench.keys() == []
+    assert bench.state() == ([20, 20], 0)
+
+
+def test_a_task_that_was_taken_away_is_left_out_and_named(bench: Bench) -> None:
+    bench.feed(20, b"a", b"x")
+    bench.take_over(1, seen_epoch=1)
+    assert bench.flush() == {1}
+    assert bench.state() == ([10, 20], 1)
+    assert [p.core.upper for p in bench.tasks] == [10, 20]
+
+
+@pytest.mark.parametrize("fault", ["lost, not done", "away"])
+def test_what_did_not_happen_is_tried_again_under_a_new_key(bench: Bench, fault: str) -> None:
+    bench.feed(20, b"a")
+    bench.catalog.fault = fault
+    with pytest.raises(CatalogUnavailable):
+        bench.flush()
+    assert bench.state() == ([10, 10], 0)
+    bench.feed(30, b"b")
+    assert bench.flush() == frozenset()
+    assert bench.keys() == [key(1), key(2)]
+    assert bench.state() == ([30, 30], 2)
+
+
+@pytest.mark.parametrize("fault", ["lost, done", "lost, done, and no answer after it"])
+def test_what_happened_without_a_reply_is_found_by_reading_back(bench: Bench, fault: str) -> None:
+    bench.feed(20, b"a", b"x")
+    bench.catalog.fault = fault
+    for _ in range(2 if "no answer" in fault else 1):
+        with pytest.raises(CatalogUnavailable):
+            bench.flush()
+    bench.feed(30, b"b")
+    assert bench.flush() == frozenset()
+    assert bench.state() == ([30, 30], 3)
+    assert [p.attempted for p in bench.tasks] == [set(), set()]
+
+
+def test_an_attempt_that_lands_after_the_next_one_was_prepared_counts(bench: Bench) -> None:
+    bench.feed(20, b"a")
+    bench.catalog.fault = "away"
+    with pytest.raises(CatalogUnavailable):
+        bench.flush()
+    with bench.catalog.transaction() as conn:  # the database had it in hand all the time
+        conn.exec_driver_sql("UPDATE tasks SET upper = 20")
+    bench.feed(30, b"b")
+    assert bench.flush() == frozenset()
+    assert [p.core.upper for p in bench.tasks] == [20, 20]
+    assert bench.flush() == frozenset()
+    assert bench.state()[0] == [30, 30]
+
+
+def test_an_upper_that_nobody_here_attempted_means_fenced(bench: Bench) -> None:
+    bench.feed(20, b"a")
+    with bench.catalog.transaction() as conn:
+        conn.exec_driver_sql("UPDATE tasks SET upper = 15 WHERE task_id = 1")
+    assert bench.flush() == {1}
+
+
+def test_an_object_that_was_collected_as_an_orphan_is_written_again_under_a_new_key(bench: Bench) -> None:
+    bench.feed(20, b"a", b"x")
+    assert tombstone(bench.catalog, TENANT, key(1))
+    assert bench.flush() == frozenset()
+    assert bench.state() == ([10, 10], 0)
+    assert bench.flush() == frozenset()
+    assert bench.keys() == [key(1), key(2)]
+    assert bench.state() == ([20, 20], 2)
+
+
+def test_while_the_store_is_down_nothing_moves_and_nothing_is_lost(bench: Bench) -> None:
+    bench.feed(20, b"a")
+    bench.store.down = True
+    with pytest.raises(StoreUnavailable):
+        bench.flush()
+    assert bench.state() == ([10, 10], 0)
+    bench.store.down = False
+    assert bench.flush() == frozenset()
+    assert bench.state() == ([20, 20], 1)
+
+
+def test_large_flushes_are_cut_into_several_objects(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 1)
+    bench.feed(20, b"a", b"x")
+    assert bench.flush() == frozenset()
+    assert bench.keys() == [key(1), key(2)]
+    assert bench.state() == ([20, 20], 2)
