@@ -24,6 +24,7 @@ from apiserver.decode import decode_rows, rows_of
 from apiserver.deps import Services
 from apiserver.formats import FormatOptions, create_format, parse_options
 from apiserver.position import check_start, parse_ts
+from apiserver.reader import LogReader
 from apiserver.split import order_messages
 from schemas.actions import Action
 from schemas.history import History
@@ -32,6 +33,7 @@ from tistream import change
 from tistream import ts as tso
 from tistream.catalog.tenants import TenantRow
 from tistream.errors import InvalidInput, NotFound
+from tistream.limits import PULL_ROWS_MAX
 
 #: the Arrow form: undecoded rows with the names of their tables at that time
 RAW_ARROW = pa.schema(
@@ -64,6 +66,16 @@ class PullAnswer:
     waits: bool  #: the position is at or above the watermark: a later pull may have more
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    """What there is to deliver between a position and `end`."""
+
+    content: pa.Buffer
+    end: int
+    has_more: bool = False
+    quarantined: int = 0
+
+
 def pull(services: Services, request: PullRequest) -> PullAnswer:
     """Serve one page as of now."""
     row, history, resolved = services.served(request.scope.tenant)
@@ -75,28 +87,17 @@ def pull(services: Services, request: PullRequest) -> PullAnswer:
         if request.cursor is None:
             _check_names(history, request.scope, min(after, resolved), resolved)
     if history is None or upto <= after:
-        rows, events, end, has_more = change.COMMITTED.empty_table(), list[DdlEvent](), after, False
+        empty = _ipc(RAW_ARROW.empty_table()) if request.format == "arrow" else pa.py_buffer(b"")
+        page = _Page(content=empty, end=after)
     else:
-        page = services.reader.page(
-            request.scope.tenant,
-            after=after,
-            upto=upto,
-            rows=request.limit,
-            table_ids=_table_ids(history, request.scope, after, upto),
-        )
-        rows, end, has_more = page.rows, page.upto, page.has_more
-        events = [e for e in history.events(after, end) if concerns(e, request.scope)]
-    next_cursor = cursor.encode(request.scope, end)
-    watermark = end if end > after and not has_more else None
-    content, quarantined = _content(request, options, history, rows, events, watermark)
-    if request.format == "json":
-        content = _wrap(content, next_cursor, has_more, resolved, quarantined, now_ms)
+        page = _page(services.reader, request, options, history, after, upto)
+    next_cursor = cursor.encode(request.scope, page.end)
     return PullAnswer(
-        content=content,
+        content=_wrap(page, next_cursor, resolved, now_ms) if request.format == "json" else page.content,
         next_cursor=next_cursor,
         resolved_ts=resolved,
-        has_more=has_more,
-        quarantined=quarantined,
+        has_more=page.has_more,
+        quarantined=page.quarantined,
         waits=resolved <= after and upto == resolved,
     )
 
@@ -116,28 +117,41 @@ def _interval(request: PullRequest, row: TenantRow, resolved: int, now_ms: int) 
     return after, min(end, resolved)
 
 
-def _table_ids(history: History, scope: Scope, after: int, upto: int) -> set[int] | None:
-    """The physical ids that rows of the scope may have; None = any."""
-    if scope.database is None:
-        return None
-    return history.physical_ids(scope.database, scope.table, after, upto)
+def _page(
+    reader: LogReader, request: PullRequest, options: FormatOptions, history: History, after: int, upto: int
+) -> _Page:
+    """The next page of the scope. Stretches of the log that deliver nothing, such as rows of system tables, are walked
+    through in growing steps: only the last page may be empty."""
+    scope, rows = request.scope, request.limit
+    table_ids = None
+    if scope.database is not None:
+        table_ids = history.physical_ids(scope.database, scope.table, after, upto)
+    while True:
+        found = reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=table_ids)
+        events = [e for e in history.events(after, found.upto) if concerns(e, scope)]
+        if request.format == "arrow":
+            named = _with_names(found.rows, history, scope)
+            content, delivers, quarantined = _ipc(named), named.num_rows > 0, 0
+        else:
+            watermark = None if found.has_more else found.upto
+            content, quarantined = _text(request, options, history, found.rows, events, watermark)
+            delivers = content.size > 0 or quarantined > 0
+        if delivers or not found.has_more:
+            return _Page(content=content, end=found.upto, has_more=found.has_more, quarantined=quarantined)
+        after, rows = found.upto, min(2 * rows, PULL_ROWS_MAX)
 
 
-def _content(
+def _text(
     request: PullRequest,
     options: FormatOptions,
-    history: History | None,
+    history: History,
     rows: pa.Table,
     events: list[DdlEvent],
     watermark: int | None,
 ) -> tuple[pa.Buffer, int]:
-    """The body, and how many rows could not be decoded."""
-    if request.format == "arrow":
-        return _arrow(rows, history, request.scope), 0
+    """The lines, and how many rows could not be decoded."""
     in_json = request.format == "json"
     fmt = create_format("ndjson" if in_json else request.format, options)
-    if history is None:
-        return body.render(fmt, [], []), 0
     decoded = decode_rows(history, rows, request.scope)
     changes = order_messages(decoded.changes, split=fmt.splits_updates)
     mark, separator = (None, b",") if in_json else (watermark, None)
@@ -145,16 +159,18 @@ def _content(
     return content, len(decoded.quarantined)
 
 
-def _arrow(rows: pa.Table, history: History | None, scope: Scope) -> pa.Buffer:
-    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key), as one Arrow IPC
-    stream."""
-    found = rows_of(history, rows, scope) if history is not None else ()
-    parts = [_named(rows.take(pa.array(index)), table) for table, index in found]
+def _with_names(rows: pa.Table, history: History, scope: Scope) -> pa.Table:
+    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key)."""
+    parts = [_named(rows.take(pa.array(index)), table) for table, index in rows_of(history, rows, scope)]
     by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
-    out = pa.concat_tables([RAW_ARROW.empty_table(), *parts]).sort_by(by).combine_chunks()
+    return pa.concat_tables([RAW_ARROW.empty_table(), *parts]).sort_by(by)
+
+
+def _ipc(table: pa.Table) -> pa.Buffer:
+    """One Arrow IPC stream of one batch."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, RAW_ARROW) as writer:
-        writer.write_table(out)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
     return sink.getvalue()
 
 
@@ -194,17 +210,15 @@ def concerns(event: DdlEvent, scope: Scope) -> bool:
     return (database, scope.table.lower()) in names
 
 
-def _wrap(
-    items: pa.Buffer, next_cursor: str, has_more: bool, resolved: int, quarantined: int, now_ms: int
-) -> pa.Buffer:
+def _wrap(page: _Page, next_cursor: str, resolved: int, now_ms: int) -> pa.Buffer:
     facts = orjson.dumps(
         {
             "next_cursor": next_cursor,
-            "has_more": has_more,
+            "has_more": page.has_more,
             "resolved_ts": str(resolved),
             "resolved_time": tso.to_text(resolved) if resolved else None,
             "lag_ms": max(0, now_ms - tso.physical_ms(resolved)) if resolved else None,
-            "quarantined": quarantined,
+            "quarantined": page.quarantined,
         }
     )
-    return pa.py_buffer(b"".join((b'{"items":[', items, b"],", facts[1:])))
+    return pa.py_buffer(b"".join((b'{"items":[', page.content, b"],", facts[1:])))

@@ -4,8 +4,8 @@
 
 Relations that hold everywhere:
 
-- a batch file's rows are clustered by tenure; the REGIONS row of the tenure names its slice (`row_offset`, `row_count`);
-  within a tenure the order is the order of arrival;
+- a batch file's rows are clustered by tenure; the REGIONS row of the tenure names its slice (`row_offset`,
+  `row_count`); within a tenure the order is the order of arrival;
 - `op` and `kind` are small integers, never text;
 - `value` is null where the upstream sent none (a COMMIT, a ROLLBACK, a DELETE); an empty value is not null;
 - `old_value` is null exactly where the key did not exist before;

@@ -166,7 +166,5 @@ def _parse(key: str) -> AnyKey | None:
     if m := _SEED.fullmatch(key):
         return SeedKey(tenant=_tenant(m), ts=int(m["ts"]), n=int(m["n"]))
     if m := _COMPACTED.fullmatch(key):
-        return CompactedKey(
-            tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), lo_ts=int(m["lo"]), hi_ts=int(m["hi"])
-        )
+        return CompactedKey(tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), lo_ts=int(m["lo"]), hi_ts=int(m["hi"]))
     return None

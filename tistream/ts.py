@@ -1,6 +1,7 @@
 """Timestamps of the upstream's oracle (TSO) and wall time.
 
-`ts = (physical_ms << 18) + logical`; 0 means "none". Order, fencing and retention use TSO only; wall time is for people.
+`ts = (physical_ms << 18) + logical`; 0 means "none". Order, fencing and retention use TSO only; wall time is for
+people.
 """
 
 from __future__ import annotations

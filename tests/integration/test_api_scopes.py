@@ -69,9 +69,7 @@ def test_pages_of_a_table_make_the_whole(world: ApiWorld, limit: int) -> None:
     assert pages == world.events(path)
 
 
-def test_a_renamed_table_is_followed_by_name_not_by_id(
-    world: ApiWorld, everything: list[dict[str, object]]
-) -> None:
+def test_a_renamed_table_is_followed_by_name_not_by_id(world: ApiWorld, everything: list[dict[str, object]]) -> None:
     history = recording.recorded_history()
     renames = [
         e
@@ -84,9 +82,7 @@ def test_a_renamed_table_is_followed_by_name_not_by_id(
         old = world.events(f"/databases/{event.old_db}/tables/{event.old_table}/changes")
         new = world.events(f"/databases/{event.db}/tables/{event.table}/changes")
         assert not [
-            e
-            for e in rows(old)
-            if e["table_id"] == event.table_id and int(str(e["commit_ts"])) > event.commit_ts
+            e for e in rows(old) if e["table_id"] == event.table_id and int(str(e["commit_ts"])) > event.commit_ts
         ], "rows of the renamed table are not under the old name"
         for events in (old, new):
             assert str(event.commit_ts) in {e["commit_ts"] for e in events if e["type"] == "ddl"}

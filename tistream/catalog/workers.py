@@ -1,10 +1,10 @@
 """Processes: where they are, and when the database last heard of them.
 
-    up -> draining -> gone;  registering again makes it up, under a new incarnation
+    up -> draining -> gone;  a heartbeat makes gone up again;  registering makes it up, under a new incarnation
 
 A worker id names a place, an incarnation one life in it. Registering takes over the place: what the earlier life owned
-goes on under new epochs, so nothing that it still tries can succeed. A heartbeat of an older life, or of one that was
-declared gone, is refused: its process must drop what it holds and stop.
+goes on under new epochs, so nothing that it still tries can succeed. A heartbeat of an older life is refused: its
+process must drop what it holds and stop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, exists, select
+from sqlalchemy import ColumnElement, case, exists, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
@@ -97,19 +97,17 @@ def lives(worker_id: str, incarnation: int) -> ColumnElement[bool]:
 
 
 def heartbeat(catalog: Catalog, worker_id: str, incarnation: int) -> None:
-    """Say that this life goes on. Fenced when a newer one has registered or this one was declared gone."""
+    """Say that this life goes on, also after it was declared gone: a machine that slept too long may work again, and
+    what it owned meanwhile went to others under new epochs. Fenced when a newer life has registered."""
+    revived = case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state)
     with catalog.transaction() as conn:
         beat = conn.execute(
             workers.update()
-            .where(
-                workers.c.worker_id == worker_id,
-                workers.c.incarnation == incarnation,
-                workers.c.state != WorkerState.GONE,
-            )
-            .values(heartbeat_ms=now_ms())
+            .where(workers.c.worker_id == worker_id, workers.c.incarnation == incarnation)
+            .values(heartbeat_ms=now_ms(), state=revived)
         )
         if beat.rowcount != 1:
-            raise Fenced("this worker was replaced or declared gone", worker_id=worker_id, incarnation=incarnation)
+            raise Fenced("a newer process runs under this worker's name", worker_id=worker_id, incarnation=incarnation)
 
 
 def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:

@@ -75,6 +75,10 @@ class Running:
         names = ", ".join(member.name for member in self.services.members) or "API server"
         return f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."
 
+    def stopped(self) -> Problem | None:
+        """The first part that has ended by an error, if one has."""
+        return next((p for p in self.services.problems() if p.fatal), None)
+
     def close(self) -> None:
         """Stop everything in order."""
         if self.http is not None:

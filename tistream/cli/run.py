@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tistream.cli.assembly import Running
     from tistream.config import Settings
 
+_LOOK_EVERY_S = 1.0
+_EXIT_STOPPED = 5  # a part ended by itself: fenced by another process, or by a defect; a supervisor may start it again
+
 Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only)")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; must be its own among all workers.")]
 
@@ -162,11 +165,16 @@ def _run(running: Running) -> None:
     ended = threading.Event()
     _on_signals(ended.set)
     running.start()
+    stopped = None
     try:
         print(running.greeting(), file=sys.stderr, flush=True)
-        ended.wait()
+        while not ended.wait(_LOOK_EVERY_S) and stopped is None:
+            stopped = running.stopped()
     finally:
         running.close()
+    if stopped is not None:
+        print(f"tistream: {stopped.source} has stopped: {stopped.message} [{stopped.code}]", file=sys.stderr)
+        raise typer.Exit(_EXIT_STOPPED)
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

@@ -335,16 +335,15 @@ class CatalogSuite(CommittedLogSuite):
         heartbeat(catalog, "api-1", life)
         assert list_workers(catalog)[0].heartbeat_age_ms < 30_000
 
-    def test_a_worker_that_was_declared_gone_is_fenced_until_it_registers(self, catalog: Catalog) -> None:
+    def test_a_worker_that_was_declared_gone_comes_back_with_its_next_heartbeat(self, catalog: Catalog) -> None:
         life = register_worker(catalog, "dispatcher-1", "dispatcher", "a")
         assert drain_worker(catalog, "dispatcher-1", life)
         heartbeat(catalog, "dispatcher-1", life)
         assert list_workers(catalog)[0].state == "draining"
         assert not drain_worker(catalog, "dispatcher-1", life)
         retire_worker(catalog, "dispatcher-1", life)
-        with pytest.raises(Fenced):
-            heartbeat(catalog, "dispatcher-1", life)
-        heartbeat(catalog, "dispatcher-1", register_worker(catalog, "dispatcher-1", "dispatcher", "a"))
+        assert list_workers(catalog)[0].state == "gone"
+        heartbeat(catalog, "dispatcher-1", life)
         assert list_workers(catalog)[0].state == "up"
 
 
