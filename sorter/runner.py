@@ -158,7 +158,7 @@ class TaskRunner:
         """What is wrong with the task or its feeds now."""
         own = [self._problem] if self._problem is not None else []
         if self.broken is not None:
-            own.append(Problem.of(f"task {self.task_id}", self.broken, fatal=True))
+            own.append(Problem.of(f"task {self.task_id}", self.broken))  # the worker and its other tasks go on
         return own + [p for reader in list(self._readers.values()) for p in reader.problems()]
 
     def _switch(self, key: SnapshotKey, size: int, consumed: Positions) -> bool:

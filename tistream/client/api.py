@@ -31,7 +31,7 @@ from tistream.errors import (
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 _WAIT_S = 10
-_TIMEOUT_S = 30  # for an answer, beyond the time that the server was asked to wait
+_TIMEOUT_S = 120  # for an answer; the first page after a start may wait until its code is compiled
 
 #: errors that a caller handles apart, by the code of the problem
 _BY_CODE = {error.code: error for error in (InvalidInput, CursorInvalid, TsOutOfRange, TsExpired, NotFound)}

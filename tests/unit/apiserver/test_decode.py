@@ -1,0 +1,87 @@
+"""Which table version a row belongs to, what is delivered, what is quarantined."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from apiserver.cursor import Scope
+from apiserver.decode import decode_rows, rows_of
+from tistream import change
+from tistream.codec.table_key import index_key
+from tistream.ids import Tenant
+from tistream.testing.log_builder import with_broken_value
+from tistream.testing.recording import committed_rows, recorded_history
+
+ALL = Scope(tenant=Tenant(1, 1))
+
+
+def table_of_each_row(rows: pa.Table) -> list[object]:
+    """By asking the history row by row."""
+    history = recorded_history()
+    pairs = zip(rows["table_id"].to_pylist(), rows["commit_ts"].to_pylist(), strict=True)
+    return [history.table_at(table_id, ts - 1) for table_id, ts in pairs]
+
+
+@pytest.mark.parametrize(
+    "scope", [ALL, Scope(tenant=ALL.tenant, database="SHOP"), Scope(tenant=ALL.tenant, database="shop", table="Tags")]
+)
+def test_each_row_goes_to_the_version_in_force_just_before_its_commit(scope: Scope) -> None:
+    rows = committed_rows()
+    want = table_of_each_row(rows)
+    found: dict[int, object] = {}
+    for table, index in rows_of(recorded_history(), rows, scope):
+        assert list(index) == sorted(index)
+        for n in index.tolist():
+            assert n not in found
+            found[n] = table
+    for n, table in enumerate(want):
+        inside = table is not None and (
+            (scope.database is None or table.db.lower() == scope.database.lower())  # type: ignore[attr-defined]
+            and (scope.table is None or table.name.lower() == scope.table.lower())  # type: ignore[attr-defined]
+        )
+        assert found.get(n) is (table if inside else None)
+
+
+def test_no_rows_no_tables() -> None:
+    assert list(rows_of(recorded_history(), change.COMMITTED.empty_table(), ALL)) == []
+    nothing = decode_rows(recorded_history(), change.COMMITTED.empty_table(), ALL)
+    assert (nothing.changes, nothing.quarantined) == ((), ())
+
+
+def test_index_entries_are_not_delivered() -> None:
+    rows = committed_rows().slice(0, 2000)
+    ids = rows["table_id"].to_pylist()
+    keys = pa.array([index_key(i, 1, b"\x03" + b"\0" * 9) for i in ids], pa.binary())
+    at = change.COMMITTED.get_field_index("key")
+    entries = rows.set_column(at, change.COMMITTED.field("key"), keys)
+    assert list(rows_of(recorded_history(), entries, ALL)) == []
+
+
+def test_a_row_that_cannot_be_decoded_takes_nothing_with_it() -> None:
+    rows = committed_rows()
+    tables = table_of_each_row(rows)
+    puts = np.flatnonzero((rows["op"].to_numpy() == change.Op.PUT) & np.array([t is not None for t in tables]))
+    at = int(puts[len(puts) // 2])
+    whole = decode_rows(recorded_history(), rows, ALL)
+    assert not whole.quarantined
+    hurt = decode_rows(recorded_history(), with_broken_value(rows, at), ALL)
+    (bad,) = hurt.quarantined
+    assert (bad.key, bad.commit_ts) == (rows["key"][at].as_py(), rows["commit_ts"][at].as_py())
+    assert bad.table_id == rows["table_id"][at].as_py()
+    assert (bad.database, bad.table) == (tables[at].db, tables[at].name)  # type: ignore[attr-defined]
+    assert "value" in bad.cause
+    assert sum(map(len, hurt.changes)) == sum(map(len, whole.changes)) - 1
+    for one, other in zip(hurt.changes, whole.changes, strict=True):
+        if len(one) == len(other):
+            assert one.after.equals(other.after)
+            assert one.before.equals(other.before)
+        else:
+            kept = pa.array([not (k.as_py() == bad.key and t == bad.commit_ts) for k, t in _rows(other)])
+            assert one.after.equals(other.after.filter(kept))
+            assert one.key.equals(other.key.filter(kept))
+
+
+def _rows(changes: object) -> list[tuple[pa.Scalar, int]]:
+    return list(zip(changes.key, changes.commit_ts.tolist(), strict=True))  # type: ignore[attr-defined]

@@ -1,0 +1,166 @@
+"""The client against scripted answers: what it asks, what it retries, which errors it raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx2
+import orjson
+import pytest
+
+from tistream.client import Client, connect
+from tistream.errors import (
+    CursorInvalid,
+    ErrorKind,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+    TiStreamError,
+    TsExpired,
+)
+
+Answer = httpx2.Response | Exception
+
+
+class Script(httpx2.BaseTransport):
+    """Answers in order; the last one for ever."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.asked: list[httpx2.Request] = []
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.asked.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.content)
+
+
+def page(
+    cursor: str, *, more: bool = False, content: bytes = b"", resolved: int = 9, **headers: str
+) -> httpx2.Response:
+    facts = {
+        "TiStream-Next-Cursor": cursor,
+        "TiStream-Resolved-Ts": str(resolved),
+        "TiStream-Has-More": "true" if more else "false",
+    }
+    return httpx2.Response(200, headers={**facts, **headers}, content=content)
+
+
+def problem(status: int, **members: object) -> httpx2.Response:
+    body = {"status": status, "title": "Title.", **members}
+    return httpx2.Response(status, headers={"content-type": "application/problem+json"}, content=orjson.dumps(body))
+
+
+def client(script: Script, sleep: Callable[[float], None] = lambda s: None, **more: float) -> Client:
+    return Client("http://host:1/", transport=script, sleep=sleep, **more)
+
+
+def test_a_page_asks_what_it_was_told() -> None:
+    script = Script(page("c1", content=b"{}\n{}\n", **{"TiStream-Quarantined": "2"}))
+    with client(script) as c:
+        got = c.page(
+            3, 4, database="a/b", table="t t", end_ts=7, limit=5, format="canal-json", options={"content-compatible": "true"}
+        )  # fmt: skip
+    assert (got.next_cursor, got.resolved_ts, got.has_more, got.quarantined) == ("c1", 9, False, 2)
+    assert got.lines() == [b"{}", b"{}"]
+    (asked,) = script.asked
+    assert asked.url.raw_path.startswith(b"/v1/clusters/3/tenants/4/databases/a%2Fb/tables/t%20t/changes?")
+    assert dict(asked.url.params) == {
+        "start_ts": "earliest", "end_ts": "7", "limit": "5", "format": "canal-json", "content-compatible": "true",
+    }  # fmt: skip
+
+
+def test_pull_walks_to_the_watermark() -> None:
+    script = Script(page("a", more=True), page("b", more=True), page("c"))
+    with client(script) as c:
+        assert [p.next_cursor for p in c.pull(1, 1, start_ts="-1h")] == ["a", "b", "c"]
+    assert [dict(r.url.params).get("start_ts") for r in script.asked] == ["-1h", None, None]
+    assert [dict(r.url.params).get("cursor") for r in script.asked] == [None, "a", "b"]
+
+
+def test_follow_waits_for_more_and_gives_the_server_time() -> None:
+    script = Script(page("a"), page("b"), page("c"))
+    with client(script) as c:
+        pages = c.pull(1, 1, follow=True)
+        assert [next(pages).next_cursor for _ in range(3)] == ["a", "b", "c"]
+    waits = [float(dict(r.url.params).get("wait", 0)) for r in script.asked]
+    assert waits[0] == 0
+    assert all(w > 0 for w in waits[1:])
+    for request, wait in zip(script.asked, waits, strict=True):
+        assert request.extensions["timeout"]["read"] >= wait + 10
+
+
+def test_follow_has_no_end() -> None:
+    with client(Script(page("a"))) as c, pytest.raises(InvalidInput, match="end_ts"):
+        next(c.pull(1, 1, follow=True, end_ts=5))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        problem(503, detail="not now"),
+        httpx2.Response(502, content=b"<html>bad gateway</html>"),
+        httpx2.Response(504, content=b""),
+        httpx2.ConnectError("refused"),
+        httpx2.ReadTimeout("slow"),
+        httpx2.RemoteProtocolError("cut off"),
+    ],
+)
+def test_what_passes_is_tried_again_at_the_same_place(failure: Answer) -> None:
+    pauses: list[float] = []
+    script = Script(failure, failure, page("x"))
+    with client(script, pauses.append) as c:
+        assert c.page(1, 1, cursor="here").next_cursor == "x"
+    assert len({str(r.url) for r in script.asked}) == 1
+    assert len(pauses) == 2
+    assert pauses[0] < pauses[1]
+
+
+def test_retries_end() -> None:
+    with (
+        client(Script(httpx2.ConnectError("refused")), retry_s=0) as c,
+        pytest.raises(StoreUnavailable, match="host:1"),
+    ):
+        c.page(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (problem(404, code="TS-1010", detail="no table 'x'"), NotFound, "no table"),
+        (problem(400, code="TS-1003", detail="bad cursor", hint="start again"), CursorInvalid, "bad cursor"),
+        (problem(410, code="TS-1005", detail="gone", facts={"earliest_ts": "77"}), TsExpired, "gone"),
+        (problem(400, code="TS-1001", detail="limit"), InvalidInput, "limit"),
+        (problem(406, code="TS-1006", detail="no such form"), InvalidInput, "no such form"),
+        (problem(500, code="TS-1020", detail="damaged", facts={"object": "k"}), TiStreamError, "damaged"),
+        (httpx2.Response(404, content=b"not here"), NotFound, "not here"),
+        (httpx2.Response(500, content=b"[1]"), TiStreamError, r"\[1\]"),
+        (httpx2.Response(400, content=b"{}"), InvalidInput, "400"),
+    ],
+)
+def test_a_problem_becomes_the_servers_error(answer: httpx2.Response, kind: type[TiStreamError], words: str) -> None:
+    script = Script(answer)
+    with client(script) as c, pytest.raises(TiStreamError, match=words) as e:
+        c.get("/v1/tenants")
+    assert type(e.value) is kind
+    assert len(script.asked) == 1, "not tried again"
+
+
+def test_an_error_has_the_facts_and_the_hint_of_the_server() -> None:
+    facts = {"earliest_ts": "77", "kind": "evil", "message": "evil", "self": "evil", "args": "evil"}
+    script = Script(problem(410, code="TS-1005", detail="gone", hint="start later", facts=facts))
+    with client(script) as c, pytest.raises(TsExpired) as e:
+        c.page(1, 1, start_ts=1)
+    assert e.value.facts == {"earliest_ts": "77", "status": 410}
+    assert (e.value.hint, e.value.kind, e.value.message) == ("start later", ErrorKind.INVALID, "gone")
+
+
+def test_registering() -> None:
+    script = Script(httpx2.Response(200, content=b'{"state":"AWAITING_SNAPSHOT"}'))
+    with connect("http://host", transport=script) as c:
+        assert c.register_tenant(1, 2) == {"state": "AWAITING_SNAPSHOT"}
+    (asked,) = script.asked
+    assert (asked.method, asked.url.path) == ("POST", "/v1/tenants")
+    assert orjson.loads(asked.content) == {"cluster_id": 1, "tenant_id": 2}
