@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from apiserver.reader import LogReader
 from schemas.history import History
-from schemas.registry import SchemaRegistry
+from schemas.registry import SavePolicy, SchemaRegistry
 from tistream.catalog import tasks, tenants
 from tistream.catalog.engine import Catalog
 from tistream.clock import Clock
@@ -43,7 +43,7 @@ class Services:
             catalog=catalog,
             store=store,
             clock=clock,
-            registry=SchemaRegistry(catalog, store),
+            registry=SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock),
             reader=LogReader(catalog, store),
             checks=checks,
             problems=problems,

@@ -16,6 +16,7 @@ FORMATS = {
     "json": JSON,
     "ndjson": NDJSON,
     "arrow": ARROW,
+    "raw-arrow": ARROW,
     "canal-json": "application/vnd.tistream.canal+json",
     "debezium": "application/vnd.tistream.debezium+json",
     "open-protocol": "application/vnd.tistream.open-protocol+json",

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import orjson
 import pyarrow as pa
 
-from apiserver import body, cursor
+from apiserver import arrow, body, cursor
 from apiserver.cursor import Scope
-from apiserver.decode import decode_rows, rows_of
+from apiserver.decode import decode_rows
 from apiserver.deps import Services
 from apiserver.formats import FormatOptions, create_format, parse_options
 from apiserver.position import check_start, parse_ts
@@ -28,17 +28,13 @@ from apiserver.reader import LogReader
 from apiserver.split import order_messages
 from schemas.actions import Action
 from schemas.history import History
-from schemas.model import DdlEvent, Table
-from tistream import change
+from schemas.model import DdlEvent
 from tistream import ts as tso
 from tistream.catalog.tenants import TenantRow
 from tistream.errors import InvalidInput, NotFound
 from tistream.limits import PULL_ROWS_MAX
 
-#: the Arrow form: undecoded rows with the names of their tables at that time
-RAW_ARROW = pa.schema(
-    [pa.field("database", pa.string(), False), pa.field("table", pa.string(), False), *change.COMMITTED]
-)
+_ARROW_FORMS = ("arrow", "raw-arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +83,7 @@ def pull(services: Services, request: PullRequest) -> PullAnswer:
         if request.cursor is None:
             _check_names(history, request.scope, min(after, resolved), resolved)
     if history is None or upto <= after:
-        empty = _ipc(RAW_ARROW.empty_table()) if request.format == "arrow" else pa.py_buffer(b"")
-        page = _Page(content=empty, end=after)
+        page = _Page(content=_nothing(request, history, min(after, resolved)), end=after)
     else:
         page = _page(services.reader, request, options, history, after, upto)
     next_cursor = cursor.encode(request.scope, page.end)
@@ -128,17 +123,38 @@ def _page(
         table_ids = history.physical_ids(scope.database, scope.table, after, upto)
     while True:
         found = reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=table_ids)
-        events = [e for e in history.events(after, found.upto) if concerns(e, scope)]
-        if request.format == "arrow":
-            named = _with_names(found.rows, history, scope)
-            content, delivers, quarantined = _ipc(named), named.num_rows > 0, 0
+        end, has_more = found.upto, found.has_more
+        if request.format in _ARROW_FORMS:
+            page = _arrow(request, history, found.rows, found.upto)
+            content, delivers, quarantined = page.content, page.rows + page.quarantined > 0, page.quarantined
+            end, has_more = page.end, has_more or page.end < end
         else:
-            watermark = None if found.has_more else found.upto
+            events = [e for e in history.events(after, end) if concerns(e, scope)]
+            watermark = None if has_more else end
             content, quarantined = _text(request, options, history, found.rows, events, watermark)
             delivers = content.size > 0 or quarantined > 0
-        if delivers or not found.has_more:
-            return _Page(content=content, end=found.upto, has_more=found.has_more, quarantined=quarantined)
-        after, rows = found.upto, min(2 * rows, PULL_ROWS_MAX)
+        if delivers or not has_more:
+            return _Page(content=content, end=end, has_more=has_more, quarantined=quarantined)
+        after, rows = end, min(2 * rows, PULL_ROWS_MAX)
+
+
+def _arrow(request: PullRequest, history: History, rows: pa.Table, end: int) -> arrow.NativePage:
+    """Decoded for one table, undecoded for several tables or on demand."""
+    if _decodes(request):
+        return arrow.native_page(history, rows, request.scope, end)
+    raw = arrow.raw_page(history, rows, request.scope)
+    return arrow.NativePage(content=arrow.ipc(raw), rows=raw.num_rows, quarantined=0, end=end)
+
+
+def _decodes(request: PullRequest) -> bool:
+    return request.format == "arrow" and request.scope.table is not None
+
+
+def _nothing(request: PullRequest, history: History | None, ts: int) -> pa.Buffer:
+    """The body of a pull that is at the end."""
+    if request.format not in _ARROW_FORMS:
+        return pa.py_buffer(b"")
+    return arrow.ipc(arrow.empty(history, request.scope, ts) if _decodes(request) else arrow.RAW.empty_table())
 
 
 def _text(
@@ -157,26 +173,6 @@ def _text(
     mark, separator = (None, b",") if in_json else (watermark, None)
     content = body.render(fmt, changes, events, decoded.quarantined, mark, separator=separator)
     return content, len(decoded.quarantined)
-
-
-def _with_names(rows: pa.Table, history: History, scope: Scope) -> pa.Table:
-    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key)."""
-    parts = [_named(rows.take(pa.array(index)), table) for table, index in rows_of(history, rows, scope)]
-    by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
-    return pa.concat_tables([RAW_ARROW.empty_table(), *parts]).sort_by(by)
-
-
-def _ipc(table: pa.Table) -> pa.Buffer:
-    """One Arrow IPC stream of one batch."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return sink.getvalue()
-
-
-def _named(rows: pa.Table, table: Table) -> pa.Table:
-    names = [pa.repeat(pa.scalar(name, pa.string()), rows.num_rows) for name in (table.db, table.name)]
-    return pa.table([*names, *rows.columns], schema=RAW_ARROW)
 
 
 def _check_names(history: History, scope: Scope, after: int, upto: int) -> None:

@@ -2,8 +2,9 @@
 
     assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
     activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
+    collection thread    every ten minutes, while owner: delete what was replaced or never became visible
 
-They are apart because activation reads the object store, and a takeover must not wait for that. Only the elected owner
+They are apart because the others read the object store, and a takeover must not wait for that. Only the elected owner
 acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced while
 it paused changes nothing. A worker counts as dead when the *database* has not heard of it for LEASE_MS, or when it says
 that it is draining or gone. With no owner elected nothing moves and data keeps flowing.
@@ -15,6 +16,7 @@ import structlog
 
 from metaserver.activation import Activation
 from metaserver.assign import Owned, moves
+from metaserver.collect import GRACE_MS, Collector
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.stores import assign_store, list_stores
@@ -29,6 +31,7 @@ from tistream.service import Problem, Repeating, ServiceGroup
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.3
+COLLECT_INTERVAL_S = 600.0
 
 
 class MetaWorker:
@@ -43,17 +46,21 @@ class MetaWorker:
         data_tasks: int = 2,
         *,
         interval_s: float = INTERVAL_S,
+        collect_interval_s: float = COLLECT_INTERVAL_S,
+        grace_ms: int = GRACE_MS,
     ) -> None:
         """`name` must differ between the processes that run at the same time: it is what the election compares."""
         self.name = name
         self._catalog = catalog
         self._activation = Activation(catalog, store, clock, data_tasks)
+        self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
         self._epoch: int | None = None
         self._threads = ServiceGroup(
             name,
             (
                 Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock),
                 Repeating(f"{name}/activation", self.activate, interval_s=interval_s, clock=clock),
+                Repeating(f"{name}/collection", self.collect, interval_s=collect_interval_s, clock=clock),
             ),
             clock,
         )
@@ -86,6 +93,11 @@ class MetaWorker:
         """One round of activation. Activating is guarded by itself; being the owner only saves the listing."""
         if self._epoch is not None:
             self._activation.step()
+
+    def collect(self) -> None:
+        """One round of collection. Each deletion is guarded by itself; being the owner only saves the listing."""
+        if self._epoch is not None:
+            self._collector.step()
 
     def _elect(self) -> None:
         if self._epoch is not None:

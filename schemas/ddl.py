@@ -16,7 +16,7 @@ Relations:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -75,8 +75,15 @@ class SchemaState(Protocol):
     @property
     def databases(self) -> Mapping[int, Database]: ...
 
-    @property
-    def tables(self) -> Mapping[int, Table]: ...
+    def table(self, table_id: int) -> Table | None: ...
+
+    def tables_of(self, db_id: int) -> Sequence[int]:
+        """Ids of the tables of a database, ascending."""
+        ...
+
+    def named(self, db: str, name: str) -> Table | None:
+        """The table of this name, in any spelling."""
+        ...
 
     def dropped_with(self, db_id: int) -> Sequence[Table] | None:
         """The tables that went when this database was last dropped; None when that drop is not known."""
@@ -118,7 +125,7 @@ def skip_reason(job: Job, state: SchemaState) -> str:
     if job.type in IGNORED:
         return "of no consequence for rows"
     created = [info.get("id") for info in _created(job)]
-    if created and all(table_id in state.tables for table_id in created):
+    if created and all(state.table(int(table_id or 0)) for table_id in created):
         return "table already known"
     return ""
 
@@ -199,7 +206,7 @@ def _put_database(job: Job) -> Change:
 
 def _drop_database(job: Job, state: SchemaState) -> Change:
     db = state.databases.get(job.schema_id) or _defined_database(job)
-    tables = tuple(t.id for t in state.tables.values() if t.db_id == db.id)
+    tables = tuple(state.tables_of(db.id))
     event = _event(job, None, db.name, query=queries.drop("DATABASE", db.name))
     return _change(job, drop_databases=(db.id,), drop_tables=tables, events=(event,))
 
@@ -224,14 +231,15 @@ def _put_table(job: Job, state: SchemaState) -> Change:
     if not job.table_info and job.type not in EVENTS:
         return _change(job)
     info = _definition(job)
-    old = state.tables.get(job.table_id)
+    old = state.table(job.table_id)
     if tidb_json.is_dropped(info):
         return _change(job, drop_tables=(old.id,) if old else ())
     db = _database_of(job, state, job.schema_id)
     new = tidb_json.table(info, db_id=db.id, db=db.name)
     drops = {old.id} if old and old.id != new.id else set()
     if job.type == Action.CREATE_VIEW:  # CREATE OR REPLACE gives the view a new id
-        drops |= {t.id for t in _named(state, new) if t.id != new.id}
+        before = state.named(new.db, new.name)
+        drops |= {before.id} - {new.id} if before else set()
     events: tuple[DdlEvent, ...]
     if job.type == Action.RENAME_TABLE:
         events = (_renamed(job, new, *_old_name(job, state)),)
@@ -247,12 +255,8 @@ def _renamed(job: Job, new: Table, old_db: str, old_table: str) -> DdlEvent:
     return _event(job, new, new.db, query=query, old_db=old_db, old_table=old_table)
 
 
-def _named(state: SchemaState, table: Table) -> Iterable[Table]:
-    return (t for t in state.tables.values() if t.db_id == table.db_id and t.name.lower() == table.name.lower())
-
-
 def _old_name(job: Job, state: SchemaState) -> tuple[str, str]:
-    old = state.tables.get(job.table_id)
+    old = state.table(job.table_id)
     if old is None:
         raise DecodeError("a table that is not known was renamed", job_id=job.id, table_id=job.table_id)
     return old.db, old.name
@@ -260,7 +264,7 @@ def _old_name(job: Job, state: SchemaState) -> tuple[str, str]:
 
 def _drop_table(job: Job, state: SchemaState) -> Change:
     """A table that is not known is dropped all the same: nothing of it can be asked for afterwards."""
-    old = state.tables.get(job.table_id)
+    old = state.table(job.table_id)
     if old is None:
         db = _database_of(job, state, job.schema_id)
         old = tidb_json.table(_definition(job), db_id=db.id, db=db.name)
@@ -277,7 +281,7 @@ def _create_tables(job: Job, state: SchemaState) -> Change:
     puts, events = [], []
     for sub, info in enumerate(job.table_infos):
         new = tidb_json.table(info, db_id=db.id, db=db.name)
-        if new.id in state.tables:
+        if state.table(new.id):
             continue
         puts.append(new)
         events.append(_event(job, new, db.name, query=texts[sub] if matched else "", sub=sub))
@@ -329,7 +333,7 @@ def _exchange_partition(job: Job, state: SchemaState) -> Change:
     """A plain table and a partition swap their physical ids. The job carries the partitioned table's definition; the
     plain table keeps its columns, takes the id that the partition gave up, and counts as updated with it."""
     info = _definition(job)
-    plain, before = state.tables.get(job.table_id), state.tables.get(int(info["id"]))
+    plain, before = state.table(job.table_id), state.table(int(info["id"]))
     if plain is None or before is None:
         raise DecodeError("a partition was exchanged with a table that is not known", job_id=job.id)
     partitioned = tidb_json.table(info, db_id=before.db_id, db=before.db)

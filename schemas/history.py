@@ -12,6 +12,8 @@ Relations:
   raises BrokenPromise, because answers already given would have been wrong;
 - answers at a timestamp at or below `resolved_ts` never change;
 - tables are shared, never copied: two timestamps with the same version give the same object;
+- the start is never touched: what jobs change lies over it, so a copy costs what changed, not what exists;
+- tables of a saved start are parsed when they are asked for: a question may raise CorruptObject for a damaged block;
 - the object is not locked. `copy` is cheap; whoever shares a history changes a copy and publishes that.
 """
 
@@ -29,12 +31,13 @@ from schemas.ddl import Change, Job
 from schemas.diff import SchemaDiff, diff
 from schemas.model import Database, DdlEvent, Table
 from schemas.names import no_database, no_table
+from schemas.saved import Chain, Fetch, Increment
 from schemas.snapshot import SchemaSnapshot
+from schemas.start import SavedTables, Start
 from schemas.timeline import Timeline, VersionIntervals
-from tistream.errors import BrokenPromise, TsExpired, TsOutOfRange
+from tistream.errors import BrokenPromise, CorruptObject, TsExpired, TsOutOfRange
 
 _SNAPSHOTS_KEPT = 8
-_NOTHING: Timeline[Table] = Timeline()
 _NO_DATABASE: Timeline[Database] = Timeline()
 
 
@@ -51,18 +54,22 @@ class History:
     """See the module. `start` is the schema at S, `job_table` the shape of the DDL job table."""
 
     def __init__(self, start: SchemaSnapshot, job_table: Table) -> None:
+        self._begin(Start.of(start), job_table)
+
+    def _begin(self, start: Start, job_table: Table) -> None:
         self.job_table = job_table
         self._start = start
         self._resolved_ts = start.ts
         self._changes: list[Change] = []
         self._applied: set[int] = set()
         self._databases: dict[int, Database] = dict(start.databases)  # in force after the last change
-        self._tables: dict[int, Table] = dict(start.tables)
         self._db_lines: dict[str, Timeline[Database]] = {}  # by lower-case name
+        # of what changed since the start; the first entry of a line is what the start says
+        self._table_lines: dict[int, Timeline[Table]] = {}  # by table id
         self._id_lines: dict[int, Timeline[Table]] = {}  # by physical id
-        self._name_lines: dict[str, dict[str, Timeline[Table]]] = {}  # by lower-case names
+        self._name_lines: dict[tuple[str, str], Timeline[Table]] = {}  # by lower-case names
         self._snapshots: dict[int, SchemaSnapshot] = {}  # by number of changes
-        self._index(start.ts, self._databases.values(), self._tables.values())
+        self._put_databases(start.ts, start.databases.values())
 
     # ---- growing
 
@@ -104,40 +111,59 @@ class History:
         return _Current(self)
 
     def _take(self, change: Change) -> None:
-        gone = [self._tables.pop(i) for i in change.drop_tables if i in self._tables]
-        replaced = [self._tables[t.id] for t in change.put_tables if t.id in self._tables]
-        for table in (*gone, *replaced):
-            for physical_id in table.physical_ids:
-                self._id_lines[physical_id] = self._id_lines[physical_id].extended(change.commit_ts, None)
-            self._set_name(change.commit_ts, table.db, table.name, None)
+        ts = change.commit_ts
+        for table_id in (*change.drop_tables, *(t.id for t in change.put_tables)):
+            if (old := self._table_line(table_id).last) is not None:
+                self._set(ts, old, None)
         for db_id in change.drop_databases:
             if db := self._databases.pop(db_id, None):
-                self._db_lines[db.name.lower()] = self._db_lines[db.name.lower()].extended(change.commit_ts, None)
-        self._databases.update((db.id, db) for db in change.put_databases)
-        self._tables.update((table.id, table) for table in change.put_tables)
-        self._index(change.commit_ts, change.put_databases, change.put_tables)
+                self._db_lines[db.name.lower()] = self._db_lines[db.name.lower()].extended(ts, None)
+        self._put_databases(ts, change.put_databases)
+        for table in change.put_tables:
+            self._set(ts, table, table)
         self._changes.append(change)
         self._applied.add(change.job_id)
 
-    def _index(self, ts: int, databases: Iterable[Database], tables: Iterable[Table]) -> None:
+    def _put_databases(self, ts: int, databases: Iterable[Database]) -> None:
         for db in databases:
+            self._databases[db.id] = db
             self._db_lines[db.name.lower()] = self._db_lines.get(db.name.lower(), _NO_DATABASE).extended(ts, db)
-        for table in tables:
-            self._set_name(ts, table.db, table.name, table)
-            for physical_id in table.physical_ids:
-                self._id_lines[physical_id] = self._id_lines.get(physical_id, _NOTHING).extended(ts, table)
 
-    def _set_name(self, ts: int, db: str, name: str, value: Table | None) -> None:
-        lines = self._name_lines.setdefault(db.lower(), {})
-        lines[name.lower()] = lines.get(name.lower(), _NOTHING).extended(ts, value)
+    def _set(self, ts: int, table: Table, value: Table | None) -> None:
+        """From `ts` on the ids and the name of `table` stand for `value`."""
+        name = table.db.lower(), table.name.lower()
+        self._table_lines[table.id] = self._table_line(table.id).extended(ts, value)
+        self._name_lines[name] = self._name_line(*name).extended(ts, value)
+        for physical_id in table.physical_ids:
+            self._id_lines[physical_id] = self._id_line(physical_id).extended(ts, value)
+
+    def _table_line(self, table_id: int) -> Timeline[Table]:
+        return self._table_lines.get(table_id) or self._from_start(self._start.table(table_id))
+
+    def _id_line(self, physical_id: int) -> Timeline[Table]:
+        return self._id_lines.get(physical_id) or self._from_start(self._start.of_physical(physical_id))
+
+    def _name_line(self, db: str, name: str) -> Timeline[Table]:
+        return self._name_lines.get((db, name)) or self._from_start(self._start.named(db, name))
+
+    def _from_start(self, table: Table | None) -> Timeline[Table]:
+        return Timeline() if table is None else Timeline((self._start.ts,), (table,))
 
     def copy(self) -> History:
-        """An independent history with the same contents; tables are shared."""
+        """An independent history with the same contents; the start and all tables are shared."""
         new = object.__new__(History)
         new.__dict__.update(self.__dict__)
-        for name in ("_changes", "_applied", "_databases", "_tables", "_db_lines", "_id_lines", "_snapshots"):
+        for name in (
+            "_changes",
+            "_applied",
+            "_databases",
+            "_db_lines",
+            "_table_lines",
+            "_id_lines",
+            "_name_lines",
+            "_snapshots",
+        ):
             setattr(new, name, getattr(self, name).copy())
-        new._name_lines = {db: lines.copy() for db, lines in self._name_lines.items()}
         return new
 
     # ---- asking
@@ -145,12 +171,12 @@ class History:
     def table_at(self, physical_id: int, ts: int) -> Table | None:
         """The version that this physical id has at `ts`; for a row committed at c ask at c - 1."""
         self._check(ts)
-        return self._id_lines.get(physical_id, _NOTHING).at(ts)
+        return self._id_line(physical_id).at(ts)
 
     def status_at(self, physical_id: int, ts: int) -> IdStatus:
         """Why `table_at` gives what it gives."""
         self._check(ts)
-        line = self._id_lines.get(physical_id, _NOTHING)
+        line = self._id_line(physical_id)
         if not line.starts:
             return IdStatus.UNKNOWN
         if ts < line.starts[0]:
@@ -159,7 +185,7 @@ class History:
 
     def version_intervals(self, physical_id: int) -> VersionIntervals:
         """All versions of a physical id, for looking up many rows at once; empty for an unknown id."""
-        line = self._id_lines.get(physical_id, _NOTHING)
+        line = self._id_line(physical_id)
         return VersionIntervals(starts=np.array(line.starts, dtype=np.uint64), versions=line.values)
 
     def databases(self, ts: int) -> list[Database]:
@@ -179,26 +205,42 @@ class History:
     def tables(self, db: str, ts: int) -> list[Table]:
         """Tables, views and sequences of a database at `ts`, by name. NotFound when there is no such database."""
         self.database(db, ts)
-        found = (line.at(ts) for line in list(self._name_lines.get(db.lower(), {}).values()))
+        found = (self._name_line(db.lower(), name).at(ts) for name in self._names_in(db.lower()))
         return sorted((table for table in found if table is not None), key=lambda table: table.name.lower())
+
+    def _names_in(self, db: str) -> set[str]:
+        """The lower-case names that tables of the database ever had."""
+        touched = {name for named_db, name in list(self._name_lines) if named_db == db}
+        return touched.union(name.lower() for name in self._start.names_in(db))
 
     def find(self, db: str, table: str, ts: int) -> Table:
         """The table of this name at `ts`, in any spelling. NotFound with a suggestion."""
         self.database(db, ts)
-        found = self._name_lines.get(db.lower(), {}).get(table.lower(), _NOTHING).at(ts)
+        found = self._name_line(db.lower(), table.lower()).at(ts)
         if found is None:
-            raise no_table(db, table, [t.name for t in self.tables(db, ts)], ts=ts)
+            raise no_table(db, table, self._spelled(db.lower(), ts), ts=ts)
         return found
+
+    def _spelled(self, db: str, ts: int) -> list[str]:
+        """Names of the tables of a database at `ts`; those that never changed are not parsed for it."""
+        lines = {name: line for (named_db, name), line in list(self._name_lines.items()) if named_db == db}
+        alive = [table.name for line in lines.values() if (table := line.at(ts)) is not None]
+        return sorted(
+            [*alive, *(name for name in self._start.names_in(db) if name.lower() not in lines)], key=str.lower
+        )
 
     def physical_ids(self, db: str, table: str | None, after_ts: int, upto_ts: int) -> set[int]:
         """Every physical id that belonged to this name (or to any table of the database) at some time in the interval:
         what a reader of changes in (after_ts, upto_ts] must look at. Empty when the name did not exist then."""
         self._check(after_ts)
         self._check(upto_ts)
-        lines = self._name_lines.get(db.lower(), {})
-        wanted = list(lines.values()) if table is None else [lines.get(table.lower(), _NOTHING)]
-        versions = (version for line in wanted for version in line.during(after_ts, upto_ts))
-        return {physical_id for version in versions if version.kind == "table" for physical_id in version.physical_ids}
+        db = db.lower()
+        if table is not None:
+            return _ids_during([self._name_line(db, table.lower())], after_ts, upto_ts)
+        lines = {name: line for (named_db, name), line in list(self._name_lines.items()) if named_db == db}
+        at_start = (self._start.named(db, name) for name in lines)
+        changed = {physical_id for t in at_start if t is not None for physical_id in t.physical_ids}
+        return (self._start.physical_ids_in(db) - changed) | _ids_during(lines.values(), after_ts, upto_ts)
 
     def snapshot(self, ts: int) -> SchemaSnapshot:
         """The whole schema at `ts`. Snapshots between the same two jobs share everything but `ts`."""
@@ -215,25 +257,39 @@ class History:
         )
 
     def _snapshot_at(self, ts: int, schema_version: int | None) -> SchemaSnapshot:
-        tables = (line.at(ts) for lines in list(self._name_lines.values()) for line in list(lines.values()))
+        ids = {*self._start.ids(), *self._table_lines}
         return SchemaSnapshot(
             ts=ts,
             databases=MappingProxyType({db.id: db for db in self.databases(ts)}),
-            tables=MappingProxyType({table.id: table for table in tables if table is not None}),
+            tables=MappingProxyType(self._tables_at(ids, ts)),
             schema_version=self._start.schema_version if schema_version is None else schema_version,
         )
+
+    def _tables_at(self, table_ids: Iterable[int], ts: int) -> dict[int, Table]:
+        found = ((table_id, self._table_line(table_id).at(ts)) for table_id in table_ids)
+        return {table_id: table for table_id, table in found if table is not None}
 
     def events(self, after_ts: int, upto_ts: int) -> list[DdlEvent]:
         """The DDL events committed in (after_ts, upto_ts], in commit order."""
         self._check(after_ts)
         self._check(upto_ts)
-        first = bisect_right(self._changes, after_ts, key=_commit_ts)
-        last = bisect_right(self._changes, upto_ts, key=_commit_ts)
-        return [event for change in self._changes[first:last] for event in change.events]
+        return [event for change in self._changes_in(after_ts, upto_ts) for event in change.events]
 
     def diff(self, ts_a: int, ts_b: int) -> SchemaDiff:
-        """What changed from `ts_a` to `ts_b`."""
-        return diff(self.snapshot(ts_a), self.snapshot(ts_b))
+        """What changed from `ts_a` to `ts_b`; only tables that some job between them touched are looked at."""
+        self._check(ts_a)
+        self._check(ts_b)
+        between = self._changes_in(min(ts_a, ts_b), max(ts_a, ts_b))
+        touched = {i for c in between for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
+        before, after = (
+            SchemaSnapshot(ts=ts, databases={d.id: d for d in self.databases(ts)}, tables=self._tables_at(touched, ts))
+            for ts in (ts_a, ts_b)
+        )
+        return diff(before, after)
+
+    def _changes_in(self, after_ts: int, upto_ts: int) -> list[Change]:
+        first = bisect_right(self._changes, after_ts, key=_commit_ts)
+        return self._changes[first : bisect_right(self._changes, upto_ts, key=_commit_ts)]
 
     def _check(self, ts: int) -> None:
         if ts < self._start.ts:
@@ -245,34 +301,106 @@ class History:
 
     def pruned(self, below_ts: int) -> History:
         """A history that starts at `below_ts` (or where this one starts, if later) and knows nothing older."""
-        start = self.snapshot(max(below_ts, self._start.ts))
-        kept = self._changes[bisect_right(self._changes, start.ts, key=_commit_ts) :]
-        return _restored(start, self.job_table, self._resolved_ts, kept)
+        ts = max(below_ts, self._start.ts)
+        self._check(ts)
+        forgotten = self._changes_in(self._start.ts, ts)
+        touched = {i for c in forgotten for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
+        put = self._tables_at(touched, ts)
+        start = self._start.with_changes(
+            ts=ts,
+            schema_version=forgotten[-1].schema_version if forgotten else self._start.schema_version,
+            databases=MappingProxyType({db.id: db for db in self.databases(ts)}),
+            put=put,
+            gone=touched - put.keys(),
+        )
+        return _restored(start, self.job_table, self._resolved_ts, self._changes[len(forgotten) :])
+
+    def changes_since(self, ts: int) -> bool:
+        """Whether any job changed something after `ts`."""
+        return bool(self._changes) and self._changes[-1].commit_ts > ts
 
     def dump(self) -> bytes:
-        """The bytes of a saved history (see `schemas.saved`)."""
-        return saved.dump(
-            saved.SavedHistory(
-                start=self._start,
-                job_table=self.job_table,
-                resolved_ts=self._resolved_ts,
-                changes=tuple(self._changes),
-            )
-        )
+        """The bytes of a base: the whole history (see `schemas.saved`). Blocks that did not change are not parsed."""
+        blocks = list(self._start.blocks())
+        head = {
+            "kind": "base",
+            "resolved_ts": self._resolved_ts,
+            "job_table": self.job_table,
+            "start": {
+                "ts": self._start.ts,
+                "schema_version": self._start.schema_version,
+                "databases": sorted(self._start.databases.values(), key=lambda db: db.id),
+            },
+            "tables": self._start.index(),
+            "blocks": {"rows": [rows for rows, _ in blocks], "lengths": [len(packed) for _, packed in blocks]},
+        }
+        return saved.pack(head, self._changes, (packed for _, packed in blocks))
+
+    def dump_increment(self, chain: Chain, after_ts: int) -> bytes:
+        """The bytes of an increment: the changes after `after_ts`, which must not lie below the start."""
+        self._check(after_ts)
+        return saved.pack_increment(chain, after_ts, self._resolved_ts, self._changes_in(after_ts, self._resolved_ts))
 
     @classmethod
     def load(cls, data: bytes) -> History:
         """The history that `dump` wrote. CorruptObject when the bytes are none."""
-        found = saved.load(data)
-        return _restored(found.start, found.job_table, found.resolved_ts, found.changes)
+        tables, history = _opened(saved.open_object("", fetch := _part_of(data)), fetch)
+        if tables.end != len(data):
+            raise CorruptObject("a schema history is not of its length", bytes=len(data), expected=tables.end)
+        return history
+
+    @classmethod
+    def open(cls, opening: saved.Opening, fetch: Fetch) -> History:
+        """The history of a base, whose tables are fetched when they are asked for."""
+        return _opened(opening, fetch)[1]
+
+    def extend(self, increment: Increment) -> None:
+        """Take in what was saved after this history. CorruptObject when the two do not touch."""
+        if increment.after_ts != self._resolved_ts:
+            raise CorruptObject(
+                "a saved schema history has a gap",
+                object_key=increment.name,
+                after_ts=increment.after_ts,
+                resolved_ts=self._resolved_ts,
+            )
+        for change in increment.changes:
+            self._take(change)
+        self.advance(increment.resolved_ts)
 
 
-def _restored(start: SchemaSnapshot, job_table: Table, resolved_ts: int, changes: Iterable[Change]) -> History:
-    history = History(start, job_table)
+def _part_of(data: bytes) -> Fetch:
+    return lambda offset, length: data[offset : offset + length]
+
+
+def _opened(opening: saved.Opening, fetch: Fetch) -> tuple[SavedTables, History]:
+    head = opening.head
+    tables = SavedTables(opening, fetch)
+    try:
+        start = Start(
+            ts=head["start"]["ts"],
+            schema_version=head["start"]["schema_version"],
+            databases=MappingProxyType({d["id"]: Database(**d) for d in head["start"]["databases"]}),
+            own={},
+            saved=tables,
+        )
+        job_table, resolved_ts = saved.table_of(head["job_table"]), int(head["resolved_ts"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
+    return tables, _restored(start, job_table, resolved_ts, opening.changes)
+
+
+def _restored(start: Start, job_table: Table, resolved_ts: int, changes: Iterable[Change]) -> History:
+    history = object.__new__(History)
+    history._begin(start, job_table)
     for change in changes:
         history._take(change)
     history.advance(resolved_ts)
     return history
+
+
+def _ids_during(lines: Iterable[Timeline[Table]], after_ts: int, upto_ts: int) -> set[int]:
+    versions = (version for line in lines for version in line.during(after_ts, upto_ts))
+    return {physical_id for version in versions if version.kind == "table" for physical_id in version.physical_ids}
 
 
 def _commit_ts(change: Change) -> int:
@@ -291,15 +419,20 @@ class _Current:
     def databases(self) -> Mapping[int, Database]:
         return self._history._databases
 
-    @property
-    def tables(self) -> Mapping[int, Table]:
-        return self._history._tables
+    def table(self, table_id: int) -> Table | None:
+        return self._history._table_line(table_id).last
+
+    def tables_of(self, db_id: int) -> list[int]:
+        lines = self._history._table_lines
+        touched = [i for i, line in lines.items() if line.last is not None and line.last.db_id == db_id]
+        return sorted([*touched, *(i for i in self._history._start.ids_in(db_id) if i not in lines)])
+
+    def named(self, db: str, name: str) -> Table | None:
+        return self._history._name_line(db.lower(), name.lower()).last
 
     def dropped_with(self, db_id: int) -> Sequence[Table] | None:
         changes = self._history._changes
         change = next((c for c in reversed(changes) if db_id in c.drop_databases), None)
         if change is None:
             return None
-        lines = (line for named in self._history._name_lines.values() for line in named.values())
-        before = (line.at(change.commit_ts - 1) for line in lines)
-        return [table for table in before if table is not None and table.id in change.drop_tables]
+        return list(self._history._tables_at(change.drop_tables, change.commit_ts - 1).values())

@@ -7,7 +7,10 @@ Relations:
 
 - the watermark is read before the segments: whatever it covers is then visible;
 - a history is published whole: readers keep the object they got, and when jobs arrive a changed copy takes its place;
-- a failure publishes nothing: the next caller starts again from the last good history.
+- a failure publishes nothing: the next caller starts again from the last good history;
+- a pushed snapshot is parsed once: it is saved right away, and from then on its tables are parsed when asked for;
+- with a SavePolicy, jobs that were applied are saved in passing. A save that fails is logged and tried again later: the
+  log holds the jobs all the same.
 
 Threads: any number. One at a time catches up per tenant; the others wait for it and share what it found.
 """
@@ -16,32 +19,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import structlog
 
 from schemas.ddl import Job, parse_job
 from schemas.history import History
+from schemas.kept import KeptHistories
 from schemas.layout import row_layout
 from schemas.model import Table
 from schemas.saved import decompress
 from schemas.snapshot import SchemaSnapshot, parse_pushed
 from tistream.catalog.committed import SegmentRow, find_segments
 from tistream.catalog.engine import Catalog
-from tistream.catalog.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.tasks import list_tasks
 from tistream.catalog.tenants import TaskKind, get_tenant
 from tistream.change import FLAG_NOT_A_CHANGE, Op
+from tistream.clock import Clock, SystemClock
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.codec.row.decode import decode
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, is_record
-from tistream.errors import CorruptObject, DecodeError, NotFound
+from tistream.errors import CorruptObject, DecodeError, NotFound, TiStreamError
 from tistream.ids import Tenant
-from tistream.layout import SchemasKey, SchemaSnapKey
+from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
+
+log = structlog.get_logger(__name__)
 
 _SEGMENTS_ASKED = 1024
 _JOB_META = "job_meta"
@@ -62,38 +69,86 @@ class JobSource(Protocol):
         """The jobs whose row was committed in (after_ts, upto_ts], in apply order, finished or not."""
         ...
 
-    def save(self, tenant: Tenant, history: History) -> None:
-        """Keep the history where `begin` finds it."""
+    def save(self, tenant: Tenant, history: History, *, news_only: bool = False) -> None:
+        """Keep the history where `begin` finds it; with `news_only` unless no job changed anything since the last."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePolicy:
+    """When jobs that were applied are saved: after so many of them, or so long after the last save."""
+
+    jobs: int = 64
+    seconds: float = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """What the registry has of a tenant."""
+
+    history: History
+    saved_at: float  #: monotonic seconds
+    jobs_unsaved: int = 0
 
 
 class SchemaRegistry:
     """See the module."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, *, source: JobSource | None = None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        *,
+        source: JobSource | None = None,
+        saving: SavePolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Without `saving` histories are saved only by `save`."""
         self._source = source or CommittedJobs(catalog, store)
-        self._histories: dict[Tenant, History] = {}
+        self._saving = saving
+        self._clock = clock or SystemClock()
+        self._held: dict[Tenant, _Held] = {}
         self._locks: dict[Tenant, threading.Lock] = {}
         self._locks_guard = threading.Lock()
 
     def history(self, tenant: Tenant) -> History:
         """The history, complete up to the schema watermark of this moment."""
         with self._lock(tenant):
-            known = self._histories.get(tenant) or self._source.begin(tenant)
-            upto_ts = self._source.watermark(tenant)
-            if upto_ts > known.resolved_ts:
-                known = self._caught_up(tenant, known, upto_ts)
-            self._histories[tenant] = known
-            return known
+            return self._caught_up(tenant).history
 
-    def _caught_up(self, tenant: Tenant, known: History, upto_ts: int) -> History:
+    def _caught_up(self, tenant: Tenant) -> _Held:
+        held = self._held.get(tenant)
+        if held is None:
+            held = _Held(history=self._source.begin(tenant), saved_at=self._clock.monotonic())
+        upto_ts = self._source.watermark(tenant)
+        if upto_ts > held.history.resolved_ts:
+            self._follow(tenant, held, upto_ts)
+        self._held[tenant] = held
+        if self._saving is not None and held.jobs_unsaved:
+            self._save_if_due(tenant, held, self._saving)
+        return held
+
+    def _follow(self, tenant: Tenant, held: _Held, upto_ts: int) -> None:
+        known = held.history
         jobs = self._source.jobs(tenant, known.job_table, known.resolved_ts, upto_ts)
         if jobs:
             known = known.copy()
             for job in jobs:
                 known.apply(job)
         known.advance(upto_ts)
-        return known
+        held.history = known
+        held.jobs_unsaved += len(jobs)
+
+    def _save_if_due(self, tenant: Tenant, held: _Held, policy: SavePolicy) -> None:
+        now = self._clock.monotonic()
+        if held.jobs_unsaved < policy.jobs and now - held.saved_at < policy.seconds:
+            return
+        held.jobs_unsaved, held.saved_at = 0, now
+        try:
+            self._source.save(tenant, held.history, news_only=True)
+        except TiStreamError as error:
+            held.jobs_unsaved = 1  # so that it is tried again when the time has passed
+            log.warning("a schema history could not be saved", tenant=str(tenant), exc_info=error)
 
     def snapshot(self, tenant: Tenant, ts: int) -> SchemaSnapshot:
         """The tenant's whole schema at `ts`. TsExpired and TsOutOfRange outside of what is known."""
@@ -106,17 +161,17 @@ class SchemaRegistry:
     def save(self, tenant: Tenant, *, below_ts: int = 0) -> int:
         """Save the history as of now, without what is older than `below_ts`, and forget that part here too. Returns
         the timestamp it is complete up to. Saving again without news changes nothing."""
-        self.history(tenant)
         with self._lock(tenant):
-            kept = self._histories[tenant].pruned(min(below_ts, self._histories[tenant].resolved_ts))
+            held = self._caught_up(tenant)
+            kept = held.history.pruned(min(below_ts, held.history.resolved_ts)) if below_ts else held.history
             self._source.save(tenant, kept)
-            self._histories[tenant] = kept
+            held.history, held.jobs_unsaved, held.saved_at = kept, 0, self._clock.monotonic()
             return kept.resolved_ts
 
     def forget(self, tenant: Tenant) -> None:
         """Drop what is held in memory; the next question begins anew."""
         with self._lock(tenant):
-            self._histories.pop(tenant, None)
+            self._held.pop(tenant, None)
 
     def _lock(self, tenant: Tenant) -> threading.Lock:
         with self._locks_guard:
@@ -129,11 +184,17 @@ class CommittedJobs:
     def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
         self._catalog = catalog
         self._store = store
+        self._kept = KeptHistories(catalog, store)
 
     def begin(self, tenant: Tenant) -> History:
-        found = latest_schema_version(self._catalog, tenant)
-        if found is not None:
-            return History.load(self._store.get(found[1]))
+        found = self._kept.newest(tenant)
+        if found is None:
+            pushed = self._pushed(tenant)
+            self._kept.save(tenant, pushed)
+            found = self._kept.newest(tenant) or pushed
+        return found
+
+    def _pushed(self, tenant: Tenant) -> History:
         start_ts = get_tenant(self._catalog, tenant).start_ts
         if not start_ts:
             raise NotFound("this tenant has not pushed its schema snapshot yet", tenant=tenant)
@@ -178,14 +239,8 @@ class CommittedJobs:
             segment.object_key, segment.segment_no, data, crc=segment.crc, rows=segment.rows, offset=segment.offset
         )
 
-    def save(self, tenant: Tenant, history: History) -> None:
-        newest = latest_schema_version(self._catalog, tenant)
-        if newest is not None and newest[0] >= history.resolved_ts:
-            return
-        key = str(SchemasKey(tenant=tenant, ts=history.resolved_ts))
-        data = history.dump()
-        self._store.put(key, data)
-        add_schema_version(self._catalog, tenant, history.resolved_ts, key, len(data))
+    def save(self, tenant: Tenant, history: History, *, news_only: bool = False) -> None:
+        self._kept.save(tenant, history, news_only=news_only)
 
 
 def read_jobs(rows: pa.Table, job_table: Table, after_ts: int, upto_ts: int) -> Iterator[Job]:

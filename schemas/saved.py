@@ -1,19 +1,25 @@
-"""The saved form of a schema history: zstd over JSON, a start snapshot and the changes after it.
+"""The saved form of a schema history: how values become JSON, and the layout of an object.
 
-    {"format": 1, "resolved_ts", "job_table": Table, "start": {"ts", "schema_version", "databases", "tables"},
-     "changes": [Change ...]}
+An object is a prefix and zstd frames, so `zstd -d` shows all of it as lines of JSON:
 
-Values are written as the dataclasses of `schemas.model` are; bytes are base64. The form is ours, versioned by `format`:
-a file of another format, or with anything missing or unknown, raises CorruptObject.
+    prefix      a skippable frame of 20 bytes: format, and the length of the opening
+    opening     one frame with the head, one frame with the changes, a line each
+    blocks      frames of up to 128 table versions, a line each (only in a base)
+
+A *base* holds the start snapshot and changes; its head has the ids, names and databases of all tables and where their
+blocks are, so that opening parses no table. An *increment* holds only the changes in (after_ts, resolved_ts] and names
+the base and the increments before it. The form is ours, versioned by `format`: anything else raises CorruptObject.
+
+Every frame carries a checksum of its contents. Equal histories give equal bytes: tables with the same `id >> 7` share
+a block, whatever way the history came to be.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -21,61 +27,117 @@ import zstandard
 
 from schemas.ddl import Change
 from schemas.model import Column, Database, DdlEvent, Index, IndexColumn, Table
-from schemas.snapshot import SchemaSnapshot
 from tistream.errors import CorruptObject
 from tistream.limits import SEGMENT_BYTES_MAX
 
-FORMAT = 1
-_ZSTD_LEVEL = 6
+FORMAT = 2
+BLOCK_BITS = 7  #: tables whose ids agree above these bits share a block
+_ZSTD_LEVEL = 3
+_PREFIX = struct.Struct("<IIIQ")
+_SKIPPABLE = 0x184D2A50
+_DELIVERED = ("version", "exchanged")
+
+#: (offset, length) -> that part of an object, or an error that names it
+Fetch = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedHistory:
-    """What a history consists of."""
+class Opening:
+    """The front of an object: everything but its blocks."""
 
-    start: SchemaSnapshot
-    job_table: Table
+    name: str  #: of the object, for errors
+    head: Mapping[str, Any]
+    changes: tuple[Change, ...]
+    blocks_at: int  #: offset of the first block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Where an increment stands: the objects before it by the timestamps of their keys, and how large they are."""
+
+    base: int
+    increments: tuple[int, ...] = ()
+    base_bytes: int
+    increment_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Increment:
+    """The changes in (after_ts, resolved_ts], and the objects that they build on."""
+
+    name: str
+    chain: Chain
+    after_ts: int
     resolved_ts: int
     changes: tuple[Change, ...]
 
 
-def dump(saved: SavedHistory) -> bytes:
-    """The bytes of a saved history; equal histories give equal bytes."""
-    document = {
-        "format": FORMAT,
-        "resolved_ts": saved.resolved_ts,
-        "job_table": saved.job_table,
-        "start": {
-            "ts": saved.start.ts,
-            "schema_version": saved.start.schema_version,
-            "databases": list(saved.start.databases.values()),
-            "tables": list(saved.start.tables.values()),
-        },
-        "changes": saved.changes,
-    }
-    return zstandard.compress(orjson.dumps(document, default=_bytes_json), _ZSTD_LEVEL)
+def pack(head: Mapping[str, Any], changes: Iterable[Change], blocks: Iterable[bytes] = ()) -> bytes:
+    """The bytes of an object; `blocks` are packed already."""
+    opening = frame(dumps(head) + b"\n") + frame(b"".join(dumps(_change_json(c)) + b"\n" for c in changes))
+    prefix = _PREFIX.pack(_SKIPPABLE, _PREFIX.size - 8, FORMAT, len(opening))
+    return b"".join((prefix, opening, *blocks))
 
 
-def load(data: bytes) -> SavedHistory:
-    """The history of these bytes. CorruptObject when they are none."""
+def pack_increment(chain: Chain, after_ts: int, resolved_ts: int, changes: Iterable[Change]) -> bytes:
+    """The bytes of an increment that stands at the end of `chain`."""
+    return pack({"kind": "increment", "chain": chain, "after_ts": after_ts, "resolved_ts": resolved_ts}, changes)
+
+
+def open_object(name: str, fetch: Fetch) -> Opening:
+    """Read the front of an object with two requests. CorruptObject when it is none of ours."""
+    magic, size, version, length = _PREFIX.unpack(_part(name, fetch, 0, _PREFIX.size))
+    if magic != _SKIPPABLE or size != _PREFIX.size - 8:
+        raise CorruptObject("this is no schema history", object_key=name)
+    if version != FORMAT:
+        raise CorruptObject("a schema history of another format", object_key=name, format=version, supported=FORMAT)
+    if length > SEGMENT_BYTES_MAX:
+        raise CorruptObject("a schema object is larger than allowed", object_key=name, limit=SEGMENT_BYTES_MAX)
+    data = _part(name, fetch, _PREFIX.size, length)
     try:
-        document = orjson.loads(decompress(data))
-        if document["format"] != FORMAT:
-            raise CorruptObject("a schema history of another format", format=document["format"], supported=FORMAT)
-        start = document["start"]
-        return SavedHistory(
-            start=SchemaSnapshot(
-                ts=start["ts"],
-                schema_version=start["schema_version"],
-                databases=MappingProxyType({d["id"]: Database(**d) for d in start["databases"]}),
-                tables=MappingProxyType({t["id"]: _table(t) for t in start["tables"]}),
-            ),
-            job_table=_table(document["job_table"]),
-            resolved_ts=document["resolved_ts"],
-            changes=tuple(_change(c) for c in document["changes"]),
+        head, rest = _first_frame(data)
+        changes, rest = _first_frame(rest)
+        if rest:
+            raise CorruptObject("a schema history has bytes that belong to nothing", object_key=name)
+        return Opening(
+            name=name,
+            head=orjson.loads(head),
+            changes=tuple(change_of(orjson.loads(line)) for line in changes.splitlines()),
+            blocks_at=_PREFIX.size + length,
         )
-    except (KeyError, IndexError, TypeError, ValueError, binascii.Error) as error:
-        raise CorruptObject("a schema history cannot be read", reason=repr(error)) from error
+    except (KeyError, IndexError, TypeError, ValueError, zstandard.ZstdError) as error:
+        raise CorruptObject("a schema history cannot be read", object_key=name, reason=repr(error)) from error
+
+
+def increment_of(opening: Opening) -> Increment | None:
+    """The opening as an increment; None when the object is a base."""
+    head = opening.head
+    if head.get("kind") != "increment":
+        return None
+    try:
+        chain = Chain(**{**head["chain"], "increments": tuple(head["chain"]["increments"])})
+        after_ts, resolved_ts = head["after_ts"], head["resolved_ts"]
+    except (KeyError, TypeError) as error:
+        raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
+    return Increment(
+        name=opening.name, chain=chain, after_ts=after_ts, resolved_ts=resolved_ts, changes=opening.changes
+    )
+
+
+def frame(data: bytes) -> bytes:
+    """One zstd frame with checksum and size."""
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True, write_content_size=True).compress(data)
+
+
+def unframe(name: str, data: bytes, **facts: object) -> bytes:
+    """The contents of one whole frame. CorruptObject with `facts`."""
+    try:
+        contents, rest = _first_frame(data)
+    except (ValueError, zstandard.ZstdError) as error:
+        raise CorruptObject("a block of a schema history is damaged", object_key=name, **facts) from error
+    if rest:
+        raise CorruptObject("a block of a schema history is damaged", object_key=name, **facts)
+    return contents
 
 
 def decompress(data: bytes) -> bytes:
@@ -92,13 +154,54 @@ def decompress(data: bytes) -> bytes:
     return b"".join(parts)
 
 
+def _part(name: str, fetch: Fetch, offset: int, length: int) -> bytes:
+    data = fetch(offset, length)
+    if len(data) != length:
+        raise CorruptObject("a schema history is cut short", object_key=name, offset=offset, length=length)
+    return data
+
+
+def _first_frame(data: bytes) -> tuple[bytes, bytes]:
+    """(contents of the first frame, what follows it). ValueError when it does not end or is too large."""
+    size = zstandard.frame_content_size(data)
+    if not 0 <= size <= SEGMENT_BYTES_MAX:
+        raise ValueError(f"a frame of {size} bytes")
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    contents = reader.decompress(data)
+    if not reader.eof or len(contents) != size:
+        raise ValueError("a frame that does not end")
+    return contents, reader.unused_data
+
+
+# ---- values
+
+
+def dumps(value: object) -> bytes:
+    """A value as JSON: dataclasses as objects, bytes as base64."""
+    return orjson.dumps(value, default=_bytes_json)
+
+
 def _bytes_json(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _change(data: dict[str, Any]) -> Change:
+def _change_json(change: Change) -> dict[str, Any]:
+    """The tables that an event shows are mostly those that the change puts: then it names their place."""
+    places = {id(table): place for place, table in enumerate(change.put_tables)}
+    events = []
+    for event in change.events:
+        fields = {name: getattr(event, name) for name in DdlEvent.__slots__}
+        for name in _DELIVERED:
+            fields[name] = places.get(id(fields[name]), fields[name])
+        events.append(fields)
+    return {**{name: getattr(change, name) for name in Change.__slots__}, "events": events}
+
+
+def change_of(data: Mapping[str, Any]) -> Change:
+    """The change that JSON describes."""
+    puts = tuple(table_of(t) for t in data["put_tables"])
     return Change(
         job_id=data["job_id"],
         commit_ts=data["commit_ts"],
@@ -106,17 +209,19 @@ def _change(data: dict[str, Any]) -> Change:
         drop_databases=tuple(data["drop_databases"]),
         drop_tables=tuple(data["drop_tables"]),
         put_databases=tuple(Database(**d) for d in data["put_databases"]),
-        put_tables=tuple(_table(t) for t in data["put_tables"]),
-        events=tuple(_event(e) for e in data["events"]),
+        put_tables=puts,
+        events=tuple(_event(e, puts) for e in data["events"]),
     )
 
 
-def _event(data: dict[str, Any]) -> DdlEvent:
-    tables = {name: None if data[name] is None else _table(data[name]) for name in ("version", "exchanged")}
+def _event(data: dict[str, Any], puts: tuple[Table, ...]) -> DdlEvent:
+    shown = {name: data[name] for name in _DELIVERED}
+    tables = {name: puts[t] if isinstance(t, int) else t and table_of(t) for name, t in shown.items()}
     return DdlEvent(**{**data, **tables})
 
 
-def _table(data: Mapping[str, Any]) -> Table:
+def table_of(data: Mapping[str, Any]) -> Table:
+    """The table version that JSON describes."""
     return Table(
         **{
             **data,

@@ -25,6 +25,14 @@ class Timeline(Generic[T]):
     starts: tuple[int, ...] = ()
     values: tuple[T | None, ...] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.starts)
+
+    @property
+    def last(self) -> T | None:
+        """What is in force at the end."""
+        return self.values[-1] if self.values else None
+
     def at(self, ts: int) -> T | None:
         """The newest value that starts at or before `ts`."""
         i = bisect_right(self.starts, ts) - 1

@@ -145,8 +145,7 @@ class PrewriteBuffer:
 
     def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
-        unknown = self.open.filter(pl.col("tenure_ready_ts") == 0)
-        if not unknown.height:
+        if not self.open.height or not self.open.filter(pl.col("tenure_ready_ts") == 0).height:
             return
         told = (
             from_arrow(regions)
@@ -174,7 +173,8 @@ class PrewriteBuffer:
             ready.add(rows)
             self._leave(rows, doubtful)
             asking = _asking(doubtful)
-        gone = _reached(self.open, "cut_ts", watermarks, strictly=True).join(self.commits, on=_TXN, how="anti")
+        gone = _reached(self.open, "cut_ts", watermarks, strictly=True)
+        gone = gone.join(self.commits, on=_TXN, how="anti") if gone.height else gone
         if gone.height:
             self.dead += gone.height
             self.open = self.open.join(gone, on="row_no", how="anti")
@@ -182,6 +182,8 @@ class PrewriteBuffer:
 
     def hold(self) -> int | None:
         """The largest watermark that undecided commits allow; None when there is none of them."""
+        if not self.commits.height:
+            return None
         lowest = self.commits.filter(pl.col("asked"))["commit_ts"].min()
         return None if lowest is None else int(lowest) - 1  # type: ignore[arg-type]
 
@@ -239,6 +241,8 @@ def _break(rows: pl.DataFrame) -> NoReturn:
 
 def _reached(frame: pl.DataFrame, column: str, watermarks: RangeWatermarkMap, *, strictly: bool) -> pl.DataFrame:
     """The rows whose W(key) has reached (or, strictly, passed) the column's timestamp."""
+    if not frame.height:
+        return frame
     near = frame.filter(pl.col(column) <= watermarks.highest())
     w, ts = watermarks.w_of(near["key"]), near[column].to_numpy()
     return near.filter(pl.Series(ts < w if strictly else ts <= w, dtype=pl.Boolean))

@@ -46,6 +46,8 @@ class SortBuffer:
 
     def reach(self, w: int) -> int:
         """The largest watermark up to w whose rows fit one flush; a single commit_ts always does."""
+        if not self.rows.height:
+            return w
         due = self.rows.filter(pl.col("commit_ts") <= w)
         size = pl.sum_horizontal(pl.col(name).bin.size().fill_null(0) for name in ("key", "value", "old_value"))
         if not due.height or due.select(size.cast(pl.UInt64).sum()).item() <= FLUSH_BYTES_MAX:
@@ -69,7 +71,8 @@ class SortBuffer:
     def flushed(self, w: int) -> None:
         """Everything at or below w is durably in the log."""
         self.flushed_ts = max(self.flushed_ts, w)
-        self.rows = self.rows.filter(pl.col("commit_ts") > w)
+        if self.rows.height:
+            self.rows = self.rows.filter(pl.col("commit_ts") > w)
 
     def snapshot(self) -> pa.Table:
         """The ready rows, schema READY."""

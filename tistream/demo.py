@@ -9,6 +9,9 @@ in threads of this process and talk to the service over its HTTP port, as they w
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -30,6 +33,8 @@ from tistream.ids import Tenant
 RECORDING = Path(__file__).parent / "recording"
 TENANT = Tenant(1, 1)
 _SHOWN_ROWS = 12
+_FIRST_PAGES_ROWS = 10  # small pages until a row is shown: it needs the decoders of few column types only
+_PAUSE_S = 0.3
 _COLOURS = {"insert": "green", "update": "yellow", "delete": "red", "ddl": "cyan"}
 _SIGNS = {"insert": "+", "update": "~", "delete": "-", "ddl": "≡"}
 
@@ -63,7 +68,8 @@ def run(
 ) -> Seen:
     """Run until `wait_for_end(seconds)` answers True. `push(url)` pushes the recording; it runs in its own thread."""
     with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
-        out.print(f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end")
+        said = f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end"
+        out.print(said, highlight=False, soft_wrap=True)
         service = start_service(Path(folder))
         try:
             return _show(service.url, push, wait_for_end, out)
@@ -72,28 +78,37 @@ def run(
 
 
 def _show(url: str, push: Callable[[str], object], wait_for_end: Callable[[float], bool], out: Console) -> Seen:
-    out.print(f"  [green]✓[/] console  {url}/")
-    out.print(f"  [green]✓[/] API      {url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=ndjson")
+    api = f"{url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=ndjson"
+    out.print(f"  [green]✓[/] console  {url}/", soft_wrap=True)
+    out.print(f"  [green]✓[/] API      {api}", soft_wrap=True)
     seen = Seen()
     failed: list[TiStreamError] = []
     with Client(url) as client:
         client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
-        out.print("  [green]✓[/] tenant 1/1 registered; three pushers play the recorded change stream of a real TiDB\n")
+        out.print(
+            "  [green]✓[/] tenant 1/1 registered; three pushers play the recorded change stream of a real TiDB",
+            highlight=False,
+            soft_wrap=True,
+        )
+        out.print("    (the first start compiles the row decoders: that takes some seconds once)\n", style="dim")
         pushing = threading.Thread(target=_push, args=(push, url, failed), daemon=True)
         pushing.start()
         cursor: str | None = None
         told = False
-        while not wait_for_end(0.3):
-            page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5)
+        while not wait_for_end(_PAUSE_S):
+            limit = None if told else _FIRST_PAGES_ROWS
+            page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
             cursor = page.next_cursor
             _take(page.lines(), seen, out)
-            if seen.kinds and not told:
+            if not told and sum(seen.kinds.values()) >= _SHOWN_ROWS:
                 told = True
                 _lines_to_copy(url, out)
             if failed:
                 raise failed[0]
-            if told:
-                out.print(_counter(seen, pushing.is_alive()), end="\r", highlight=False)
+            if out.is_terminal and told:
+                out.print(_counter(seen, pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
+    if out.is_terminal:
+        out.print()
     _summary(seen, out)
     return seen
 
@@ -116,7 +131,7 @@ def _take(lines: list[bytes], seen: Seen, out: Console) -> None:
         seen.order_violations += at < seen.last_commit_ts
         seen.last_commit_ts = at
         if sum(seen.kinds.values()) < _SHOWN_ROWS:
-            out.print(_row(event))
+            out.print(_row(event), no_wrap=True, overflow="ellipsis", crop=True)
         seen.kinds[kind] += 1
         seen.tables[f"{event['database']}.{event['table']}"] += 1
 
@@ -133,13 +148,23 @@ def _row(event: dict[str, object]) -> Text:
 
 def _lines_to_copy(url: str, out: Console) -> None:
     out.print("\n[bold]Try it:[/]", highlight=False)
+    tistream, python = _program("tistream"), _program("python")
     for line in (
         f"curl -s '{url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=canal-json' | head -3",
-        f"tistream pull shop --url {url} --follow",
-        f"python -c \"import tistream.client as c; print(c.connect('{url}').page(1, 1, format='arrow').arrow())\"",
+        f"{tistream} pull shop --url {url} --follow",
+        f"{python} -c \"import tistream.client as c; print(c.connect('{url}').page(1, 1, format='arrow').arrow())\"",
     ):
         out.print(f"  {line}", style="cyan", highlight=False, soft_wrap=True)
     out.print()
+
+
+def _program(name: str) -> str:
+    """How this installation's program is called from here: by its name where the PATH finds it, else by its path."""
+    path = Path(sys.executable).with_name(name)
+    if shutil.which(name) == str(path) or not path.exists():
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _counter(seen: Seen, pushing: bool) -> str:
@@ -149,9 +174,9 @@ def _counter(seen: Seen, pushing: bool) -> str:
 
 
 def _summary(seen: Seen, out: Console) -> None:
-    out.print("\n\n[bold]Summary[/]")
+    out.print("\n[bold]Summary[/]")
     counts = ", ".join(f"{n:,} {kind}s" for kind, n in seen.kinds.most_common())
-    out.print(f"  {counts or 'nothing yet'} in {len(seen.tables)} tables")
+    out.print(f"  {counts or 'nothing yet'} in {len(seen.tables)} tables", highlight=False)
     if seen.resolved_ts:
         out.print(f"  complete up to {seen.resolved_ts} ({tso.to_text(seen.resolved_ts)})", highlight=False)
-    out.print(f"  out of order: {seen.order_violations}")
+    out.print(f"  out of order: {seen.order_violations}", highlight=False)

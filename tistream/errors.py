@@ -85,12 +85,14 @@ class TsOutOfRange(InvalidInput):
     """The timestamp lies in the future."""
 
     code = "TS-1004"
+    hint = "Give a timestamp up to now, or start_ts=latest; with wait=SECONDS the answer comes when there is news."
 
 
 class TsExpired(InvalidInput):
     """The timestamp lies below what is retained."""
 
     code = "TS-1005"
+    hint = "start_ts=earliest begins where the log begins; what lies before it must come from a dump of the source."
 
 
 class NotFound(TiStreamError):

@@ -55,6 +55,16 @@ def incarnation_prefix(tenant: Tenant, store_id: int, incarnation: int) -> str:
     return f"{buffer_prefix(tenant)}store-{store_id}/{incarnation:06d}/"
 
 
+def committed_prefix(tenant: Tenant) -> str:
+    """Folder of a tenant's committed files, of all sorters."""
+    return f"committed/{_scope(tenant)}/"
+
+
+def snapshots_prefix(tenant: Tenant) -> str:
+    """Folder of a tenant's task snapshots."""
+    return f"snapshots/{_scope(tenant)}/"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaSnapKey:
     """The tenant's whole schema at `ts`, pushed before its first batch file."""

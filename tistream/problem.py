@@ -22,6 +22,11 @@ log = structlog.get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 
+_WHERE_TO_LOOK = (
+    "GET /v1/tenants lists the tenants; .../databases and .../databases/{database}/tables what one has; "
+    "GET /openapi.json lists all addresses."
+)
+
 STATUS: Mapping[ErrorKind, int] = {
     ErrorKind.INVALID: 400,
     ErrorKind.NOT_FOUND: 404,
@@ -45,7 +50,7 @@ def problem_body(error: TiStreamError) -> dict[str, object]:
         "status": status_of(error),
         "detail": error.message,
         "code": error.code,
-        "hint": error.hint,
+        "hint": error.hint or (_WHERE_TO_LOOK if isinstance(error, NotFound) else ""),
         "facts": {name: _plain(value) for name, value in error.facts.items()},
     }
 
@@ -75,10 +80,12 @@ def install(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"])
         return problem_response(InvalidInput(f"{where}: {first['msg']}", where=where))
 
-    async def http(_: Request, error: Exception) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        found = NotFound if error.status_code == 404 else InvalidInput
-        return problem_response(found(str(error.detail)), error.status_code)
+        asked = f"{request.method} {request.url.path}"
+        if error.status_code == 404:
+            return problem_response(NotFound(f"There is no {asked}."))
+        return problem_response(InvalidInput(f"{asked}: {error.detail}."), error.status_code)
 
     async def unknown(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, exc_info=error)

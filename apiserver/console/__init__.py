@@ -1,12 +1,14 @@
 """The admin console: pages for people, each also as `.json`.
 
 Jinja pages with htmx for refreshing parts and uPlot for the lag chart, all vendored: no build step and no request to
-another host. Pages show what the API answers; they hold no state of their own.
+another host. Pages show what the API answers; they hold no state of their own. An htmx request gets only the part of
+the page that changes. What goes wrong on a page is a page, too; on `.json` it is a problem document.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from starlette.staticfiles import StaticFiles
 
 from apiserver.console import pages
 from apiserver.deps import Services
-from tistream import __version__
+from tistream import __version__, problem
+from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
 _HERE = Path(__file__).parent
@@ -25,6 +28,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",  # a page and its part have the same address
+    "Vary": "HX-Request",
 }
 
 
@@ -36,14 +41,16 @@ def install(app: FastAPI, services: Services) -> None:
 
 def _router(services: Services) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
-    vendor = json.loads((_HERE / "static" / "vendor" / "vendor.json").read_text("utf-8"))
-    env = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined)
-    env.globals.update(version=__version__, integrity=vendor)
-    env.filters.update(pages.FILTERS)
+    env = _templates()
 
-    def page(request: Request, template: str, facts: dict[str, Any]) -> Response:
-        text = env.get_template(template).render(facts, part=request.headers.get("HX-Request") == "true")
-        return Response(text, media_type="text/html", headers=_HEADERS)
+    def page(request: Request, template: str, facts: Callable[[], dict[str, Any]]) -> Response:
+        status, part = 200, request.headers.get("HX-Request") == "true"
+        try:
+            text = env.get_template(template).render(facts(), part=part)
+        except TiStreamError as e:
+            status = problem.status_of(e)
+            text = env.get_template("problem.html").render(problem.problem_body(e), part=part)
+        return Response(text, status, _HEADERS, "text/html")
 
     @routes.get("/")
     def home() -> Response:
@@ -51,7 +58,7 @@ def _router(services: Services) -> APIRouter:
 
     @routes.get("/overview")
     def overview(request: Request) -> Response:
-        return page(request, "overview.html", pages.overview(services))
+        return page(request, "overview.html", lambda: pages.overview(services))
 
     @routes.get("/overview.json")
     def overview_json() -> dict[str, Any]:
@@ -63,6 +70,20 @@ def _router(services: Services) -> APIRouter:
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}")
     def tenant(request: Request, cluster_id: int, tenant_id: int) -> Response:
-        return page(request, "tenant.html", pages.tenant(services, Tenant(cluster_id, tenant_id)))
+        return page(request, "tenant.html", lambda: pages.tenant(services, Tenant(cluster_id, tenant_id)))
 
     return routes
+
+
+def _templates() -> Environment:
+    vendored = json.loads((_HERE / "static" / "vendor" / "vendor.json").read_text("utf-8"))
+    env = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.globals.update(version=__version__, integrity=vendored)
+    env.filters.update(pages.FILTERS)
+    return env

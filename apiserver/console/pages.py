@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from apiserver.deps import Services
 from apiserver.routes import tenants as tenant_routes
 from tistream import ts as tso
-from tistream.catalog import tenants
+from tistream.catalog import tasks, tenants
+from tistream.catalog.tenants import TenantState
 from tistream.codec import memcomparable
 from tistream.ids import Tenant
 
 _STRIP_WIDTH = 1000.0
+_STRIP_GAP = 3.0
+_TAIL_MS = 30_000
+_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 
 
 def overview(services: Services) -> dict[str, Any]:
@@ -20,9 +24,9 @@ def overview(services: Services) -> dict[str, Any]:
     rows = [tenant_routes.summary(services, row) for row in tenants.list_tenants(services.catalog)]
     return {
         "tenants": rows,
-        "problems": services.problems(),
-        "active": sum(row["state"] == "ACTIVE" for row in rows),
+        "active": sum(row["state"] == TenantState.ACTIVE for row in rows),
         "lag_ms_max": max((row["lag_ms"] for row in rows if row["lag_ms"] is not None), default=None),
+        "problems": _problems(services, tasks.list_tasks(services.catalog)),
     }
 
 
@@ -30,19 +34,35 @@ def tenant(services: Services, who: Tenant) -> dict[str, Any]:
     """One tenant: state, the key-space strip of its tasks, stores."""
     facts = tenant_routes.detail(services, who)
     ordered = sorted(facts["tasks"], key=lambda t: bytes.fromhex(t["start_key"]))
-    lag_base = max((int(t["upper"]) for t in ordered), default=0)
-    width = _STRIP_WIDTH / max(1, len(ordered))
+    newest = max((int(t["upper"]) for t in ordered), default=0)
+    width = (_STRIP_WIDTH + _STRIP_GAP) / max(1, len(ordered))
     for n, task in enumerate(ordered):
-        task["x"], task["width"] = round(n * width, 1), round(width - 2, 1)
-        task["behind_ms"] = tso.physical_ms(lag_base) - tso.physical_ms(int(task["upper"]))
+        task["x"], task["width"] = round(n * width, 1), round(width - _STRIP_GAP, 1)
+        task["behind_ms"] = tso.physical_ms(newest) - tso.physical_ms(int(task["upper"]))
         task["label"] = _label(task)
         task["state"] = "stopped" if task["error"] else "waiting" if task["owner"] is None else "running"
-    return {**facts, "tasks": ordered, "problems": services.problems(), "tail_from": str(_tail_from(facts))}
+    return {
+        **facts,
+        "tasks": ordered,
+        "problems": _problems(services, tasks.list_tasks(services.catalog, who)),
+        "tail_from": str(max(int(facts["start_ts"]), int(facts["resolved_ts"]) - tso.compose(_TAIL_MS))),
+    }
 
 
-def _tail_from(facts: dict[str, Any]) -> int:
-    """Where a live tail begins: half a minute of changes before the newest served."""
-    return max(int(facts["start_ts"]), int(facts["resolved_ts"]) - tso.compose(30_000))
+def _problems(services: Services, found: Iterable[tasks.TaskRow]) -> list[dict[str, object]]:
+    """What this process reports, and the tasks of any process that have stopped."""
+    stopped = [
+        {
+            "source": f"tenant {task.tenant}, task {task.task_id}",
+            "code": "stopped",
+            "message": task.error,
+            "fatal": True,
+            "facts": {},
+        }
+        for task in found
+        if task.error
+    ]
+    return [*stopped, *services.problems()]
 
 
 def _label(task: dict[str, Any]) -> str:
@@ -51,6 +71,8 @@ def _label(task: dict[str, Any]) -> str:
     if task["kind"] == "ddl":
         return "meta" if start[:1] == b"m" else "DDL jobs"
     first, last = _table_id(start), _table_id(end)
+    if last >= _SYSTEM_IDS_FROM:
+        last = 0
     if first and last:
         return f"tables {first} to {last - 1}"
     return f"tables below {last}" if last else f"tables from {first}" if first else "all tables"
@@ -69,9 +91,9 @@ def _lag(ms: int | None) -> str:
     return f"{ms / 60_000:.1f} min" if ms < 3_600_000 else f"{ms / 3_600_000:.1f} h"
 
 
-def _ts(text: str) -> str:
-    ts = int(text)
-    return f"{ts} · {tso.to_text(ts)[11:23]}" if ts else "–"
+def _clock(text: str) -> str:
+    """Date and time of day of a timestamp, in UTC."""
+    return tso.to_text(int(text))[:23].replace("T", " ") if int(text) else "–"
 
 
-FILTERS: dict[str, Callable[..., str]] = {"lag": _lag, "tso": _ts}
+FILTERS: dict[str, Callable[..., str]] = {"lag": _lag, "clock": _clock}

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import structlog
 
 from apiserver import cursor
 from apiserver.cursor import Scope
@@ -35,6 +36,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     with api_world(tmp_path_factory.mktemp("api")) as made:
         made.log.build(10)
         yield made
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Faults are logged with their traceback, which takes long to draw."""
+    with structlog.testing.capture_logs():
+        yield
 
 
 def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
@@ -75,7 +83,7 @@ def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
         ("/databases", {"at_ts": EARLIEST - 1}, 410, str(EARLIEST)),
         ("/databases", {"at_ts": FUTURE}, 400, "future"),
         ("/databases/shpo/tables", {}, 404, "did you mean 'shop'"),
-        ("/nothing", {}, 404, "Not Found"),
+        ("/nothing", {}, 404, "/nothing"),
     ],
 )
 def test_a_refusal_says_what_to_do(world: ApiWorld, path: str, params: dict[str, Any], status: int, words: str) -> None:

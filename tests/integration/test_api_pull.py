@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -171,8 +172,9 @@ def test_the_link_leads_to_the_next_page(world: ApiWorld) -> None:
     assert followed.content == world.ok(format="ndjson", limit=1000, cursor=next_cursor(first)).content
 
 
-def test_the_arrow_form_holds_the_rows_of_the_log(world: ApiWorld) -> None:
-    got = pa.concat_tables([arrow_of(p) for p in world.pages(format="arrow", limit=2000)])
+@pytest.mark.parametrize("form", ["arrow", "raw-arrow"])
+def test_the_arrow_form_of_a_tenant_holds_the_rows_of_the_log(world: ApiWorld, form: str) -> None:
+    got = pa.concat_tables([arrow_of(p) for p in world.pages(format=form, limit=2000)])
     log, history = recording.committed_rows(), recording.recorded_history()
     tables = [
         history.table_at(table_id, commit_ts - 1)
@@ -182,6 +184,39 @@ def test_the_arrow_form_holds_the_rows_of_the_log(world: ApiWorld) -> None:
     assert got.schema.field("commit_ts") == change.COMMITTED.field("commit_ts")
     names = zip(got["database"].to_pylist(), got["table"].to_pylist(), strict=True)
     assert list(names) == [(t.db, t.name) for t in tables if t is not None]
+
+
+def test_the_arrow_form_of_a_table_holds_its_changes(world: ApiWorld) -> None:
+    """Pages end where the columns change; together they are the changes that ndjson shows."""
+    path = "/databases/shop/tables/customers/changes"
+    pages = list(world.pages(path, format="arrow"))
+    assert all(has_more(page) for page in pages[:-1])
+    tables = [arrow_of(page) for page in pages]
+    shown = [event for event in world.events(path) if event["type"] in ("insert", "update", "delete")]
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert [(r["_op"], str(r["_commit_ts"]), r["_key"].hex(), r["_table_id"]) for r in rows] == [
+        (e["type"], e["commit_ts"], e["key"], e["table_id"]) for e in shown
+    ]
+    for row, event in zip(rows, shown, strict=True):
+        names = [name for name in row if not name.startswith("_")]
+        assert names == list(event["columns"] or event["old"])
+        assert (row["_old"] is None) == (event["old"] is None)
+    assert {tuple(table.column_names) for table in tables} == {
+        tuple(a.column_names)
+        for a, b in zip(tables, [*tables[1:], None], strict=True)
+        if b is None or a.schema != b.schema
+    }
+    raw = [arrow_of(p) for p in world.pages(path, format="raw-arrow")]
+    assert sum(table.num_rows for table in raw) >= len(rows)
+    assert raw[0].column_names[:2] == ["database", "table"]
+
+
+def test_an_arrow_page_at_the_end_has_the_columns_of_the_table(world: ApiWorld) -> None:
+    path = "/databases/shop/tables/customers/changes"
+    last = list(world.pages(path, format="arrow"))[-1]
+    empty = arrow_of(world.ok(path, format="arrow", cursor=next_cursor(last)))
+    assert empty.num_rows == 0
+    assert {"_op", "_commit_ts", "_start_ts", "_key", "_table_id", "id", "_old"} <= set(empty.column_names)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +241,7 @@ def test_the_media_types_are_those_of_the_formats(world: ApiWorld) -> None:
     from apiserver.formats import FORMAT_NAMES, create_format
     from apiserver.negotiate import FORMATS
 
-    assert set(FORMATS) == {*FORMAT_NAMES, "json", "arrow"}
+    assert set(FORMATS) == {*FORMAT_NAMES, "json", "arrow", "raw-arrow"}
     assert all(create_format(name).media_type == FORMATS[name] for name in FORMAT_NAMES)
 
 
@@ -239,3 +274,34 @@ def test_cursors_stay_valid_while_the_log_grows(tmp_path: Path) -> None:
                 seen = int(str(event["resolved_ts"]))
             else:
                 assert int(str(event["commit_ts"])) > seen, "nothing below a watermark that was announced"
+
+
+def test_readers_beside_a_writer_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """Several readers follow while tasks are flushed one after another; each gets the whole, once, in order."""
+    with api_world(tmp_path) as world:
+        world.log.activate()
+        ids = [task.task_id for task in list_tasks(world.catalog, TENANT)]
+
+        def write() -> None:
+            for ts in [*world.log.cuts(8), END]:
+                for task_id in ids:
+                    world.log.flush(ts, task_ids={task_id})
+
+        def read(limit: int) -> list[bytes]:
+            lines: list[bytes] = []
+            last, at = 0, {"start_ts": "earliest"}
+            while True:
+                answer = world.ok(format="ndjson", limit=limit, wait=10, **at)
+                assert resolved_ts(answer) >= last
+                last, at = resolved_ts(answer), {"cursor": next_cursor(answer)}
+                lines += [line for line in answer.content.split(b"\n") if line and b'"type":"resolved"' not in line]
+                if last == END and not has_more(answer):
+                    return lines
+
+        with ThreadPoolExecutor(4) as pool:
+            writer = pool.submit(write)
+            readers = [pool.submit(read, limit) for limit in (300, 5000, 200_000)]
+            writer.result(120)
+            found = [reader.result(120) for reader in readers]
+        whole = [line for line in world.ok(format="ndjson", limit=200_000).content.split(b"\n") if line][:-1]
+        assert all(lines == whole for lines in found)

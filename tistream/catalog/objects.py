@@ -9,6 +9,7 @@ the primary key and is fenced. Rows are inserted inside the transactions of othe
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 
 from sqlalchemy import Connection, exc, func, select
@@ -84,6 +85,15 @@ def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
             .values(state=ObjectState.DEAD, changed_ms=now_ms())
         )
         return buried.rowcount == 1
+
+
+def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, ObjectState]:
+    """key -> state, for those of the keys (at most a few hundred) that have a row."""
+    with catalog.reading() as conn:
+        found = conn.execute(
+            select(objects.c.object_key, objects.c.state).where(objects.c.object_key.in_(list(object_keys)))
+        )
+        return {key: ObjectState(state) for key, state in found}
 
 
 def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:

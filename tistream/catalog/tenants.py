@@ -85,8 +85,8 @@ def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
         row = conn.execute(select(tenants).where(of_tenant(tenants, tenant))).one_or_none()
     if row is None:
         raise NotFound(
-            f"tenant {tenant} is not registered; register it with "
-            f"PUT /v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}",
+            f"tenant {tenant} is not registered; register it with POST /v1/tenants or with "
+            f"tistream tenant register -c {tenant.cluster_id} -t {tenant.tenant_id}",
             cluster_id=tenant.cluster_id,
             tenant_id=tenant.tenant_id,
         )

@@ -7,7 +7,6 @@ functions build one service each for deployments with a process per role. Nothin
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tistream import __version__, config
 from tistream.catalog.engine import Catalog
+from tistream.cli import warm
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
@@ -55,8 +55,7 @@ class Running:
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server = parts.settings.server
-        port = server.port or free_port(server.host)
-        self.http = HttpServer(app, server.host, port) if app is not None else None
+        self.http = HttpServer(app, server.host, server.port) if app is not None else None
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
@@ -107,13 +106,16 @@ def open_parts(settings: Settings) -> Parts:
 
 def embedded(settings: Settings, data: Path) -> Running:
     """Everything in one process, kept in `data`: catalog.db and bucket/."""
-    data.mkdir(parents=True, exist_ok=True)
     root = data.resolve()
+    try:
+        (root / "bucket").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"Cannot keep data in {root}: {e.strerror}.") from e
     where = {
         "catalog": {"url": settings.catalog.url or f"sqlite:///{root}/catalog.db"},
         "object_store": {"url": settings.object_store.url or f"file://{root}/bucket"},
     }
-    (root / "bucket").mkdir(exist_ok=True)
+    warm.start()
     parts = open_parts(settings.model_copy(update=_sections(where)))
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
@@ -157,6 +159,7 @@ def sorter(parts: Parts, name: str) -> Running:
 
 def api_server(parts: Parts) -> Running:
     """An API server with the console."""
+    warm.start()
     return Running(parts, [], _api(parts, [], control=False))
 
 
@@ -236,10 +239,3 @@ def _sections(where: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
         "catalog": config.CatalogSettings(**where["catalog"]),
         "object_store": config.ObjectStoreSettings(**where["object_store"]),
     }
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind((host, 0))
-        return int(s.getsockname()[1])

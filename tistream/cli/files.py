@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
-from tistream.errors import CorruptObject, NotFound
+from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound
 
 commands = typer.Typer(help="Look inside files.", no_args_is_help=True)
 _ROWS_SHOWN = 5
@@ -68,7 +69,21 @@ def _read(path: str) -> bytes:
             return Path(path).read_bytes()
         except FileNotFoundError as e:
             raise NotFound(f"There is no file {path}.") from e
+        except OSError as e:
+            raise InvalidInput(f"Cannot read {path}: {e.strerror}.") from e
     from tistream.objectstore.factory import open_store
 
-    folder, _, name = path.rpartition("/")
-    return open_store(folder).get(name)
+    folder, name = split_url(path)
+    try:
+        return open_store(folder).get(name)
+    except ObjectNotFound as e:
+        raise NotFound(f"There is no object {path}.") from e
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """(address of the folder, name in it) of an object's URL; the query belongs to the address."""
+    parts = urlsplit(url)
+    folder, _, name = parts.path.rpartition("/")
+    if not name or (parts.scheme == "s3" and not parts.netloc):
+        raise InvalidInput(f"{url} names no object.")
+    return urlunsplit(parts._replace(path=folder)), unquote(name)

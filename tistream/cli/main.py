@@ -1,16 +1,18 @@
 """The `tistream` command: one roof over all rooms.
 
 Standard output is data, standard error is talk. Exit status: 0 done, 1 a check found something wrong, 2 bad usage or
-bad input, 3 something does not exist, 4 not available now, 5 fenced by another process, 70 a defect.
+bad input, 3 something does not exist, 4 not available now, 5 fenced by another process, 70 a defect,
+130 interrupted by Ctrl-C before the work was done (services and `pull --follow` end by Ctrl-C with 0).
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 
 import typer
 
-from tistream.cli import files, pull, push, run, status, tenant, time
+from tistream.cli import files, pull, push, run, sim, status, tenant, time
 from tistream.errors import ErrorKind, TiStreamError
 
 app = typer.Typer(
@@ -29,6 +31,7 @@ EXIT = {
     ErrorKind.CORRUPT: 1,
     ErrorKind.INTERNAL: 70,
 }
+EXIT_INTERRUPTED = 130
 run.add_to(app)
 tenant.add_to(app)
 push.add_to(app)
@@ -36,6 +39,7 @@ pull.add_to(app)
 status.add_to(app)
 files.add_to(app)
 time.add_to(app)
+sim.add_to(app)
 
 
 def main() -> None:
@@ -47,6 +51,11 @@ def main() -> None:
         if e.hint:
             print(f"  {e.hint}", file=sys.stderr)
         sys.exit(EXIT[e.kind])
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception:  # noqa: BLE001 - a defect: its trace is what a report needs
+        traceback.print_exc()
+        sys.exit(EXIT[ErrorKind.INTERNAL])
 
 
 if __name__ == "__main__":

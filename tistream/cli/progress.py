@@ -44,6 +44,6 @@ class Progress:
         """`done` of `total`, with a few words on what is happening."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, note=note)
-        elif (now := time.monotonic()) - self._last_line >= _LINE_EVERY_S or done == total:
+        elif (now := time.monotonic()) - self._last_line >= _LINE_EVERY_S:
             self._last_line = now
             print(f"{self._title}: {done}/{total} {note}".rstrip(), file=self._out, flush=True)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
 from tistream.errors import InvalidInput
+
+_OWN_WORDS = {"format", "end_ts", "limit", "cursor", "wait"}  # of a URL's query; others are the format's
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,28 +29,45 @@ def pull(
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     since: Annotated[
-        str, typer.Option(help="TSO, RFC 3339 time, earliest, latest or a span such as -15m.")
-    ] = "earliest",
+        str | None, typer.Option(help="TSO, RFC 3339 time, earliest (default), latest or a span such as -15m.")
+    ] = None,
     until: Annotated[str | None, typer.Option(help="Nothing above this TSO or time.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Resume here; wins over --since.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
-    format: Annotated[str, typer.Option("--format", help="ndjson, canal-json, open-protocol, ...")] = "ndjson",
+    format: Annotated[
+        str | None,
+        typer.Option(help="ndjson (default), canal-json, debezium, open-protocol, simple, csv, json or arrow."),
+    ] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE of the format.")] = None,
 ) -> None:
-    """Pull changes of a tenant, a database or a table, in commit order."""
+    """Pull changes of a tenant, a database or a table, in commit order.
+
+    The query of a whole URL counts as well: start_ts, end_ts, cursor, format, limit and the format's options. A flag
+    wins over it.
+    """
     from tistream.client import connect
 
+    query: dict[str, str] = {}
     if what.startswith(("http://", "https://")):
         url, cluster, tenant, database, table = parse_url(what)
+        query = parse_query(what)
     else:
         database, table = parse_names(what)
-    options = dict(_option(text) for text in option or ())
-    at = cursor
-    with connect(url) as client:
+    for name in ("start_ts", "start-ts"):
+        since = since or query.pop(name, None)
+    asked = _Asked(
+        url=url, cluster=cluster, tenant=tenant, database=database, table=table,
+        format=format or query.get("format", "ndjson"),
+        until=until or query.get("end_ts"),
+        limit=_limit(query.get("limit")),
+        options={k: v for k, v in query.items() if k not in _OWN_WORDS} | dict(_option(text) for text in option or ()),
+    )  # fmt: skip
+    at = cursor or query.get("cursor")
+    with connect(url, sleep=_patience(url)) as client:
         try:
             for page in client.pull(
-                cluster, tenant, database=database, table=table, start_ts=since, end_ts=until, cursor=cursor,
-                follow=follow, format=format, options=options,
+                cluster, tenant, database=database, table=table, start_ts=since or "earliest", end_ts=asked.until,
+                cursor=at, follow=follow, format=asked.format, limit=asked.limit, options=asked.options,
             ):  # fmt: skip
                 sys.stdout.buffer.write(page.content)
                 sys.stdout.buffer.flush()
@@ -53,9 +75,37 @@ def pull(
                 if page.quarantined:
                     print(f"tistream: {page.quarantined} rows of this page could not be decoded", file=sys.stderr)
         except KeyboardInterrupt:
-            print(f"\nresume with: {_resume(url, cluster, tenant, what, format, at)}", file=sys.stderr)
+            print(f"\nresume with: {asked.resume(at or '', follow=follow)}", file=sys.stderr)
+            if not follow:
+                raise
         except BrokenPipeError:
             sys.stderr.close()  # the reader went away: nothing more to say to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The pull, as flags and URL together have it."""
+
+    url: str
+    cluster: int
+    tenant: int
+    database: str | None
+    table: str | None
+    format: str
+    until: str | None
+    limit: int | None
+    options: dict[str, str]
+
+    def resume(self, cursor: str, *, follow: bool) -> str:
+        """A command line that goes on at the cursor."""
+        names = ".".join(name for name in (self.database, self.table) if name) or "*"
+        words = ["tistream", "pull", names, "--url", self.url, "-c", str(self.cluster), "-t", str(self.tenant)]
+        words += ["--format", self.format]
+        for name, value in self.options.items():
+            words += ["-O", f"{name}={value}"]
+        words += ["--until", self.until] if self.until else []
+        words += ["--cursor", cursor] if cursor else []
+        return shlex.join(words + (["--follow"] if follow else []))
 
 
 def parse_names(what: str) -> tuple[str | None, str | None]:
@@ -85,6 +135,28 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _resume(url: str, cluster: int, tenant: int, what: str, fmt: str, cursor: str | None) -> str:
-    words = ["tistream", "pull", what, "--url", url, "-c", str(cluster), "-t", str(tenant), "--format", fmt, "--follow"]
-    return shlex.join(words + (["--cursor", cursor] if cursor else []))
+def parse_query(text: str) -> dict[str, str]:
+    """The query of a .../changes URL; the last one of a word given twice."""
+    return dict(parse_qsl(urlsplit(text).query, keep_blank_values=True))
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise InvalidInput(f"limit={text}: give a number of rows.")
+    return int(text)
+
+
+def _patience(url: str) -> Callable[[float], None]:
+    """How the client sleeps between tries: says once, on a terminal, why nothing happens."""
+    said = False
+
+    def sleep(seconds: float) -> None:
+        nonlocal said
+        if not said and sys.stderr.isatty():
+            print(f"waiting for {url} ...", file=sys.stderr)
+            said = True
+        time.sleep(seconds)
+
+    return sleep

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Url
+
+
+class Output(StrEnum):
+    """Forms of the answer."""
+
+    TABLE = "table"
+    JSON = "json"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -17,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 def status(
     url: Url = DEFAULT_URL,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json")] = "table",
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
 ) -> None:
     """Health, tenants with lag, tasks with owners."""
     from tistream.client import connect
@@ -28,7 +36,7 @@ def status(
             client.get(f"/v1/clusters/{t['cluster_id']}/tenants/{t['tenant_id']}")
             for t in client.get("/v1/tenants")["items"]
         ]
-    if output == "json":
+    if output is Output.JSON:
         print(json.dumps({"health": health, "tenants": tenants}, indent=2))
     else:
         _show(url, health, tenants)

@@ -28,5 +28,8 @@ def show(value: Annotated[str, typer.Argument(help="A TSO, or an RFC 3339 time."
             when = datetime.fromisoformat(value)
         except ValueError as e:
             raise InvalidInput(f"'{value}' is neither a TSO nor an RFC 3339 time.") from e
-        ts = tso.compose(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000))
+        physical_ms = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+        if physical_ms < 0:
+            raise InvalidInput(f"There are no timestamps before 1970: '{value}'.")
+        ts = tso.compose(physical_ms)
     print(f"{ts} · {tso.to_text(ts)} · physical {tso.physical_ms(ts)} ms · logical {tso.logical(ts)}")

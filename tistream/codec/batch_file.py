@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from tistream import change
 from tistream.change import Op, RowKind
 from tistream.codec.arrow_stream import single_batch
-from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
+from tistream.codec.segment_file import FOOTER_PART, SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.layout import BatchKey
 
@@ -61,7 +61,7 @@ def encode_batch_file(
         rows, regions = single_batch(rows), single_batch(regions)
     except ValueError as e:
         raise InvalidInput("no batch file can hold this", object=str(key), cause=e) from e
-    if fault := _fault(rows, regions):
+    if fault := _rows_fault(rows) or _regions_fault(regions, rows.num_rows):
         raise InvalidInput(f"no batch file can say this: {fault}", object=str(key))
     writer = SegmentFileWriter({**_identity(key), "cut_ts": cut_ts, "write_id": write_id})
     writer.add("rows", rows)
@@ -73,19 +73,22 @@ def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
     """The file that was stored under `key`. CorruptObject when it is damaged, foreign or breaks a relation."""
     name = str(key)
     file = SegmentFile.open(name, data)
+    footer = {"object": name, "segment": FOOTER_PART, "offset": file.footer_at}
     for fact, expected in _identity(key).items():
         found = file.head.get(fact)
         if type(found) is not type(expected) or found != expected:
-            raise CorruptObject("the file belongs under another key", object=name, field=fact, found=found)
+            raise CorruptObject("the file belongs under another key", **footer, field=fact, found=found)
     cut_ts, write_id = file.head.get("cut_ts"), file.head.get("write_id")
     if type(cut_ts) is not int or cut_ts < 0 or not isinstance(write_id, str):
-        raise CorruptObject("the head lacks cut_ts or write_id", object=name, head=file.head)
+        raise CorruptObject("the head lacks cut_ts or write_id", **footer, head=file.head)
     if [s.kind for s in file.segments] != ["rows", "regions"]:
-        raise CorruptObject("not the segments of a batch file", object=name, found=[s.kind for s in file.segments])
+        raise CorruptObject("not the segments of a batch file", **footer, found=[s.kind for s in file.segments])
     rows = single_batch(file.read(ROWS_SEGMENT, change.ROWS))
     regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
-    if fault := _fault(rows, regions):
-        raise CorruptObject(f"a batch file breaks its rules: {fault}", object=name)
+    for number, fault in ((ROWS_SEGMENT, _rows_fault(rows)), (REGIONS_SEGMENT, _regions_fault(regions, rows.num_rows))):
+        if fault:
+            at = file.segments[number].offset
+            raise CorruptObject(f"a batch file breaks its rules: {fault}", object=name, segment=number, offset=at)
     return BatchFile(key=key, cut_ts=cut_ts, write_id=write_id, rows=rows, regions=regions)
 
 
@@ -100,8 +103,8 @@ def _identity(key: BatchKey) -> dict[str, object]:
     }
 
 
-def _fault(rows: pa.RecordBatch, regions: pa.RecordBatch) -> str:
-    """The first relation that does not hold, in words; empty when all do."""
+def _rows_fault(rows: pa.RecordBatch) -> str:
+    """The first relation that the rows break, in words; empty when none."""
     kind, op, commit_ts = (_numbers(rows, name) for name in ("kind", "op", "commit_ts"))
     if len(kind) and (kind.min() < min(RowKind) or kind.max() > max(RowKind)):
         return f"row {_first((kind < min(RowKind)) | (kind > max(RowKind)))} has an unknown kind"
@@ -110,6 +113,11 @@ def _fault(rows: pa.RecordBatch, regions: pa.RecordBatch) -> str:
     decided = (kind == RowKind.COMMIT) | (kind == RowKind.COMMITTED)
     if (bad := decided != (commit_ts > 0)).any():
         return f"row {_first(bad)} has a commit_ts that does not fit its kind"
+    return ""
+
+
+def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
+    """The same of the regions, over so many rows."""
     open_ts, ready_ts = _numbers(regions, "tenure_open_ts"), _numbers(regions, "tenure_ready_ts")
     if (bad := (ready_ts > 0) & (ready_ts < open_ts)).any():
         return f"region row {_first(bad)} was ready before it was opened"
@@ -117,7 +125,7 @@ def _fault(rows: pa.RecordBatch, regions: pa.RecordBatch) -> str:
     bounded = pc.not_equal(end, pa.scalar(b"", pa.binary()))
     if pc.any(pc.and_(bounded, pc.less_equal(end, regions.column("start_key")))).as_py():
         return "a region row has an empty key range"
-    return _tiling_fault(_numbers(regions, "row_offset"), _numbers(regions, "row_count"), rows.num_rows)
+    return _tiling_fault(_numbers(regions, "row_offset"), _numbers(regions, "row_count"), rows)
 
 
 def _tiling_fault(offset: npt.NDArray[Any], count: npt.NDArray[Any], rows: int) -> str:

@@ -12,7 +12,8 @@ What a reader is promised by `SegmentFile` and `decode_segment`:
 - each segment has the crc32c, the length, the unpacked length and the number of rows that the footer (or the catalog)
   says, and its columns are those of the schema that was asked for;
 - sizes are compared with `tistream.limits` before anything of that size is allocated;
-- otherwise CorruptObject is raised with the object, the segment and the offset, and nothing is returned.
+- otherwise CorruptObject is raised with the object, the segment (its number, or "footer" or "frame" when none is at
+  fault) and the offset, and nothing is returned.
 
 A reader of one segment needs `decode_segment` and one range GET; it never sees the footer. What rows mean is known to
 the modules above (batch_file, committed_file). Sealing is foreseen (`sealed`, head `wrapped_key`) and refused here.
@@ -38,6 +39,10 @@ from tistream.limits import FILE_BYTES_MAX, FOOTER_BYTES_MAX, HEAD_BYTES_MAX, SE
 FORMAT = 1
 MAGIC = b"TiStrSg" + bytes([FORMAT])
 ZSTD_LEVEL = 1
+
+#: what an error names in place of a segment's number when no segment is at fault
+FOOTER_PART = "footer"
+FRAME_PART = "frame"  # magic, trailer, size
 
 _TRAILER = struct.Struct("<II8s")  # footer length, crc32c of the footer, magic
 _HEAD = b"head"
@@ -143,11 +148,14 @@ class SegmentFileWriter:
 class SegmentFile:
     """An opened file: its head and its segments are checked, the segments' bytes are checked when they are read."""
 
-    __slots__ = ("_data", "head", "name", "segments")
+    __slots__ = ("_data", "footer_at", "head", "name", "segments")
 
-    def __init__(self, name: str, data: memoryview, head: dict[str, Any], segments: tuple[SegmentInfo, ...]) -> None:
+    def __init__(
+        self, name: str, data: memoryview, head: dict[str, Any], segments: tuple[SegmentInfo, ...], footer_at: int
+    ) -> None:
         self.name = name
         self.head = head
+        self.footer_at = footer_at  #: offset of the footer, bytes
         self.segments = segments
         self._data = data
 
@@ -163,9 +171,9 @@ class SegmentFile:
             rows = zip(*columns, strict=True)
             segments = tuple(SegmentInfo(**dict(zip(FOOTER.names, row, strict=True))) for row in rows)
         except ValueError as e:
-            raise CorruptObject("the footer is malformed", object=name, offset=footer_at, cause=e) from e
+            raise CorruptObject("the footer is malformed", **_where(name, FOOTER_PART, footer_at), cause=e) from e
         _check_tiling(name, segments, footer_at)
-        return cls(name, view, head, segments)
+        return cls(name, view, head, segments, footer_at)
 
     def segments_of(self, kind: str) -> tuple[SegmentInfo, ...]:
         """The segments of one kind, in file order."""
@@ -235,24 +243,25 @@ def _footer(name: str, data: memoryview) -> tuple[int, memoryview]:
     """Offset and bytes of the footer, once magic, length and checksum are right."""
     size = len(data)
     if size > FILE_BYTES_MAX:
-        raise CorruptObject("the file is too large", object=name, offset=0, file_bytes=size)
+        raise CorruptObject("the file is too large", **_where(name, FRAME_PART, 0), file_bytes=size)
     if size < len(MAGIC) + _TRAILER.size:
-        raise CorruptObject("the file is too short", object=name, offset=size, file_bytes=size)
+        raise CorruptObject("the file is too short", **_where(name, FRAME_PART, size), file_bytes=size)
     start = bytes(data[: len(MAGIC)])
     if start[:-1] != MAGIC[:-1]:
-        raise CorruptObject("not a segment file", object=name, offset=0)
+        raise CorruptObject("not a segment file", **_where(name, FRAME_PART, 0))
     if start != MAGIC:
-        raise CorruptObject("the format version is not supported", object=name, offset=len(MAGIC) - 1, found=start[-1])
+        where = _where(name, FRAME_PART, len(MAGIC) - 1)
+        raise CorruptObject("the format version is not supported", **where, found=start[-1])
     trailer_at = size - _TRAILER.size
     length, crc, end = _TRAILER.unpack_from(data, trailer_at)
     if end != MAGIC:
-        raise CorruptObject("the file is torn: no magic at its end", object=name, offset=size - len(MAGIC))
+        raise CorruptObject("the file is torn: no magic at its end", **_where(name, FRAME_PART, size - len(MAGIC)))
     footer_at = trailer_at - length
     if length > FOOTER_BYTES_MAX or footer_at < len(MAGIC):
-        raise CorruptObject("the footer length is wrong", object=name, offset=trailer_at, footer_bytes=length)
+        raise CorruptObject("the footer length is wrong", **_where(name, FRAME_PART, trailer_at), footer_bytes=length)
     footer = data[footer_at:trailer_at]
     if crc32c.crc32c(footer) != crc:
-        raise CorruptObject("the checksum of the footer is wrong", object=name, offset=footer_at)
+        raise CorruptObject("the checksum of the footer is wrong", **_where(name, FOOTER_PART, footer_at))
     return footer_at, footer
 
 
@@ -280,8 +289,8 @@ def _check_tiling(name: str, segments: tuple[SegmentInfo, ...], footer_at: int) 
             raise CorruptObject("a range of the segment is reversed", **where)
         at += s.length
     if at != footer_at:
-        raise CorruptObject("bytes between the last segment and the footer", object=name, offset=at)
+        raise CorruptObject("bytes between the last segment and the footer", **_where(name, FRAME_PART, at))
 
 
-def _where(name: str, number: int, offset: int) -> dict[str, object]:
+def _where(name: str, number: int | str, offset: int) -> dict[str, object]:
     return {"object": name, "segment": number, "offset": offset}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from tistream.errors import CorruptObject, InvalidInput, ObjectConflict
+from tistream.limits import FILE_BYTES_MAX
 
 KEY_CHARS_MAX = 512  # what the catalog's columns hold
 
@@ -38,6 +39,12 @@ def settle(key: str, there: bytes, mine: bytes | memoryview) -> None:
     """Decide about a key that was taken: equal bytes are an earlier try of this write, others are somebody else's."""
     if there != mine:
         raise ObjectConflict(key=key, bytes_there=len(there), bytes_mine=len(mine))
+
+
+def check_size(key: str, size: int) -> None:
+    """CorruptObject when a whole object of so many bytes is not to be read into memory."""
+    if size > FILE_BYTES_MAX:
+        raise CorruptObject("the object is too large", object=key, segment="frame", offset=0, size=size)
 
 
 def too_short(key: str, offset: int, length: int, size: int) -> CorruptObject:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tistream.errors import ObjectNotFound, StoreUnavailable
-from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
+from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
 from tistream.objectstore.protocol import ObjectInfo
 
 _TMP = ".tmp"
@@ -56,9 +56,9 @@ class LocalStore:
                 tmp.unlink(missing_ok=True)
 
     def get(self, key: str) -> bytes:
-        path = self._path(key)
-        with self._reading(key):
-            return path.read_bytes()
+        with self._reading(key), self._path(key).open("rb") as file:
+            check_size(key, os.fstat(file.fileno()).st_size)
+            return file.read()
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         check_range(key, offset, length)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from tistream.errors import ObjectNotFound
-from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
+from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
 from tistream.objectstore.protocol import ObjectInfo
 
 
@@ -28,15 +28,13 @@ class MemoryStore:
 
     def get(self, key: str) -> bytes:
         check_key(key)
-        with self._lock:
-            found = self._objects.get(key)
-        if found is None:
-            raise ObjectNotFound(key=key)
-        return found[0]
+        data = self._object(key)
+        check_size(key, len(data))
+        return data
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         check_range(key, offset, length)
-        data = self.get(key)
+        data = self._object(key)
         if offset + length > len(data):
             raise too_short(key, offset, length, len(data))
         return data[offset : offset + length]
@@ -58,3 +56,10 @@ class MemoryStore:
         check_key(key)
         with self._lock:
             self._objects.pop(key, None)
+
+    def _object(self, key: str) -> bytes:
+        with self._lock:
+            found = self._objects.get(key)
+        if found is None:
+            raise ObjectNotFound(key=key)
+        return found[0]

@@ -32,7 +32,7 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object. ObjectNotFound when there is none."""
+        """The whole object. ObjectNotFound when there is none; CorruptObject, unread, above FILE_BYTES_MAX."""
         ...
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:

@@ -31,7 +31,7 @@ from obstore.exceptions import (
 from obstore.store import S3Store as _Bucket
 
 from tistream.errors import ConfigError, InvalidInput, ObjectNotFound, StoreUnavailable, TiStreamError
-from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
+from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
 from tistream.objectstore.protocol import ObjectInfo
 
 _RETRY = {
@@ -100,7 +100,9 @@ class S3Store:
     def get(self, key: str) -> bytes:
         check_key(key)
         try:
-            return bytes(obstore.get(self._bucket, key).bytes())
+            found = obstore.get(self._bucket, key)
+            check_size(key, found.meta["size"])
+            return bytes(found.bytes())
         except (BaseError, OSError) as e:
             raise map_error(e, key) from e
 

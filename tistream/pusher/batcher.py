@@ -13,7 +13,11 @@ Relations:
 - a tenure's resolved_ts never falls: it is the largest that came, also when the store sends a smaller one later;
 - a resolved ts promises what is in this file and the ones before. When a tick is cut into several files, all but the
   last therefore repeat what the previous tick promised;
-- a tenure's row has tenure_ready_ts 0 until its opening scan is complete.
+- a tenure's row has tenure_ready_ts 0 until its opening scan is complete;
+- within a tenure no PREWRITE of the opening scan lies behind a live PREWRITE of the same (key, start_ts). A scan reads
+  a lock, the lock is written again (a pipelined transaction flushes the key again), and the live row of that overtakes
+  the scan: what the scan says is then older, and is dropped. It stays where the live row says less: a PUT without its
+  value ("fake prewrite").
 
 Bulk is columnar: no object per row, and none per region and tick either.
 """
@@ -26,11 +30,12 @@ from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream import limits
-from tistream.change import REGIONS, ROWS
+from tistream.change import REGIONS, ROWS, Op, RowKind
 from tistream.errors import invariant
 from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
 
@@ -58,6 +63,7 @@ class Batcher:
         self._tenures: dict[int, TenureOpened] = {}
         self._closed: set[int] = set()
         self._rows: dict[int, list[pa.RecordBatch]] = {}
+        self._live: dict[int, _LivePrewrites] = {}  # of the tenures whose opening scan goes on
         self._marks = _Marks()
         self._shape: _Shape | None = None  # what of `regions` changes with the topology only
 
@@ -71,20 +77,24 @@ class Batcher:
         match event:
             case Rows():
                 self._check_open(event.tenure)
-                if event.rows.num_rows:
-                    self._rows.setdefault(event.tenure, []).append(event.rows)
+                rows = self._in_order(event)
+                if rows.num_rows:
+                    self._rows.setdefault(event.tenure, []).append(rows)
             case Resolved():
                 self._marks.resolve(event.tenures, event.resolved_ts)
             case TenureOpened():
                 self._marks.add(event.tenure)
                 self._tenures[event.tenure] = event
+                self._live[event.tenure] = _LivePrewrites()
                 self._shape = None
             case TenureReady():
                 self._check_open(event.tenure)
                 self._marks.set_ready(event.tenure, event.ready_ts)
+                self._live.pop(event.tenure, None)
             case TenureClosed():
                 self._check_open(event.tenure)
                 self._closed.add(event.tenure)
+                self._live.pop(event.tenure, None)
             case Tick():
                 return self._tick(event.cut_ts)
             case _:
@@ -96,6 +106,17 @@ class Batcher:
     def _check_open(self, tenure: int) -> None:
         known = tenure in self._tenures and tenure not in self._closed
         invariant(known, "an event of a tenure that is not open", tenure=tenure)
+
+    def _in_order(self, event: Rows) -> pa.RecordBatch:
+        """The event's rows without those that may not stand behind what has come."""
+        live = self._live.get(event.tenure)
+        invariant(live is not None or not event.scan, "the opening scan goes on behind its end", tenure=event.tenure)
+        if live is None:
+            return event.rows
+        if event.scan:
+            return live.without_older(event.rows)
+        live.remember(event.rows)
+        return event.rows
 
     def _tick(self, cut_ts: int) -> list[BatchFile]:
         invariant(cut_ts >= self._cut_ts, "cut_ts fell", cut_ts=cut_ts, before=self._cut_ts)
@@ -135,6 +156,34 @@ class Batcher:
             batches += chunks
             counts[int(ranks[at]) + 1] = sum(c.num_rows for c in chunks)
         return pa.Table.from_batches(batches, schema=ROWS), np.cumsum(counts)
+
+
+class _LivePrewrites:
+    """Which (key, start_ts) a tenure was sent live, with a value, while its opening scan goes on."""
+
+    def __init__(self) -> None:
+        self._seen: list[pl.DataFrame] = []
+
+    def remember(self, rows: pa.RecordBatch) -> None:
+        says_little = (pl.col("op") == Op.PUT) & (pl.col("value").bin.size().fill_null(0) == 0)
+        told = _frame(rows, "value").filter(~says_little)
+        if told.height:
+            self._seen.append(told.select("key", "start_ts"))
+
+    def without_older(self, scanned: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._seen:
+            return scanned
+        self._seen = [pl.concat(self._seen).unique()]
+        older = _frame(scanned).join(self._seen[0], on=["key", "start_ts"], how="semi")["row"].to_numpy()
+        keep = np.ones(scanned.num_rows, np.bool_)
+        keep[older] = False
+        return scanned.filter(pa.array(keep)) if len(older) else scanned
+
+
+def _frame(rows: pa.RecordBatch, *more: str) -> pl.DataFrame:
+    """The PREWRITE rows, with their numbers as `row`."""
+    columns = pa.table({name: rows.column(name) for name in ("kind", "op", "key", "start_ts", *more)})
+    return pl.DataFrame(columns).with_row_index("row").filter(pl.col("kind") == RowKind.PREWRITE)
 
 
 class _Marks:

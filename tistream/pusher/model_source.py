@@ -1,15 +1,16 @@
 """A Source over the cluster model: the change feed of one modelled store.
 
 Whoever drives the model (a recording's player, a random workload) calls, after commands were applied, `poll` through
-the pusher, so that regions get their tenures; and for each tick first `Cluster.tick`, then `tick` here, then polls
-again. Timestamps of tenures are the model's `now_ts`: it never falls and stands for the order in which things
-happened, so two tenures whose intervals do not touch were really one after the other.
+the pusher, so that regions get their tenures; and for each tick first `Cluster.tick`, then at once `tick` here. The
+next poll may come any time later: a tick covers what the store had sent when it came. Timestamps of tenures are the model's
+`now_ts`: it never falls and stands for the order in which things happened, so two tenures whose intervals do not touch
+were really one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -30,14 +31,17 @@ from tistream.simulator.mvcc import RowColumns
 
 
 class ModelSource:
-    """The feed of one store of the model."""
+    """The feed of one store of the model. `scan_rows`: how many rows of its opening scan a tenure gets with each poll,
+    live rows in between; None: the whole scan at once."""
 
-    def __init__(self, cluster: Cluster, store_id: int) -> None:
+    def __init__(self, cluster: Cluster, store_id: int, *, scan_rows: int | None = None) -> None:
         self._cluster = cluster
         self._store_id = store_id
+        self._scan_rows = scan_rows
         self._ids = count(1)
         self._tenures: dict[int, Subscription] = {}
-        self._ticks: list[int] = []
+        self._opening: set[int] = set()  # tenures whose scan goes on
+        self._came: list[SourceEvent] = []  # up to the newest tick, not polled yet
         self._dropped = False
 
     @property
@@ -46,36 +50,40 @@ class ModelSource:
 
     def tick(self, cut_ts: int) -> None:
         """The model has ticked at `cut_ts`: the next poll says so."""
-        if not self._dropped:
-            self._ticks.append(cut_ts)
+        if self._dropped:
+            return
+        self._came += self._taken()
+        resolved = {t: s.resolved_ts for t, s in self._tenures.items() if s.resolved_ts}
+        self._came.append(
+            Resolved(
+                tenures=np.fromiter(resolved, np.int64, len(resolved)),
+                resolved_ts=np.fromiter(resolved.values(), np.uint64, len(resolved)),
+            )
+        )
+        self._came.append(Tick(cut_ts=cut_ts))
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
         """What has come. Never waits: the model moves only between polls."""
         if self._dropped:
             return []
-        events = list(self._taken())
-        for cut_ts in self._ticks:
-            resolved = {t: s.resolved_ts for t, s in self._tenures.items() if s.resolved_ts}
-            events.append(
-                Resolved(
-                    tenures=np.fromiter(resolved, np.int64, len(resolved)),
-                    resolved_ts=np.fromiter(resolved.values(), np.uint64, len(resolved)),
-                )
-            )
-            events.append(Tick(cut_ts=cut_ts))
-        self._ticks.clear()
+        events, self._came = self._came, []
+        events += self._taken()
+        for tenure in sorted(self._opening):
+            events += self._scanned(tenure)
         events += self._registered(checkpoint_of)
         return events
 
     def reopen(self, tenures: Collection[int]) -> None:
         for tenure in tenures:
-            self._cluster.unregister(self._tenures[tenure])
+            if tenure in self._tenures:  # else it has ended, and the news is under way
+                self._cluster.unregister(self._tenures[tenure])
 
     def drop(self) -> None:
         for subscription in self._tenures.values():
             self._cluster.unregister(subscription)
         self._tenures.clear()
-        self._ticks.clear()
+        self._opening.clear()
+        self._came.clear()
         self._dropped = True
 
     def resume(self) -> None:
@@ -86,11 +94,20 @@ class ModelSource:
 
     def _taken(self) -> Iterator[SourceEvent]:
         for tenure, subscription in list(self._tenures.items()):
-            if len(subscription.rows):
-                yield Rows(tenure=tenure, rows=_batch(subscription.take_rows()))
+            yield from _rows(tenure, subscription)
             if subscription.ended:
                 del self._tenures[tenure]
+                self._opening.discard(tenure)
                 yield TenureClosed(tenure=tenure)
+
+    def _scanned(self, tenure: int) -> Iterator[SourceEvent]:
+        """The next piece of a tenure's opening scan."""
+        subscription = self._tenures[tenure]
+        if self._cluster.scan(subscription, self._scan_rows):
+            self._opening.discard(tenure)
+        yield from _rows(tenure, subscription)
+        if subscription.initialized:
+            yield TenureReady(tenure=tenure, ready_ts=self._cluster.now_ts)
 
     def _registered(self, checkpoint_of: CheckpointOf) -> Iterator[SourceEvent]:
         open_regions = {s.region.region_id for s in self._tenures.values()}
@@ -101,8 +118,9 @@ class ModelSource:
             if checkpoint_ts is None:
                 continue
             tenure = next(self._ids)
-            subscription = self._cluster.register(region.region_id, region.version, checkpoint_ts)
+            subscription = self._cluster.register(region.region_id, region.version, checkpoint_ts, at_once=False)
             self._tenures[tenure] = subscription
+            self._opening.add(tenure)
             yield TenureOpened(
                 tenure=tenure,
                 region_id=region.region_id,
@@ -111,9 +129,20 @@ class ModelSource:
                 checkpoint_ts=checkpoint_ts,
                 open_ts=subscription.open_ts,
             )
-            if len(subscription.rows):
-                yield Rows(tenure=tenure, rows=_batch(subscription.take_rows()))
-            yield TenureReady(tenure=tenure, ready_ts=self._cluster.now_ts)
+            if self._scan_rows is None:
+                yield from self._scanned(tenure)
+
+
+def _rows(tenure: int, subscription: Subscription) -> Iterator[Rows]:
+    """What the subscription was sent, rows of the scan and live rows apart."""
+    batch = subscription.take_rows()
+    if not len(batch):
+        return
+    scan = np.array(batch.scan)
+    bounds = [0, *(np.flatnonzero(scan[1:] != scan[:-1]) + 1).tolist(), len(scan)]
+    rows = _batch(batch)
+    for start, end in pairwise(bounds):
+        yield Rows(tenure=tenure, rows=rows.slice(start, end - start), scan=bool(scan[start]))
 
 
 def _batch(rows: RowColumns) -> pa.RecordBatch:

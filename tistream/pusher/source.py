@@ -11,7 +11,8 @@ Relations that a source keeps:
 - `tenure` ids rise within one source and are never used twice, in particular not for the same region again;
 - `open_ts` is a TSO taken before registering and `ready_ts` one taken after INITIALIZED;
 - the checkpoint_ts of a tenure comes from `CheckpointOf`, asked right before registering, and stays;
-- `Rows` are columnar (schema change.ROWS), in order of arrival, keys plain;
+- `Rows` are columnar (schema change.ROWS), in order of arrival, keys plain. Rows of the opening scan and live rows come
+  in separate events, because a scan may send a lock as it was behind the live rows of what it became (see `scan`);
 - a Resolved(ts) comes behind every row that it covers, and never before TenureReady. It may fall back, as TiKV's does:
   the pusher keeps the largest;
 - `cut_ts` of a Tick is a TSO fetched after the last row handed out, and never falls. A Tick comes at each flush
@@ -54,6 +55,7 @@ class Rows:
 
     tenure: int
     rows: pa.RecordBatch  #: schema change.ROWS
+    scan: bool = False  #: they come from the opening scan: older than any live row of the tenure about the same lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

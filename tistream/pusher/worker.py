@@ -65,6 +65,7 @@ class PusherWorker:
         self._grant: IncarnationGrant | None = None
         self._batcher = Batcher()
         self._stalled = False
+        self._never = threading.Event()
         self._come_back_at = 0.0
         self._come_back_pause = Backoff(first_s=0.1, max_s=5.0, rand=rand)
         self._asked: dict[KeyRange, Frontier] = {}  # the frontier that a region about to open was given
@@ -107,7 +108,9 @@ class PusherWorker:
         Raises what stopped the uploads: ObjectConflict when somebody else owns the incarnation."""
         self._check()
         if self._stalled and not self._come_back():
-            self._uploader.wait_until_idle(min(timeout_s, _STALLED_WAIT_S))
+            pause_s = min(timeout_s, _STALLED_WAIT_S)
+            if self._uploader.wait_until_idle(pause_s):  # then the control plane is what is awaited
+                self._clock.wait(self._never, pause_s)
             return
         for event in self._source.poll(timeout_s, self._checkpoint_of):
             if isinstance(event, TenureOpened):

@@ -8,14 +8,21 @@ A subscriber registers a region at a `checkpoint_ts` and gets what TiKV's change
 
     opening scan      for each key, in key order: the lock as PREWRITE, then the versions with
                       commit_ts > checkpoint_ts, newest first, as COMMITTED with value and old value
-    INITIALIZED       `Subscription.initialized`; the scan of the model takes no time
-    live rows         PREWRITE, COMMIT (without a value), COMMITTED, ROLLBACK, in the order of application
+    INITIALIZED       `Subscription.initialized`
+    live rows         PREWRITE, COMMIT (with its value only where asked for), COMMITTED, ROLLBACK, in the order of
+                      application
     resolved ts       at each tick: min(now_ts, smallest start_ts of the region's open locks)
+
+The scan takes no time, or it comes in pieces (`register(at_once=False)`, then `scan` until it says that it is done).
+Live rows are sent from the registration on, the scan reads the state at the first call of `scan`, and its rows come
+behind whatever was sent live before them. So one commit may come as COMMITTED and as COMMIT, a COMMIT before its
+PREWRITE, and a lock as it was behind the same lock as it is.
 
 Relations:
 
 - regions tile the key space: each key belongs to exactly one region, each region has exactly one leader;
 - a leader move, a split and a merge end the subscriptions of the regions concerned, whatever the subscriber does;
+- a store that dies leads nothing: other stores lead its regions, and what it had not handed out is lost;
 - a lock is there from its prewrite to its commit or rollback; one key has at most one;
 - writes with `txn_source & 0xff00` (lossy reorganisation of a column's type) change keys, hold locks and are never
   sent, neither live nor in a scan;
@@ -27,14 +34,15 @@ collection of versions, pessimistic locks, raft.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sortedcontainers import SortedDict
 
 from tistream.errors import InvalidInput, invariant
 from tistream.keyrange import KeyRange
-from tistream.simulator.mvcc import LOSSY_TXN_SOURCE, Lock, RowColumns, Version
+from tistream.simulator.mvcc import LOSSY_TXN_SOURCE, SHORT_VALUE_BYTES, Lock, RowColumns, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,7 @@ class Subscription:
         self.initialized = False  #: the opening scan is complete
         self.resolved_ts = 0  #: the last one sent; 0 = none yet
         self.ended = ""  #: why it ended; empty while it is open
+        self.unscanned: deque[tuple[bytes, Lock | Version]] | None = None  #: left of the scan; None before it began
         self._rows = RowColumns()
 
     @property
@@ -82,6 +91,8 @@ class Cluster:
     def __init__(self, regions: Iterable[Region], *, floor_ts: int) -> None:
         self.floor_ts = floor_ts
         self.now_ts = floor_ts
+        self.ticked_ts = floor_ts  #: no resolved ts lies above
+        self._dead: set[int] = set()
         self._keys: SortedDict = SortedDict()  # key -> _Key
         self._locked: dict[bytes, int] = {}  # key -> start_ts of its lock
         self._starts: SortedDict = SortedDict()  # start_key -> region id
@@ -132,8 +143,24 @@ class Cluster:
             for subscription in self._subscribers(key):
                 subscription.rows.add_prewrite(key, lock)
 
-    def commit(self, key: bytes, *, start_ts: int, commit_ts: int) -> None:
-        """Turn the lock of `start_ts` into a version."""
+    def rewrite_lock(self, key: bytes, *, fake: bool = False) -> bool:
+        """The lock's record is written again with the same change (a heartbeat, a reader that pushes it). Whether
+        subscribers hear of it: a PREWRITE comes again when the value is short, or none is there. Of a long value
+        nothing is sent, except by older stores: `fake`, a PUT with an empty value and the old value."""
+        entry = self._keys.get(key)
+        lock = entry.lock if entry else None
+        if lock is None:
+            raise InvalidInput("there is no lock to write again", key=key)
+        is_long = lock.value is not None and len(lock.value) > SHORT_VALUE_BYTES
+        said = replace(lock, value=b"") if is_long else lock
+        if not lock.is_sent or (is_long and not fake):
+            return False
+        for subscription in self._subscribers(key):
+            subscription.rows.add_prewrite(key, said)
+        return True
+
+    def commit(self, key: bytes, *, start_ts: int, commit_ts: int, with_value: bool = False) -> None:
+        """Turn the lock of `start_ts` into a version. `with_value`: the COMMIT carries its value if that is short."""
         entry = self._key(key)
         lock = entry.lock
         if lock is None or lock.start_ts != start_ts:
@@ -143,8 +170,9 @@ class Cluster:
         version = Version(start_ts, commit_ts, lock.op, lock.value, lock.old_value, lock.txn_source)
         self._append(key, entry, version)
         if lock.is_sent:
+            said = lock.value if with_value and len(lock.value or b"") <= SHORT_VALUE_BYTES else None
             for subscription in self._subscribers(key):
-                subscription.rows.add_commit(key, lock.op, start_ts, commit_ts)
+                subscription.rows.add_commit(key, lock.op, start_ts, commit_ts, said)
 
     def commit_one_phase(self, key: bytes, version: Version) -> None:
         """Write a version that never had a lock (1PC)."""
@@ -157,7 +185,8 @@ class Cluster:
                 subscription.rows.add_committed(key, version)
 
     def rollback(self, key: bytes, *, start_ts: int, txn_source: int = 0) -> None:
-        """Undo `start_ts` on a key: drop its lock, if it has one. Also of a key that was never prewritten."""
+        """Undo `start_ts` on a key: drop its lock, if it has one. Also of a key that was never prewritten, and of one
+        with a version whose commit_ts is that `start_ts` (an overlapped rollback: the version stays)."""
         entry = self._keys.get(key)
         if entry is not None and entry.lock is not None and entry.lock.start_ts == start_ts:
             entry.lock = None
@@ -210,6 +239,8 @@ class Cluster:
     def move_leader(self, region_id: int, to_store: int) -> Region:
         """Another store leads the region; its version stays."""
         old = self.region(region_id)
+        if to_store in self._dead:
+            raise InvalidInput("a dead store cannot lead", region_id=region_id, store_id=to_store)
         self._end(region_id, "leader moved")
         new = Region(region_id=region_id, version=old.version, store_id=to_store, range=old.range)
         self._regions[region_id] = new
@@ -233,10 +264,35 @@ class Cluster:
         self._put_region(merged)
         return merged
 
+    @property
+    def dead_stores(self) -> frozenset[int]:
+        """Stores that died and have not come back."""
+        return frozenset(self._dead)
+
+    def kill_store(self, store_id: int, heirs: Mapping[int, int]) -> None:
+        """The store dies: `heirs` says for each region that it led who leads it now. What its subscribers had not yet
+        taken is lost."""
+        led = {r.region_id for r in self.regions(store_id)}
+        unfit = self._dead | {store_id}
+        if led != set(heirs) or unfit & set(heirs.values()):
+            raise InvalidInput("a dying store's regions need living heirs", store_id=store_id, regions=sorted(led))
+        for region_id, heir in heirs.items():
+            lost = self._subscriptions.get(region_id, ())
+            self.move_leader(region_id, heir)
+            for subscription in lost:
+                subscription.take_rows()
+                subscription.ended = "store died"
+        self._dead.add(store_id)
+
+    def start_store(self, store_id: int) -> None:
+        """A dead store comes back. It leads nothing yet."""
+        self._dead.discard(store_id)
+
     # -- the feed --------------------------------------------------------------------------------------------------
 
-    def register(self, region_id: int, version: int, checkpoint_ts: int) -> Subscription:
+    def register(self, region_id: int, version: int, checkpoint_ts: int, *, at_once: bool = True) -> Subscription:
         """Subscribe to a region: the opening scan is in `rows` when this returns, and the subscription is initialised.
+        With `at_once` False only live rows come until `scan` is called.
 
         InvalidInput when the region is not there in this version (the caller's picture is old: look again), or the
         checkpoint lies below what is kept.
@@ -252,10 +308,27 @@ class Cluster:
                 floor_ts=self.floor_ts,
             )
         subscription = Subscription(region, checkpoint_ts, self.now_ts)
-        self._scan(subscription)
-        subscription.initialized = True
         self._subscriptions.setdefault(region_id, []).append(subscription)
+        if at_once:
+            self.scan(subscription)
         return subscription
+
+    def scan(self, subscription: Subscription, rows_max: int | None = None) -> bool:
+        """Send the next rows of the opening scan, all or up to `rows_max`; the first call decides what it sees. Whether
+        it is complete, which it never is once the subscription has ended."""
+        if subscription.initialized or subscription.ended:
+            return subscription.initialized
+        if subscription.unscanned is None:
+            subscription.unscanned = deque(self._scanned(subscription))
+        left, rows = subscription.unscanned, subscription.rows
+        for _ in range(len(left) if rows_max is None else min(rows_max, len(left))):
+            key, what = left.popleft()
+            if isinstance(what, Lock):
+                rows.add_prewrite(key, what, scan=True)
+            else:
+                rows.add_committed(key, what, scan=True)
+        subscription.initialized = not left
+        return subscription.initialized
 
     def unregister(self, subscription: Subscription) -> None:
         """End a subscription by the subscriber's own wish; fine when it has ended."""
@@ -263,15 +336,18 @@ class Cluster:
             self._subscriptions[subscription.region.region_id].remove(subscription)
             subscription.ended = "unregistered"
 
-    def tick(self, now_ts: int) -> None:
-        """A fresh timestamp was fetched: every open subscription gets its resolved ts."""
+    def tick(self, now_ts: int, *, store_id: int | None = None) -> None:
+        """A fresh timestamp was fetched: every initialised subscription gets its resolved ts, or those of one store."""
         invariant(now_ts >= self.now_ts, "a tick lies before what has happened", now_ts=now_ts, seen=self.now_ts)
-        self.now_ts = now_ts
+        self.now_ts = self.ticked_ts = now_ts
         held = self.held()
         for region_id, subscriptions in self._subscriptions.items():
+            if store_id is not None and self._regions[region_id].store_id != store_id:
+                continue
             resolved_ts = min(now_ts, held.get(region_id, now_ts))
             for subscription in subscriptions:
-                subscription.resolved_ts = resolved_ts
+                if subscription.initialized:
+                    subscription.resolved_ts = resolved_ts
 
     def held(self) -> dict[int, int]:
         """Smallest start_ts of the open locks, for each region that has one."""
@@ -283,15 +359,16 @@ class Cluster:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _scan(self, subscription: Subscription) -> None:
-        rows, whole = subscription.rows, subscription.region.range
+    def _scanned(self, subscription: Subscription) -> Iterator[tuple[bytes, Lock | Version]]:
+        """What the opening scan of a subscription has to send now."""
+        whole = subscription.region.range
         for key in self._keys.irange(whole.start, whole.end or None, inclusive=(True, False)):
             entry = self._keys[key]
             if entry.lock is not None and entry.lock.is_sent:
-                rows.add_prewrite(key, entry.lock)
+                yield key, entry.lock
             for version in _above(entry.versions, subscription.checkpoint_ts):
                 if version.is_sent:
-                    rows.add_committed(key, version)
+                    yield key, version
 
     def _key(self, key: bytes) -> _Key:
         entry = self._keys.get(key)

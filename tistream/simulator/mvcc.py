@@ -1,7 +1,8 @@
 """What a store keeps of a key, and the rows of its change feed as columns.
 
 `Version` and `Lock` are the records of the model; `RowColumns` collects what a subscriber is sent, a list per column of
-`change.ROWS`, so that a source makes a record batch of it without an object per row.
+`change.ROWS`, so that a source makes a record batch of it without an object per row; `scan` tells the rows of the
+opening scan from the live ones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from tistream.change import Op, RowKind
 
 LOSSY_TXN_SOURCE = 0xFF00  #: a write whose txn_source has any of these bits never leaves the store
+SHORT_VALUE_BYTES = 255  #: a value up to this length lies in the lock and in the write record itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +61,21 @@ class RowColumns:
     generation: list[int] = field(default_factory=list)
     value: list[bytes | None] = field(default_factory=list)
     old_value: list[bytes | None] = field(default_factory=list)
+    scan: list[bool] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.key)
 
-    def add_prewrite(self, key: bytes, lock: Lock) -> None:
-        self._add(RowKind.PREWRITE, lock.op, key, lock.start_ts, 0, lock.generation, lock.value, lock.old_value)
+    def add_prewrite(self, key: bytes, lock: Lock, *, scan: bool = False) -> None:
+        self._add(
+            RowKind.PREWRITE, lock.op, key, lock.start_ts, 0, lock.generation, lock.value, lock.old_value, scan=scan
+        )
 
-    def add_commit(self, key: bytes, op: Op, start_ts: int, commit_ts: int) -> None:
-        self._add(RowKind.COMMIT, op, key, start_ts, commit_ts, 0, None, None)
+    def add_commit(self, key: bytes, op: Op, start_ts: int, commit_ts: int, value: bytes | None) -> None:
+        self._add(RowKind.COMMIT, op, key, start_ts, commit_ts, 0, value, None)
 
-    def add_committed(self, key: bytes, v: Version) -> None:
-        self._add(RowKind.COMMITTED, v.op, key, v.start_ts, v.commit_ts, 0, v.value, v.old_value)
+    def add_committed(self, key: bytes, v: Version, *, scan: bool = False) -> None:
+        self._add(RowKind.COMMITTED, v.op, key, v.start_ts, v.commit_ts, 0, v.value, v.old_value, scan=scan)
 
     def add_rollback(self, key: bytes, start_ts: int) -> None:
         self._add(RowKind.ROLLBACK, Op.NONE, key, start_ts, 0, 0, None, None)
@@ -85,6 +90,8 @@ class RowColumns:
         generation: int,
         value: bytes | None,
         old_value: bytes | None,
+        *,
+        scan: bool = False,
     ) -> None:
         self.kind.append(int(kind))
         self.op.append(int(op))
@@ -94,3 +101,4 @@ class RowColumns:
         self.generation.append(generation)
         self.value.append(value)
         self.old_value.append(old_value)
+        self.scan.append(scan)

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tistream.errors import CorruptObject, InvalidInput, ObjectConflict, ObjectNotFound, TiStreamError
+from tistream.objectstore import keys
 from tistream.objectstore.protocol import ObjectStore
 
 KEY = "data_change_buffer/cluster-7/tenant-0/store-1/000001/file-000000000001.seg"
@@ -43,6 +44,16 @@ class ObjectStoreSuite:
         store.put(KEY, memoryview(data)[:size])
         assert store.get(KEY) == data[:size]
         assert store.size(KEY) == size
+
+    def test_an_object_above_the_limit_is_refused_by_name(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.put(KEY, b"x" * 101)
+        monkeypatch.setattr(keys, "FILE_BYTES_MAX", 100)
+        with pytest.raises(CorruptObject, match="too large") as caught:
+            store.get(KEY)
+        assert (caught.value.facts["object"], caught.value.facts["size"]) == (KEY, 101)
+        assert store.get_range(KEY, 1, 5) == b"xxxxx"
 
     def test_the_same_write_again_is_fine(self, store: ObjectStore) -> None:
         store.put(KEY, b"write 1")

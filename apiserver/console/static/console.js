@@ -1,13 +1,21 @@
-// Custom elements of the console. State comes from the API alone; nothing here is kept between pages but the scheme.
+// Custom elements of the console. State comes from the API alone; nothing is kept between pages but the scheme.
 
 const root = document.documentElement;
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (root.dataset.scheme ?? (dark.matches ? "dark" : "light")) === "dark";
 if (localStorage.scheme) root.dataset.scheme = localStorage.scheme;
 document.getElementById("scheme").addEventListener("click", () => {
-  const dark = getComputedStyle(root).colorScheme === "dark" || (!root.dataset.scheme && matchMedia("(prefers-color-scheme: dark)").matches);
-  localStorage.scheme = root.dataset.scheme = dark ? "light" : "dark";
+  localStorage.scheme = root.dataset.scheme = isDark() ? "light" : "dark";
   dispatchEvent(new Event("scheme"));
 });
 for (const el of document.querySelectorAll(".origin")) el.textContent = location.origin;
+
+const away = document.getElementById("away");
+document.addEventListener("htmx:error", () => { away.hidden = false; });
+document.addEventListener("htmx:after:request", (event) => { away.hidden = event.detail.ctx.response.status < 400; });
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+const seconds = (s) => s < 120 ? `${+s.toFixed(1)} s` : s < 7200 ? `${+(s / 60).toFixed(1)} min` : `${+(s / 3600).toFixed(1)} h`;
 
 /** A css colour variable as the browser resolves it now: canvas knows no light-dark(). */
 function colour(name) {
@@ -19,76 +27,133 @@ function colour(name) {
   return found;
 }
 
+/** A row of parts, each [tag, text]. Text is never read as markup. */
+function line(className, parts) {
+  const row = document.createElement("div");
+  row.className = className;
+  for (const [tag, text] of parts) {
+    const part = document.createElement(tag);
+    part.textContent = text;
+    row.append(part);
+  }
+  return row;
+}
+
+/** The lag over the last minutes: `src` answers {lag_ms}. A sentence below says the same in words. */
 class LagChart extends HTMLElement {
+  static #SPAN_S = 120;
+  static #STEPS_S = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
   #times = [];
   #lags = [];
   connectedCallback() {
-    this.timer = setInterval(() => this.poll(), 1000);
-    addEventListener("scheme", () => this.draw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
-    addEventListener("resize", () => this.draw());
-    this.poll();
+    this.canvas = document.createElement("div");
+    this.canvas.setAttribute("role", "img");
+    this.words = document.createElement("p");
+    this.words.className = "dim";
+    this.words.textContent = "No figure yet.";
+    this.append(this.canvas, this.words);
+    this.redraw = () => this.draw();
+    for (const [source, event] of [[window, "scheme"], [window, "resize"], [dark, "change"]]) source.addEventListener(event, this.redraw);
+    this.draw();
+    this.run();
   }
-  disconnectedCallback() { clearInterval(this.timer); }
+  disconnectedCallback() {
+    for (const [source, event] of [[window, "scheme"], [window, "resize"], [dark, "change"]]) source.removeEventListener(event, this.redraw);
+  }
+  async run() {
+    while (this.isConnected) {
+      if (!document.hidden) await this.poll();
+      await pause(1000);
+    }
+  }
   async poll() {
-    if (document.hidden) return;
-    let facts;
     try {
       const answer = await fetch(this.getAttribute("src"));
       if (!answer.ok) return;
-      facts = await answer.json();
+      const facts = await answer.json();
+      this.#times.push(Date.now() / 1000);
+      this.#lags.push(facts.lag_ms === null ? null : facts.lag_ms / 1000);
     } catch { return; } // the next poll tries again; the page shows what it had
-    this.#times.push(Date.now() / 1000);
-    this.#lags.push(facts.lag_ms === null ? null : facts.lag_ms / 1000);
-    if (this.#times.length > 300) { this.#times.shift(); this.#lags.shift(); }
-    if (this.plot) this.plot.setData([this.#times, this.#lags]); else this.draw();
+    while (this.#times[0] < this.#times.at(-1) - LagChart.#SPAN_S) { this.#times.shift(); this.#lags.shift(); }
+    this.plot.setData([this.#times, this.#lags]);
+    this.say();
+  }
+  say() {
+    const known = this.#lags.filter((lag) => lag !== null);
+    const now = this.#lags.at(-1);
+    this.words.textContent = known.length && now !== null
+      ? `${seconds(now)} now, at most ${seconds(Math.max(...known))} while this page watched.`
+      : "No watermark yet.";
+    this.canvas.setAttribute("aria-label", `Watermark lag over time: ${this.words.textContent}`);
   }
   draw() {
-    if (this.plot) this.plot.destroy();
-    const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    this.plot?.destroy();
+    const axis = { stroke: colour("--dim"), font: "12px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    const time = (_, stamps) => stamps.map((s) => new Date(s * 1000).toTimeString().slice(0, 8));
     this.plot = new uPlot({
-      width: this.clientWidth, height: 190, legend: { show: false }, cursor: { drag: { x: false } },
-      series: [{}, { stroke: colour("--accent"), width: 2, points: { show: this.#times.length < 3 } }],
-      axes: [axis, { ...axis, size: 64, values: (_, v) => v.map((x) => `${+x.toFixed(1)} s`) }],
-    }, [this.#times, this.#lags], this);
+      width: this.clientWidth, height: 180, padding: [8, 12, 0, 0], legend: { show: false }, cursor: { show: false },
+      scales: {
+        x: { range: () => { const end = this.#times.at(-1) ?? Date.now() / 1000; return [end - LagChart.#SPAN_S, end]; } },
+        y: { range: (_, low, high) => [0, Math.max(2, (high ?? 0) * 1.15)] },
+      },
+      series: [{}, { stroke: colour("--accent"), fill: colour("--accent-soft"), width: 2, points: { show: () => this.#times.length < 2, size: 5 } }],
+      axes: [{ ...axis, space: 90, size: 28, values: time }, { ...axis, size: 58, incrs: LagChart.#STEPS_S, values: (_, marks) => marks.map(seconds) }],
+    }, [this.#times, this.#lags], this.canvas);
+    this.say();
   }
 }
 customElements.define("ts-lag-chart", LagChart);
 
+/** The newest decoded changes of `src`, from timestamp `start` on; `filter` and `pause` name an input and a button. */
 class Tail extends HTMLElement {
-  async connectedCallback() {
+  static #ROWS_MAX = 120;
+  static #SIGNS = { insert: "+", update: "~", delete: "−", ddl: "≡" };
+  #paused = false;
+  connectedCallback() {
     this.tabIndex = 0;
     this.setAttribute("role", "log");
     this.setAttribute("aria-label", "Newest decoded rows");
     this.setAttribute("aria-live", "off");
+    this.textContent = "No change yet. Rows appear here as they are committed upstream.";
+    this.input = document.getElementById(this.getAttribute("filter"));
+    this.input.addEventListener("input", () => { for (const row of this.children) this.sift(row); });
+    const button = document.getElementById(this.getAttribute("pause"));
+    button.addEventListener("click", () => {
+      this.#paused = !this.#paused;
+      button.setAttribute("aria-pressed", this.#paused);
+    });
+    this.run();
+  }
+  async run() {
     let position = `start_ts=${this.getAttribute("start")}`;
     while (this.isConnected) {
+      if (this.#paused || document.hidden) { await pause(300); continue; }
       try {
         const answer = await fetch(`${this.getAttribute("src")}?${position}&format=ndjson&limit=2000&wait=5`);
         if (!answer.ok) throw new Error(answer.statusText);
-        const lines = (await answer.text()).split("\n").filter(Boolean).map((line) => JSON.parse(line));
+        const events = (await answer.text()).split("\n").filter(Boolean).map((text) => JSON.parse(text));
         position = `cursor=${answer.headers.get("TiStream-Next-Cursor")}`;
-        this.show(lines.filter((event) => event.type !== "resolved").slice(-60));
-        if (lines.length < 2) await new Promise((done) => setTimeout(done, 500));
-      } catch { await new Promise((done) => setTimeout(done, 2000)); } // the service is away: keep trying
+        this.show(events.filter((event) => event.type !== "resolved").slice(-Tail.#ROWS_MAX));
+        if (answer.headers.get("TiStream-Has-More") !== "true") await pause(300);
+      } catch { await pause(2000); } // the service is away: keep trying
     }
   }
   show(events) {
+    if (events.length && !this.children.length) this.textContent = "";
     for (const event of events) {
-      const row = document.createElement("div");
-      row.className = event.type;
-      const sign = { insert: "+", update: "~", delete: "−", ddl: "≡" }[event.type] ?? "!";
       const text = event.query ?? JSON.stringify(event.columns ?? event.old ?? event.cause);
-      for (const [tag, words] of [["b", sign], ["i", event.commit_time?.slice(11, 23) ?? ""], ["span", `${event.database}.${event.table} `], ["span", text.replace(/\s+/g, " ").slice(0, 220)]]) {
-        const part = document.createElement(tag);
-        part.textContent = words;
-        row.append(part);
-      }
+      const name = event.table ? `${event.database}.${event.table}` : event.database;
+      const row = line(event.type, [
+        ["b", Tail.#SIGNS[event.type] ?? "!"], ["i", event.commit_time.slice(11, 23)], ["em", name],
+        ["span", text.replace(/\s+/g, " ").slice(0, 400)],
+      ]);
+      this.sift(row);
       this.prepend(row);
     }
-    while (this.children.length > 120) this.lastChild.remove();
-    if (!this.children.length) this.textContent = "No change yet. Rows appear here as they are committed upstream.";
-    else if (this.lastChild.nodeType === Node.TEXT_NODE) this.lastChild.remove();
+    while (this.children.length > Tail.#ROWS_MAX) this.lastChild.remove();
+  }
+  sift(row) {
+    row.hidden = !row.textContent.toLowerCase().includes(this.input.value.toLowerCase());
   }
 }
 customElements.define("ts-tail", Tail);

@@ -17,7 +17,7 @@ import tistream
 from schemas import registry as registry_module
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.registry import SchemaRegistry, read_jobs
+from schemas.registry import SavePolicy, SchemaRegistry, read_jobs
 from schemas.snapshot import PushedSchema
 from tistream import change
 from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
@@ -27,10 +27,11 @@ from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.change import Op
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_key, record_range
-from tistream.errors import DecodeError, NotFound, ObjectNotFound
+from tistream.errors import DecodeError, NotFound, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.layout import CommittedKey, SchemaSnapKey
 from tistream.objectstore.protocol import ObjectInfo
+from tistream.testing.manual_clock import ManualClock
 
 TENANT = Tenant(7, 1)
 SNAPSHOT = Path(tistream.__file__).parent / "recording" / "schema_snapshot.json"
@@ -42,8 +43,11 @@ class DictStore:
 
     objects: dict[str, bytes] = field(default_factory=dict)
     reads: list[str] = field(default_factory=list)
+    refuses: bool = False
 
     def put(self, key: str, data: bytes | memoryview) -> None:
+        if self.refuses:
+            raise StoreUnavailable("no", determinate=True)
         assert self.objects.setdefault(key, bytes(data)) == data
 
     def get(self, key: str) -> bytes:
@@ -187,6 +191,65 @@ def test_a_saved_history_replaces_the_pushed_snapshot(
     assert found.snapshot(end) == history.snapshot(end)
 
 
+def test_a_pushed_snapshot_is_parsed_once(log: Log) -> None:
+    log.activate()
+    for _ in range(2):
+        found = SchemaRegistry(log.catalog, log.store).history(TENANT)
+        assert [t.name for t in found.tables("shop", log.start_ts)]
+    assert [key for key in log.store.reads if "schema_snap" in key] == [
+        str(SchemaSnapKey(tenant=TENANT, ts=log.start_ts))
+    ]
+
+
+def test_jobs_are_saved_in_passing_when_there_are_many_or_the_last_save_is_old(
+    log: Log, job_puts: list[tuple[int, int, bytes]], history: History
+) -> None:
+    log.activate()
+    clock = ManualClock()
+    policy = SavePolicy(jobs=100, seconds=60)
+    registry = SchemaRegistry(log.catalog, log.store, saving=policy, clock=clock)
+
+    def saved() -> list[int]:
+        return [int(key[-29:-9]) for key in log.store.objects if key.startswith("schemas/")]
+
+    cuts = [log.start_ts, *(job_puts[i][1] for i in (30, 150, 180)), history.resolved_ts]
+    stretches = [[row for row in job_puts if a < row[1] <= b] for a, b in pairwise(cuts)]
+    registry.history(TENANT)
+    assert saved() == cuts[:1]
+    log.flush(stretches[0], cuts[1])
+    registry.history(TENANT)
+    assert saved() == cuts[:1]  # few and recent
+    log.flush(stretches[1], cuts[2])
+    registry.history(TENANT)
+    assert saved() == [cuts[0], cuts[2]]  # many
+    log.flush(stretches[2], cuts[3])
+    registry.history(TENANT)
+    assert saved() == [cuts[0], cuts[2]]
+    clock.advance(60)
+    registry.history(TENANT)
+    assert saved() == [cuts[0], *cuts[2:4]]  # old
+    clock.advance(600)
+    registry.history(TENANT)
+    assert saved() == [cuts[0], *cuts[2:4]]  # no news
+    log.flush(stretches[3], cuts[4])
+    whole = SchemaRegistry(log.catalog, log.store).history(TENANT)
+    assert whole.dump() == history.dump()
+
+
+def test_a_save_that_fails_does_not_fail_the_question(log: Log, job_puts: list[tuple[int, int, bytes]]) -> None:
+    log.activate()
+    clock = ManualClock()
+    registry = SchemaRegistry(log.catalog, log.store, saving=SavePolicy(jobs=1, seconds=60), clock=clock)
+    registry.history(TENANT)
+    log.flush(job_puts[:51], job_puts[50][1])
+    log.store.refuses = True
+    assert registry.history(TENANT).resolved_ts == job_puts[50][1]
+    log.store.refuses = False
+    clock.advance(60)
+    registry.history(TENANT)
+    assert sum(key.startswith("schemas/") for key in log.store.objects) == 2
+
+
 def test_a_row_that_cannot_be_read_stops_the_history_where_it_was(
     log: Log, job_puts: list[tuple[int, int, bytes]]
 ) -> None:
@@ -213,7 +276,8 @@ def test_many_threads_share_one_catching_up(log: Log, job_puts: list[tuple[int, 
     for thread in threads:
         thread.join()
     assert len({id(history) for history in found}) == 1
-    assert len(log.store.reads) == 2  # the snapshot and the one file
+    once = [key for key in log.store.reads if not key.startswith("schemas/")]
+    assert len(once) == len(set(once)) == 2  # the snapshot and the one file
 
 
 def test_more_segments_than_one_page(

@@ -82,7 +82,9 @@ def test_a_file_under_a_foreign_key_is_refused(other: BatchKey) -> None:
     data = encode(rows(), regions())
     with pytest.raises(CorruptObject, match="another key") as e:
         decode_batch_file(other, data)
+    footer_at = int.from_bytes(data[-16:-12], "little")
     assert e.value.facts["object"] == str(other)
+    assert (e.value.facts["segment"], e.value.facts["offset"]) == ("footer", len(data) - 16 - footer_at)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +129,19 @@ BROKEN = [
 ]
 
 
+OF_ROWS = {"unknown kind", "row 1 has an unknown kind", "unknown op", "commit_ts"}
+
+
 @pytest.mark.parametrize(("data", "marks", "cause"), BROKEN)
 def test_broken_rules_are_refused_on_both_sides(data: pa.RecordBatch, marks: pa.RecordBatch, cause: str) -> None:
     with pytest.raises(InvalidInput, match=cause):
         encode(data, marks)
+    smuggled = smuggle(data, marks)
     with pytest.raises(CorruptObject, match=cause) as e:
-        decode_batch_file(KEY, smuggle(data, marks))
+        decode_batch_file(KEY, smuggled)
     assert e.value.facts["object"] == str(KEY)
+    broken = SegmentFile.open(str(KEY), smuggled).segments[0 if cause in OF_ROWS else 1]
+    assert (e.value.facts["segment"], e.value.facts["offset"]) == (broken.number, broken.offset)
 
 
 def test_slices_may_stand_in_any_order() -> None:

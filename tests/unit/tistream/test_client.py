@@ -61,7 +61,8 @@ def test_a_page_asks_what_it_was_told() -> None:
     script = Script(page("c1", content=b"{}\n{}\n", **{"TiStream-Quarantined": "2"}))
     with client(script) as c:
         got = c.page(
-            3, 4, database="a/b", table="t t", end_ts=7, limit=5, format="canal-json", options={"content-compatible": "true"}
+            3, 4, database="a/b", table="t t", end_ts=7, limit=5, format="canal-json",
+            options={"content-compatible": "true"},
         )  # fmt: skip
     assert (got.next_cursor, got.resolved_ts, got.has_more, got.quarantined) == ("c1", 9, False, 2)
     assert got.lines() == [b"{}", b"{}"]

@@ -87,12 +87,12 @@ def file_of(*tables: pa.Table) -> bytes:
     return writer.finish()
 
 
-def refused(data: bytes, cause: str, number: int | None = 0) -> CorruptObject:
+def refused(data: bytes, cause: str, place: int | str = 0) -> CorruptObject:
     with pytest.raises(CorruptObject) as e:
         SegmentFile.open(NAME, data).read(0, SCHEMA)
     assert e.value.facts["object"] == NAME
     assert 0 <= e.value.facts["offset"] <= len(data)
-    assert e.value.facts.get("segment") == number
+    assert e.value.facts["segment"] == place
     assert cause in str(e.value)
     return e.value
 
@@ -189,33 +189,33 @@ def test_bytes_added_anywhere_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "cause", "offset"),
+    ("data", "cause", "place", "offset"),
     [
-        (b"", "too short", 0),
-        (b"PAR1" * 20, "not a segment file", 0),
-        (b"TiStrSg\x02" + bytes(30) + b"TiStrSg\x02", "version is not supported", 7),
-        (MAGIC + bytes(30) + b"TiStrSg\x02", "torn", 38),
-        (MAGIC + struct.pack("<II", 2**32 - 1, 0) + MAGIC, "footer length", 8),
-        (MAGIC + struct.pack("<II", 1, 0) + MAGIC, "footer length", 8),
-        (MAGIC + b"x" + struct.pack("<II", 1, 0) + MAGIC, "checksum of the footer", 8),
+        (b"", "too short", "frame", 0),
+        (b"PAR1" * 20, "not a segment file", "frame", 0),
+        (b"TiStrSg\x02" + bytes(30) + b"TiStrSg\x02", "version is not supported", "frame", 7),
+        (MAGIC + bytes(30) + b"TiStrSg\x02", "torn", "frame", 38),
+        (MAGIC + struct.pack("<II", 2**32 - 1, 0) + MAGIC, "footer length", "frame", 8),
+        (MAGIC + struct.pack("<II", 1, 0) + MAGIC, "footer length", "frame", 8),
+        (MAGIC + b"x" + struct.pack("<II", 1, 0) + MAGIC, "checksum of the footer", "footer", 8),
     ],
 )
-def test_foreign_and_torn_frames_are_refused(data: bytes, cause: str, offset: int) -> None:
-    assert refused(data, cause, None).facts["offset"] == offset
+def test_foreign_and_torn_frames_are_refused(data: bytes, cause: str, place: str, offset: int) -> None:
+    assert refused(data, cause, place).facts["offset"] == offset
 
 
 def test_oversized_files_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = file_of(ROWS)
     monkeypatch.setattr(segment_file, "FILE_BYTES_MAX", len(data) - 1)
-    refused(data, "file is too large", None)
+    refused(data, "file is too large", "frame")
     with pytest.raises(InvalidInput):
         file_of(ROWS)
     monkeypatch.undo()
     monkeypatch.setattr(segment_file, "FOOTER_BYTES_MAX", 100)
-    refused(data, "footer length", None)
+    refused(data, "footer length", "frame")
     monkeypatch.undo()
     monkeypatch.setattr(segment_file, "HEAD_BYTES_MAX", 5)
-    refused(data, "head has", None)
+    refused(data, "head has", "footer")
     with pytest.raises(InvalidInput):
         file_of(ROWS)
     monkeypatch.undo()
@@ -256,28 +256,28 @@ def test_a_footer_that_lies_is_refused(row: dict[str, Any], cause: str) -> None:
 
 def test_a_gap_before_the_footer_is_refused() -> None:
     stored = zstandard.compress(RAW)
-    refused(craft(RAW, stored=stored + b"x", length=len(stored)), "between", None)
+    refused(craft(RAW, stored=stored + b"x", length=len(stored)), "between", "frame")
 
 
 @pytest.mark.parametrize("head", [[], {}, {"format": 2}, {"format": "1"}, None, 7])
 def test_a_wrong_head_is_refused(head: object) -> None:
     schema = FOOTER.with_metadata({b"head": json.dumps(head).encode()})
-    refused(craft(RAW, footer=stream(schema=schema)), "footer is malformed", None)
+    refused(craft(RAW, footer=stream(schema=schema)), "footer is malformed", "footer")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b"\xff"])
 def test_a_head_that_is_no_json_is_refused(text: bytes) -> None:
     schema = FOOTER.with_metadata({b"head": text})
     empty = pa.RecordBatch.from_pylist([], schema=schema)
-    refused(craft(RAW, footer=stream(empty, schema=schema)), "footer is malformed", None)
+    refused(craft(RAW, footer=stream(empty, schema=schema)), "footer is malformed", "footer")
 
 
 def test_a_footer_of_another_shape_is_refused() -> None:
     fewer = pa.schema(list(FOOTER)[:-1], {b"head": b'{"format":1}'})
     empty = pa.RecordBatch.from_pylist([], schema=fewer)
-    refused(craft(RAW, footer=stream(empty, schema=fewer)), "column 14 is nothing", None)
-    refused(craft(RAW, footer=b"\0" * 64), "footer is malformed", None)
-    refused(craft(RAW, footer=b""), "footer is malformed", None)
+    refused(craft(RAW, footer=stream(empty, schema=fewer)), "column 14 is nothing", "footer")
+    refused(craft(RAW, footer=b"\0" * 64), "footer is malformed", "footer")
+    refused(craft(RAW, footer=b""), "footer is malformed", "footer")
 
 
 OTHER = pa.record_batch({"n": [1]})

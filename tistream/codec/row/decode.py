@@ -25,7 +25,7 @@ from tistream.codec.row.checksum import verify
 from tistream.codec.row.columns import BUFFER_BYTES_MAX, Cells
 from tistream.codec.row.defaults import stored_default
 from tistream.codec.row.handle import common_handles, int_handles
-from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, Bytes, Int32s, Int64s
+from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, Bytes, Int32s, Int64s, view
 from tistream.codec.row.layout import RowLayout, kind_of, storage_schema
 from tistream.codec.row.locate import ACCEPTS, SMALL_IDS, locate, locate_old
 from tistream.errors import InvalidInput
@@ -126,11 +126,10 @@ def _binary(layout: RowLayout, values: pa.BinaryArray) -> tuple[Bytes, Int32s]:
     if values.type != pa.binary():
         raise InvalidInput("keys and values must be binary arrays", table=layout.name, type=str(values.type))
     if len(values) == 0:
-        offsets, data = np.zeros(1, np.int32), np.zeros(0, np.uint8)
-        data.flags.writeable = False
+        offsets, data = np.zeros(1, np.int32), view(None, np.uint8)
     else:
-        offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
-        data = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+        offsets = view(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+        data = view(values.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
         if offsets[0]:
             offsets = offsets - offsets[0]
     offsets.flags.writeable = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tistream.codec.row.kernel import Bytes, Int64s, Number, Uint64s, kernel
+from tistream.codec.row.kernel import Bytes, Int64s, Number, Uint64s, kernel, view
 
 PLAIN, MYSQL, JSON_NUMBER = 0, 1, 2  # never an exponent; below 1e-15 and from 1e15 on; the same with ".0" kept
 FLOAT_CHARS_MAX = 350  # sign, "0.", 323 zeros, 17 digits
@@ -204,8 +204,8 @@ def restyle(source: Bytes, ends: Int64s, style: Number, offsets: Int64s, out: By
 def float_chars(values: pa.Array, style: int) -> tuple[Int64s, Bytes]:
     """(offsets, characters) of floats, float32 with the fewest digits of a float32. NULLs give nothing."""
     shown = values.cast(pa.large_string())
-    source = np.frombuffer(shown.buffers()[2] or b"", np.uint8)
-    ends = np.frombuffer(shown.buffers()[1], np.int64)[shown.offset : shown.offset + len(shown) + 1]
+    source = view(shown.buffers()[2], np.uint8)
+    ends = view(shown.buffers()[1], np.int64)[shown.offset : shown.offset + len(shown) + 1]
     offsets = np.empty(len(shown) + 1, np.int64)
     out = np.empty(FLOAT_CHARS_MAX * len(shown), np.uint8)
     restyle(source, ends, style, offsets, out)

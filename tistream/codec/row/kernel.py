@@ -103,6 +103,13 @@ def kernel(function: F) -> F:
         return cast(F, numba.njit(nogil=True)(function))
 
 
+def view(buffer: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """A read-only view of a buffer, whoever made it: writable arrays would have every kernel compiled a second time."""
+    found = np.frombuffer(b"" if buffer is None else buffer, dtype)
+    found.flags.writeable = False
+    return found
+
+
 @kernel
 def fail(fault: Int32s, length: Int32s, row: Number, cause: Number, column: Number, at: Number) -> None:
     """Keep the first cause of a bad row: (cause, column index or -1, position in the buffer or -1)."""

@@ -18,7 +18,7 @@ from tistream.codec.row.columns import mask_of, strings
 from tistream.codec.row.convert import repair_utf8
 from tistream.codec.row.decimals import write_decimals
 from tistream.codec.row.glyphs import MYSQL, PLAIN, float_chars, write_durations, write_times
-from tistream.codec.row.kernel import Bytes, Int64s, kernel
+from tistream.codec.row.kernel import Bytes, Int64s, kernel, view
 from tistream.codec.row.layout import DATE, NEWDATE, ColumnSpec, Kind, decimal_shape, fsp_of, kind_of, storage_type
 from tistream.errors import InvalidInput
 
@@ -104,8 +104,8 @@ def binary_as_text(column: ColumnSpec, values: pa.Array) -> pa.StringArray:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
-        data = np.frombuffer(values.buffers()[2], np.uint8)
+        offsets = view(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+        data = view(values.buffers()[2], np.uint8)
         new_offsets, out = _room(len(values), 0)[0], np.empty(3 * int(offsets[-1] - offsets[0]), np.uint8)
         repair_utf8(data, offsets, new_offsets, out)
         return strings(new_offsets, out, _valid(values), column.name)
@@ -118,7 +118,7 @@ def numbers(values: pa.Array, dtype: type[Scalar]) -> tuple[npt.NDArray[Scalar],
     """(values, validity) of a fixed-width array of `dtype`; what stands under a NULL is arbitrary."""
     if len(values) == 0:
         return np.empty(0, dtype), np.empty(0, np.bool_)
-    whole = np.frombuffer(values.buffers()[1], dtype)
+    whole = view(values.buffers()[1], dtype)
     return whole[values.offset : values.offset + len(values)], _valid(values)
 
 
@@ -159,7 +159,7 @@ def _decimals(column: ColumnSpec, values: pa.Array) -> pa.StringArray:
     offsets, out = _room(len(values), _DECIMAL_CHARS_MAX)
     words = np.empty((0, size), np.uint64)
     if len(values):
-        whole = np.frombuffer(values.buffers()[1], np.uint64).reshape(-1, size)
+        whole = view(values.buffers()[1], np.uint64).reshape(-1, size)
         words = whole[values.offset : values.offset + len(values)]
     write_decimals(words, scale, offsets, out)
     return strings(offsets, out, _valid(values), column.name)

@@ -1,0 +1,178 @@
+"""The Arrow forms of a page: decoded columns in native types, and the undecoded rows.
+
+    native    _op _commit_ts _start_ts _key _table_id | a column per visible column | _old: struct of the same columns
+    raw       database table | schema change.COMMITTED
+
+The native form is for one table: an Arrow stream has one schema, so a page ends before the first row whose table
+version has other columns (other names, types, order or ENUM labels). All rows with one commit_ts have the same version,
+so such a page still ends between two commit timestamps. The columns hold the row as it is after the change, in a delete
+as it was; `_old` is the row before, null in an insert.
+
+A table with a column of one of our own names keeps it: ours gets one more leading underscore.
+Rows that cannot be decoded are left out and listed as JSON in the schema metadata under `quarantined`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
+from apiserver.cursor import Scope
+from apiserver.decode import Quarantined, decode_rows, rows_of
+from apiserver.split import order_messages
+from schemas.history import History
+from schemas.layout import row_layout
+from schemas.model import Table
+from tistream import change
+from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
+from tistream.codec.row.native import native, native_type
+from tistream.errors import NotFound
+
+RAW = pa.schema([pa.field("database", pa.string(), False), pa.field("table", pa.string(), False), *change.COMMITTED])
+
+_OPS = pa.array(["insert", "update", "delete"], pa.string())
+_OP_OF = np.zeros(3, np.int8)
+_OP_OF[[INSERT, UPDATE, DELETE]] = (0, 1, 2)
+_OWN = {
+    "_op": pa.dictionary(pa.int8(), pa.string()),
+    "_commit_ts": pa.uint64(),
+    "_start_ts": pa.uint64(),
+    "_key": pa.binary(),
+    "_table_id": pa.int64(),
+}
+_OLD = "_old"
+
+_Shape = tuple[tuple[str, pa.DataType, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePage:
+    """A page of one table. It holds everything up to `end`, which may be less than was asked for."""
+
+    content: pa.Buffer
+    rows: int
+    quarantined: int
+    end: int
+
+
+def raw_page(history: History, rows: pa.Table, scope: Scope) -> pa.Table:
+    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key)."""
+    parts = [_named(rows.take(pa.array(index)), table) for table, index in rows_of(history, rows, scope)]
+    by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
+    return pa.concat_tables([RAW.empty_table(), *parts]).sort_by(by)
+
+
+def _named(rows: pa.Table, table: Table) -> pa.Table:
+    names = [pa.repeat(pa.scalar(name, pa.string()), rows.num_rows) for name in (table.db, table.name)]
+    return pa.table([*names, *rows.columns], schema=RAW)
+
+
+def native_page(history: History, rows: pa.Table, scope: Scope, end: int) -> NativePage:
+    """The decoded rows of one table. `rows` (schema change.COMMITTED, by commit_ts) are all those up to `end`."""
+    cut = _other_columns_from(history, rows, scope)
+    if cut is not None:
+        rows = rows.slice(0, int(np.searchsorted(rows["commit_ts"].to_numpy(), np.uint64(cut))))
+        end = cut - 1
+    decoded = decode_rows(history, rows, scope)
+    changes = order_messages(decoded.changes, split=False)
+    table = _columns(changes) if changes else empty(history, scope, end)
+    if decoded.quarantined:
+        facts = orjson.dumps([_facts(q) for q in decoded.quarantined])
+        table = table.replace_schema_metadata({"quarantined": facts})
+    return NativePage(content=ipc(table), rows=table.num_rows, quarantined=len(decoded.quarantined), end=end)
+
+
+def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
+    """No rows, with the columns that the table has at `ts`; only our own ones when there is no such table."""
+    specs: Sequence[ColumnSpec] = ()
+    if history is not None and scope.database is not None and scope.table is not None:
+        try:
+            table = history.find(scope.database, scope.table, ts)
+            specs = row_layout(table).columns if table.kind == "table" else ()
+        except NotFound:
+            pass  # a table that is gone, or not there yet, has no rows
+    return _schema(specs).empty_table()
+
+
+def ipc(table: pa.Table) -> pa.Buffer:
+    """One Arrow IPC stream of one batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.getvalue()
+
+
+def _other_columns_from(history: History, rows: pa.Table, scope: Scope) -> int | None:
+    """The lowest commit_ts of a row whose columns are not those of the first row; None when all have the same."""
+    groups = sorted(rows_of(history, rows, scope), key=lambda group: int(group[1][0]))
+    shapes = [(index[0], _shape(table)) for table, index in groups]
+    other = next((row for row, shape in shapes if shape != shapes[0][1]), None)
+    return None if other is None else int(rows["commit_ts"][int(other)].as_py())
+
+
+def _shape(table: Table) -> _Shape:
+    specs = row_layout(table).columns
+    return tuple((s.name, native_type(s), s.elems if kind_of(s) is Kind.ENUM else ()) for s in specs)
+
+
+def _schema(specs: Sequence[ColumnSpec]) -> pa.Schema:
+    taken = {spec.name.lower() for spec in specs}
+    fields = [pa.field(_free(name, taken), type_, False) for name, type_ in _OWN.items()]
+    columns = [pa.field(spec.name, native_type(spec)) for spec in specs]
+    return pa.schema([*fields, *columns, pa.field(_free(_OLD, taken), pa.struct(columns))])
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name = "_" + name
+    return name
+
+
+def _columns(changes: Sequence[TableChanges]) -> pa.Table:
+    """All changes in the order of the page. They have the same columns, so they can be put together undressed."""
+    specs = row_layout(changes[0].table).columns
+    order = np.argsort(np.concatenate([c.order for c in changes]), kind="stable")
+    kind = np.concatenate([c.kind for c in changes])[order]
+    place = pa.array(order)
+    shown = pa.array(np.where(kind == DELETE, order + len(order), order))
+    schema = _schema(specs)
+    current, old = [], []
+    for n, spec in enumerate(specs):
+        before = pa.concat_arrays([c.before.column(n) for c in changes])
+        both = pa.concat_arrays([*(c.after.column(n) for c in changes), before])
+        current.append(native(spec, both.take(shown)))
+        old.append(native(spec, before.take(place)))
+    was = schema.field(len(schema) - 1)
+    mask = pa.array(kind == INSERT)
+    structs = pa.StructArray.from_arrays(old, fields=list(was.type), mask=mask) if old else _no_columns(mask, was.type)
+    own = [
+        pa.DictionaryArray.from_arrays(pa.array(_OP_OF[kind]), _OPS),
+        pa.array(np.concatenate([c.commit_ts for c in changes])[order]),
+        pa.array(np.concatenate([c.start_ts for c in changes])[order]),
+        pa.concat_arrays([c.key for c in changes]).take(place),
+        pa.array(np.concatenate([c.physical_id for c in changes])[order]),
+    ]
+    return pa.Table.from_arrays([*own, *current, structs], schema=schema)
+
+
+def _no_columns(mask: pa.Array, type_: pa.DataType) -> pa.Array:
+    return pc.if_else(mask, pa.scalar(None, type_), pa.scalar({}, type_))
+
+
+def _facts(q: Quarantined) -> dict[str, object]:
+    return {
+        "database": q.database,
+        "table": q.table,
+        "table_id": q.table_id,
+        "column": q.column,
+        "key": q.key.hex(),
+        "commit_ts": str(q.commit_ts),
+        "offset": q.offset,
+        "cause": q.cause,
+    }

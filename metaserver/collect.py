@@ -1,0 +1,94 @@
+"""Deletes objects that nobody can need any more: those that were replaced, and orphans that never became visible.
+
+    LIST a folder -> per key: no row, or a row that is not live -> tombstone row -> DELETE
+
+Relations:
+
+- the tombstone comes first. Whoever wanted to publish the key meets it and is fenced, so an object is deleted only
+  when it can never become visible any more. No clock is part of this argument;
+- every key is judged by its own row. That ids rise says nothing about the order in which they are published;
+- a key whose row says dead is deleted again whenever it is seen: its PUT may arrive after its DELETE, and a collector
+  may die between tombstone and DELETE;
+- the grace period is for economy only: what was put a moment ago will mostly be published in a moment.
+
+What it does not do: batch files (their dispatcher reclaims them), schema snapshots and histories, and finding rows
+without an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import structlog
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.objects import ObjectState, object_states, superseded_objects, tombstone
+from tistream.catalog.tenants import list_tenants
+from tistream.clock import Clock
+from tistream.ids import Tenant
+from tistream.layout import committed_prefix, snapshots_prefix
+from tistream.objectstore.protocol import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+GRACE_MS = 3_600_000
+_KEYS_AT_ONCE = 200
+
+
+class Collector:
+    """Looks after the committed files and task snapshots of all tenants. Used from one thread; several processes may
+    run one each."""
+
+    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, *, grace_ms: int = GRACE_MS) -> None:
+        """`grace_ms`: younger objects are left alone, by the clocks of the store and of this machine."""
+        self._catalog, self._store, self._clock, self._grace_ms = catalog, store, clock, grace_ms
+
+    def step(self) -> int:
+        """One round over all tenants; how many objects were deleted. Store and catalog errors end it: the next round
+        begins anew and finds what was left."""
+        deleted = 0
+        for row in list_tenants(self._catalog):
+            deleted += self._replaced(row.tenant) + self._orphans(row.tenant)
+        if deleted:
+            log.info("objects collected", count=deleted)
+        return deleted
+
+    def _replaced(self, tenant: Tenant) -> int:
+        deleted = 0
+        for key in superseded_objects(self._catalog, tenant, grace_ms=self._grace_ms, limit=_KEYS_AT_ONCE):
+            deleted += self._bury(tenant, key)
+        return deleted
+
+    def _orphans(self, tenant: Tenant) -> int:
+        deleted = 0
+        for keys in self._old_keys(tenant):
+            states = object_states(self._catalog, keys)
+            for key in keys:
+                match states.get(key):
+                    case ObjectState.DEAD:
+                        self._store.delete(key)
+                        deleted += 1
+                    case None:
+                        deleted += self._bury(tenant, key)
+        return deleted
+
+    def _bury(self, tenant: Tenant, key: str) -> bool:
+        if not tombstone(self._catalog, tenant, key):
+            return False  # it became visible since we looked
+        self._store.delete(key)
+        return True
+
+    def _old_keys(self, tenant: Tenant) -> Iterator[list[str]]:
+        """The keys of objects older than the grace period, some at a time."""
+        newest_ms = self._clock.unix_ms() - self._grace_ms
+        for prefix in (committed_prefix(tenant), snapshots_prefix(tenant)):
+            keys: list[str] = []
+            for info in self._store.list(prefix):
+                if info.modified_ms > newest_ms:
+                    continue
+                keys.append(info.key)
+                if len(keys) == _KEYS_AT_ONCE:
+                    yield keys
+                    keys = []
+            if keys:
+                yield keys

@@ -1,0 +1,228 @@
+"""The console in a real browser: each page in both schemes and at two widths, live parts, accessibility.
+
+Needs Debian's chromium. Screenshots go to artefacts/console, for people to look at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from tistream.catalog.stores import issue_incarnation, note_cut_ts
+from tistream.catalog.tasks import list_tasks, stop_task
+from tistream.catalog.tenants import register_tenant
+from tistream.cli.server import HttpServer
+from tistream.ids import Tenant
+from tistream.testing.api_world import ApiWorld, api_world
+from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
+
+CHROMIUM = "/usr/bin/chromium"
+ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
+STOPPED, AWAITING = Tenant(2, 7), Tenant(1, 2)
+HOSTILE = "the prewrite of <script>document.title='owned'</script> & \"others\" is missing"
+PAGES = {
+    "overview": "/overview",
+    "tenant": "/tenants/1/1",
+    "awaiting": "/tenants/1/2",
+    "stopped": "/tenants/2/7",
+    "missing": "/tenants/9/9",
+}
+WIDTHS = (1280, 390)
+SCHEMES = ("light", "dark")
+
+
+@dataclass
+class Site:
+    """A served console, and what the browser complained of."""
+
+    world: ApiWorld
+    url: str
+    browser: Browser
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str, *, scheme: str = "light", width: int = 1280) -> Page:
+        page = self.browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
+        self.complaints.clear()
+        page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
+        page.on("console", self._heard)
+        page.on("request", lambda request: self._asked(request.url))
+        page.goto(self.url + path)
+        return page
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith(self.url + "/") and urlsplit(url).scheme != "data":
+            self.complaints.append(f"off loopback: {url}")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    with api_world(tmp_path_factory.mktemp("console")) as world:
+        world.log.build(10, upto=world.log.cuts(3)[1])
+        for store_id in (1, 4):
+            issue_incarnation(world.catalog, TENANT, store_id)
+            note_cut_ts(world.catalog, TENANT, store_id, recording_end())
+        register_tenant(world.catalog, AWAITING)
+        LogBuilder(world.catalog, world.store, tenant=STOPPED).activate()
+        task = list_tasks(world.catalog, STOPPED)[3]
+        assert stop_task(world.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
+        server = HttpServer(world.http.app, "127.0.0.1", 0)  # type: ignore[arg-type]
+        server.start()
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+            yield Site(world, server.url, browser)
+            browser.close()
+        server.stop()
+
+
+@pytest.mark.parametrize(("name", "scheme", "width"), list(product(PAGES, SCHEMES, WIDTHS)))
+def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: str, width: int) -> None:
+    page = site.open(PAGES[name], scheme=scheme, width=width)
+    if name == "tenant":
+        expect(page.locator("ts-tail .insert").first).to_be_visible()
+    if name not in ("overview", "missing"):
+        expect(page.locator("ts-lag-chart canvas")).to_be_visible()
+        expect(page.locator("ts-lag-chart p")).not_to_have_text("No figure yet.")
+    page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing sticks out sideways"
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    expected = [c for c in site.complaints if name == "missing" and "404" in c]
+    assert site.complaints == expected
+    assert page.title() != "owned"
+    page.context.close()
+
+
+def test_the_overview_shows_what_the_api_says(site: Site) -> None:
+    page = site.open("/overview")
+    tenants = site.world.http.get("/v1/tenants").json()["items"]
+    assert len(tenants) == 3
+    assert page.locator("#tenants").inner_text() == "3"
+    assert page.locator("#active").inner_text() == str(sum(t["state"] == "ACTIVE" for t in tenants))
+    assert page.locator("#lag").inner_text() == f"{max(t['lag_ms'] or 0 for t in tenants) / 1000:.1f} s"
+    assert page.locator("#problems").inner_text() == "1"
+    assert page.locator("tbody tr").count() == 3
+    for row, tenant in zip(page.locator("tbody tr").all(), tenants, strict=True):
+        text = row.inner_text()
+        assert tenant["state"].replace("_", " ").lower() in text
+        assert (tenant["resolved_ts"] in text) is (tenant["resolved_ts"] != "0")
+    page.get_by_role("link", name="cluster 2 · tenant 7").click()
+    expect(page).to_have_url(re.compile("/tenants/2/7$"))
+    page.context.close()
+
+
+def test_a_stopped_task_is_shown_with_its_words_and_no_markup(site: Site) -> None:
+    page = site.open(PAGES["stopped"])
+    expect(page.locator(".alarm")).to_contain_text(HOSTILE)
+    expect(page.locator("tbody .state.stopped")).to_have_count(1)
+    expect(page.locator(".strip rect.stopped")).to_have_count(1)
+    assert page.locator("main script").count() == 0
+    page.context.close()
+
+
+def test_the_tenant_page_lives(site: Site) -> None:
+    """Numbers follow the catalog, the tail shows rows as they are committed, the chart draws them."""
+    page = site.open(PAGES["tenant"])
+    world = site.world
+    before = world.get("").json()
+    expect(page.locator("#resolved")).to_have_text(before["resolved_ts"])
+    expect(page.locator("#tasks")).to_have_text(str(len(before["tasks"])))
+    expect(page.locator("#stores")).to_have_text("2")
+    expect(page.locator("ts-tail div").first).to_contain_text("{")
+    page.evaluate("window.kept = document.querySelector('#resolved')")
+    world.log.flush(world.log.cuts(6)[-2])
+    after = world.get("").json()
+    assert after["resolved_ts"] != before["resolved_ts"]
+    expect(page.locator("#resolved")).to_have_text(after["resolved_ts"])
+    assert page.evaluate("window.kept === document.querySelector('#resolved')"), "parts are morphed, focus stays"
+    expect(page.locator("#lag")).to_have_text(f"{after['lag_ms'] / 1000:.1f} s")
+    newest = [e for e in world.events(start_ts=before["resolved_ts"]) if e["type"] != "resolved"][-1]
+    first = page.locator("ts-tail div").first
+    expect(first).to_contain_text(f"{newest['database']}.{newest['table']}")
+    expect(first).to_contain_text(newest["commit_time"][11:23])
+    expect(page.locator("ts-lag-chart p")).to_contain_text(f"{after['lag_ms'] / 1000:.1f} s now")
+    assert _inked(page) > 200
+    assert not site.complaints
+    page.context.close()
+
+
+def _inked(page: Page) -> int:
+    """Pixels of the chart that have the colour of its line."""
+    return int(
+        page.evaluate(
+            """() => {
+                const canvas = document.querySelector('ts-lag-chart canvas'), probe = document.createElement('span');
+                probe.style.color = 'var(--accent)'; document.body.append(probe);
+                const want = getComputedStyle(probe).color.match(/\\d+/g).map(Number); probe.remove();
+                const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+                let n = 0;
+                for (let i = 0; i < data.length; i += 4)
+                    n += data[i + 3] > 0 && want.every((c, j) => Math.abs(c - data[i + j]) < 12);
+                return n;
+            }"""
+        )
+    )
+
+
+def test_the_tail_filters_and_pauses(site: Site) -> None:
+    page = site.open(PAGES["tenant"])
+    expect(page.locator("ts-tail div").first).to_be_visible()
+    page.locator("#pause").click()
+    expect(page.locator("#pause")).to_have_attribute("aria-pressed", "true")
+    shown = page.locator("ts-tail div:visible")
+    name = shown.first.locator("em").inner_text()
+    page.locator("#filter").fill("no row has this text")
+    expect(shown).to_have_count(0)
+    page.locator("#filter").fill(name.upper())
+    expect(shown.first).to_contain_text(name)
+    page.context.close()
+
+
+def test_the_scheme_is_switched_and_remembered_and_the_chart_follows(site: Site) -> None:
+    page = site.open(PAGES["tenant"], scheme="light")
+    expect(page.locator("ts-lag-chart p")).to_contain_text("now")
+    page.locator("#scheme").click()
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+    assert _inked(page) > 10, "drawn in the dark scheme's colour"
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+    page.locator("#scheme").click()
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+    page.context.close()
+
+
+def test_a_service_that_is_away_is_said_to_be_and_the_page_stays(site: Site) -> None:
+    page = site.open("/overview")
+    expect(page.locator("#away")).to_be_hidden()
+    page.route("**/overview", lambda route: route.abort())
+    expect(page.locator("#away")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.unroute("**/overview")
+    expect(page.locator("#away")).to_be_hidden()
+    page.route("**/overview", lambda route: route.fulfill(status=503, body='{"detail":"not now"}'))
+    expect(page.locator("#away")).to_be_visible()
+    expect(page.locator("main")).not_to_contain_text("not now")
+    page.context.close()
+
+
+def test_pages_work_by_keyboard(site: Site) -> None:
+    page = site.open("/overview")
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("#main$"))
+    page.context.close()

@@ -1,0 +1,98 @@
+"""`tistream demo`: what it shows, and that the lines it offers really work."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DEMO = (sys.executable, "-m", "tistream.cli.main", "demo", "--speed", "max")
+WAIT_S = 100
+LINES = re.compile(r"^  (curl .*|\S*tistream pull .*|\S*python -c .*)$", re.MULTILINE)
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("TISTREAM_")}
+
+
+def test_the_demo_ends_by_itself_and_shows_no_warnings() -> None:
+    done = subprocess.run([*DEMO, "--seconds", "20"], capture_output=True, timeout=WAIT_S, env=environment())
+    text = done.stdout.decode()
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    assert re.search(r"^TiStream \d+\.\d+", text)
+    assert re.search(r"console +http://127\.0\.0\.1:\d+/", text)
+    assert re.search(r"^ \+ .*shop\.t_ints +\{", text, re.MULTILINE), "a decoded row"
+    assert len(LINES.findall(text)) == 3
+    assert text.rstrip().endswith("out of order: 0")
+    assert "\r" not in text
+    assert "\x1b" not in text
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
+    """A demo that runs, and the lines to copy that it printed."""
+    with (tmp_path / "err").open("wb") as err:
+        process = subprocess.Popen([*DEMO], stdout=subprocess.PIPE, stderr=err, env=environment())
+    try:
+        assert process.stdout is not None
+        found: list[str] = []
+        while len(found) < 3:
+            line = process.stdout.readline().decode()
+            assert line, (tmp_path / "err").read_text("utf-8")
+            found += LINES.findall(line.rstrip("\n"))
+        yield process, found
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_lines_to_copy_work_and_ctrl_c_ends_with_a_summary(
+    demo: tuple[subprocess.Popen[bytes], list[str]],
+) -> None:
+    process, (curl, pull, python) = demo
+    assert process.stdout is not None
+
+    def sh(line: str) -> str:
+        return subprocess.run(
+            line, shell=True, check=True, capture_output=True, text=True, timeout=WAIT_S, env=environment()
+        ).stdout
+
+    messages = [json.loads(line) for line in sh(curl).splitlines()]
+    assert [m["isDdl"] for m in messages] == [True, True, True]
+    followed = sh(f"{pull} | head -1")
+    assert json.loads(followed)["database"] == "shop"
+    assert "commit_ts: uint64" in sh(python)
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read().decode()
+    assert process.wait(WAIT_S) == 0
+    assert re.search(r"^Summary\n  [\d,]+ inserts", rest, re.MULTILINE)
+
+
+def test_on_a_terminal_rows_are_in_colour() -> None:
+    leader, follower = pty.openpty()
+    env = environment() | {"TERM": "xterm-256color", "COLUMNS": "100"}
+    process = subprocess.Popen([*DEMO, "--seconds", "20"], stdout=follower, stderr=follower, env=env)
+    os.close(follower)
+    text = b""
+    while True:
+        try:
+            part = os.read(leader, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        text += part
+    os.close(leader)
+    assert process.wait(WAIT_S) == 0
+    assert re.search(rb"\x1b\[1;32m \+ ", text), "an insert in green"
+    assert b"changes of" in text
+    assert b"Warning" not in text

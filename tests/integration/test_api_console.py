@@ -1,0 +1,202 @@
+"""The console as a reader of HTTP sees it: pages, their parts and their `.json`, escaping, vendored files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import apiserver.console
+from apiserver.app import create_app
+from tistream.catalog.tasks import list_tasks, stop_task
+from tistream.catalog.tenants import register_tenant
+from tistream.ids import Tenant
+from tistream.testing.api_world import ApiWorld, api_world
+from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
+
+CONSOLE = Path(apiserver.console.__file__).parent
+STATIC = CONSOLE / "static"
+HOSTILE = "<script>alert('x')</script> \"quoted\" & {{ 7 * 7 }}"
+VOID = {"meta", "link", "img", "input", "br"}
+
+
+class Markup(HTMLParser):
+    """Collects texts and tags, and insists on balanced ones."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        assert not any(name.startswith("on") or name == "style" for name, _ in attrs), "the policy allows no such thing"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    with api_world(tmp_path_factory.mktemp("console")) as made:
+        made.log.build(3)
+        register_tenant(made.catalog, Tenant(1, 2))
+        LogBuilder(made.catalog, made.store, tenant=Tenant(2, 7)).activate()
+        task = list_tasks(made.catalog, Tenant(2, 7))[3]
+        assert stop_task(made.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
+        yield made
+
+
+def page(world: ApiWorld, path: str, status: int = 200, **headers: str) -> Markup:
+    answer = world.http.get(path, headers=headers)
+    assert answer.status_code == status
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert "HX-Request" in answer.headers["Vary"], "a page and its part have one address"
+    return Markup(answer.text)
+
+
+def test_without_tenants_the_first_page_says_how_to_begin(tmp_path: Path) -> None:
+    with api_world(tmp_path) as fresh:
+        with fresh.catalog.transaction() as conn:
+            conn.exec_driver_sql("DELETE FROM tenants")
+        assert "tistream tenant register" in page(fresh, "/overview").text
+        assert fresh.http.get("/overview.json").json() == {
+            "tenants": [], "active": 0, "lag_ms_max": None, "problems": [],
+        }  # fmt: skip
+
+
+def test_the_root_leads_to_the_overview(world: ApiWorld) -> None:
+    assert world.http.get("/").url.path == "/overview"
+
+
+def test_the_overview_and_its_twin(world: ApiWorld) -> None:
+    twin = world.http.get("/overview.json").json()
+    assert twin["tenants"] == world.http.get("/v1/tenants").json()["items"]
+    assert twin["active"] == 2
+    assert twin["lag_ms_max"] == max(t["lag_ms"] for t in twin["tenants"] if t["lag_ms"] is not None)
+    assert [p["message"] for p in twin["problems"]] == [HOSTILE]
+    text = page(world, "/overview").text
+    assert str(recording_end()) in text
+    assert "awaiting snapshot" in text
+
+
+def test_a_tenant_and_its_twin(world: ApiWorld) -> None:
+    twin = world.http.get("/tenants/1/1.json").json()
+    assert twin["resolved_ts"] == str(recording_end())
+    assert [t["label"] for t in twin["tasks"]][::4] == ["meta", "DDL jobs"]
+    assert [t["start_key"] for t in twin["tasks"]] == sorted(t["start_key"] for t in twin["tasks"])
+    edges = [(t["x"], t["x"] + t["width"]) for t in twin["tasks"]]
+    assert edges[0][0] == 0
+    assert edges[-1][1] == pytest.approx(1000, abs=0.5)
+    found = page(world, "/tenants/1/1")
+    assert all(t["label"] in found.text for t in twin["tasks"])
+    assert {"svg", "ts-lag-chart", "ts-tail"} <= set(found.tags)
+
+
+def test_a_tenant_that_awaits_its_snapshot(world: ApiWorld) -> None:
+    text = page(world, "/tenants/1/2").text
+    assert "awaits its first schema snapshot" in text
+    assert "no watermark yet" in text
+
+
+def test_a_stopped_task_shows_its_error_as_text(world: ApiWorld) -> None:
+    for path in ("/tenants/2/7", "/overview"):
+        found = page(world, path)
+        assert HOSTILE in found.text
+        assert found.tags.count("script") == 3, "our own, in the head"
+    (stopped,) = [t for t in world.http.get("/tenants/2/7.json").json()["tasks"] if t["state"] == "stopped"]
+    assert stopped["error"] == HOSTILE
+
+
+def test_problems_of_this_process_are_shown(world: ApiWorld) -> None:
+    problem: dict[str, object] = {
+        "source": "sorter-1/<b>", "code": "TS-1033", "message": "the store is away", "fatal": False, "facts": {},
+    }  # fmt: skip
+    with TestClient(create_app(replace(world.services, problems=lambda: [problem]))) as http:
+        for path in ("/overview", "/tenants/1/1"):
+            text = Markup(http.get(path).text).text
+            assert "sorter-1/<b>" in text
+            assert "the store is away" in text
+        assert http.get("/healthz").json() == {"status": "problems", "problems": [problem]}
+
+
+def test_htmx_gets_the_part_alone(world: ApiWorld) -> None:
+    for path in ("/overview", "/tenants/1/1"):
+        part, whole = page(world, path, **{"HX-Request": "true"}), page(world, path)
+        assert not {"html", "head", "script", "main"} & set(part.tags)
+        assert part.text in whole.text
+
+
+def test_what_is_not_there_is_a_page_and_a_problem(world: ApiWorld) -> None:
+    text = page(world, "/tenants/9/9", 404).text
+    assert "register" in text
+    assert "TS-1010" in text
+    twin = world.http.get("/tenants/9/9.json")
+    assert (twin.status_code, twin.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_labels_of_any_cut(tmp_path: Path) -> None:
+    with api_world(tmp_path) as one:
+        one.log.data_tasks = 1
+        one.log.activate()
+        labels = [t["label"] for t in one.http.get("/tenants/1/1.json").json()["tasks"]]
+        assert labels == ["meta", "all tables", "DDL jobs"]
+        assert len(list_tasks(one.catalog, TENANT)) == 3
+
+
+# ---- files
+
+
+def test_vendored_files_are_what_the_manifest_says() -> None:
+    root = STATIC / "vendor"
+    manifest = json.loads((root / "vendor.json").read_text("utf-8"))
+    files = {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file() and p.name != "vendor.json"}
+    assert files.keys() == manifest.keys()
+    for name, path in files.items():
+        digest = base64.b64encode(hashlib.sha384(path.read_bytes()).digest()).decode()
+        assert manifest[name] == f"sha384-{digest}"
+    assert {name.partition("/")[0] for name in manifest if name.endswith("LICENSE")} == {
+        name.partition("/")[0] for name in manifest
+    }
+
+
+def test_pages_load_only_what_they_bring_and_vendored_files_by_hash(world: ApiWorld) -> None:
+    text = world.http.get("/overview").text
+    loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="([^"]+)"[^>]*>', text)
+    assert len(loaded) >= 6
+    for path in loaded:
+        assert world.http.get(path).status_code == 200
+    vendored = re.findall(r'<[^>]+(?:src|href)="/static/vendor/[^>]+>', text)
+    assert len(vendored) == 3
+    assert all('integrity="sha384-' in tag for tag in vendored)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in CONSOLE.rglob("*") if p.suffix in (".html", ".css", ".js") and "vendor" not in p.parts],
+    ids=lambda p: p.name,
+)
+def test_no_absolute_address(path: Path) -> None:
+    assert not re.search(r"https?:|[\"'(]//", path.read_text("utf-8"))

@@ -1,0 +1,98 @@
+"""The documentation speaks of everything that users meet, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from typer.main import get_command
+
+from tistream.cli.main import app as command_line
+from tistream.config import known_keys
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE: Any = load_tool()
+DOCS = "\n".join(page.read_text("utf-8") for page in PAGES)
+
+
+def missing(words: list[str]) -> list[str]:
+    """Those that no page holds as a word of its own."""
+    return [word for word in words if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", DOCS)]
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCE.PAGES))
+def test_reference_pages_are_what_the_code_says(name: str) -> None:
+    written = (ROOT / "docs" / "reference" / name).read_text("utf-8")
+    assert written == REFERENCE.PAGES[name](), "run: python tools/reference.py"
+
+
+def test_every_setting_is_documented() -> None:
+    assert not missing(list(known_keys()))
+
+
+def test_every_error_code_is_documented_and_used_once() -> None:
+    codes = [error.code for error in REFERENCE.error_classes()]
+    assert len(codes) > 15
+    assert len(codes) == len(set(codes)), "two errors share a code"
+    assert not missing(codes)
+
+
+def test_every_command_is_documented_and_explained() -> None:
+    commands = dict(REFERENCE._commands("tistream", get_command(command_line)))
+    assert {"tistream up", "tistream demo", "tistream inspect file", "tistream tenant register"} <= set(commands)
+    assert not missing(list(commands))
+    assert not [words for words, command in commands.items() if not command.help]
+
+
+def test_every_option_is_explained() -> None:
+    commands = dict(REFERENCE._commands("tistream", get_command(command_line)))
+    silent = [f"{words} {p.name}" for words, c in commands.items() for p in c.params if not getattr(p, "help", None)]
+    assert not silent
+
+
+def test_every_route_is_documented_and_summed_up() -> None:
+    paths = REFERENCE.one_process_app().openapi()["paths"]
+    routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+    assert "GET /v1/clusters/{cluster_id}/tenants/{tenant_id}/changes" in routes
+    assert not [route for route in routes if f"`{route}`" not in DOCS]
+    assert not [route for path in paths.values() for route in path.values() if not route.get("summary")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_relative_links_resolve(page: Path) -> None:
+    dead = []
+    for target in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        path, _, anchor = target.partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        there = (page.parent / unquote(path)).resolve() if path else page
+        if not there.exists():
+            dead.append(target)
+        elif anchor and there.suffix == ".md" and anchor not in anchors(there.read_text("utf-8")):
+            dead.append(target)
+    assert not dead
+
+
+def anchors(text: str) -> set[str]:
+    """Names of a page's headings, as they are linked to."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

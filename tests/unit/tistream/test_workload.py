@@ -1,0 +1,337 @@
+"""The random workload against plain accounts of what it said it did, and through pushers into the plain sorter."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from schemas.ddl import parse_job
+from schemas.history import History, IdStatus
+from schemas.layout import row_layout
+from schemas.model import Table
+from schemas.snapshot import parse_pushed
+from tistream.change import Op, RowKind
+from tistream.codec.row.decode import decode
+from tistream.codec.table_key import DDL_JOB_TABLE_ID, RecordKey, parse_key
+from tistream.keyrange import KeyRange
+from tistream.pusher.batcher import Batcher, BatchFile
+from tistream.pusher.model_source import ModelSource
+from tistream.simulator.cluster import Cluster
+from tistream.simulator.profiles import DDL, DEFAULT, OLD_TRANSACTIONS, PIPELINED, PROFILES, TINY, Profile, new_cluster
+from tistream.simulator.transactions import CommittedRow
+from tistream.simulator.workload import Workload
+from tistream.testing.sorter_oracle import Mark, OracleSorter, Row, Served
+
+S = 10_000
+profiles = pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
+
+
+def new(seed: int, profile: Profile) -> tuple[Workload, Cluster]:
+    cluster = new_cluster(profile, floor_ts=S)
+    return Workload(seed, cluster, profile), cluster
+
+
+def run(seed: int, profile: Profile, steps: int) -> tuple[Workload, Cluster, list[str]]:
+    workload, cluster = new(seed, profile)
+    said = []
+    for number in range(steps):
+        said.append(workload.step())
+        if number % 20 == 19:
+            cluster.tick(workload.tick())
+    workload.drain()
+    return workload, cluster, said
+
+
+class Pusher:
+    """A pusher without threads or uploads: its files queue up here."""
+
+    def __init__(self, cluster: Cluster, store_id: int, scan_rows: int | None) -> None:
+        self.store_id = store_id
+        self.source = ModelSource(cluster, store_id, scan_rows=scan_rows)
+        self.batcher = Batcher(bytes_target=4000)
+        self.incarnation = 1
+        self.files: deque[tuple[int, BatchFile]] = deque()
+
+    def poll(self, checkpoint_ts: int) -> None:
+        for event in self.source.poll(0, lambda _: checkpoint_ts):
+            self.files.extend((self.incarnation, file) for file in self.batcher.handle(event))
+
+    def restart(self) -> None:
+        self.source.drop()
+        self.source.resume()
+        self.batcher = Batcher(bytes_target=4000)
+        self.incarnation += 1
+
+
+def fed(oracle: OracleSorter, store_id: int, incarnation: int, file: BatchFile) -> list[Served]:
+    """What the oracle serves because of a file."""
+    regions = file.regions.to_pylist()
+    tenure_of = [i for i, r in enumerate(regions) for _ in range(r["row_count"])]
+    assert len(tenure_of) == file.rows.num_rows
+    names = ("kind", "key", "start_ts", "commit_ts", "op", "value", "old_value", "generation")
+    rows = [
+        Row(tenure=tenure, **{name: row[name] for name in names})
+        for tenure, row in zip(tenure_of, file.rows.to_pylist(), strict=True)
+    ]
+    marks = [
+        Mark(
+            region_id=r["region_id"],
+            start=r["start_key"],
+            end=r["end_key"],
+            checkpoint_ts=r["checkpoint_ts"],
+            resolved_ts=r["resolved_ts"],
+            version=r["version"],
+            open_ts=r["tenure_open_ts"],
+            ready_ts=r["tenure_ready_ts"],
+        )
+        for r in regions
+    ]
+    oracle.file(store_id, incarnation, file.cut_ts, rows, marks)
+    return oracle.flush()
+
+
+def truth(rows: Sequence[CommittedRow], upto_ts: int) -> list[Served]:
+    return [
+        Served(commit_ts=r.commit_ts, start_ts=r.start_ts, key=r.key, op=r.op, value=r.value, old_value=r.old_value)
+        for r in rows
+        if r.commit_ts <= upto_ts
+    ]
+
+
+class Pipe:
+    """Workload, a pusher per store, and the plain sorter; everything late and in any order that the protocol allows."""
+
+    def __init__(self, seed: int, profile: Profile) -> None:
+        self.rand = random.Random(~seed)
+        self.workload, self.cluster = new(seed, profile)
+        scan_rows = self.rand.choice((None, 1, 3))
+        self.pushers = [Pusher(self.cluster, s + 1, scan_rows) for s in range(profile.stores)]
+        self.oracle = OracleSorter(b"", b"", S)
+        self.served: list[Served] = []
+        self.kinds: Counter[str] = Counter()
+        self.reopened = 0
+
+    def tick(self) -> int:
+        ts = self.workload.tick()
+        self.cluster.tick(ts)
+        for pusher in self.pushers:
+            pusher.source.tick(ts)
+        return ts
+
+    def deliver(self) -> bool:
+        waiting = [p for p in self.pushers if p.files]
+        if not waiting:
+            return False
+        pusher = self.rand.choice(waiting)
+        incarnation, file = pusher.files.popleft()
+        self.kinds.update(RowKind(k).name for k in file.rows.column("kind").to_pylist())
+        self.served += fed(self.oracle, pusher.store_id, incarnation, file)
+        assert self.served == truth(self.workload.committed, self.oracle.upper)
+        return True
+
+    def act(self) -> None:
+        """One thing, weighted so that stores fall behind one another."""
+        choice = self.rand.random()
+        if choice < 0.6:
+            self.workload.step()
+        elif choice < 0.75:
+            self.rand.choice(self.pushers).poll(self.oracle.upper)
+        elif choice < 0.8:
+            self.tick()
+        elif choice < 0.997:
+            self.deliver()
+        else:
+            self.rand.choice(self.pushers).restart()
+
+    def finish(self) -> None:
+        """Everything is decided, pushed and delivered, with new tenures where the sorter would ask for them."""
+        self.workload.drain()
+        target = self.tick()
+        while self.oracle.upper < target:
+            assert self.reopened < 50, "the watermark does not move"
+            for pusher in self.pushers:
+                pusher.poll(self.oracle.upper)
+            self.tick()
+            while self.deliver():
+                pass
+            if self.oracle.undecided:
+                self.reopened += 1
+                for pusher in self.pushers:
+                    pusher.source.reopen(list(pusher.batcher.tenures))
+
+
+@profiles
+@pytest.mark.parametrize("seed", range(8))
+def test_a_subscriber_of_every_store_gets_exactly_the_truth(profile: Profile, seed: int) -> None:
+    pipe = Pipe(seed, profile)
+    for _ in range(1500):
+        pipe.act()
+    pipe.finish()
+    assert pipe.served == truth(pipe.workload.committed, pipe.oracle.upper)
+    assert len(pipe.served) == len(pipe.workload.committed) > 20
+    assert set(pipe.kinds) == {"PREWRITE", "COMMIT", "ROLLBACK", "COMMITTED"}
+
+
+@profiles
+@pytest.mark.parametrize("seed", range(10))
+def test_the_truth_is_what_the_stores_hold_and_old_values_are_the_versions_before(profile: Profile, seed: int) -> None:
+    workload, cluster, _ = run(seed, profile, 600)
+    rows = sorted([*workload.committed, *workload.unsent])
+    before: dict[bytes, bytes | None] = {}
+    commit_of: dict[int, int] = {}
+    for row in rows:
+        first = cluster.versions(row.key)[0]
+        old = before.get(row.key, first.value if first.commit_ts <= S else None)
+        assert (row.old_value, row.value is None) == (old, row.op is Op.DELETE)
+        assert commit_of.setdefault(row.start_ts, row.commit_ts) == row.commit_ts > row.start_ts > S
+        before[row.key] = row.value
+    held = {(key, v.commit_ts): v for key in before for v in cluster.versions(key) if v.commit_ts > S}
+    assert {(r.key, r.commit_ts): (r.start_ts, r.op, r.value, r.old_value) for r in rows} == {
+        at: (v.start_ts, v.op, v.value, v.old_value) for at, v in held.items()
+    }
+    assert len({(r.key, r.commit_ts) for r in rows}) == len(rows)
+    assert list(workload.committed) == sorted(workload.committed)
+    values = [r.value for r in rows if r.value is not None]
+    assert len(set(values)) == len(values)
+    assert cluster.held() == {}
+
+
+@profiles
+def test_the_same_seed_tells_the_same_story(profile: Profile) -> None:
+    first, second, other = (run(seed, profile, 400) for seed in (5, 5, 6))
+    assert first[2] == second[2] != other[2]
+    assert first[0].committed == second[0].committed
+    assert first[1].regions() == second[1].regions()
+
+
+EVERY_KIND = {
+    *(f"action {name}" for name, _ in DEFAULT.actions),
+    *(f"ddl {kind}" for kind in (1, 2, 3, 4, 5, 6, 11, 14, 19, 23)),
+    *("begin", "interactive", "prewrite", "huge", "one_phase", "conflict", "lossy"),
+    *("commit.async", "commit.later", "commits", "commit without value", "delete", "delete of nothing"),
+    *("rollback", "rolls back", "rollback.again", "rollback.unseen", "rollback.overlapped"),
+    *("rewrite.repeated", "rewrite.fake", "rewrite.unheard"),
+    *("flush again, numbered", "flush again, not numbered"),
+    *("prewrite below the resolved ts", "prewrite over a newer commit"),
+}
+
+
+def test_over_fifty_seeds_everything_happens() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(50):
+        for profile in (DEFAULT, DDL):
+            workload, _, said = run(seed, profile, 500)
+            counts.update(workload.counts)
+            assert all(said)
+    assert {kind for kind in EVERY_KIND if not counts[kind]} == set()
+
+
+def test_some_commits_share_a_timestamp_and_some_equal_a_start() -> None:
+    shared = equal = 0
+    for seed in range(30):
+        workload, _, _ = run(seed, TINY, 400)
+        txns = {(r.commit_ts, r.start_ts) for r in workload.committed}
+        shared += len(txns) - len({commit_ts for commit_ts, _ in txns})
+        starts = {start_ts for _, start_ts in txns}
+        equal += sum(commit_ts in starts for commit_ts, _ in txns)
+    assert shared > 0
+    assert equal > 0
+
+
+def test_pipelined_flushes_turn_puts_into_deletes_and_back() -> None:
+    seen = set()
+    for seed in range(20):
+        workload, cluster = new(seed, PIPELINED)
+        feeds = []
+        for _ in range(400):
+            workload.step()
+            open_regions = {f.region.region_id for f in feeds if not f.ended}
+            feeds += [
+                cluster.register(r.region_id, r.version, S)
+                for r in cluster.regions()
+                if r.region_id not in open_regions
+            ]
+        for feed in feeds:
+            ops = defaultdict(list)
+            rows = feed.rows
+            for kind, op, key, start_ts, scan in zip(
+                rows.kind, rows.op, rows.key, rows.start_ts, rows.scan, strict=True
+            ):
+                if kind == RowKind.PREWRITE and not scan:
+                    ops[key, start_ts].append(op)
+            seen |= {tuple(flushes[i : i + 3]) for flushes in ops.values() for i in range(len(flushes))}
+    assert {(Op.PUT, Op.DELETE), (Op.DELETE, Op.PUT), (Op.PUT, Op.DELETE, Op.PUT)} <= seen
+
+
+def job_rows(committed: Sequence[CommittedRow], job_table: Table) -> Iterator[tuple[CommittedRow, bytes]]:
+    """Each row of the job table with its job_meta."""
+    rows = [r for r in committed if parse_key(r.key).table_id == DDL_JOB_TABLE_ID and r.op is Op.PUT]
+    decoded = decode(row_layout(job_table), pa.array([r.key for r in rows]), pa.array([r.value for r in rows]))
+    assert decoded.errors == ()
+    assert decoded.batch.column("job_id").to_pylist() == [parse_key(r.key).handle for r in rows]  # type: ignore[union-attr]
+    yield from zip(rows, decoded.batch.column("job_meta").to_pylist(), strict=True)
+
+
+def history_of(workload: Workload) -> History:
+    pushed = parse_pushed(workload.schema_snapshot())
+    history = History(pushed.snapshot, pushed.job_table)
+    for row, meta in job_rows(workload.committed, pushed.job_table):
+        history.apply(parse_job(orjson.loads(meta), start_ts=row.start_ts, commit_ts=row.commit_ts))
+    history.advance(workload.tick())
+    return history
+
+
+@pytest.mark.parametrize("profile", [DDL, OLD_TRANSACTIONS], ids=["ddl", "old_transactions"])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_row_decodes_with_the_schema_just_before_its_commit(profile: Profile, seed: int) -> None:
+    workload, _, _ = run(seed, profile, 800)
+    history = history_of(workload)
+    formats = set()
+    by_version: dict[Table, list[CommittedRow]] = defaultdict(list)
+    for row in workload.committed:
+        parsed = parse_key(row.key)
+        assert isinstance(parsed, RecordKey)
+        if parsed.table_id == DDL_JOB_TABLE_ID:
+            formats.add(row.value and row.value[0])
+            continue
+        assert history.status_at(parsed.table_id, row.commit_ts - 1) is IdStatus.LIVE
+        table = history.table_at(parsed.table_id, row.commit_ts - 1)
+        assert table is not None
+        if row.value is not None:
+            by_version[table].append(row)
+    assert len(by_version) > 3
+    for table, rows in by_version.items():
+        found = decode(row_layout(table), pa.array([r.key for r in rows]), pa.array([r.value for r in rows]))
+        assert found.errors == ()
+        assert found.batch.column("id").to_pylist() == [parse_key(r.key).handle for r in rows]  # type: ignore[union-attr]
+        for name, row in zip(
+            found.batch.column("note").to_pylist() if "note" in found.batch.schema.names else (), rows
+        ):
+            assert name.encode() in row.value
+    assert formats >= {128, 8, None}
+
+
+def test_the_schema_that_the_jobs_make_is_the_one_upstream() -> None:
+    for seed in range(20):
+        workload, _, _ = run(seed, DDL, 800)
+        history, now = history_of(workload), workload._schema.snapshot(0)  # noqa: SLF001  # the upstream's own state
+        found = history.snapshot(history.resolved_ts)
+        expected = parse_pushed(now).snapshot
+        assert set(found.databases) == set(expected.databases)
+        assert {t.id: (t.db, t.name, t.physical_ids, [c.name for c in t.columns]) for t in found.tables.values()} == {
+            t.id: (t.db, t.name, t.physical_ids, [c.name for c in t.columns]) for t in expected.tables.values()
+        }
+
+
+def test_regions_tile_the_key_space_whatever_happens() -> None:
+    for seed in range(10):
+        _, cluster, _ = run(seed, PROFILES["topology_storm"], 500)
+        regions = cluster.regions()
+        assert [r.range.start for r in regions] == [b"", *(r.range.end for r in regions[:-1])]
+        assert regions[-1].range == KeyRange(regions[-1].range.start, b"")
+        assert not {r.store_id for r in regions} & cluster.dead_stores

@@ -1,0 +1,95 @@
+"""Compiles the row decoders and text writers ahead of the first reader, in a thread beside the starting service.
+
+The kernels are machine code made by numba, kept in a cache on disk. Where there is no cache yet (a fresh installation)
+making all of them takes many seconds, and it would be the first reader who waits. So a row of every column type is
+decoded and written as text once, cheapest and most common types first; whoever needs a kernel meanwhile waits for that
+kernel only. Where the cache is there this takes a fraction of a second. Nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_NOT_NULL = 1
+_PRIMARY = 2
+#: (MySQL type, length, decimals, charset): integers; then texts, times and numbers; last what is rare and slow to make
+_INTEGERS = [(3, 11, 0, ""), (8, 20, 0, "")]
+_COMMON = [
+    (15, 64, 0, "utf8mb4"),
+    (12, 26, 6, ""),
+    (246, 20, 4, ""),
+    (5, 22, -1, ""),
+    (4, 12, -1, ""),
+    (15, 64, 0, "binary"),
+    (247, 1, 0, "utf8mb4"),
+    (248, 1, 0, "utf8mb4"),
+    (16, 8, 0, ""),
+    (13, 4, 0, ""),
+    (11, 17, 6, ""),
+]
+_RARE = [(245, -1, 0, ""), (225, 3, 0, "")]
+_FORMATS = ("ndjson", "canal-json")
+_EMPTY_ROWS = (b"\x80\x00\x00\x00\x00\x00", b"\x00")  # formats v2 and v1: every column takes its default
+
+
+def start() -> threading.Thread:
+    """Begin in the background. A daemon: it never keeps a process from ending."""
+    thread = threading.Thread(target=_run, name="warm-up", daemon=True)
+    thread.start()
+    return thread
+
+
+def _run() -> None:
+    try:
+        for columns in (_INTEGERS, _COMMON, _RARE):
+            warm(columns)
+    except Exception as e:  # noqa: BLE001 - only time was to be saved
+        log.warning("could not compile ahead", error=repr(e))
+
+
+def warm(columns: Sequence[tuple[int, int, int, str]]) -> None:
+    """Decode and write rows of a table with these columns, and throw the text away."""
+    import pyarrow as pa
+
+    from apiserver import body
+    from apiserver.cursor import Scope
+    from apiserver.decode import decode_rows
+    from apiserver.formats import create_format, parse_options
+    from apiserver.split import order_messages
+    from schemas.history import History
+    from schemas.model import Column, Database, Table
+    from schemas.snapshot import SchemaSnapshot
+    from tistream import change
+    from tistream.codec.memcomparable import encode_int
+    from tistream.ids import Tenant
+
+    made = [
+        Column(
+            id=n, name=f"c{n}", offset=n - 1, tp=tp, flag=_NOT_NULL | (_PRIMARY if n == 1 else 0), flen=flen,
+            decimal=decimal, charset=charset, collate="", elems=("a",) if tp in (247, 248) else (),
+        )
+        for n, (tp, flen, decimal, charset) in enumerate([_INTEGERS[1], *columns], 1)
+    ]  # fmt: skip
+    table = Table(
+        id=1, db_id=1, db="d", name="t", charset="", collate="", columns=tuple(made), indexes=(), pk_is_handle=True,
+        is_common_handle=False,
+    )  # fmt: skip
+    snapshot = SchemaSnapshot(ts=1, databases={1: Database(id=1, name="d")}, tables={1: table})
+    history = History(snapshot, table)
+    history.advance(9)
+    rows = [
+        {
+            "table_id": 1, "op": 0, "key": b"t" + encode_int(1) + b"_r" + encode_int(n), "start_ts": 2, "commit_ts": 3,
+            "value": value, "old_value": old, "expire_ts": 0, "flags": 0,
+        }
+        for n, (value, old) in enumerate([(row, old) for row in _EMPTY_ROWS for old in (None, row)])
+    ]  # fmt: skip
+    decoded = decode_rows(history, pa.Table.from_pylist(rows, change.COMMITTED), Scope(tenant=Tenant(1, 1)))
+    for name in _FORMATS:
+        fmt = create_format(name, parse_options({}, built_ms=0))
+        body.render(fmt, order_messages(decoded.changes, split=fmt.splits_updates), [], decoded.quarantined)

@@ -1,0 +1,184 @@
+"""The real catalog over one SQLite database in memory, with the faults of a MySQL server far away.
+
+A transaction runs at once; scheduling points lie before its BEGIN and behind its COMMIT. Faults:
+
+    db_away        nothing happened (no connection, deadlock, lock timeout): determinate
+    db_undone      COMMIT was sent, no reply came, nothing happened: indeterminate
+    db_lost        COMMIT was sent, no reply came, it happened: indeterminate
+    db_late        as db_lost, but it happens later: readers meanwhile see the old state. It lands or dies before the
+                   next writer begins, as its locks would have it
+    read only      writes fail for a while; the database's clock may jump
+
+Triggers report what must never fall (`upper` of a task, positions) when their transaction is committed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
+
+from tistream.catalog.engine import Catalog
+from tistream.errors import CatalogUnavailable
+from tistream.sim.faults import Dice
+from tistream.sim.scheduler import Scheduler
+
+_UNIX_EPOCH_DAYS = 2440587.5
+_DAY_MS = 86_400_000.0
+
+
+class Database:
+    """One run's database. There is one engine in a process, so there is one run at a time."""
+
+    def __init__(self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]) -> None:
+        self.scheduler, self.dice, self.tell = scheduler, dice, tell
+        self.unix_ms = unix_ms
+        self.offset_ms = 0
+        self.read_only = False
+        self.away = False
+        self.transactions = 0
+        self.engine, self.raw, rows = _engine()
+        self.raw.executescript(rows)
+        self.raw.create_function("julianday", 1, lambda _: _UNIX_EPOCH_DAYS + self.now_ms() / _DAY_MS)
+        self.raw.create_function("sim_upper", 3, self._note_upper)
+        self.on_upper: Callable[[int, int, int], None] = lambda *_: None  #: task, old, new; after COMMIT
+        self._moved: list[tuple[int, int, int]] = []
+        self.statements: list[tuple[str, Any, bool]] = []  # of the transaction under way
+        self._late: list[tuple[str, Any, bool]] | None = None
+        event.listen(self.engine, "before_cursor_execute", self._note_statement)
+
+    def now_ms(self) -> int:
+        """Unix milliseconds by the database's clock."""
+        return self.unix_ms() + self.offset_ms
+
+    def close(self) -> None:
+        event.remove(self.engine, "before_cursor_execute", self._note_statement)
+
+    def query(self, sql: str, *args: object) -> list[Any]:
+        """Look without being seen: for the oracle."""
+        return self.raw.execute(sql, args).fetchall()
+
+    def begin(self) -> None:
+        """A writer begins: whatever was on its way lands or dies first."""
+        if self._late is not None:
+            self.land()
+        self.statements.clear()
+        self._moved.clear()
+
+    def committed(self) -> None:
+        """A transaction has been committed."""
+        self.transactions += 1
+        for moved in self._moved:
+            self.on_upper(*moved)
+        self._moved.clear()
+
+    def postpone(self) -> None:
+        """The transaction under way is rolled back now and lands later."""
+        self._late = list(self.statements)
+        self.scheduler.call_at(self.scheduler.now + self.dice.rand.random() * 0.3, self.land)
+
+    def land(self) -> None:
+        """Let a late transaction happen, or not."""
+        late, self._late = self._late, None
+        if late is None or self.dice.rand.random() < 0.3:
+            return
+        self.tell("a late COMMIT lands")
+        self._moved.clear()
+        for sql, args, many in late:
+            (self.raw.executemany if many else self.raw.execute)(sql, args)
+        if self.raw.in_transaction:
+            self.raw.execute("COMMIT")
+        self.committed()
+
+    def _note_statement(self, _c: Any, _cursor: Any, statement: str, args: Any, _ctx: Any, many: bool) -> None:
+        self.statements.append((statement, args, many))
+
+    def _note_upper(self, task_id: int, old: int, new: int) -> None:
+        self._moved.append((task_id, old, new))
+
+
+class SimCatalog(Catalog):
+    """One process's way to the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._engine = database.engine
+        self._reader = self._engine.execution_options(tistream_begin="BEGIN")
+
+    def close(self) -> None:
+        """The engine outlives the run."""
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        db, s = self._db, self._db.scheduler
+        s.point("begin")
+        fault = db.dice.roll("db_away", "db_undone", "db_lost", "db_late")
+        s.sleep(db.dice.latency() / 4)
+        if fault == "db_away" or db.read_only or db.away:
+            raise CatalogUnavailable("the catalog is away", determinate=True)
+        db.begin()
+        with super().transaction() as conn:
+            yield conn
+            if fault in ("db_undone", "db_late"):
+                if fault == "db_late":
+                    db.postpone()
+                db.tell(fault)
+                raise CatalogUnavailable("no reply to COMMIT", determinate=False)
+        db.committed()
+        s.point("commit")
+        s.sleep(db.dice.latency() / 4)
+        if fault == "db_lost":
+            db.tell(fault)
+            raise CatalogUnavailable("no reply to COMMIT", determinate=False)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        db, s = self._db, self._db.scheduler
+        s.point("read")
+        fault = db.dice.roll("db_away")
+        s.sleep(db.dice.latency() / 4)
+        if fault or db.away:
+            raise CatalogUnavailable("the catalog is away", determinate=True)
+        with super().reading() as conn:
+            yield conn
+        s.point()
+
+
+@cache
+def _engine() -> tuple[Engine, sqlite3.Connection, str]:
+    """The one database of this process, and the script that empties it."""
+    schema, rows = _migrated()
+    raw = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    raw.executescript(schema)
+    raw.create_function("sim_upper", 3, lambda *_: None)
+    raw.executescript(
+        "CREATE TEMP TRIGGER sim_upper_moves AFTER UPDATE OF upper ON main.tasks WHEN new.upper <> old.upper "
+        "BEGIN SELECT sim_upper(new.task_id, old.upper, new.upper); END;"
+    )
+    engine = create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+
+    @event.listens_for(engine, "begin")
+    def _begin(conn: Connection) -> None:
+        if begin := conn.get_execution_options().get("tistream_begin", "BEGIN IMMEDIATE"):
+            conn.exec_driver_sql(begin)
+
+    tables = [name for (name,) in raw.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
+    return engine, raw, "\n".join(["BEGIN;", *(f"DELETE FROM {name};" for name in tables), *rows, "COMMIT;"])
+
+
+def _migrated() -> tuple[str, list[str]]:
+    """The schema that the migrations make, and the rows that they put into it."""
+    with tempfile.TemporaryDirectory() as folder:
+        catalog = Catalog(f"sqlite:///{folder}/catalog.db")
+        catalog.migrate()
+        catalog.close()
+        there = sqlite3.connect(f"{folder}/catalog.db")
+        lines = [line for line in there.iterdump() if line not in ("BEGIN TRANSACTION;", "COMMIT;")]
+        there.close()
+    rows = [line for line in lines if line.startswith("INSERT INTO")]
+    return "\n".join(line for line in lines if line not in rows), rows

@@ -1,0 +1,70 @@
+"""Puts the simulated threads, chance and leases into the rooms' modules for the time of a run, and takes them out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import random
+import secrets
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from tistream.sim import threads
+
+ROOMS = ("apiserver", "dispatcher", "metaserver", "schemas", "sorter", "tistream.pusher", "tistream.catalog")
+SINGLE = ("tistream.service", "tistream.clock")
+
+_THREADING = SimpleNamespace(
+    Thread=threads.Thread,
+    Lock=threads.Lock,
+    RLock=threads.RLock,
+    Event=threads.Event,
+    Condition=threads.Condition,
+    Semaphore=threads.Semaphore,
+    BoundedSemaphore=threads.Semaphore,
+    current_thread=threads.current_thread,
+)
+_QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
+
+
+@contextmanager
+def installed(rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float) -> Iterator[None]:
+    """Replace what the rooms' modules took from the standard library. Leases and sweeps are shortened."""
+    changed: list[tuple[ModuleType, str, Any]] = []
+    constants = {"LEASE_MS": lease_ms, "HEARTBEAT_MS": heartbeat_ms, "SWEEP_S": sweep_s}
+    chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
+    hidden = SimpleNamespace(
+        token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n)
+    )
+    replace: list[tuple[object, Any]] = [
+        (threading, _THREADING),
+        (queue, _QUEUE),
+        (concurrent.futures.ThreadPoolExecutor, threads.ThreadPoolExecutor),
+        (random, chance),
+        (secrets, hidden),
+    ]
+    for module in _modules():
+        for name, value in list(vars(module).items()):
+            for old, new in replace:
+                if value is old:
+                    changed.append((module, name, value))
+                    setattr(module, name, new)
+            if name in constants:
+                changed.append((module, name, value))
+                setattr(module, name, constants[name])
+    try:
+        yield
+    finally:
+        for module, name, value in changed:
+            setattr(module, name, value)
+
+
+def _modules() -> list[ModuleType]:
+    def ours(name: str) -> bool:
+        return name in SINGLE or any(name == room or name.startswith(f"{room}.") for room in ROOMS)
+
+    return [module for name, module in sorted(sys.modules.items()) if module is not None and ours(name)]

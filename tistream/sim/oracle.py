@@ -1,0 +1,164 @@
+"""What must hold, checked while a run goes on and when it has come to rest.
+
+    upstream commits    above everything that was served before                                    (P2)
+    every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3)
+    every watermark     a slice rises exactly as far as the admission rule lets it, and never falls
+    every flush         at or below the watermark of the task; `upper` never falls, frontier and W neither
+    every deletion      of what nobody needs: no live object, none without a tombstone, no file above reclaimed_seq
+    at rest             all is served, no task stopped, nothing missing, nothing left over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from sorter.core import TaskCore
+from sorter.watermark import RangeWatermarkMap, WatermarkRow
+from tistream.keyrange import end_before
+from tistream.layout import BatchKey, CommittedKey, SnapshotKey, parse
+from tistream.sim.database import Database
+from tistream.sim.upstream import Committed
+
+_COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
+_VIOLATIONS_MAX = 5
+
+
+class Oracle:
+    """Collects violations; `committed` is the upstream's truth, growing."""
+
+    def __init__(self, committed: Sequence[Committed], database: Database, tell: Callable[[str], None]) -> None:
+        self.committed, self.database, self.tell = committed, database, tell
+        self.violations: list[str] = []
+        self.served_max = 0
+        self.pulls = self.rows = 0
+        self._checked = 0  # truth rows that were compared with what was served before them
+        self._uppers: dict[int, int] = {}
+        self._frontier = 0
+
+    def violated(self, what: str) -> None:
+        """Something that must hold does not."""
+        if len(self.violations) < _VIOLATIONS_MAX and what not in self.violations:
+            self.violations.append(what)
+            self.tell(f"VIOLATION: {what}")
+
+    def upstream_moved(self) -> None:
+        """The upstream has done something."""
+        for row in self.committed[self._checked :]:
+            if row.commit_ts <= self.served_max:
+                self.violated(f"final: {_show(row)} was committed although {self.served_max} had been served")
+        self._checked = len(self.committed)
+
+    def truth(self, after: int, upto: int) -> list[Committed]:
+        """The rows in (after, upto], in the order of a pull."""
+        return sorted(row for row in self.committed if after < row.commit_ts <= upto)
+
+    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int) -> None:
+        """A pull has delivered (after, upto] and said that `resolved` is served."""
+        self.pulls += 1
+        self.rows += rows.num_rows
+        if resolved < self.served_max and who.startswith("final"):
+            self.violated(f"served: {resolved} after {self.served_max}")
+        self.served_max = max(self.served_max, resolved, upto)
+        found = list(zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True))
+        got = [Committed(*row) for row in found]
+        commit_ts = [row.commit_ts for row in got]
+        if commit_ts != sorted(commit_ts):
+            self.violated(f"order: {who} got {commit_ts}")
+        want = self.truth(after, upto)
+        if sorted(got) != want:
+            missing = [_show(r) for r in want if r not in got]
+            extra = [_show(r) for r in got if r not in want]
+            twice = sorted({_show(r) for r in got if got.count(r) > 1})
+            self.violated(f"pull: {who} in ({after}, {upto}]: missing {missing} wrong {extra} twice {twice}")
+
+    def upper_moved(self, task_id: int, old: int, new: int) -> None:
+        """A transaction moved `upper`."""
+        if new < old or old != self._uppers.get(task_id, old):
+            self.violated(f"upper: task {task_id} went from {old} to {new}, last seen {self._uppers.get(task_id)}")
+        self._uppers[task_id] = new
+        ((frontier,),) = self.database.query("SELECT min(upper) FROM tasks")
+        if frontier < self._frontier:
+            self.violated(f"frontier: fell from {self._frontier} to {frontier}")
+        self._frontier = frontier
+
+    def deleting(self, key: str) -> None:
+        """A DELETE of an object that is there arrives."""
+        match parse(key):
+            case CommittedKey() | SnapshotKey():
+                found = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
+                if found != [("dead",)]:
+                    self.violated(f"deleted: {key} while it was {found[0][0] if found else 'without a tombstone'}")
+            case BatchKey(store_id=store_id, incarnation=incarnation, seq=seq):
+                ((reclaimed,),) = self.database.query(
+                    "SELECT reclaimed_seq FROM incarnations WHERE store_id = ? AND incarnation = ?",
+                    store_id,
+                    incarnation,
+                )
+                if seq > reclaimed:
+                    self.violated(f"deleted: {key} above reclaimed_seq {reclaimed}")
+
+    def bijection(self, objects: dict[str, tuple[bytes, int]], *, leftovers: bool) -> list[str]:
+        """What differs between catalog and bucket. `leftovers`: also what is there and nobody needs."""
+        rows = dict(self.database.query("SELECT object_key, state FROM objects"))
+        wrong = [f"missing object {key}" for key, state in rows.items() if state == "live" and key not in objects]
+        if leftovers:
+            for key in objects:
+                named = parse(key)
+                if isinstance(named, BatchKey) or (
+                    isinstance(named, CommittedKey | SnapshotKey) and rows.get(key) != "live"
+                ):
+                    wrong.append(f"left over {key} ({rows.get(key)})")
+        return wrong
+
+    @contextmanager
+    def watching_cores(self) -> Iterator[None]:
+        """Compare every watermark map with the rule itself, and every flush with its map."""
+        apply, take = RangeWatermarkMap.apply, TaskCore.take
+
+        def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
+            before = _steps(self_)
+            rows = [*self_._waiting.values(), *self_._admissible(regions, store_id, incarnation, seq)]
+            moved = apply(self_, regions, store_id, incarnation, seq)
+            self._compare(self_, before, rows)
+            return moved
+
+        def taken(self_: TaskCore, w: int) -> pa.Table:
+            lowest = self_._watermarks.watermark()
+            if lowest is None or w > lowest:
+                self.violated(f"flush: task {self_.task_id} wrote up to {w}, its watermark is {lowest}")
+            return take(self_, w)
+
+        RangeWatermarkMap.apply, TaskCore.take = watched, taken  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
+
+    def _compare(self, map_: RangeWatermarkMap, before: list[tuple[bytes, int]], rows: list[WatermarkRow]) -> None:
+        after = _steps(map_)
+        for at in sorted({key for key, _ in before} | {key for key, _ in after}):
+            old, new = _at(before, at), _at(after, at)
+            here = [r for r in rows if r.start_key <= at and end_before(at, r.end_key)]
+            want = old
+            for _ in here:
+                want = max([want, *(r.resolved_ts for r in here if r.checkpoint_ts <= want)])
+            if new != want:
+                name = "admission" if new > want else "watermark"
+                self.violated(f"{name}: W({at.hex()}) went from {old} to {new}, the rule says {want}")
+
+
+def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:
+    return list(zip(map_._bounds, map_._w.tolist(), strict=True))
+
+
+def _at(steps: list[tuple[bytes, int]], key: bytes) -> int:
+    return [w for start, w in steps if start <= key][-1]
+
+
+def _show(row: Committed) -> str:
+    table, handle = int.from_bytes(row.key[1:9], "big") & 0xFFFF, int.from_bytes(row.key[11:19], "big") & 0xFFFF
+    return f"t{table}/r{handle} {row.start_ts}..{row.commit_ts} = {row.value!r} (was {row.old_value!r})"

@@ -1,0 +1,106 @@
+"""Scenarios: how large a run is, and what may go wrong in it. A seed picks one, or the caller names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: a little of everything
+USUAL: Mapping[str, float] = {
+    "slow": 0.05,
+    "slow_s": 1.0,
+    "put_refused": 0.03,
+    "put_lost": 0.03,
+    "put_late": 0.03,
+    "put_nowhere": 0.02,
+    "get_refused": 0.02,
+    "get_torn": 0.003,
+    "list_refused": 0.05,
+    "delete_refused": 0.05,
+    "delete_late": 0.05,
+    "db_away": 0.01,
+    "db_undone": 0.01,
+    "db_lost": 0.01,
+    "db_late": 0.01,
+    "net_refused": 0.05,
+    "net_cut": 0.01,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A scenario. Times are seconds of simulated time, chaos counts are events in a run."""
+
+    name: str
+    about: str
+    actions: int = 120  #: upstream actions
+    action_s: float = 0.1  #: mean time between two
+    stores: int = 2
+    dispatchers: int = 2
+    sorters: int = 2
+    metas: int = 2
+    data_tasks: int = 2
+    tick_s: float = 1.0
+    flush_s: float = 0.4
+    snapshot_s: float = 2.5
+    queue_bytes: int = 1 << 20  #: of a pusher's uploads
+    faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
+    chaos: Mapping[str, int] = field(
+        default_factory=lambda: {"crash": 3, "crash_io": 3, "pause": 2, "stop": 1, "double": 1, "outage": 1, "jump": 1}
+    )
+    victims: tuple[str, ...] = ("pusher", "dispatcher", "sorter", "meta")
+
+
+def _only(**faults: float) -> dict[str, float]:
+    return {"slow": 0.03, "slow_s": 0.5, **faults}
+
+
+PROFILES: dict[str, Profile] = {
+    p.name: p
+    for p in (
+        Profile(name="usual", about="a little of everything"),
+        Profile(
+            name="upstream",
+            about="many leader moves and pusher deaths, slow uploads, the service itself is well",
+            stores=3,
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            faults=_only(slow=0.25, slow_s=3.0, put_late=0.05, put_lost=0.05),
+            chaos={"crash": 3, "crash_io": 3, "pause": 2},
+            victims=("pusher",),
+        ),
+        Profile(
+            name="owners",
+            about="sorters die, pause beyond their lease, come back and run twice; replies get lost",
+            sorters=3,
+            faults=_only(put_lost=0.08, put_late=0.08, db_lost=0.06, db_late=0.06, db_undone=0.04, slow=0.1),
+            chaos={"crash": 2, "crash_io": 4, "pause": 5, "double": 2, "stop": 1},
+            victims=("sorter",),
+        ),
+        Profile(
+            name="reclaim",
+            about="snapshots and reclaim run hot; dispatchers and sorters die between their steps",
+            snapshot_s=0.8,
+            faults=_only(put_late=0.06, put_lost=0.04, delete_late=0.1, delete_refused=0.1, db_lost=0.04, db_undone=0.04),
+            chaos={"crash": 3, "crash_io": 5, "pause": 2},
+            victims=("sorter", "dispatcher", "meta"),
+        ),
+        Profile(
+            name="overflow",
+            about="uploads cannot keep up: pushers drop the stream and come back",
+            queue_bytes=4000,
+            tick_s=0.4,
+            faults=_only(slow=0.3, slow_s=4.0, put_refused=0.2, put_late=0.05),
+            chaos={"crash": 1, "pause": 2, "outage": 1},
+            victims=("pusher", "dispatcher"),
+        ),
+        Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
+    )
+}
+
+
+def profile_of(seed: int) -> Profile:
+    """The scenario that a seed runs in when none is named: every second one is the usual one."""
+    others = [p for p in PROFILES.values() if p.name not in ("usual", "calm")]
+    return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -1,0 +1,244 @@
+"""The processes of a run: what each of them is made of, and what it does when one of its parts has stopped.
+
+They are wired as `tistream.cli.assembly` wires them, over the simulated store, catalog and network. A process whose part
+has ended by an error ends, as the command line's does; what starts it again is the supervisor in `world`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from apiserver.cursor import Scope
+from apiserver.deps import Services
+from apiserver.pull import PullRequest, pull
+from dispatcher.tail import TailTiming
+from dispatcher.worker import DispatcherWorker
+from metaserver.loop import MetaWorker
+from sorter.worker import SorterWorker
+from tistream.catalog.stores import issue_incarnation
+from tistream.catalog.tasks import frontier
+from tistream.catalog.tenants import get_tenant
+from tistream.errors import CatalogUnavailable, ErrorKind, Fenced, TiStreamError
+from tistream.ids import Tenant
+from tistream.pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
+from tistream.pusher.frontier import FrontierEntry, FrontierReader
+from tistream.pusher.worker import PusherWorker
+from tistream.service import Problem, Service
+from tistream.sim import threads
+from tistream.sim.database import SimCatalog
+from tistream.sim.network import SimFeed
+from tistream.sim.scheduler import Process
+from tistream.sim.store import SimStore
+from tistream.sim.upstream import SimSource
+
+TENANT = Tenant(1, 1)
+_LOOK_EVERY_S = 0.5
+
+
+class SimClock:
+    """The clock of one process."""
+
+    def __init__(self, process: Process, unix_ms: Callable[[], int], skew_ms: int) -> None:
+        self._scheduler, self._unix_ms, self._skew_ms = process.scheduler, unix_ms, skew_ms
+
+    def monotonic(self) -> float:
+        return self._scheduler.now
+
+    def unix_ms(self) -> int:
+        return self._unix_ms() + self._skew_ms
+
+    def wait(self, event: Any, seconds: float) -> bool:
+        return bool(event.wait(seconds))
+
+
+class SimControl:
+    """The control plane's answers, made from the catalog as its routes make them; any request may fail."""
+
+    def __init__(self, catalog: SimCatalog) -> None:
+        self._catalog = catalog
+
+    @property
+    def tenant(self) -> Tenant:
+        return TENANT
+
+    def issue_incarnation(self, store_id: int) -> IncarnationGrant:
+        incarnation, max_cut_ts = self._ask(lambda: issue_incarnation(self._catalog, TENANT, store_id))
+        return IncarnationGrant(incarnation=incarnation, max_cut_ts=max_cut_ts)
+
+    def frontier(self) -> Sequence[FrontierEntry]:
+        rows = self._ask(lambda: frontier(self._catalog, TENANT))
+        return [FrontierEntry(range=r.range, upper=r.upper, reopen_id=r.reopen_id) for r in rows]
+
+    def push_bundle(self) -> PushBundle:
+        return PushBundle(object_store="", state=self._ask(lambda: get_tenant(self._catalog, TENANT)).state)
+
+    def _ask(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except CatalogUnavailable as e:
+            raise ControlUnavailable(cause=str(e)) from e
+
+
+class Hosts(Protocol):
+    """What a process needs of the world it runs in."""
+
+    profile: Any
+    network: Any
+    cluster: Any
+    oracle: Any
+    bucket: Any
+    database: Any
+    scheduler: Any
+
+    def tso(self) -> int: ...
+    def unix_ms(self) -> int: ...
+    def tell(self, text: str) -> None: ...
+    def ended(self, process: Process, error: BaseException | None) -> None: ...
+
+
+@dataclass(slots=True)
+class Running:
+    """A process that was started."""
+
+    process: Process
+    number: int
+    role: str
+    name: str
+    stopping: Any
+    service: Service | None = None
+
+
+def run_role(world: Hosts, running: Running) -> None:
+    """The first thread of a process."""
+    process = running.process
+    catalog, store = SimCatalog(world.database), SimStore(world.bucket)
+    rand = random.Random(world.scheduler.rand.random())
+    clock = SimClock(process, world.unix_ms, rand.randrange(-2000, 2001))
+    try:
+        if running.role == "pusher":
+            _push(world, running, catalog, store, clock, rand)
+        elif running.role == "reader":
+            _read(world, running, catalog, store, clock, rand)
+        else:
+            _serve(world, running, catalog, store, clock)
+    except TiStreamError as e:
+        world.ended(process, e)
+    else:
+        world.ended(process, None)
+
+
+def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock) -> Service:
+    profile = world.profile
+    if running.role == "meta":
+        return MetaWorker(
+            catalog,
+            store,
+            clock,
+            f"{running.name}-{running.number}",
+            profile.data_tasks,
+            interval_s=0.6,
+            collect_interval_s=2.0,
+            grace_ms=3000,
+        )
+    if running.role == "dispatcher":
+        worker = DispatcherWorker(
+            catalog,
+            store,
+            clock,
+            running.name,
+            timing=TailTiming(poll_s=0.2, gap_after_s=1.0, list_every_s=4.0, retry_s=0.5),
+            cache_bytes=40_000,
+            reclaim_s=1.0,
+        )
+        world.network.dispatchers[running.process] = worker
+        return worker
+    return SorterWorker(
+        catalog,
+        store,
+        SimFeed(world.network, catalog),
+        clock,
+        worker_id=running.name,
+        flush_interval_s=profile.flush_s,
+        snapshot_interval_s=profile.snapshot_s,
+    )
+
+
+def _serve(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock) -> None:
+    service = running.service = _service(world, running, catalog, store, clock)
+    service.start()
+    while not running.stopping.wait(_LOOK_EVERY_S):
+        fatal = next((p for p in service.problems() if p.fatal), None)
+        if fatal is not None:
+            service.stop()
+            raise _error_of(fatal)
+    service.stop()
+
+
+def _error_of(problem: Problem) -> TiStreamError:
+    if problem.code == Fenced.code:
+        return Fenced(problem.message)
+    return TiStreamError(f"{problem.source}: {problem.message}", **{"code": problem.code})
+
+
+def _push(
+    world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
+) -> None:
+    control = SimControl(catalog)
+    source = SimSource(world.cluster, int(running.name.rpartition('-')[2]), world.scheduler, world.tso, world.profile.tick_s)
+    worker = PusherWorker(
+        source=source,
+        control=control,
+        frontier=FrontierReader(control, clock),
+        store=store,
+        clock=clock,
+        rand=rand,
+        queue_bytes_max=world.profile.queue_bytes,
+    )
+    try:
+        worker.start(running.stopping)
+        while not running.stopping.is_set():
+            worker.step(0.2)
+    finally:
+        worker.close()
+
+
+def _read(
+    world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
+) -> None:
+    """Pulls: goes on at its cursor, starts anew at an old one, or from the beginning."""
+    services = Services.create(catalog, store, clock)
+    cursors: list[str] = []
+    while not running.stopping.wait(0.3 + rand.random() * 2):
+        start = rand.choice([cursors[-1], rand.choice(cursors), None]) if cursors else None
+        try:
+            end = read_once(world, services, running.name, start, rand.choice([1, 3, 10_000]))
+        except TiStreamError as e:
+            if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
+                raise
+            continue
+        if end is not None:
+            cursors.append(end)
+
+
+def read_once(world: Hosts, services: Services, who: str, start: str | None, limit: int) -> str | None:
+    """One pull, handed to the oracle; the next cursor."""
+    from apiserver import cursor
+
+    scope = Scope(tenant=TENANT)
+    row = get_tenant(services.catalog, TENANT)
+    if not row.start_ts:
+        return None
+    after = row.start_ts if start is None else cursor.decode(start, scope)
+    request = PullRequest(
+        scope=scope, start_ts=None if start else "earliest", cursor=start, format="arrow", options={}, limit=limit
+    )
+    answer = pull(services, request)
+    rows = pa.ipc.open_stream(answer.content).read_all()
+    upto = cursor.decode(answer.next_cursor, scope)
+    world.oracle.pulled(who, rows, after, upto, answer.resolved_ts)
+    return answer.next_cursor

@@ -1,0 +1,97 @@
+"""One run: a seed and a scenario in, a trace hash, violations and a story out."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from tistream.sim import threads
+from tistream.sim.install import installed
+from tistream.sim.profiles import PROFILES, Profile, profile_of
+from tistream.sim.scheduler import Livelock
+from tistream.sim.world import HEARTBEAT_MS, LEASE_MS, SWEEP_S, World, story_logger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a run. Equal seeds, scenarios and omissions give equal outcomes, but for `seconds`."""
+
+    seed: int
+    profile: str
+    trace_hash: str
+    events: int  #: scheduling steps
+    violations: tuple[str, ...]
+    story: tuple[str, ...]
+    committed: int  #: rows that the upstream committed
+    pulls: int
+    labels: tuple[str, ...]  #: faults and events that happened, for `without`
+    seconds: float
+
+    @property
+    def held(self) -> bool:
+        return not self.violations
+
+
+def run(
+    seed: int,
+    profile: Profile | str | None = None,
+    *,
+    actions: int | None = None,
+    without: frozenset[str] = frozenset(),
+) -> Outcome:
+    """Run a scenario (the seed's own when none is named). `actions` shortens the upstream, `without` leaves out faults
+    and events by the names that `Outcome.labels` shows."""
+    chosen = PROFILES[profile] if isinstance(profile, str) else profile or profile_of(seed)
+    began = time.monotonic()
+    with _prepared(seed, chosen, chosen.actions if actions is None else actions, without) as world:
+        s, oracle = world.scheduler, world.oracle
+        try:
+            world.run()
+        except Livelock as e:
+            oracle.violated(f"livelock: {e}")
+        if s.failed is not None:
+            task, error = s.failed
+            where = "".join(traceback.format_exception(error)[-3:])
+            oracle.violated(f"died: {task.process.name} {task.name}: {where}")
+        hit = {name for dice in world.dice.values() for name in dice.hit}
+        outcome = Outcome(
+            seed=seed,
+            profile=chosen.name,
+            trace_hash=s.trace_hash,
+            events=s.steps,
+            violations=tuple(oracle.violations),
+            story=tuple(f"{at:8.3f} {who:16} {text}" for at, who, text in world.story),
+            committed=len(world.workload.committed),
+            pulls=oracle.pulls,
+            labels=(*sorted(hit), *(event.label for event in world.plan)),
+            seconds=time.monotonic() - began,
+        )
+    return outcome
+
+
+@contextlib.contextmanager
+def _prepared(seed: int, profile: Profile, actions: int, without: frozenset[str]) -> Iterator[World]:
+    """A world with the simulation installed; everything is put back afterwards."""
+    logging = structlog.get_config()
+    gc.disable()  # a run is short, and its greenlets are a lot to look through
+    world = World(f"{seed}/{profile.name}", profile, actions=actions, without=without)
+    threads.use(world.scheduler)
+    story_logger(world.tell)
+    chance = random.Random(f"{seed}/{profile.name}/chance")
+    try:
+        with installed(chance, lease_ms=LEASE_MS, heartbeat_ms=HEARTBEAT_MS, sweep_s=SWEEP_S), world.oracle.watching_cores():
+            yield world
+            world.scheduler.close()
+    finally:
+        world.scheduler.closing = True
+        world.database.close()
+        threads.use(None)
+        structlog.configure(**logging)
+        gc.enable()

@@ -1,0 +1,367 @@
+"""A run's world: its processes, what befalls them, and how it comes to rest.
+
+    plan      from the seed: at these times these processes crash, pause, stop, run twice; catalog outages, clock jumps
+    rest      faults end, everybody is there again, the upstream decides what is open: everything must be served
+    leftovers the pushers end; batch files and orphans must go away
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import zstandard
+
+from apiserver.deps import Services
+from sorter.worker import SorterWorker
+from tistream import ts as tso
+from tistream.catalog.stores import issue_incarnation
+from tistream.catalog.tenants import register_tenant
+from tistream.codec.table_key import DDL_JOB_TABLE_ID, record_key, table_prefix
+from tistream.errors import ErrorKind, Fenced, ObjectConflict, TiStreamError
+from tistream.layout import SchemaSnapKey
+from tistream.sim import threads
+from tistream.sim.database import Database, SimCatalog
+from tistream.sim.faults import Dice
+from tistream.sim.network import Network
+from tistream.sim.oracle import Oracle
+from tistream.sim.profiles import Profile
+from tistream.sim.roles import TENANT, Running, SimClock, read_once, run_role
+from tistream.sim.scheduler import Process, Scheduler
+from tistream.sim.store import Bucket, SimStore
+from tistream.sim.upstream import Workload, regions
+from tistream.simulator.cluster import Cluster
+
+START_MS = 1_750_000_000_000
+LEASE_MS = 3000
+HEARTBEAT_MS = 700
+SWEEP_S = 4.0
+_REST_S = 60.0
+_TABLES = 2
+_ROWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that befalls a process or the catalog."""
+
+    number: int
+    at: float
+    kind: str
+    role: str = ""
+    amount: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """What `without` calls it."""
+        return f"{self.kind}#{self.number}"
+
+
+class World:
+    """Everything of one run. `without` leaves faults (by name) and events (by label) out."""
+
+    def __init__(self, seed: str, profile: Profile, *, actions: int, without: frozenset[str]) -> None:
+        self.profile, self.actions, self.without = profile, actions, without
+        self.story: list[tuple[float, str, str]] = []
+        s = self.scheduler = Scheduler(seed)
+        s.on_crash = self._crash_now
+        self.rand = random.Random(f"{seed}/world")
+        dice = {name: Dice(f"{seed}/{name}", profile.faults, without) for name in ("store", "catalog", "network")}
+        self.dice = dice
+        self.bucket = Bucket(s, dice["store"], self.unix_ms, self.tell)
+        self.database = Database(s, dice["catalog"], self.unix_ms, self.tell)
+        self.network = Network(s, dice["network"])
+        self._last_ts = tso.compose(START_MS)
+        self.start_ts = self._last_ts
+        pushed, table_ids = _schema()
+        keys = [record_key(t, handle) for t in table_ids for handle in range(1, _ROWS + 1)]
+        bounds = [table_prefix(table_ids[0]), *(record_key(t, 2) for t in table_ids)]
+        self.cluster = Cluster(regions(sorted(bounds), profile.stores), floor_ts=self.start_ts)
+        self.workload = Workload(random.Random(f"{seed}/upstream"), self.cluster, keys, profile.stores, self.tso)
+        self.oracle = Oracle(self.workload.committed, self.database, self.tell)
+        self.bucket.on_delete = self.oracle.deleting
+        self.database.on_upper = self.oracle.upper_moved
+        self.running: list[Running] = []
+        self.resting = False
+        self.rested = False
+        self._numbers = 0
+        text = json.dumps({**pushed, "ts": str(self.start_ts)}).encode()
+        key = str(SchemaSnapKey(tenant=TENANT, ts=self.start_ts))
+        self.bucket.objects[key] = (zstandard.compress(text), self.unix_ms())
+        self.plan = self._plan(random.Random(f"{seed}/plan"))
+
+    # -- what processes ask of it
+
+    def tso(self) -> int:
+        """A timestamp of the upstream's oracle."""
+        self._last_ts = max(self._last_ts + 1, tso.compose(self.unix_ms()))
+        return self._last_ts
+
+    def unix_ms(self) -> int:
+        return START_MS + int(self.scheduler.now * 1000)
+
+    def tell(self, text: str) -> None:
+        """A line of the story."""
+        task = self.scheduler.current
+        self.story.append((self.scheduler.now, task.process.name if task else "", text))
+        self.scheduler.trace(text)
+
+    def ended(self, process: Process, error: BaseException | None) -> None:
+        """A process came to its end by itself."""
+        running = next(r for r in self.running if r.process is process)
+        self.tell(f"{running.name} ends: {error}" if error else f"{running.name} has stopped")
+        if isinstance(error, TiStreamError) and error.kind not in (ErrorKind.RETRY, ErrorKind.FENCED):
+            self.oracle.violated(f"fatal: {running.name}: {error}")
+        if isinstance(error, ObjectConflict) and running.role == "pusher":
+            self.oracle.violated(f"fatal: {running.name}: {error}")
+        self.scheduler.kill(process)
+        if not (isinstance(error, Fenced) and self._others(running)):
+            self._again(running, 1.0)
+
+    # -- the run
+
+    def run(self) -> None:
+        """From the beginning to rest."""
+        main = Process("world", self.scheduler)
+        threads.spawn(main, self._begin, "begin")
+        self._faults(on=False)
+        self.scheduler.run(self.scheduler.now + 1.0)
+        self._faults(on=True)
+        p = self.profile
+        for role, count in (("meta", p.metas), ("dispatcher", p.dispatchers), ("sorter", p.sorters)):
+            for i in range(count):
+                self.start(role, f"{role}-{i + 1}")
+        for i in range(p.stores):
+            self.start("pusher", f"pusher-{i + 1}")
+        self.start("reader", "reader-1")
+        self._act(self.actions)
+        for event in self.plan:
+            self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]
+        end = 2.0 + self.actions * p.action_s
+        if self.scheduler.run(end, self._is_over):
+            return
+        self._rest()
+        self._until(self._all_served, "rest: not everything is served")
+        self._final_pull(main)
+        self._leftovers(main)
+
+    def start(self, role: str, name: str) -> Running:
+        """A process begins."""
+        self._numbers += 1
+        process = Process(f"{name}/{self._numbers}", self.scheduler)
+        running = Running(process=process, number=self._numbers, role=role, name=name, stopping=threads.Event())
+        self.running.append(running)
+        threads.spawn(process, lambda: run_role(self, running), "main")
+        return running
+
+    def problems(self) -> list[str]:
+        """What the living services say is wrong now."""
+        out: list[str] = []
+        for r in self.running:
+            if not r.process.dead and r.service is not None:
+                out += [f"{r.name}: {p.message} {dict(p.facts)}" for p in r.service.problems()]
+        return out
+
+    # -- inside
+
+    def _begin(self) -> None:
+        register_tenant(SimCatalog(self.database), TENANT)
+
+    def _act(self, left: int) -> None:
+        """The next upstream action."""
+        if left <= 0 or self.resting:
+            return
+        text = self.workload.step()
+        if text != "nothing":
+            self.tell(text)
+        self.oracle.upstream_moved()
+        pause = self.rand.expovariate(1 / self.profile.action_s)
+        self.scheduler.call_at(self.scheduler.now + pause, lambda: self._act(left - 1))
+
+    def _plan(self, rand: random.Random) -> list[Event]:
+        events: list[Event] = []
+        length = 1.5 + self.actions * self.profile.action_s
+        for kind, count in self.profile.chaos.items():
+            for _ in range(count):
+                amount = rand.choice([0.2, 1.0, LEASE_MS / 1000 + 1.5]) + rand.random()
+                role = rand.choice(self.profile.victims)
+                events.append(Event(len(events), 1.0 + rand.random() * length, kind, role, amount))
+        return [e for e in events if e.label not in self.without and e.kind not in self.without]
+
+    def _faults(self, *, on: bool) -> None:
+        for dice in self.dice.values():
+            dice.on = on
+
+    def _befall(self, event: Event) -> None:
+        if self.resting:
+            return
+        s = self.scheduler
+        match event.kind:
+            case "outage":
+                self.database.away = event.amount > 2
+                self.database.read_only = True
+                self.tell(f"{event.label}: the catalog is {'away' if self.database.away else 'read only'}")
+                s.call_at(s.now + event.amount, self._catalog_back)
+                return
+            case "jump":
+                self.database.offset_ms += int((event.amount - 2) * 2000)
+                self.tell(f"{event.label}: the database's clock jumps to {self.database.offset_ms} ms")
+                return
+        there = [r for r in self.running if r.role == event.role and not r.process.dead]
+        if not there:
+            return
+        victim = there[self.rand.randrange(len(there))]
+        self.tell(f"{event.label}: {event.kind} {victim.process.name}")
+        match event.kind:
+            case "crash":
+                self._crash_now(victim.process, event.amount)
+            case "crash_io":
+                victim.process.crash_in = self.rand.randint(1, 30)
+            case "pause":
+                s.pause(victim.process)
+                s.call_at(s.now + event.amount, lambda: s.unpause(victim.process))
+            case "stop":
+                victim.stopping.set()
+            case "double":
+                self.start(victim.role, victim.name)
+
+    def _catalog_back(self) -> None:
+        self.database.away = self.database.read_only = False
+
+    def _crash_now(self, process: Process, pause_s: float = 1.0) -> None:
+        if not process.dead:
+            self.scheduler.kill(process)
+            self.tell(f"{process.name} is dead")
+            self._again(next(r for r in self.running if r.process is process), pause_s)
+
+    def _again(self, running: Running, pause_s: float) -> None:
+        """The supervisor starts it again."""
+
+        def begin() -> None:
+            if not self.rested and not self._others(running):
+                self.tell(f"{running.name} is started again")
+                self.start(running.role, running.name)
+
+        self.scheduler.call_at(self.scheduler.now + pause_s, begin)
+
+    def _others(self, running: Running) -> list[Running]:
+        """Other living processes of its name."""
+        return [r for r in self.running if r.name == running.name and r is not running and not r.process.dead]
+
+    def _rest(self) -> None:
+        """Faults end and the upstream decides what is open."""
+        self.resting = True
+        self.tell("faults end")
+        self._faults(on=False)
+        self._catalog_back()
+        self.workload.settle()
+        self.oracle.upstream_moved()
+        for r in self.running:
+            r.process.crash_in = 0
+            if r.process.paused:
+                self.scheduler.unpause(r.process)
+
+    def _is_over(self) -> bool:
+        return bool(self.oracle.violations) or self.scheduler.failed is not None
+
+    def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
+        deadline = self.scheduler.now + _REST_S
+        while not self._is_over() and not holds():
+            if self.scheduler.now >= deadline:
+                self.oracle.violated(f"{otherwise}: {self._why()}")
+            self.scheduler.run(self.scheduler.now + 0.5, self._is_over)
+
+    def _why(self) -> str:
+        rows = self.database.query("SELECT task_id, upper, epoch, owner, error FROM tasks")
+        tasks = [f"task {r[0]} upper {r[1] - self.start_ts} epoch {r[2]} of {r[3]} {r[4] or ''}" for r in rows]
+        return "; ".join([*tasks, *self.problems(), *self._stuck()])
+
+    def _stuck(self) -> list[str]:
+        """What the lowest tasks wait for, as their cores see it."""
+        out: list[str] = []
+        for r in self.running:
+            if r.role == "sorter" and not r.process.dead and isinstance(r.service, SorterWorker):
+                for task_id, runner in r.service._runners.items():
+                    at = {s: {i: (p.seq, p.closed) for i, p in v.items()} for s, v in runner.core.positions().items()}
+                    why = [str(stuck) for stuck in runner.core.explain()[:3]]
+                    out.append(f"{r.name} task {task_id} at {at}: {why}")
+        return out
+
+    def _last_commit(self) -> int:
+        return max((row.commit_ts for row in self.workload.committed), default=self.start_ts)
+
+    def _all_served(self) -> bool:
+        stopped = self.database.query("SELECT task_id, error FROM tasks WHERE error IS NOT NULL")
+        if stopped:
+            self.oracle.violated(f"stopped: task {stopped[0][0]}: {stopped[0][1]}")
+        ((lowest,),) = self.database.query("SELECT min(upper) FROM tasks")
+        return lowest is not None and lowest >= self._last_commit() and self.scheduler.now > self.bucket.all_there_at
+
+    def _final_pull(self, main: Process) -> None:
+        if self._is_over():
+            return
+        done: list[bool] = []
+
+        def pull() -> None:
+            store, catalog = SimStore(self.bucket), SimCatalog(self.database)
+            services = Services.create(catalog, store, SimClock(main, self.unix_ms, 0))
+            read_once(self, services, "final reader", None, 100_000)
+            done.append(True)
+
+        threads.spawn(main, pull, "final pull")
+        self._until(lambda: bool(done), "rest: the last pull does not come back")
+        if not self._is_over() and self.oracle.served_max < self._last_commit():
+            self.oracle.violated("rest: the last pull does not reach the last commit")
+
+    def _leftovers(self, main: Process) -> None:
+        """End the pushers for good and see whether all that nobody needs goes away."""
+        if self._is_over():
+            return
+        self.rested = True
+        for r in self.running:
+            if r.role in ("pusher", "reader"):
+                self.scheduler.kill(r.process)
+
+        def close() -> None:
+            for store_id in range(1, self.profile.stores + 1):
+                issue_incarnation(SimCatalog(self.database), TENANT, store_id)
+
+        threads.spawn(main, close, "close incarnations")
+        self._until(lambda: not self._wrong(leftovers=True), "leftovers")
+        if not self._is_over():
+            return
+        for what in self._wrong(leftovers=True)[:4]:
+            self.tell(what)
+
+    def _wrong(self, *, leftovers: bool) -> list[str]:
+        return self.oracle.bijection(self.bucket.objects, leftovers=leftovers)
+
+
+@functools.cache
+def _schema() -> tuple[dict[str, object], list[int]]:
+    """A pushed schema: the DDL job table and a few user tables of the recording that ships with the package."""
+    from importlib.resources import files
+
+    data = json.loads((files("tistream") / "recording" / "schema_snapshot.json").read_bytes())
+    system = {db["id"] for db in data["dbs"] if db["db_name"]["L"] in ("mysql", "sys")}
+    user = [t for t in data["tables"] if t["db_id"] not in system and not t["info"].get("partition")]
+    user = [t for t in user if not t["info"].get("view") and not t["info"].get("sequence")][:_TABLES]
+    jobs = [t for t in data["tables"] if t["info"]["id"] == DDL_JOB_TABLE_ID]
+    return {**data, "tables": [*jobs, *user]}, sorted(t["info"]["id"] for t in user)
+
+
+def story_logger(tell: Callable[[str], None]) -> None:
+    """Let the rooms' log lines become part of the story."""
+
+    def told(_logger: object, level: str, event: dict[str, object]) -> str:
+        if level != "debug":
+            facts = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
+            error = event.get("exc_info")
+            tell(f"[{level}] {event['event']} {facts}" + (f" {error!r}" if error else ""))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[told], cache_logger_on_first_use=False)

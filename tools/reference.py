@@ -1,0 +1,224 @@
+"""Writes docs/reference/ from the code: settings, errors, commands, HTTP routes.
+
+    python tools/reference.py            write the four files
+    python tools/reference.py --check    say which are out of date; exit 1 if any is
+
+What the code says is the only source: a setting's description, an error's docstring, a command's help, a route's
+summary. So the way to better reference pages is better words there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tistream import config
+from tistream.errors import ErrorKind, TiStreamError
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+PACKAGES = ("tistream", "dispatcher", "sorter", "schemas", "apiserver", "metaserver")
+_WRITTEN = "Written by `tools/reference.py` from the code; change the code's own words instead of this file."
+
+
+def settings_page() -> str:
+    """Every setting with its environment variable, default and meaning."""
+    lines = [
+        "# Settings", "", _WRITTEN, "",
+        "A setting comes from a TOML file (`--config`), an environment variable or a flag; the later of these wins. An",
+        "unknown one is refused with the nearest known one.", "",
+    ]  # fmt: skip
+    for section, holder in config.Settings.model_fields.items():
+        lines += [f"## `[{section}]`", "", (type(holder.default).__doc__ or "").strip(), ""]
+        lines += ["| setting | variable | default | meaning |", "| --- | --- | --- | --- |"]
+        for name, info in type(holder.default).model_fields.items():
+            variable = f"{config.ENV_PREFIX}{section}_{name}".upper()
+            default = "" if info.default == "" else f"`{info.default}`"
+            meaning = config.known_keys()[f"{section}.{name}"]
+            lines.append(f"| `{section}.{name}` | `{variable}` | {default} | {_cell(meaning)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def errors_page() -> str:
+    """Every error code with what a caller must do."""
+    from tistream.problem import STATUS, status_of
+
+    lines = [
+        "# Errors", "", _WRITTEN, "",
+        "Over HTTP an error is an RFC 9457 `application/problem+json` document with these members: `type`, `title`,",
+        "`status`, `detail`, `code`, `hint` and `facts`. The command line prints the same words and ends with the exit",
+        "status. A code never changes its meaning.", "",
+        "| code | error | kind | HTTP | exit | meaning |", "| --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for error in sorted(error_classes(), key=lambda e: e.code):
+        meaning = " ".join(filter(None, [(error.__doc__ or "").split("\n")[0], error.hint]))
+        status = _BY_THE_API.get(error.code) or status_of(error())
+        place = f"{error.kind} | {status} | {_exit(error.kind)}"
+        lines.append(f"| `{error.code}` | `{error.__name__}` | {place} | {_cell(meaning)} |")
+    lines += ["", "## Kinds", "", "| kind | what to do | HTTP |", "| --- | --- | --- |"]
+    lines += [f"| {kind} | {_TO_DO[kind]} | {STATUS[kind]} |" for kind in ErrorKind]
+    return "\n".join([*lines, ""])
+
+
+#: statuses that `apiserver.app` chooses itself: no media type fits; the catalog names an object that is gone
+_BY_THE_API = {"TS-1006": 406, "TS-1031": 500}
+_TO_DO = {
+    ErrorKind.RETRY: "try again later; nothing is lost",
+    ErrorKind.FENCED: "somebody else owns this now: drop what you hold and stop",
+    ErrorKind.INVALID: "change the request",
+    ErrorKind.CORRUPT: "bytes are damaged: put the good object back, nothing of the damaged one was used",
+    ErrorKind.NOT_FOUND: "check the name",
+    ErrorKind.INTERNAL: "a defect: report it with the log",
+}
+
+
+def cli_page() -> str:
+    """Every command with its arguments and options."""
+    from typer.main import get_command
+
+    from tistream.cli import main
+
+    lines = ["# Commands", "", _WRITTEN, "", (main.__doc__ or "").strip(), ""]
+    for words, command in _commands("tistream", get_command(main.app)):
+        usage = " ".join([words, *(_usage(p) for p in command.params if p.name != "help")])
+        lines += [f"## `{words}`", "", inspect.cleandoc(command.help or ""), "", "```", usage, "```", ""]
+        described = [p for p in command.params if getattr(p, "help", None) and p.name != "help"]
+        if described:
+            lines += ["| | meaning | default |", "| --- | --- | --- |"]
+            lines += [f"| `{_names(p)}` | {_cell(str(p.help))} | {_default(p)} |" for p in described]  # type: ignore[attr-defined]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def api_page() -> str:
+    """Every HTTP route, as OpenAPI has it."""
+    document = one_process_app().openapi()
+    lines = [
+        "# HTTP API", "", _WRITTEN, "",
+        "A service made by `tistream up` answers all of these on one port; `tistream serve` those that read, `tistream",
+        "meta` those tagged *control* and the probes. `GET /openapi.json` is the machine-readable form.", "",
+    ]  # fmt: skip
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            lines += [
+                f"## `{method.upper()} {path}`",
+                "",
+                f"{route['summary']}. *{', '.join(route.get('tags', []))}*",
+                "",
+            ]
+            query = [p for p in route.get("parameters", []) if p["in"] == "query"]
+            if query:
+                lines += ["| parameter | meaning |", "| --- | --- |"]
+                lines += [f"| `{p['name']}` | {_cell(p.get('description', ''))} |" for p in query]
+                lines.append("")
+    lines += ["## Pages of the console", "", "Each is HTML; with `.json` behind its address it is data.", ""]
+    shown = set(document["paths"])
+    lines += [f"- `{path}`" for path in sorted({r.path for r in _routes() if r.path not in shown})]
+    return "\n".join([*lines, ""])
+
+
+def one_process_app() -> Any:
+    """The application that `tistream up` serves, over a catalog that is never opened."""
+    from apiserver.app import create_app
+    from apiserver.deps import Services
+    from metaserver.routes import control_router
+    from tistream.catalog.engine import Catalog
+    from tistream.clock import SystemClock
+    from tistream.objectstore.memory import MemoryStore
+
+    catalog = Catalog("sqlite:////nowhere/catalog.db")
+    services = Services.create(catalog, MemoryStore(), SystemClock(), checks={}, problems=lambda: [])
+    return create_app(services, [control_router(catalog, "memory://")])
+
+
+def error_classes() -> set[type[TiStreamError]]:
+    """TiStreamError and everything derived from it, wherever it is defined."""
+    for name in PACKAGES:
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + "."):
+            if not module.name.startswith(("tistream.testing", "tistream.catalog.migrations", "tistream.sim.")):
+                importlib.import_module(module.name)
+    found, todo = {TiStreamError}, [TiStreamError]
+    while todo:
+        new = [e for e in todo.pop().__subclasses__() if e.__module__.split(".")[:2] != ["tistream", "testing"]]
+        found.update(new)
+        todo += new
+    return found
+
+
+PAGES = {"settings.md": settings_page, "errors.md": errors_page, "cli.md": cli_page, "api.md": api_page}
+
+
+def _routes() -> list[Any]:
+    """The application's plain page routes, however they are nested."""
+    found, todo = [], list(one_process_app().routes)
+    while todo:
+        route = todo.pop()
+        todo += getattr(route, "routes", None) or []
+        if hasattr(route, "path") and "GET" in (getattr(route, "methods", None) or ()):
+            found.append(route)
+    return found
+
+
+def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """(words, command) of every leaf, depth first."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield words, command
+    else:
+        for name, one in inner.items():
+            yield from _commands(f"{words} {name}", one)
+
+
+def _names(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return str(parameter.name)
+    return ", ".join(parameter.opts)
+
+
+def _usage(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"{parameter.name}" if parameter.required else f"[{parameter.name}]"
+    flag = max(parameter.opts, key=len)
+    shown = flag if parameter.is_flag else f"{flag} {str(parameter.name).upper()}"
+    return shown if parameter.required else f"[{shown}]"
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "*required*"
+    value = parameter.default
+    return "" if value in (None, "", False) or callable(value) else f"`{getattr(value, 'value', value)}`"
+
+
+def _exit(kind: ErrorKind) -> int:
+    from tistream.cli.main import EXIT
+
+    return EXIT[kind]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def main() -> int:
+    """Write or check."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    old = []
+    for name, page in PAGES.items():
+        path, text = FOLDER / name, page()
+        if "--check" in sys.argv:
+            old += [name] if not path.exists() or path.read_text("utf-8") != text else []
+        else:
+            path.write_text(text, "utf-8")
+    if old:
+        print(f"out of date: {', '.join(old)}; run python tools/reference.py")
+    return 1 if old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
