@@ -116,7 +116,12 @@ def api_page() -> str:
                 lines += ["| parameter | meaning |", "| --- | --- |"]
                 lines += [f"| `{p['name']}` | {_cell(p.get('description', ''))} |" for p in query]
                 lines.append("")
-    lines += ["## Pages of the console", "", "Each is HTML; with `.json` behind its address it is data.", ""]
+    lines += [
+        "## Other addresses",
+        "",
+        "Pages of the console and their parts; a page with `.json` behind its address is data.",
+        "",
+    ]
     shown = set(document["paths"])
     lines += [f"- `{path}`" for path in sorted({r.path for r in _routes() if r.path not in shown})]
     return "\n".join([*lines, ""])
@@ -158,7 +163,7 @@ def _routes() -> list[Any]:
     found, todo = [], list(one_process_app().routes)
     while todo:
         route = todo.pop()
-        todo += getattr(route, "routes", None) or []
+        todo += getattr(getattr(route, "original_router", route), "routes", None) or []
         if hasattr(route, "path") and "GET" in (getattr(route, "methods", None) or ()):
             found.append(route)
     return found

@@ -52,7 +52,8 @@ def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def test_the_lines_to_copy_work_and_ctrl_c_ends_with_a_summary(
@@ -80,7 +81,7 @@ def test_the_lines_to_copy_work_and_ctrl_c_ends_with_a_summary(
 def test_on_a_terminal_rows_are_in_colour() -> None:
     leader, follower = pty.openpty()
     env = environment() | {"TERM": "xterm-256color", "COLUMNS": "100"}
-    process = subprocess.Popen([*DEMO, "--seconds", "20"], stdout=follower, stderr=follower, env=env)
+    process = subprocess.Popen([*DEMO, "--seconds", "12"], stdout=follower, stderr=follower, env=env)
     os.close(follower)
     text = b""
     while True:

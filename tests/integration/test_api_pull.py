@@ -201,11 +201,7 @@ def test_the_arrow_form_of_a_table_holds_its_changes(world: ApiWorld) -> None:
         names = [name for name in row if not name.startswith("_")]
         assert names == list(event["columns"] or event["old"])
         assert (row["_old"] is None) == (event["old"] is None)
-    assert {tuple(table.column_names) for table in tables} == {
-        tuple(a.column_names)
-        for a, b in zip(tables, [*tables[1:], None], strict=True)
-        if b is None or a.schema != b.schema
-    }
+    assert all(a.schema != b.schema for a, b in pairwise(tables))
     raw = [arrow_of(p) for p in world.pages(path, format="raw-arrow")]
     assert sum(table.num_rows for table in raw) >= len(rows)
     assert raw[0].column_names[:2] == ["database", "table"]

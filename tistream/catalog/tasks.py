@@ -72,9 +72,10 @@ def get_task(catalog: Catalog, task_id: int) -> TaskRow:
 
 
 def holds_ownership(conn: Connection, owner_epoch: int) -> bool:
-    """Whether the election with this epoch is still in force, and keep it so until the transaction ends."""
+    """Whether the election with this epoch is still in force, and keep it so until the transaction ends. Epoch 0
+    is nobody's: it is the one before the first election."""
     held = conn.execute(select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)).scalar()
-    return held == owner_epoch
+    return owner_epoch != 0 and held == owner_epoch
 
 
 def assign_task(

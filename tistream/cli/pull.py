@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -79,7 +80,8 @@ def pull(
             if not follow:
                 raise
         except BrokenPipeError:
-            sys.stderr.close()  # the reader went away: nothing more to say to it
+            # the reader went away: what is left in the buffer must not be written at exit either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from tistream.pusher.capture_push import PushProgress, PushResult
 
 
+_LOOK_EVERY_S = 0.1
+_STANDS_STILL_S = 10.0
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
     app.command("push")(push)
@@ -30,7 +35,10 @@ def push(
     url: Url = DEFAULT_URL,
     speed: Annotated[str, typer.Option(help="N times real time, or max.")] = "1",
 ) -> None:
-    """Push a recorded change stream as its TiKV stores would. Returns when all of it is durable."""
+    """Push a recorded change stream as its TiKV stores would.
+
+    Returns when all of it is durable and, if that takes no longer than some seconds, can be pulled.
+    """
     from tistream.cli.log import configure
     from tistream.cli.progress import Progress
     from tistream.config import LogSettings
@@ -44,6 +52,8 @@ def push(
         )
     size = f"{result.rows:,} rows in {result.files:,} files, {result.bytes:,} bytes"
     print(f"pushed {size}, up to {result.last_resolved_ts}", file=sys.stderr)
+    if not wait_until_served(url, TenantId(cluster, tenant), result.last_resolved_ts):
+        print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
 
 
 def push_recording(
@@ -59,6 +69,29 @@ def push_recording(
     from tistream.pusher.control import HttpControl
 
     return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress)
+
+
+def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:
+    """Wait until the published frontier has reached `ts`; False when it has not moved for a while."""
+    from tistream.errors import TiStreamError
+    from tistream.pusher.control import HttpControl
+
+    control = HttpControl(url, tenant)
+    reached, moved_at = 0, time.monotonic()
+    try:
+        while time.monotonic() - moved_at < _STANDS_STILL_S:
+            try:
+                upper = min((entry.upper for entry in control.frontier()), default=0)
+            except TiStreamError:
+                upper = 0  # what was pushed is safe, whatever the service does meanwhile
+            if upper >= ts:
+                return True
+            if upper > reached:
+                reached, moved_at = upper, time.monotonic()
+            time.sleep(_LOOK_EVERY_S)
+        return False
+    finally:
+        control.close()
 
 
 def _note(progress: PushProgress) -> str:

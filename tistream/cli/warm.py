@@ -17,22 +17,23 @@ log = structlog.get_logger(__name__)
 
 _NOT_NULL = 1
 _PRIMARY = 2
-#: (MySQL type, length, decimals, charset): integers; then texts, times and numbers; last what is rare and slow to make
-_INTEGERS = [(3, 11, 0, ""), (8, 20, 0, "")]
+_UNSIGNED = 32
+#: (MySQL type, flags, length, decimals, charset): integers; then texts, times and numbers; last the slow ones
+_INTEGERS = [(8, _NOT_NULL, 20, 0, ""), (8, _NOT_NULL | _UNSIGNED, 20, 0, "")]
 _COMMON = [
-    (15, 64, 0, "utf8mb4"),
-    (12, 26, 6, ""),
-    (246, 20, 4, ""),
-    (5, 22, -1, ""),
-    (4, 12, -1, ""),
-    (15, 64, 0, "binary"),
-    (247, 1, 0, "utf8mb4"),
-    (248, 1, 0, "utf8mb4"),
-    (16, 8, 0, ""),
-    (13, 4, 0, ""),
-    (11, 17, 6, ""),
+    (15, _NOT_NULL, 64, 0, "utf8mb4"),
+    (12, _NOT_NULL, 26, 6, ""),
+    (246, _NOT_NULL, 20, 4, ""),
+    (5, _NOT_NULL, 22, -1, ""),
+    (4, _NOT_NULL, 12, -1, ""),
+    (15, _NOT_NULL, 64, 0, "binary"),
+    (247, _NOT_NULL, 1, 0, "utf8mb4"),
+    (248, _NOT_NULL, 1, 0, "utf8mb4"),
+    (16, _NOT_NULL, 8, 0, ""),
+    (13, _NOT_NULL, 4, 0, ""),
+    (11, _NOT_NULL, 17, 6, ""),
 ]
-_RARE = [(245, -1, 0, ""), (225, 3, 0, "")]
+_RARE = [(245, _NOT_NULL, -1, 0, ""), (225, _NOT_NULL, 3, 0, "")]
 _FORMATS = ("ndjson", "canal-json")
 _EMPTY_ROWS = (b"\x80\x00\x00\x00\x00\x00", b"\x00")  # formats v2 and v1: every column takes its default
 
@@ -52,7 +53,7 @@ def _run() -> None:
         log.warning("could not compile ahead", error=repr(e))
 
 
-def warm(columns: Sequence[tuple[int, int, int, str]]) -> None:
+def warm(columns: Sequence[tuple[int, int, int, int, str]]) -> None:
     """Decode and write rows of a table with these columns, and throw the text away."""
     import pyarrow as pa
 
@@ -70,10 +71,10 @@ def warm(columns: Sequence[tuple[int, int, int, str]]) -> None:
 
     made = [
         Column(
-            id=n, name=f"c{n}", offset=n - 1, tp=tp, flag=_NOT_NULL | (_PRIMARY if n == 1 else 0), flen=flen,
+            id=n, name=f"c{n}", offset=n - 1, tp=tp, flag=flag | (_PRIMARY if n == 1 else 0), flen=flen,
             decimal=decimal, charset=charset, collate="", elems=("a",) if tp in (247, 248) else (),
         )
-        for n, (tp, flen, decimal, charset) in enumerate([_INTEGERS[1], *columns], 1)
+        for n, (tp, flag, flen, decimal, charset) in enumerate([_INTEGERS[0], *columns], 1)
     ]  # fmt: skip
     table = Table(
         id=1, db_id=1, db="d", name="t", charset="", collate="", columns=tuple(made), indexes=(), pk_is_handle=True,

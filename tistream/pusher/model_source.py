@@ -2,9 +2,9 @@
 
 Whoever drives the model (a recording's player, a random workload) calls, after commands were applied, `poll` through
 the pusher, so that regions get their tenures; and for each tick first `Cluster.tick`, then at once `tick` here. The
-next poll may come any time later: a tick covers what the store had sent when it came. Timestamps of tenures are the model's
-`now_ts`: it never falls and stands for the order in which things happened, so two tenures whose intervals do not touch
-were really one after the other.
+next poll may come any time later: a tick covers what the store had sent when it came. Timestamps of tenures are the
+model's `now_ts`: it never falls and stands for the order in which things happened, so two tenures whose intervals do
+not touch were really one after the other.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class ModelSource:
             checkpoint_ts = None
             if region.region_id not in open_regions:
                 checkpoint_ts = checkpoint_of(region.range)
-            if checkpoint_ts is None:
-                continue
+            if checkpoint_ts is None or self._cluster.region_of(region.range.start) != region:
+                continue  # or it changed while the frontier was asked for
             tenure = next(self._ids)
             subscription = self._cluster.register(region.region_id, region.version, checkpoint_ts, at_once=False)
             self._tenures[tenure] = subscription

@@ -35,7 +35,9 @@ _DAY_MS = 86_400_000.0
 class Database:
     """One run's database. There is one engine in a process, so there is one run at a time."""
 
-    def __init__(self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]
+    ) -> None:
         self.scheduler, self.dice, self.tell = scheduler, dice, tell
         self.unix_ms = unix_ms
         self.offset_ms = 0

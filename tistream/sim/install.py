@@ -37,9 +37,7 @@ def installed(rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s:
     changed: list[tuple[ModuleType, str, Any]] = []
     constants = {"LEASE_MS": lease_ms, "HEARTBEAT_MS": heartbeat_ms, "SWEEP_S": sweep_s}
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
-    hidden = SimpleNamespace(
-        token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n)
-    )
+    hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
     replace: list[tuple[object, Any]] = [
         (threading, _THREADING),
         (queue, _QUEUE),

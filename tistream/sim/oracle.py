@@ -1,15 +1,16 @@
 """What must hold, checked while a run goes on and when it has come to rest.
 
-    upstream commits    above everything that was served before                                    (P2)
-    every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3)
-    every watermark     a slice rises exactly as far as the admission rule lets it, and never falls
-    every flush         at or below the watermark of the task; `upper` never falls, frontier and W neither
-    every deletion      of what nobody needs: no live object, none without a tombstone, no file above reclaimed_seq
-    at rest             all is served, no task stopped, nothing missing, nothing left over
+upstream commits    above everything that was served before                                    (P2)
+every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3)
+every watermark     a slice rises exactly as far as the admission rule lets it, and never falls
+every flush         at or below the watermark of the task; `upper` never falls, frontier and W neither
+every deletion      of what nobody needs: no live object, none without a tombstone, no file above reclaimed_seq
+at rest             all is served, no task stopped, nothing missing, nothing left over
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,27 +18,29 @@ from typing import Any
 import pyarrow as pa
 
 from sorter.core import TaskCore
-from sorter.watermark import RangeWatermarkMap, WatermarkRow
+from sorter.watermark import RangeWatermarkMap
 from tistream.keyrange import end_before
 from tistream.layout import BatchKey, CommittedKey, SnapshotKey, parse
 from tistream.sim.database import Database
-from tistream.sim.upstream import Committed
+from tistream.simulator.transactions import CommittedRow
 
 _COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
 _VIOLATIONS_MAX = 5
+_SYSTEM_IDS_FROM = (1 << 48) - 1000
 
 
 class Oracle:
     """Collects violations; `committed` is the upstream's truth, growing."""
 
-    def __init__(self, committed: Sequence[Committed], database: Database, tell: Callable[[str], None]) -> None:
+    def __init__(self, committed: Sequence[CommittedRow], database: Database, tell: Callable[[str], None]) -> None:
         self.committed, self.database, self.tell = committed, database, tell
         self.violations: list[str] = []
         self.served_max = 0
         self.pulls = self.rows = 0
-        self._checked = 0  # truth rows that were compared with what was served before them
+        self._below = 0  # truth rows at or below what has been served
         self._uppers: dict[int, int] = {}
         self._frontier = 0
+        self._promises: dict[int, _Promises] = {}
 
     def violated(self, what: str) -> None:
         """Something that must hold does not."""
@@ -46,15 +49,20 @@ class Oracle:
             self.tell(f"VIOLATION: {what}")
 
     def upstream_moved(self) -> None:
-        """The upstream has done something."""
-        for row in self.committed[self._checked :]:
-            if row.commit_ts <= self.served_max:
-                self.violated(f"final: {_show(row)} was committed although {self.served_max} had been served")
-        self._checked = len(self.committed)
+        """The upstream has done something: nothing that it committed lies at or below what had been served."""
+        served = bisect_right(self.committed, self.served_max, key=_commit_ts)
+        if served > self._below:
+            newest = self.committed[served - 1]
+            self.violated(
+                f"final: {served - self._below} rows up to {_show(newest)} after {self.served_max} was served"
+            )
+        self._below = served
 
-    def truth(self, after: int, upto: int) -> list[Committed]:
+    def truth(self, after: int, upto: int) -> list[CommittedRow]:
         """The rows in (after, upto], in the order of a pull."""
-        return sorted(row for row in self.committed if after < row.commit_ts <= upto)
+        lo = bisect_right(self.committed, after, key=_commit_ts)
+        hi = bisect_right(self.committed, upto, key=_commit_ts)
+        return [row for row in self.committed[lo:hi] if _delivered(row.key)]
 
     def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int) -> None:
         """A pull has delivered (after, upto] and said that `resolved` is served."""
@@ -63,8 +71,9 @@ class Oracle:
         if resolved < self.served_max and who.startswith("final"):
             self.violated(f"served: {resolved} after {self.served_max}")
         self.served_max = max(self.served_max, resolved, upto)
+        self._below = bisect_right(self.committed, self.served_max, key=_commit_ts)
         found = list(zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True))
-        got = [Committed(*row) for row in found]
+        got = [CommittedRow(*row) for row in found]
         commit_ts = [row.commit_ts for row in got]
         if commit_ts != sorted(commit_ts):
             self.violated(f"order: {who} got {commit_ts}")
@@ -121,7 +130,8 @@ class Oracle:
 
         def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
             before = _steps(self_)
-            rows = [*self_._waiting.values(), *self_._admissible(regions, store_id, incarnation, seq)]
+            rows = self._promises.setdefault(id(self_), _Promises(self_)).rows
+            rows += [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
             moved = apply(self_, regions, store_id, incarnation, seq)
             self._compare(self_, before, rows)
             return moved
@@ -138,17 +148,29 @@ class Oracle:
         finally:
             RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
 
-    def _compare(self, map_: RangeWatermarkMap, before: list[tuple[bytes, int]], rows: list[WatermarkRow]) -> None:
+    def _compare(self, map_: RangeWatermarkMap, before: list[tuple[bytes, int]], rows: list[dict[str, Any]]) -> None:
         after = _steps(map_)
         for at in sorted({key for key, _ in before} | {key for key, _ in after}):
             old, new = _at(before, at), _at(after, at)
-            here = [r for r in rows if r.start_key <= at and end_before(at, r.end_key)]
-            want = old
-            for _ in here:
-                want = max([want, *(r.resolved_ts for r in here if r.checkpoint_ts <= want)])
+            here = [r for r in rows if r["start_key"] <= at and end_before(at, r["end_key"])]
+            want, last = old, -1
+            while want != last:
+                last = want
+                want = max([want, *(r["resolved_ts"] for r in here if r["checkpoint_ts"] <= want)])
             if new != want:
                 name = "admission" if new > want else "watermark"
                 self.violated(f"{name}: W({at.hex()}) went from {old} to {new}, the rule says {want}")
+        lowest = min(w for _, w in after)
+        rows[:] = [r for r in rows if r["resolved_ts"] > lowest]
+
+
+class _Promises:
+    """The watermark rows that one map was given and that may still lift something; keeps the map, so that its id stays
+    its own."""
+
+    def __init__(self, map_: RangeWatermarkMap) -> None:
+        self.map = map_
+        self.rows: list[dict[str, Any]] = [row for row in map_.snapshot()[1].to_pylist()]
 
 
 def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:
@@ -159,6 +181,15 @@ def _at(steps: list[tuple[bytes, int]], key: bytes) -> int:
     return [w for start, w in steps if start <= key][-1]
 
 
-def _show(row: Committed) -> str:
+def _commit_ts(row: CommittedRow) -> int:
+    return row.commit_ts
+
+
+def _delivered(key: bytes) -> bool:
+    """Whether a pull delivers rows of this key: records of user tables."""
+    return key[:1] == b"t" and key[9:11] == b"_r" and int.from_bytes(key[1:9], "big") - (1 << 63) < _SYSTEM_IDS_FROM
+
+
+def _show(row: CommittedRow) -> str:
     table, handle = int.from_bytes(row.key[1:9], "big") & 0xFFFF, int.from_bytes(row.key[11:19], "big") & 0xFFFF
     return f"t{table}/r{handle} {row.start_ts}..{row.commit_ts} = {row.value!r} (was {row.old_value!r})"

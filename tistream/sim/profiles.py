@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tistream.simulator import profiles as upstream
+
 #: a little of everything
 USUAL: Mapping[str, float] = {
     "slow": 0.05,
@@ -33,9 +35,9 @@ class Profile:
 
     name: str
     about: str
-    actions: int = 120  #: upstream actions
-    action_s: float = 0.1  #: mean time between two
-    stores: int = 2
+    actions: int = 300  #: upstream actions
+    action_s: float = 0.04  #: mean time between two
+    upstream: upstream.Profile = upstream.TINY
     dispatchers: int = 2
     sorters: int = 2
     metas: int = 2
@@ -62,7 +64,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             name="upstream",
             about="many leader moves and pusher deaths, slow uploads, the service itself is well",
-            stores=3,
+            upstream=upstream.TOPOLOGY_STORM,
             sorters=1,
             dispatchers=1,
             metas=1,
@@ -80,14 +82,18 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             name="reclaim",
+            upstream=upstream.OLD_TRANSACTIONS,
             about="snapshots and reclaim run hot; dispatchers and sorters die between their steps",
             snapshot_s=0.8,
-            faults=_only(put_late=0.06, put_lost=0.04, delete_late=0.1, delete_refused=0.1, db_lost=0.04, db_undone=0.04),
+            faults=_only(
+                put_late=0.06, put_lost=0.04, delete_late=0.1, delete_refused=0.1, db_lost=0.04, db_undone=0.04
+            ),
             chaos={"crash": 3, "crash_io": 5, "pause": 2},
             victims=("sorter", "dispatcher", "meta"),
         ),
         Profile(
             name="overflow",
+            upstream=upstream.PIPELINED,
             about="uploads cannot keep up: pushers drop the stream and come back",
             queue_bytes=4000,
             tick_s=0.4,
@@ -95,6 +101,7 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 1, "pause": 2, "outage": 1},
             victims=("pusher", "dispatcher"),
         ),
+        Profile(name="schemas", about="DDL all the time, a little of everything else", upstream=upstream.DDL),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }

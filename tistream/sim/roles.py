@@ -29,7 +29,6 @@ from tistream.pusher.control import ControlUnavailable, IncarnationGrant, PushBu
 from tistream.pusher.frontier import FrontierEntry, FrontierReader
 from tistream.pusher.worker import PusherWorker
 from tistream.service import Problem, Service
-from tistream.sim import threads
 from tistream.sim.database import SimCatalog
 from tistream.sim.network import SimFeed
 from tistream.sim.scheduler import Process
@@ -189,7 +188,14 @@ def _push(
     world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
 ) -> None:
     control = SimControl(catalog)
-    source = SimSource(world.cluster, int(running.name.rpartition('-')[2]), world.scheduler, world.tso, world.profile.tick_s)
+    source = SimSource(
+        world.cluster,
+        int(running.name.rpartition("-")[2]),
+        world.scheduler,
+        world.tso,
+        tick_s=world.profile.tick_s,
+        scan_rows=rand.choice([None, None, 2]),
+    )
     worker = PusherWorker(
         source=source,
         control=control,

@@ -49,7 +49,7 @@ def run(
     """Run a scenario (the seed's own when none is named). `actions` shortens the upstream, `without` leaves out faults
     and events by the names that `Outcome.labels` shows."""
     chosen = PROFILES[profile] if isinstance(profile, str) else profile or profile_of(seed)
-    began = time.monotonic()
+    began = time.process_time()
     with _prepared(seed, chosen, chosen.actions if actions is None else actions, without) as world:
         s, oracle = world.scheduler, world.oracle
         try:
@@ -71,7 +71,7 @@ def run(
             committed=len(world.workload.committed),
             pulls=oracle.pulls,
             labels=(*sorted(hit), *(event.label for event in world.plan)),
-            seconds=time.monotonic() - began,
+            seconds=time.process_time() - began,
         )
     return outcome
 
@@ -86,7 +86,10 @@ def _prepared(seed: int, profile: Profile, actions: int, without: frozenset[str]
     story_logger(world.tell)
     chance = random.Random(f"{seed}/{profile.name}/chance")
     try:
-        with installed(chance, lease_ms=LEASE_MS, heartbeat_ms=HEARTBEAT_MS, sweep_s=SWEEP_S), world.oracle.watching_cores():
+        with (
+            installed(chance, lease_ms=LEASE_MS, heartbeat_ms=HEARTBEAT_MS, sweep_s=SWEEP_S),
+            world.oracle.watching_cores(),
+        ):
             yield world
             world.scheduler.close()
     finally:

@@ -49,7 +49,7 @@ class Process:
 class Task:
     """A simulated thread."""
 
-    __slots__ = ("args", "done", "greenlet", "name", "process", "serial", "ticket", "thread", "timed_out")
+    __slots__ = ("args", "done", "greenlet", "name", "process", "serial", "thread", "ticket", "timed_out")
 
     def __init__(self, process: Process, name: str, serial: int) -> None:
         self.process = process

@@ -28,7 +28,9 @@ PAGE = 3  # entries of a listing's page
 class Bucket:
     """The objects and what is on its way to them."""
 
-    def __init__(self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]
+    ) -> None:
         self.scheduler, self.dice = scheduler, dice
         self.unix_ms = unix_ms
         self.tell = tell

@@ -1,13 +1,12 @@
 """A run's world: its processes, what befalls them, and how it comes to rest.
 
-    plan      from the seed: at these times these processes crash, pause, stop, run twice; catalog outages, clock jumps
-    rest      faults end, everybody is there again, the upstream decides what is open: everything must be served
-    leftovers the pushers end; batch files and orphans must go away
+plan      from the seed: at these times these processes crash, pause, stop, run twice; catalog outages, clock jumps
+rest      faults end, everybody is there again, the upstream decides what is open: everything must be served
+leftovers the pushers end; batch files and orphans must go away
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 from collections.abc import Callable
@@ -21,8 +20,7 @@ from sorter.worker import SorterWorker
 from tistream import ts as tso
 from tistream.catalog.stores import issue_incarnation
 from tistream.catalog.tenants import register_tenant
-from tistream.codec.table_key import DDL_JOB_TABLE_ID, record_key, table_prefix
-from tistream.errors import ErrorKind, Fenced, ObjectConflict, TiStreamError
+from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
 from tistream.layout import SchemaSnapKey
 from tistream.sim import threads
 from tistream.sim.database import Database, SimCatalog
@@ -33,16 +31,14 @@ from tistream.sim.profiles import Profile
 from tistream.sim.roles import TENANT, Running, SimClock, read_once, run_role
 from tistream.sim.scheduler import Process, Scheduler
 from tistream.sim.store import Bucket, SimStore
-from tistream.sim.upstream import Workload, regions
-from tistream.simulator.cluster import Cluster
+from tistream.simulator.profiles import new_cluster
+from tistream.simulator.workload import Workload
 
 START_MS = 1_750_000_000_000
 LEASE_MS = 3000
 HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 _REST_S = 60.0
-_TABLES = 2
-_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +71,9 @@ class World:
         self.bucket = Bucket(s, dice["store"], self.unix_ms, self.tell)
         self.database = Database(s, dice["catalog"], self.unix_ms, self.tell)
         self.network = Network(s, dice["network"])
-        self._last_ts = tso.compose(START_MS)
-        self.start_ts = self._last_ts
-        pushed, table_ids = _schema()
-        keys = [record_key(t, handle) for t in table_ids for handle in range(1, _ROWS + 1)]
-        bounds = [table_prefix(table_ids[0]), *(record_key(t, 2) for t in table_ids)]
-        self.cluster = Cluster(regions(sorted(bounds), profile.stores), floor_ts=self.start_ts)
-        self.workload = Workload(random.Random(f"{seed}/upstream"), self.cluster, keys, profile.stores, self.tso)
+        self.start_ts = tso.compose(START_MS)
+        self.cluster = new_cluster(profile.upstream, floor_ts=self.start_ts)
+        self.workload = Workload(self.rand.getrandbits(32), self.cluster, profile.upstream)
         self.oracle = Oracle(self.workload.committed, self.database, self.tell)
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_upper = self.oracle.upper_moved
@@ -89,7 +81,7 @@ class World:
         self.resting = False
         self.rested = False
         self._numbers = 0
-        text = json.dumps({**pushed, "ts": str(self.start_ts)}).encode()
+        text = json.dumps(self.workload.schema_snapshot()).encode()
         key = str(SchemaSnapKey(tenant=TENANT, ts=self.start_ts))
         self.bucket.objects[key] = (zstandard.compress(text), self.unix_ms())
         self.plan = self._plan(random.Random(f"{seed}/plan"))
@@ -97,9 +89,9 @@ class World:
     # -- what processes ask of it
 
     def tso(self) -> int:
-        """A timestamp of the upstream's oracle."""
-        self._last_ts = max(self._last_ts + 1, tso.compose(self.unix_ms()))
-        return self._last_ts
+        """A timestamp for a tick of the upstream."""
+        self.workload.advance_to(tso.compose(self.unix_ms()))
+        return self.workload.tick()
 
     def unix_ms(self) -> int:
         return START_MS + int(self.scheduler.now * 1000)
@@ -119,8 +111,7 @@ class World:
         if isinstance(error, ObjectConflict) and running.role == "pusher":
             self.oracle.violated(f"fatal: {running.name}: {error}")
         self.scheduler.kill(process)
-        if not (isinstance(error, Fenced) and self._others(running)):
-            self._again(running, 1.0)
+        self._again(running, 1.0)
 
     # -- the run
 
@@ -135,7 +126,7 @@ class World:
         for role, count in (("meta", p.metas), ("dispatcher", p.dispatchers), ("sorter", p.sorters)):
             for i in range(count):
                 self.start(role, f"{role}-{i + 1}")
-        for i in range(p.stores):
+        for i in range(p.upstream.stores):
             self.start("pusher", f"pusher-{i + 1}")
         self.start("reader", "reader-1")
         self._act(self.actions)
@@ -175,9 +166,8 @@ class World:
         """The next upstream action."""
         if left <= 0 or self.resting:
             return
-        text = self.workload.step()
-        if text != "nothing":
-            self.tell(text)
+        self.workload.advance_to(tso.compose(self.unix_ms()))
+        self.tell(self.workload.step())
         self.oracle.upstream_moved()
         pause = self.rand.expovariate(1 / self.profile.action_s)
         self.scheduler.call_at(self.scheduler.now + pause, lambda: self._act(left - 1))
@@ -242,15 +232,15 @@ class World:
         """The supervisor starts it again."""
 
         def begin() -> None:
-            if not self.rested and not self._others(running):
+            if not self.rested and not self._newer(running):
                 self.tell(f"{running.name} is started again")
                 self.start(running.role, running.name)
 
         self.scheduler.call_at(self.scheduler.now + pause_s, begin)
 
-    def _others(self, running: Running) -> list[Running]:
-        """Other living processes of its name."""
-        return [r for r in self.running if r.name == running.name and r is not running and not r.process.dead]
+    def _newer(self, running: Running) -> list[Running]:
+        """Living processes of its name that began later: they are what the supervisor looks after."""
+        return [r for r in self.running if r.name == running.name and r.number > running.number and not r.process.dead]
 
     def _rest(self) -> None:
         """Faults end and the upstream decides what is open."""
@@ -258,7 +248,7 @@ class World:
         self.tell("faults end")
         self._faults(on=False)
         self._catalog_back()
-        self.workload.settle()
+        self.workload.drain()
         self.oracle.upstream_moved()
         for r in self.running:
             r.process.crash_in = 0
@@ -327,7 +317,7 @@ class World:
                 self.scheduler.kill(r.process)
 
         def close() -> None:
-            for store_id in range(1, self.profile.stores + 1):
+            for store_id in range(1, self.profile.upstream.stores + 1):
                 issue_incarnation(SimCatalog(self.database), TENANT, store_id)
 
         threads.spawn(main, close, "close incarnations")
@@ -339,19 +329,6 @@ class World:
 
     def _wrong(self, *, leftovers: bool) -> list[str]:
         return self.oracle.bijection(self.bucket.objects, leftovers=leftovers)
-
-
-@functools.cache
-def _schema() -> tuple[dict[str, object], list[int]]:
-    """A pushed schema: the DDL job table and a few user tables of the recording that ships with the package."""
-    from importlib.resources import files
-
-    data = json.loads((files("tistream") / "recording" / "schema_snapshot.json").read_bytes())
-    system = {db["id"] for db in data["dbs"] if db["db_name"]["L"] in ("mysql", "sys")}
-    user = [t for t in data["tables"] if t["db_id"] not in system and not t["info"].get("partition")]
-    user = [t for t in user if not t["info"].get("view") and not t["info"].get("sequence")][:_TABLES]
-    jobs = [t for t in data["tables"] if t["info"]["id"] == DDL_JOB_TABLE_ID]
-    return {**data, "tables": [*jobs, *user]}, sorted(t["info"]["id"] for t in user)
 
 
 def story_logger(tell: Callable[[str], None]) -> None:

@@ -1,8 +1,8 @@
 """The schema of the modelled cluster, and the DDL jobs that change it.
 
 `UpstreamSchema` holds databases and TableInfo objects as TiDB keeps them. `propose` makes up a job that fits the
-schema; its row in `mysql.tidb_ddl_job` is written queued, running and done, and the commit of the done row is the moment
-at which the schema changes: `Ddl.apply` is called then, and only then do tables look different.
+schema; its row in `mysql.tidb_ddl_job` is written queued, running and done, and the commit of the done row is the
+moment at which the schema changes: `Ddl.apply` is called then, and only then do tables look different.
 
 Relations: ids (databases, tables, partitions, jobs, columns) are never used twice; a partition holds the handles
 [HANDLES * i, HANDLES * (i + 1)); the last table that is left is never dropped; tables of `Ddl.tables` may not be

@@ -38,6 +38,7 @@ from tistream.simulator.rows import DOUBLE, VARCHAR, Column, Value, row_v2
 
 _LOSSY = 0x100
 _BATCH = 40  # keys that a huge transaction moves in one step
+_LOOKS = 40  # places at which a transaction looks for a key that it can write to
 _CONFLICT = 0.1  # optimistic writes that do not look whether they can succeed
 
 
@@ -120,6 +121,7 @@ class Transactions:
         self._rolled_back: list[tuple[bytes, int]] = []
         self._places: dict[int, list[tuple[bytes, int]]] = {}  # rows of a table -> keys with their logical tables
         self._places_of = -1  # schema version
+        self._table_of: dict[bytes, int] = {}  # key -> logical table
         self.open: list[Txn] = []
         self.committed: list[CommittedRow] = []  #: in order; what a subscriber must get
         self.unsent: list[CommittedRow] = []  #: what it must not get
@@ -209,6 +211,7 @@ class Transactions:
         rows = rows or self._profile.rows
         if self._places_of != self._schema.version:
             self._places.clear()
+            self._table_of.clear()
             self._places_of = self._schema.version
         if rows not in self._places:
             self._places[rows] = [
@@ -217,6 +220,7 @@ class Transactions:
                 for physical, first in self._schema.partitions(table_id)
                 for i in range(rows)
             ]
+            self._table_of.update(self._places[rows])
         return [p for p in self._places[rows] if p[1] not in blocked] if blocked else self._places[rows]
 
     def holds(self, tables: Set[int]) -> bool:
@@ -374,14 +378,14 @@ class Transactions:
 
     def _free(self, txn: Txn, blocked: Set[int]) -> tuple[bytes, int] | None:
         """A key that the transaction can lock, with its table; mostly one without a newer commit."""
-        rows = HANDLES if txn.kind == "huge" else self._profile.rows
-        free = [p for p in self.places(blocked, rows=rows) if self._is_free(txn, p[0])]
-        if txn.kind != "pessimistic" and (txn.kind == "huge" or self._rand.random() >= _CONFLICT):
-            free = [p for p in free if self._newest(p[0]) <= txn.start_ts]
-        if not free:
-            return None
-        hot = [p for p in free if p[0][-1] % 100 == 0]
-        return self._rand.choice(hot if hot and self._rand.random() < self._profile.hot else free)
+        places = self.places(blocked, rows=HANDLES if txn.kind == "huge" else 0)
+        careless = txn.kind == "pessimistic" or (txn.kind != "huge" and self._rand.random() < _CONFLICT)
+        hot = [p for p in places if p[0][-1] % HANDLES == 0] if self._rand.random() < self._profile.hot else []
+        for number in range(_LOOKS if places else 0):
+            key, table_id = self._rand.choice(hot if hot and not number else places)
+            if self._is_free(txn, key) and (careless or self._newest(key) <= txn.start_ts):
+                return key, table_id
+        return None
 
     def _is_free(self, txn: Txn, key: bytes) -> bool:
         return self._cluster.lock(key) is None and key not in txn.keys
@@ -421,8 +425,7 @@ class Transactions:
         return f"s{number}" if tp == VARCHAR else number / 4 if tp == DOUBLE else number
 
     def _columns(self, key: bytes) -> list[Json]:
-        table_id = next(table for k, table in self.places(rows=HANDLES) if k == key)
-        columns: list[Json] = self._schema.tables[table_id][1]["cols"]
+        columns: list[Json] = self._schema.tables[self._table_of[key]][1]["cols"]
         return columns
 
     def _load(self) -> None:

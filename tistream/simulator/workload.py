@@ -92,7 +92,7 @@ class Workload:
         return self._first_schema
 
     def tick(self) -> int:
-        """A fresh timestamp; what is committed from now on lies above. Give it to `Cluster.tick` before another step."""
+        """A fresh timestamp; what is committed from now on lies above. Give it to `Cluster.tick` before a step."""
         return self._tso.tick()
 
     def advance_to(self, ts: int) -> None:

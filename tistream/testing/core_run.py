@@ -39,8 +39,8 @@ class Trouble:
     lag: float = 0.3  #: a task takes nothing when a file arrives
     again: float = 0.05  #: a file is delivered a second time
     snapshot: float = 0.02
-    restart: float = 0.01
-    unknown: float = 0.2  #: a flush lands, or not, and the task does not learn it before its next attempt or restart
+    restart: float = 0.004
+    unknown: float = 0.05  #: a flush lands, or not, and the task does not learn it before its next attempt or restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,8 @@ class TaskRun:
 
     def catch_up(self, arrived: Mapping[Life, list[Prepared]], ended: Mapping[Life, int]) -> None:
         """Take every file that has arrived, the streams in random order, and write what can be written."""
-        while ready := [life for life in sorted(arrived) if self._next(life, arrived, ended) is not None]:
-            batch = self._next(self._rand.choice(ready), arrived, ended)
-            assert batch is not None
-            self._take(batch)
+        while ready := [life for life in arrived if self._has_next(life, arrived, ended)]:
+            self._take(self._next(self._rand.choice(ready), arrived))
             if self._happens(self._trouble.snapshot):
                 self._save()
             if self._happens(self._trouble.restart):
@@ -103,7 +101,7 @@ class TaskRun:
 
     def behind(self, arrived: Mapping[Life, list[Prepared]], ended: Mapping[Life, int]) -> bool:
         """Whether something has arrived that it has not taken."""
-        return any(self._next(life, arrived, ended) is not None for life in arrived)
+        return any(self._has_next(life, arrived, ended) for life in arrived)
 
     def rows(self) -> pa.Table:
         """Everything written."""
@@ -112,14 +110,17 @@ class TaskRun:
     def _happens(self, probability: float) -> bool:
         return self._rand.random() < probability
 
-    def _next(self, life: Life, arrived: Mapping[Life, list[Prepared]], ended: Mapping[Life, int]) -> FeedBatch | None:
+    def _position(self, life: Life) -> Position:
         store, incarnation = life
-        at = self.core.positions().get(store, {}).get(incarnation, Position(seq=0))
-        if at.closed:
-            return None
-        if at.seq < len(arrived[life]):
-            return self._routed(arrived[life][at.seq])
-        return closing(store, incarnation, at.seq) if ended.get(life) == at.seq else None
+        return self.core.positions().get(store, {}).get(incarnation, Position(seq=0))
+
+    def _has_next(self, life: Life, arrived: Mapping[Life, list[Prepared]], ended: Mapping[Life, int]) -> bool:
+        at = self._position(life)
+        return not at.closed and (at.seq < len(arrived[life]) or ended.get(life) == at.seq)
+
+    def _next(self, life: Life, arrived: Mapping[Life, list[Prepared]]) -> FeedBatch:
+        seq = self._position(life).seq
+        return self._routed(arrived[life][seq]) if seq < len(arrived[life]) else closing(*life, seq)
 
     def _routed(self, prepared: Prepared) -> FeedBatch:
         routed, file = route(prepared.directory, self.range), prepared.file

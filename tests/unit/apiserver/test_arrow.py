@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
-import math
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def pages(scope: Scope, rows: pa.Table) -> Iterator[pa.Table]:
         if page.end == end:
             return
         assert page.end >= int(commit_ts[at])
-        at = int(np.searchsorted(commit_ts, page.end, side="right"))
+        at = int(np.searchsorted(commit_ts, np.uint64(page.end), side="right"))
 
 
 def as_text(value: Any, column: Column) -> object:
@@ -59,7 +59,7 @@ def as_text(value: Any, column: Column) -> object:
                 return base64.b64encode(value.to_bytes((column.flen + 7) // 8, "big")).decode()
             return value if abs(value) < 2**53 else str(value)
         case float():
-            return value if column.tp != 4 else float(np.float32(value))
+            return value
         case Decimal():
             return format(value, "f")
         case bytes():
@@ -86,9 +86,9 @@ def fraction(micros: int, column: Column) -> str:
 def same(ours: object, shown: object, column: Column) -> bool:
     if ours is None and isinstance(shown, str) and column.tp in (7, 10, 12):
         return "-00" in shown or shown.startswith("0000")  # zero and impossible dates have no native form
-    if isinstance(ours, float) and isinstance(shown, int | float):
-        close = math.isclose(ours, shown, rel_tol=1e-6)
-        return close if column.tp == 4 else ours == shown
+    if isinstance(ours, float | list) and isinstance(shown, int | float | list):
+        single = column.tp in (4, 225)
+        return np.array_equal(*(np.array(v, float).astype(np.float32 if single else float) for v in (ours, shown)))
     return ours == shown
 
 
@@ -120,9 +120,9 @@ def test_native_values_are_those_of_the_text_form(name: tuple[str, str]) -> None
     assert seen == len(expected)
     order = [ts for table in found for ts in table["_commit_ts"].to_pylist()]
     assert order == sorted(order)
-    for left, right in zip(found, found[1:], strict=False):
-        enums = [f.name for f in left.schema if pa.types.is_dictionary(f.type)]
-        assert left.schema != right.schema or len(enums) > 1  # columns or ENUM labels changed
+    for left, right in pairwise(found):
+        labels = [f.name for f in left.schema if pa.types.is_dictionary(f.type)]
+        assert left.schema != right.schema or len(labels) > 1  # other columns, or other labels of an ENUM
 
 
 def test_own_names_give_way_to_columns() -> None:
@@ -140,7 +140,7 @@ def test_a_row_that_cannot_be_decoded_is_listed_and_the_others_are_there() -> No
     scope = Scope(tenant=TENANT, database="shop", table="customers")
     good = next(pages(scope, committed_rows()))
     rows = committed_rows()
-    victim = rows["key"].to_pylist().index(good["_key"][2].as_py())
+    victim = rows["key"].to_pylist().index(good["_key"][1].as_py())
     values = rows["value"].to_pylist()
     values[victim] = b"\x80\x00\x01"
     broken = rows.set_column(
@@ -150,7 +150,7 @@ def test_a_row_that_cannot_be_decoded_is_listed_and_the_others_are_there() -> No
     table = pa.ipc.open_stream(page.content).read_all()
     assert (page.quarantined, table.num_rows) == (1, good.num_rows - 1)
     (fact,) = json.loads(table.schema.metadata[b"quarantined"])
-    assert (fact["table"], fact["key"]) == ("customers", good["_key"][2].as_py().hex())
+    assert (fact["table"], fact["key"]) == ("customers", good["_key"][1].as_py().hex())
     assert fact["cause"]
 
 

@@ -92,14 +92,16 @@ def fed(oracle: OracleSorter, store_id: int, incarnation: int, file: BatchFile) 
         for r in regions
     ]
     oracle.file(store_id, incarnation, file.cut_ts, rows, marks)
+    if all(oracle.covered):
+        oracle.marks = [m for m in oracle.marks if m.resolved_ts > min(oracle.w)]  # the others can lift nothing
     return oracle.flush()
 
 
-def truth(rows: Sequence[CommittedRow], upto_ts: int) -> list[Served]:
+def truth(rows: Sequence[CommittedRow], after_ts: int, upto_ts: int) -> list[Served]:
     return [
         Served(commit_ts=r.commit_ts, start_ts=r.start_ts, key=r.key, op=r.op, value=r.value, old_value=r.old_value)
         for r in rows
-        if r.commit_ts <= upto_ts
+        if after_ts < r.commit_ts <= upto_ts
     ]
 
 
@@ -130,8 +132,10 @@ class Pipe:
         pusher = self.rand.choice(waiting)
         incarnation, file = pusher.files.popleft()
         self.kinds.update(RowKind(k).name for k in file.rows.column("kind").to_pylist())
-        self.served += fed(self.oracle, pusher.store_id, incarnation, file)
-        assert self.served == truth(self.workload.committed, self.oracle.upper)
+        before = self.oracle.upper
+        served = fed(self.oracle, pusher.store_id, incarnation, file)
+        assert served == truth(self.workload.committed, before, self.oracle.upper)
+        self.served += served
         return True
 
     def act(self) -> None:
@@ -166,13 +170,13 @@ class Pipe:
 
 
 @profiles
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_subscriber_of_every_store_gets_exactly_the_truth(profile: Profile, seed: int) -> None:
     pipe = Pipe(seed, profile)
-    for _ in range(1500):
+    for _ in range(900):
         pipe.act()
     pipe.finish()
-    assert pipe.served == truth(pipe.workload.committed, pipe.oracle.upper)
+    assert pipe.served == truth(pipe.workload.committed, S, pipe.oracle.upper)
     assert len(pipe.served) == len(pipe.workload.committed) > 20
     assert set(pipe.kinds) == {"PREWRITE", "COMMIT", "ROLLBACK", "COMMITTED"}
 
@@ -225,7 +229,7 @@ def test_over_fifty_seeds_everything_happens() -> None:
     counts: Counter[str] = Counter()
     for seed in range(50):
         for profile in (DEFAULT, DDL):
-            workload, _, said = run(seed, profile, 500)
+            workload, _, said = run(seed, profile, 300)
             counts.update(workload.counts)
             assert all(said)
     assert {kind for kind in EVERY_KIND if not counts[kind]} == set()
@@ -309,17 +313,16 @@ def test_every_row_decodes_with_the_schema_just_before_its_commit(profile: Profi
         found = decode(row_layout(table), pa.array([r.key for r in rows]), pa.array([r.value for r in rows]))
         assert found.errors == ()
         assert found.batch.column("id").to_pylist() == [parse_key(r.key).handle for r in rows]  # type: ignore[union-attr]
-        for name, row in zip(
-            found.batch.column("note").to_pylist() if "note" in found.batch.schema.names else (), rows
-        ):
-            assert name.encode() in row.value
+        if "note" in found.batch.schema.names:
+            for note, row in zip(found.batch.column("note").to_pylist(), rows, strict=True):
+                assert note.encode() in row.value  # type: ignore[operator]
     assert formats >= {128, 8, None}
 
 
 def test_the_schema_that_the_jobs_make_is_the_one_upstream() -> None:
     for seed in range(20):
         workload, _, _ = run(seed, DDL, 800)
-        history, now = history_of(workload), workload._schema.snapshot(0)  # noqa: SLF001  # the upstream's own state
+        history, now = history_of(workload), workload._schema.snapshot(0)
         found = history.snapshot(history.resolved_ts)
         expected = parse_pushed(now).snapshot
         assert set(found.databases) == set(expected.databases)

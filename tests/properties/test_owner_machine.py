@@ -1,0 +1,135 @@
+"""The election of the assignment owner against a dict, with the database's clock in the hand of the test.
+
+Callers die, come back under a new name, stay silent, and go on with an epoch that somebody else has ended. The
+database's clock runs, stands still and jumps back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from sqlalchemy import event
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import acquire_owner, get_owner, renew_owner
+from tistream.catalog.tasks import assign_task, get_task, list_tasks
+from tistream.catalog.workers import register_worker
+from tistream.errors import Fenced
+from tistream.limits import HEARTBEAT_MS, LEASE_MS
+from tistream.testing.catalog_cases import activate
+
+_UNIX_EPOCH_JULIAN_DAY = 2440587.5
+_MS_PER_DAY = 86_400_000
+
+names = st.sampled_from(["meta-1", "meta-2", "meta-3"])
+steps_ms = st.sampled_from([0, 1, HEARTBEAT_MS, LEASE_MS - 1, LEASE_MS, LEASE_MS + 1, 10 * LEASE_MS])
+
+
+@functools.cache
+def migrated() -> Path:
+    """A database with a tenant's tasks and a worker, from which each example starts."""
+    path = Path(tempfile.mkdtemp()) / "catalog.db"
+    catalog = Catalog(f"sqlite:///{path}")
+    catalog.migrate()
+    activate(catalog)
+    register_worker(catalog, "sorter-1", "sorter", "a")
+    catalog.close()
+    atexit.register(shutil.rmtree, path.parent)
+    return path
+
+
+class OwnerMachine(RuleBasedStateMachine):
+    """The model is three values: who was elected last, in which epoch, when it was heard last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 1_700_000_000_000
+        self.folder = Path(tempfile.mkdtemp())
+        shutil.copy(migrated(), self.folder / "catalog.db")
+        self.catalog = Catalog(f"sqlite:///{self.folder / 'catalog.db'}")
+        event.listen(self.catalog._engine, "connect", self._take_clock)
+        (self.task_id, *_) = (task.task_id for task in list_tasks(self.catalog))
+        self.model: dict[str, Any] = {"owner": None, "epoch": 0, "heard_ms": 0}
+        self.epochs: dict[str, int] = {}  #: what each caller believes
+        self.ruled: set[int] = set()  #: epochs that somebody was elected in
+        self.task_epoch = 0
+
+    def _take_clock(self, connection: sqlite3.Connection, _record: object) -> None:
+        connection.create_function("julianday", 1, lambda _: self.now_ms / _MS_PER_DAY + _UNIX_EPOCH_JULIAN_DAY)
+
+    @rule(ms=steps_ms)
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(ms=st.sampled_from([1, LEASE_MS, 3 * LEASE_MS]))
+    def the_clock_jumps_back(self, ms: int) -> None:
+        self.now_ms -= ms
+
+    @rule(me=names)
+    def acquire(self, me: str) -> None:
+        stays = self.model["owner"] == me
+        free = self.model["epoch"] == 0 or self.now_ms - self.model["heard_ms"] > LEASE_MS
+        got = acquire_owner(self.catalog, me)
+        if not stays and not free:
+            assert got is None
+            return
+        if not stays:
+            self.model.update(owner=me, epoch=self.model["epoch"] + 1)
+            assert self.model["epoch"] not in self.ruled, "an epoch was given twice"
+            self.ruled.add(self.model["epoch"])
+        self.model["heard_ms"] = self.now_ms
+        assert got == self.model["epoch"]
+        self.epochs[me] = got
+
+    @rule(me=names)
+    def renew(self, me: str) -> None:
+        """With the epoch that the caller believes in, however old."""
+        epoch = self.epochs.get(me, 0)
+        if (me, epoch) == (self.model["owner"], self.model["epoch"]):
+            renew_owner(self.catalog, me, epoch)
+            self.model["heard_ms"] = self.now_ms
+        else:
+            with pytest.raises(Fenced):
+                renew_owner(self.catalog, me, epoch)
+
+    @rule(me=names)
+    def assign(self, me: str) -> None:
+        """Only the present epoch may assign, whatever the lease says."""
+        epoch = self.epochs.get(me, 0)
+        wins = epoch == self.model["epoch"] != 0
+        got = assign_task(
+            self.catalog, self.task_id, worker_id="sorter-1", seen_epoch=self.task_epoch, owner_epoch=epoch
+        )
+        assert got == (self.task_epoch + 1 if wins else None)
+        self.task_epoch += wins
+
+    @rule()
+    def another_process_reads(self) -> None:
+        """What is known must be in the database, not in the connection."""
+        self.catalog.close()
+
+    @invariant()
+    def the_row_is_the_model(self) -> None:
+        row = get_owner(self.catalog)
+        found = (row.owner, row.epoch, row.heartbeat_age_ms) if row else (None, 0, None)
+        age = max(0, self.now_ms - self.model["heard_ms"]) if self.model["epoch"] else None
+        assert found == (self.model["owner"], self.model["epoch"], age)
+        assert get_task(self.catalog, self.task_id).epoch == self.task_epoch
+
+    def teardown(self) -> None:
+        self.catalog.close()
+        shutil.rmtree(self.folder)
+
+
+TestOwnerMachine = OwnerMachine.TestCase
+TestOwnerMachine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

@@ -1,0 +1,185 @@
+"""The command line from outside: exit statuses, words, no traces, a quick start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tistream.cli import main as cli
+from tistream.cli.files import split_url
+from tistream.cli.pull import _Asked, parse_names, parse_query, parse_url
+from tistream.cli.push import parse_speed
+from tistream.errors import (
+    BrokenPromise,
+    CatalogUnavailable,
+    CorruptObject,
+    ErrorKind,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    TiStreamError,
+)
+
+SLOW_TO_IMPORT = {
+    "numpy",
+    "pyarrow",
+    "numba",
+    "polars",
+    "fastapi",
+    "sqlalchemy",
+    "pydantic.main",
+    "httpx2",
+    "obstore",
+    "rich",
+}
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of `tistream ARGS`."""
+    monkeypatch.setattr(sys, "argv", ["tistream", *args])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capfd.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_a_timestamp_both_ways(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    # 2026-11-21T08:03:06.318Z is 1795248186318 ms; a TSO is (ms << 18) + logical
+    status, out, err = invoke(monkeypatch, capfd, "tso", str((1795248186318 << 18) + 1))
+    assert (status, err) == (0, "")
+    assert out == "470613540554145793 · 2026-11-21T08:03:06.318Z · physical 1795248186318 ms · logical 1\n"
+    for text in ("2026-11-21T08:03:06.318Z", "2026-11-21T08:03:06.318", "2026-11-21T10:03:06.318+02:00"):
+        assert invoke(monkeypatch, capfd, "tso", text)[1].startswith("470613540554145792 · ")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (("tso", "yesterday"), 2, "neither a TSO nor an RFC 3339 time"),
+        (("tso", str(1 << 63)), 2, "more than 63 bits"),
+        (("tso", "1969-12-31T23:59:59Z"), 2, "before 1970"),
+        (("nothing",), 2, "No such command"),
+        (("up",), 2, "--data"),
+        (("up", "--data", "/dev/null/x"), 2, "Cannot keep data in"),
+        (("up", "--data", "{tmp}", "--host", "0.0.0.0"), 2, "loopback only"),
+        (("up", "--data", "{tmp}", "--auth", "token"), 2, "server.auth"),
+        (("serve",), 2, "--object-store"),
+        (("pull", "http://127.0.0.1:1/v1/other"), 2, "is not a"),
+        (("pull", "-O", "x"), 2, "NAME=VALUE"),
+        (("push", "--capture", "{tmp}"), 3, "lacks a file"),
+        (("push", "--capture", "{tmp}", "--speed", "-1"), 2, "positive number"),
+        (("status", "--url", "http://127.0.0.1:1"), 4, "does not answer"),
+        (("status", "-o", "yaml"), 2, "table"),
+        (("inspect", "file", "{tmp}/none"), 3, "no file"),
+        (("inspect", "file", "{tmp}"), 2, "Cannot read"),
+        (("inspect", "file", "file://{tmp}/none"), 3, "no object"),
+        (("inspect", "file", "gs://bucket/name"), 2, "known are"),
+        (("inspect", "file", "s3://bucket"), 2, "names no object"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_status(
+    args: tuple[str, ...],
+    status: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found, out, err = invoke(monkeypatch, capfd, *(a.replace("{tmp}", str(tmp_path)) for a in args))
+    assert (found, out) == (status, "")
+    assert words in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidInput("no"), 2),
+        (NotFound("no"), 3),
+        (CatalogUnavailable("no"), 4),
+        (Fenced("no"), 5),
+        (CorruptObject("no", object="x"), 1),
+        (BrokenPromise("no"), 1),
+        (TiStreamError("no"), 70),
+        (ValueError("a defect"), 70),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_status(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert invoke(monkeypatch, capfd)[0] == status
+    assert set(cli.EXIT) == set(ErrorKind)
+
+
+def test_a_hint_stands_below_the_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        error = NotFound("There is no shop.", database="shop")
+        error.hint = "Look into the list."
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    err = invoke(monkeypatch, capfd)[2]
+    assert err == "tistream: There is no shop. (database=shop) [TS-1010]\n  Look into the list.\n"
+
+
+def test_nothing_slow_is_imported_before_it_is_needed() -> None:
+    program = "import sys; from tistream.cli import main; import json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=30)
+    assert not SLOW_TO_IMPORT & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("words", [[], ["tenant"], ["inspect"], ["up"], ["demo"], ["push"], ["pull"], ["status"]])
+def test_every_command_explains_itself(words: list[str]) -> None:
+    done = CliRunner().invoke(cli.app, [*words, "-h"])
+    assert done.exit_code == 0
+    assert "Usage:" in done.output
+
+
+def test_names_and_addresses_of_a_pull() -> None:
+    assert parse_names("*") == (None, None)
+    assert parse_names("shop") == ("shop", None)
+    assert parse_names("shop.order.items") == ("shop", "order.items")
+    address = "https://host:1/v1/clusters/2/tenants/3/databases/a%2Fb/tables/t/changes?start_ts=5&format=csv&null=%5CN"
+    assert parse_url(address) == ("https://host:1", 2, 3, "a/b", "t")
+    assert parse_query(address) == {"start_ts": "5", "format": "csv", "null": "\\N"}
+
+
+def test_the_line_that_resumes_a_pull_asks_for_the_same() -> None:
+    asked = _Asked(
+        url="http://h:1", cluster=2, tenant=3, database="shop", table=None, format="canal-json", until=None, limit=None,
+        options={"enable-tidb-extension": "true"},
+    )  # fmt: skip
+    assert asked.resume("abc", follow=True) == (
+        "tistream pull shop --url http://h:1 -c 2 -t 3 --format canal-json -O enable-tidb-extension=true"
+        " --cursor abc --follow"
+    )
+
+
+def test_speeds() -> None:
+    assert parse_speed("max") is None
+    assert parse_speed("2.5") == 2.5
+    for text in ("0", "-1", "nan", "inf", "fast"):
+        with pytest.raises(InvalidInput):
+            parse_speed(text)
+
+
+def test_an_objects_address_is_split_before_its_query() -> None:
+    assert split_url("s3://bucket/a/b.seg?endpoint=http://h:9/x&region=r") == (
+        "s3://bucket/a?endpoint=http://h:9/x&region=r",
+        "b.seg",
+    )
+    assert split_url("s3://bucket/b.seg") == ("s3://bucket", "b.seg")
+    assert split_url("file:///data/bucket/b%20c.seg") == ("file:///data/bucket", "b c.seg")
+    for url in ("s3://bucket", "s3://bucket/", "s3:///b.seg"):
+        with pytest.raises(InvalidInput):
+            split_url(url)

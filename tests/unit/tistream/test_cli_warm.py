@@ -1,0 +1,34 @@
+"""The warm-up compiles for every kind of column, and its failure is nobody's concern."""
+
+from __future__ import annotations
+
+import pytest
+
+from tistream.cli import warm
+from tistream.codec.row.decode import decode
+from tistream.codec.row.layout import Kind, kind_of
+
+
+def test_every_kind_of_column_is_decoded_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[Kind] = set()
+
+    def spy(layout, keys, values):  # type: ignore[no-untyped-def]
+        decoded = decode(layout, keys, values)
+        assert not decoded.errors
+        seen.update(map(kind_of, layout.columns))
+        return decoded
+
+    monkeypatch.setattr("apiserver.decode.decode", spy)
+    for columns in (warm._INTEGERS, warm._COMMON, warm._RARE):
+        warm.warm(columns)
+    assert seen == set(Kind)
+
+
+def test_a_failure_ends_the_thread_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no room for the cache")
+
+    monkeypatch.setattr(warm, "warm", fail)
+    thread = warm.start()
+    thread.join(10)
+    assert not thread.is_alive()
