@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
+
+from fastapi import Path
 
 from apiserver.reader import LogReader
 from schemas.history import History
@@ -14,6 +17,8 @@ from tistream.catalog.engine import Catalog
 from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
+
+Id = Annotated[int, Path(ge=0, le=(1 << 63) - 1)]  #: of a cluster or a tenant: what the catalog can hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,8 +47,8 @@ class Push(BaseModel):
 class RegisteredTenant(BaseModel):
     """A tenant, and what its pushers need."""
 
-    cluster_id: str
-    tenant_id: str
+    cluster_id: int
+    tenant_id: int
     state: TenantState
     start_ts: str = Field(description="the log is complete above this; 0 while the schema snapshot is awaited")
     push: Push
@@ -89,8 +89,8 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
     def register(new: NewTenant) -> RegisteredTenant:
         row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
         return RegisteredTenant(
-            cluster_id=str(row.tenant.cluster_id),
-            tenant_id=str(row.tenant.tenant_id),
+            cluster_id=row.tenant.cluster_id,
+            tenant_id=row.tenant.tenant_id,
             state=row.state,
             start_ts=str(row.start_ts),
             push=push_of(row),

@@ -6,9 +6,12 @@ once at import say what each byte becomes. They release the interpreter lock.
 
 from __future__ import annotations
 
-import numba
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+
+from tistream.codec.compiled import kernel
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -16,8 +19,7 @@ Offsets = npt.NDArray[np.int64]
 _E2, _80, _A8, _A9 = 0xE2, 0x80, 0xA8, 0xA9
 
 
-def _jit(function):  # type: ignore[no-untyped-def]
-    return numba.njit(cache=True, nogil=True)(function)
+_jit: Any = kernel  # what is decorated is called with arrays that mypy need not know
 
 
 @_jit

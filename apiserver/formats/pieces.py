@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apiserver.formats import kernels
+from tistream.codec.compiled import view
 from tistream.errors import invariant
 
 Piece: TypeAlias = bytes | pa.LargeBinaryArray
@@ -149,11 +150,11 @@ def select(mask: npt.NDArray[np.bool_], chosen: Piece, other: Piece) -> pa.Large
 def buffers(values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """(data, offsets, validity) of a text or binary array. Offsets count from the start of the data buffer."""
     if not len(values):
-        return np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.bool_)
+        return view(None, np.uint8), view(bytes(8), np.int64), np.zeros(0, np.bool_)
     values = values.cast(LARGE)
     _, offset_buffer, data_buffer = values.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int64)[values.offset : values.offset + len(values) + 1]
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None and data_buffer.size else _u8(b"")
+    offsets = view(offset_buffer, np.int64)[values.offset : values.offset + len(values) + 1]
+    data = view(data_buffer, np.uint8)
     return data, offsets, np.asarray(pc.is_valid(values).to_numpy(zero_copy_only=False), np.bool_)
 
 

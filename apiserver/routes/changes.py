@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from apiserver import negotiate
 from apiserver.cursor import Scope
-from apiserver.deps import Services
+from apiserver.deps import Id, Services
 from apiserver.pull import PullAnswer, PullRequest, pull
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
@@ -97,11 +97,11 @@ def router(services: Services) -> APIRouter:
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/changes", operation_id="pull_tenant", summary="Changes of a tenant")
-    async def pull_tenant(cluster_id: int, tenant_id: int, asked: Asked) -> Response:
+    async def pull_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> Response:
         return await _answer(services, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
 
     @routes.get(f"{base}/databases/{{database}}/changes", operation_id="pull_db", summary="Changes of a database")
-    async def pull_db(cluster_id: int, tenant_id: int, database: str, asked: Asked) -> Response:
+    async def pull_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> Response:
         return await _answer(services, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
 
     @routes.get(
@@ -109,7 +109,7 @@ def router(services: Services) -> APIRouter:
         operation_id="pull_table",
         summary="Changes of a table",
     )
-    async def pull_table(cluster_id: int, tenant_id: int, database: str, table: str, asked: Asked) -> Response:
+    async def pull_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> Response:
         scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
         return await _answer(services, asked, scope)
 

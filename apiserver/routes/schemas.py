@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from apiserver.deps import Services
+from apiserver.deps import Id, Services
 from apiserver.position import check_start, parse_ts
 from schemas.history import History
 from schemas.model import Table
@@ -24,7 +24,7 @@ def router(services: Services) -> APIRouter:
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/databases", operation_id="list_dbs", summary="Databases of a tenant")
-    def list_dbs(cluster_id: int, tenant_id: int, at_ts: AtTs = None, start_ts: AtTsAsStart = None) -> dict[str, Any]:
+    def list_dbs(cluster_id: Id, tenant_id: Id, at_ts: AtTs = None, start_ts: AtTsAsStart = None) -> dict[str, Any]:
         history, ts = _at(services, Tenant(cluster_id, tenant_id), at_ts or start_ts)
         items = [
             {"database": d.name, "db_id": d.id, "charset": d.charset, "collate": d.collate}
@@ -34,7 +34,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(f"{base}/databases/{{database}}/tables", operation_id="list_tables", summary="Tables of a database")
     def list_tables(
-        cluster_id: int, tenant_id: int, database: str, at_ts: AtTs = None, start_ts: AtTsAsStart = None
+        cluster_id: Id, tenant_id: Id, database: str, at_ts: AtTs = None, start_ts: AtTsAsStart = None
     ) -> dict[str, Any]:
         history, ts = _at(services, Tenant(cluster_id, tenant_id), at_ts or start_ts)
         items = [describe(t) for t in history.tables(database, ts)]

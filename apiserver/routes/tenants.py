@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from apiserver.deps import Services
+from apiserver.deps import Id, Services
 from tistream import ts as tso
 from tistream.catalog import stores, tasks, tenants
 from tistream.ids import Tenant
@@ -21,7 +21,7 @@ def router(services: Services) -> APIRouter:
         return {"items": [summary(services, row) for row in tenants.list_tenants(services.catalog)]}
 
     @routes.get("/v1/clusters/{cluster_id}/tenants/{tenant_id}", operation_id="get_tenant", summary="One tenant")
-    def get_tenant(cluster_id: int, tenant_id: int) -> dict[str, Any]:
+    def get_tenant(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
         return detail(services, Tenant(cluster_id, tenant_id))
 
     return routes

@@ -230,8 +230,8 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
     first = http.post("/v1/tenants", json=body)
     assert first.status_code == 201
     assert first.json() == {
-        "cluster_id": "1",
-        "tenant_id": "1",
+        "cluster_id": 1,
+        "tenant_id": 1,
         "state": "AWAITING_SNAPSHOT",
         "start_ts": "0",
         "push": {

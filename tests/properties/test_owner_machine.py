@@ -59,7 +59,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.catalog = Catalog(f"sqlite:///{self.folder / 'catalog.db'}")
         event.listen(self.catalog._engine, "connect", self._take_clock)
         (self.task_id, *_) = (task.task_id for task in list_tasks(self.catalog))
-        self.model: dict[str, Any] = {"owner": None, "epoch": 0, "heard_ms": 0}
+        self.model: dict[str, Any] = {"owner": None, "epoch": 0, "heard_ms": self.now_ms}
         self.epochs: dict[str, int] = {}  #: what each caller believes
         self.ruled: set[int] = set()  #: epochs that somebody was elected in
         self.task_epoch = 0
@@ -91,10 +91,16 @@ class OwnerMachine(RuleBasedStateMachine):
         assert got == self.model["epoch"]
         self.epochs[me] = got
 
-    @rule(me=names)
-    def renew(self, me: str) -> None:
-        """With the epoch that the caller believes in, however old."""
-        epoch = self.epochs.get(me, 0)
+    @rule(me=names, ms=st.sampled_from([LEASE_MS - 1, LEASE_MS, LEASE_MS + 1]))
+    def challenge(self, me: str, ms: int) -> None:
+        """Somebody asks when the owner has been silent for this long."""
+        self.now_ms = self.model["heard_ms"] + ms
+        self.acquire(me)
+
+    @rule(me=names, older=st.sampled_from([0, 0, 1, 2]))
+    def renew(self, me: str, older: int) -> None:
+        """With the epoch that the caller believes in, or with one of an earlier life."""
+        epoch = self.epochs.get(me, 0) - older
         if (me, epoch) == (self.model["owner"], self.model["epoch"]):
             renew_owner(self.catalog, me, epoch)
             self.model["heard_ms"] = self.now_ms

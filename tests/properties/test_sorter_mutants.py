@@ -82,8 +82,8 @@ MUTANTS = [
         module=prewrite_buffer,
         owner=PrewriteBuffer,
         function="settle",
-        old='strictly=True).join(self.commits, on=_TXN, how="anti")',
-        new="strictly=True)",
+        old='gone.join(self.commits, on=_TXN, how="anti") if gone.height else gone',
+        new="gone",
     ),
     Mutant(
         name="a missing prewrite is passed over",

@@ -119,8 +119,9 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.ts = START_TS
         self.buffer, self.ready = PrewriteBuffer(), SortBuffer()
         self.map = RangeWatermarkMap(KeyRange(), START_TS)
-        self.upper = START_TS
+        self.upper, self.resolved = START_TS, 0
         self.locks: dict[tuple[bytes, int], tuple[int, bytes | None]] = {}
+        self.begun: list[int] = []  # start_ts of transactions that have not written yet
         self.buried: list[tuple[bytes, int]] = []  # rolled back, and the feed does not say so
         self.due: dict[tuple[bytes, int], tuple[int, int, bytes | None]] = {}
         self.sent: list[dict[str, Any]] = []
@@ -137,12 +138,17 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.rows.append(row)
         self.sent.append(row)
 
+    @rule()
+    def begin(self) -> None:
+        """A transaction starts, and writes when W has long passed it."""
+        self.begun.append(self._next_ts())
+
     @rule(key=st.sampled_from([b"a", b"b"]), value=st.sampled_from([b"v", b"w", None]), again=st.booleans())
     def prewrite(self, key: bytes, value: bytes | None, again: bool) -> None:
         held = next((txn for txn in self.locks if txn[0] == key), None)
         if held and not again:
             return
-        txn = held or (key, self._next_ts())
+        txn = held or (key, self.begun.pop(0) if self.begun else self._next_ts())
         op = int(Op.DELETE if value is None else Op.PUT)
         self.locks[txn] = (op, value)
         self._say(RowKind.PREWRITE, *txn, op=op, value=value)
@@ -183,8 +189,15 @@ class PrewriteMachine(RuleBasedStateMachine):
         """The rows so far arrive; with a promise W becomes what the locks allow."""
         self.seq += 1
         cut_ts = self._next_ts()
-        resolved = min([self._next_ts(), *(start_ts for _, start_ts in self.locks)]) if promise else 0
-        mark = {"region_id": 1, "start_key": b"", "end_key": b"", "checkpoint_ts": START_TS, "resolved_ts": resolved}
+        if promise:
+            self.resolved = max(self.resolved, min([self._next_ts(), *(start_ts for _, start_ts in self.locks)]))
+        mark = {
+            "region_id": 1,
+            "start_key": b"",
+            "end_key": b"",
+            "checkpoint_ts": START_TS,
+            "resolved_ts": self.resolved,
+        }
         regions = regions_of([mark | {"row_count": len(self.rows)}])
         rows = pa.RecordBatch.from_pylist(self.rows, schema=ROWS)
         batch = FeedBatch(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut_ts, rows=rows, regions=regions)

@@ -44,7 +44,7 @@ def sim(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 1,
     story: Annotated[bool, typer.Option("--story", help="Tell the whole story of the run.")] = False,
 ) -> None:
-    """Play the whole service on simulated time, with faults, and check that nothing is lost, doubled or out of order."""
+    """Play the whole service on simulated time, with faults: nothing may be lost, doubled or out of order."""
     from tistream.sim.mutants import MUTANTS
     from tistream.sim.profiles import PROFILES
 
@@ -90,7 +90,8 @@ def _play(work: Sequence[_Job], jobs: int, *, stop_at_first: bool, story: bool, 
             break
     took = max(time.monotonic() - began, 1e-9)
     print(
-        f"{played} seeds, {failed} failed, {events} events; {events / took:.0f} events/s, {60 * played / took:.0f} seeds/min",
+        f"{played} seeds, {failed} failed, {events} events; "
+        f"{events / took:.0f} events/s, {60 * played / took:.0f} seeds/min",
         file=sys.stderr,
     )
     return failed

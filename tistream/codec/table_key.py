@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tistream.codec.compiled import kernel, view
 from tistream.codec.memcomparable import decode_int, encode_int
 from tistream.errors import DecodeError
 from tistream.keyrange import KeyRange
@@ -122,8 +122,7 @@ def _scan(keys: pa.BinaryArray | pa.ChunkedArray) -> tuple[npt.NDArray[np.int64]
     _, offsets, data = keys.buffers()
     if not len(keys) or data is None:
         return ids, records
-    bounds, octets = np.frombuffer(offsets, np.int32), np.frombuffer(data, np.uint8)
-    bounds.flags.writeable = octets.flags.writeable = False  # one compiled variant, wherever the column comes from
+    bounds, octets = view(offsets, np.int32), view(data, np.uint8)
     if not _scan_keys(bounds[keys.offset : keys.offset + len(keys) + 1], octets, ids, records):
         raise IndexError("an offset of the key column points outside of its bytes")
     if keys.null_count:
@@ -132,7 +131,7 @@ def _scan(keys: pa.BinaryArray | pa.ChunkedArray) -> tuple[npt.NDArray[np.int64]
     return ids, records
 
 
-@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _scan_keys(
     bounds: npt.NDArray[np.int32],
     data: npt.NDArray[np.uint8],

@@ -142,7 +142,8 @@ class Oracle:
                 self.violated(f"flush: task {self_.task_id} wrote up to {w}, its watermark is {lowest}")
             return take(self_, w)
 
-        RangeWatermarkMap.apply, TaskCore.take = watched, taken  # type: ignore[method-assign]
+        RangeWatermarkMap.apply = watched  # type: ignore[method-assign,assignment]
+        TaskCore.take = taken  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
@@ -170,7 +171,7 @@ class _Promises:
 
     def __init__(self, map_: RangeWatermarkMap) -> None:
         self.map = map_
-        self.rows: list[dict[str, Any]] = [row for row in map_.snapshot()[1].to_pylist()]
+        self.rows: list[dict[str, Any]] = list(map_.snapshot()[1].to_pylist())
 
 
 def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:

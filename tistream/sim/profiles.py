@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tistream.simulator import profiles as upstream
 
@@ -79,6 +79,17 @@ PROFILES: dict[str, Profile] = {
             faults=_only(put_lost=0.08, put_late=0.08, db_lost=0.06, db_late=0.06, db_undone=0.04, slow=0.1),
             chaos={"crash": 2, "crash_io": 4, "pause": 5, "double": 2, "stop": 1},
             victims=("sorter",),
+        ),
+        Profile(
+            name="replies",
+            about="nobody dies, but the catalog's replies are lost or its commits come late, all the time",
+            upstream=replace(upstream.TINY, interactive=0.0, patience=2, rows=4),
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            flush_s=0.3,
+            faults=_only(db_lost=0.1, db_late=0.25, db_undone=0.1, put_lost=0.1),
+            chaos={},
         ),
         Profile(
             name="reclaim",

@@ -1,7 +1,7 @@
 """The processes of a run: what each of them is made of, and what it does when one of its parts has stopped.
 
-They are wired as `tistream.cli.assembly` wires them, over the simulated store, catalog and network. A process whose part
-has ended by an error ends, as the command line's does; what starts it again is the supervisor in `world`.
+They are wired as `tistream.cli.assembly` wires them, over the simulated store, catalog and network. A process
+whose part has ended by an error ends, as the command line's does; the supervisor in `world` starts it again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-import greenlet
+import greenlet  # type: ignore[import-untyped]
 
 _SAME_TIME_MAX = 200_000  # steps without time passing: somebody spins
 

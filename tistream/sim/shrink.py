@@ -1,4 +1,4 @@
-"""Makes a failing run smaller: fewer upstream actions, fewer faults, fewer events, as long as it fails in the same way."""
+"""Makes a failing run smaller: fewer upstream actions, faults and events, as long as it fails in the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Again = Callable[[int | None, frozenset[str]], Outcome]
 def smaller(
     outcome: Outcome, again: Again, actions: int | None, without: frozenset[str]
 ) -> tuple[Outcome, int | None, frozenset[str]]:
-    """The smallest run found, with its number of actions and what is left out of it. Greedy: one thing after another."""
+    """The smallest run found, its number of actions and what is left out of it. Greedy: one thing after another."""
     kind = _kind(outcome)
 
     def same(tried: Outcome) -> bool:

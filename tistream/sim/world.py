@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
 import structlog
@@ -334,7 +334,7 @@ class World:
 def story_logger(tell: Callable[[str], None]) -> None:
     """Let the rooms' log lines become part of the story."""
 
-    def told(_logger: object, level: str, event: dict[str, object]) -> str:
+    def told(_logger: object, level: str, event: MutableMapping[str, object]) -> str:
         if level != "debug":
             facts = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
             error = event.get("exc_info")

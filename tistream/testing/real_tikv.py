@@ -76,16 +76,16 @@ class Story:
     def hear(self, event: RegionEvent) -> None:
         """Take the rows of a living registration."""
         assert event.rows is not None
-        for row in event.rows.to_pylist():
-            key, txn, kind = row["key"], (row["key"], row["start_ts"]), RowKind(row["kind"])
-            self.kinds[kind] += 1
+        names = ("kind", "key", "start_ts", "commit_ts", "op", "value", "old_value")
+        columns = (event.rows.column(name).to_pylist() for name in names)
+        for kind, key, start_ts, commit_ts, *content in zip(*columns, strict=True):
+            self.kinds[RowKind(kind)] += 1
             if kind in (RowKind.COMMIT, RowKind.COMMITTED):
-                self.commits[key, row["commit_ts"]] = row["start_ts"]
+                self.commits[key, commit_ts] = start_ts
             if kind in (RowKind.PREWRITE, RowKind.COMMITTED):
-                said = self.contents.setdefault(txn, {})
-                content = (row["op"], row["value"], row["old_value"])
-                said.pop(content, None)
-                said[content] = None
+                said = self.contents.setdefault((key, start_ts), {})
+                said.pop(tuple(content), None)
+                said[tuple(content)] = None
 
 
 class StreamPlayer:

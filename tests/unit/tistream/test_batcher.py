@@ -247,3 +247,67 @@ def check_file(
         assert (r["tenure_ready_ts"], r["resolved_ts"]) == expected
     key = BatchKey(tenant=Tenant(1, 1), store_id=1, incarnation=1, seq=file.seq)
     encode_batch_file(key, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id="w")  # checks the tiling
+
+
+def prewrite(value: bytes | None, start_ts: int = 7, *, op: Op = Op.PUT, scan: bool = False, key: bytes = b"k") -> Rows:
+    """One prewrite of tenure 1."""
+    columns: dict[str, object] = {
+        "kind": RowKind.PREWRITE,
+        "op": op,
+        "key": key,
+        "start_ts": start_ts,
+        "value": value,
+        "old_value": None,
+    }
+    data = [pa.array([columns.get(f.name, 0)], f.type) for f in ROWS]
+    return Rows(tenure=1, rows=pa.record_batch(data, schema=ROWS), scan=scan)
+
+
+def prewrites(files: Sequence[BatchFile]) -> list[tuple[object, object]]:
+    """(start_ts, value) of each row."""
+    return [(r["start_ts"], r["value"]) for file in files for r in file.rows.to_pylist()]
+
+
+def test_a_scanned_prewrite_behind_a_live_one_of_the_same_lock_is_dropped() -> None:
+    files = run(
+        Batcher(),
+        opened(1),
+        prewrite(b"new"),
+        prewrite(None, 8, op=Op.DELETE),
+        Tick(cut_ts=50),
+        prewrite(b"old", scan=True),
+        prewrite(b"old", 8, scan=True),
+        prewrite(b"of another transaction", 9, scan=True),
+        prewrite(b"of another key", key=b"l", scan=True),
+        Tick(cut_ts=60),
+    )
+    assert prewrites(files) == [(7, b"new"), (8, None), (9, b"of another transaction"), (7, b"of another key")]
+
+
+def test_a_scanned_prewrite_before_the_live_one_stays() -> None:
+    files = run(Batcher(), opened(1), prewrite(b"old", scan=True), prewrite(b"new"), Tick(cut_ts=50))
+    assert prewrites(files) == [(7, b"old"), (7, b"new")]
+
+
+def test_a_scanned_prewrite_stays_behind_a_live_one_without_its_value() -> None:
+    files = run(Batcher(), opened(1), prewrite(b""), prewrite(b"whole", scan=True), Tick(cut_ts=50))
+    assert prewrites(files) == [(7, b""), (7, b"whole")]
+
+
+def test_live_prewrites_of_one_lock_are_all_kept() -> None:
+    files = run(Batcher(), opened(1), prewrite(b"one"), prewrite(b"two"), Tick(cut_ts=50))
+    assert prewrites(files) == [(7, b"one"), (7, b"two")]
+
+
+def test_what_an_earlier_tenure_was_sent_live_drops_nothing() -> None:
+    batcher = Batcher()
+    run(batcher, opened(1), prewrite(b"new"), TenureClosed(tenure=1), opened(2), Tick(cut_ts=50))
+    again = Rows(tenure=2, rows=prewrite(b"new").rows, scan=True)
+    assert prewrites(run(batcher, again, Tick(cut_ts=60))) == [(7, b"new")]
+
+
+def test_a_scan_that_goes_on_behind_its_end_is_refused() -> None:
+    batcher = Batcher()
+    run(batcher, opened(1), TenureReady(tenure=1, ready_ts=25))
+    with pytest.raises(TiStreamError, match="goes on behind its end"):
+        batcher.handle(prewrite(b"x", scan=True))

@@ -282,3 +282,91 @@ def test_each_tenure_gets_every_commit_above_its_checkpoint_and_every_open_lock(
     for feed in (s for s in opened if not s.ended):
         held = [ts for key, (ts, _, _) in truth.locks.items() if key in feed.region.range]
         assert feed.resolved_ts == min([truth.ts, *held])
+
+
+def test_a_scan_in_pieces_sends_what_it_saw_at_its_first_piece_behind_the_live_rows() -> None:
+    cluster = make_cluster()
+    for key, start_ts in ((b"a", 110), (b"b", 111), (b"c", 112)):
+        cluster.prewrite(key, put(start_ts, b"one"))
+    feed = cluster.register(1, 1, S, at_once=False)
+    cluster.commit(b"a", start_ts=110, commit_ts=120)
+    assert not cluster.scan(feed, 1)
+    cluster.prewrite(b"c", put(112, b"two"))
+    cluster.commit(b"b", start_ts=111, commit_ts=121)
+    cluster.tick(130)
+    assert (feed.initialized, feed.resolved_ts) == (False, 0)
+    assert cluster.scan(feed)
+    assert told(feed.rows) == [
+        ("COMMIT", b"a", 110, 120, None, None),
+        ("COMMITTED", b"a", 110, 120, b"one", None),
+        ("PREWRITE", b"c", 112, 0, b"two", None),
+        ("COMMIT", b"b", 111, 121, None, None),
+        ("PREWRITE", b"b", 111, 0, b"one", None),
+        ("PREWRITE", b"c", 112, 0, b"one", None),
+    ]
+    assert feed.rows.scan == [False, True, False, False, True, True]
+    cluster.tick(140)
+    assert feed.resolved_ts == 112
+
+
+def test_a_scan_of_an_ended_subscription_sends_nothing_and_never_completes() -> None:
+    cluster = make_cluster()
+    cluster.prewrite(b"a", put(110, b"x"))
+    feed = cluster.register(1, 1, S, at_once=False)
+    cluster.move_leader(1, 2)
+    assert not cluster.scan(feed)
+    assert len(feed.rows) == 0
+
+
+@pytest.mark.parametrize(("length", "carried"), [(255, True), (256, False)])
+def test_a_commit_carries_its_value_when_asked_to_and_when_it_is_short(length: int, carried: bool) -> None:
+    cluster = make_cluster()
+    feed = cluster.register(1, 1, S)
+    cluster.prewrite(b"a", put(110, b"v" * length, b"old"))
+    cluster.commit(b"a", start_ts=110, commit_ts=120, with_value=True)
+    assert told(feed.rows)[-1] == ("COMMIT", b"a", 110, 120, b"v" * length if carried else None, None)
+
+
+def test_a_lock_that_is_written_again_is_told_again_or_without_its_value_or_not_at_all() -> None:
+    cluster = make_cluster()
+    feed = cluster.register(1, 1, S)
+    cluster.prewrite(b"a", put(110, b"short"))
+    cluster.prewrite(b"b", put(110, b"v" * 256, b"old"))
+    cluster.prewrite(b"c", put(110, b"lossy", txn_source=256))
+    assert [cluster.rewrite_lock(key) for key in (b"a", b"b", b"c")] == [True, False, False]
+    assert cluster.rewrite_lock(b"b", fake=True)
+    assert told(feed.rows)[2:] == [("PREWRITE", b"a", 110, 0, b"short", None), ("PREWRITE", b"b", 110, 0, b"", b"old")]
+    with pytest.raises(InvalidInput, match="no lock"):
+        cluster.rewrite_lock(b"d")
+
+
+def test_an_overlapped_rollback_leaves_the_commit() -> None:
+    cluster = make_cluster()
+    feed = cluster.register(1, 1, S)
+    cluster.commit_one_phase(b"a", Version(110, 120, Op.PUT, b"x", None))
+    cluster.rollback(b"a", start_ts=120)
+    assert told(feed.rows)[-1] == ("ROLLBACK", b"a", 120, 0, None, None)
+    assert cluster.read(b"a", 120) == b"x"
+
+
+def test_a_dying_store_loses_what_was_not_taken_and_leads_nothing_until_it_is_asked_to() -> None:
+    cluster = make_cluster(b"m", stores=(1, 2))
+    lost, kept = cluster.register(1, 1, S), cluster.register(2, 1, S)
+    cluster.prewrite(b"a", put(110, b"x"))
+    for heirs in ({}, {1: 1}, {1: 2, 2: 1}):
+        with pytest.raises(InvalidInput, match="living heirs"):
+            cluster.kill_store(1, heirs)
+    cluster.kill_store(1, {1: 3})
+    assert (lost.ended, len(lost.rows), kept.ended) == ("store died", 0, "")
+    assert (cluster.region(1).store_id, cluster.dead_stores) == (3, frozenset({1}))
+    with pytest.raises(InvalidInput, match="dead store"):
+        cluster.move_leader(2, 1)
+    cluster.start_store(1)
+    assert cluster.move_leader(2, 1).store_id == 1
+
+
+def test_a_tick_of_one_store_leaves_the_others_where_they_are() -> None:
+    cluster = make_cluster(b"m", stores=(1, 2))
+    one, two = cluster.register(1, 1, S), cluster.register(2, 1, S)
+    cluster.tick(110, store_id=2)
+    assert (one.resolved_ts, two.resolved_ts, cluster.ticked_ts) == (0, 110, 110)

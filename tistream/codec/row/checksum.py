@@ -12,9 +12,10 @@ import zlib
 
 import numpy as np
 
+from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
 from tistream.codec.row.handle import PREFIX_SIZE
-from tistream.codec.row.kernel import Bytes, Int32s, Number, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Number
 
 
 def _table() -> Bytes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s
 
 VECTOR_DIMENSIONS_MAX = 16383
 DURATION_NS_MAX = (838 * 3600 + 59 * 60 + 59) * 10**9 + 999_999_999

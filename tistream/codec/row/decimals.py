@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s
 from tistream.codec.row.locate import decimal_size
 
 LIMBS = 8

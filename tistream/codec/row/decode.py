@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tistream.codec.compiled import view
 from tistream.codec.row import columns as convert
 from tistream.codec.row.checksum import verify
 from tistream.codec.row.columns import BUFFER_BYTES_MAX, Cells
 from tistream.codec.row.defaults import stored_default
 from tistream.codec.row.handle import common_handles, int_handles
-from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, Bytes, Int32s, Int64s, view
+from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, Bytes, Int32s, Int64s
 from tistream.codec.row.layout import RowLayout, kind_of, storage_schema
 from tistream.codec.row.locate import ACCEPTS, SMALL_IDS, locate, locate_old
 from tistream.errors import InvalidInput

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tistream.codec.row.kernel import Bytes, Int64s, Number, Uint64s, kernel, view
+from tistream.codec.compiled import kernel, view
+from tistream.codec.row.kernel import Bytes, Int64s, Number, Uint64s
 
 PLAIN, MYSQL, JSON_NUMBER = 0, 1, 2  # never an exponent; below 1e-15 and from 1e15 on; the same with ".0" kept
 FLOAT_CHARS_MAX = 350  # sign, "0.", 323 zeros, 17 digits

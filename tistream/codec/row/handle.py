@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number
 from tistream.codec.row.locate import datum_size
 
 PREFIX_SIZE = 11

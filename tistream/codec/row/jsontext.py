@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
 from tistream.codec.row.glyphs import (
     JSON_NUMBER,
@@ -26,7 +27,7 @@ from tistream.codec.row.glyphs import (
     put_fraction,
     put_number,
 )
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s
 
 DEPTH_MAX = 1000
 GROWTH, GROWTH_CONSTANT = 6, 32  # characters for each stored byte, and for each document

@@ -11,12 +11,12 @@ helper in another module was edited: remove `__pycache__` after changing this fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from tistream.codec.compiled import kernel
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
@@ -26,8 +26,6 @@ Number = Any  # a machine integer: int in Python, int64 or uint64 when compiled
 
 MISSING, NULL = -1, -2  # lengths of cells that have no bytes
 ABSENT = -3  # a column that the layout does not want
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 CAUSES = (
     "",
@@ -93,21 +91,6 @@ CAUSES = (
     SHARED_JSON,
     INFINITE_JSON,
 ) = range(len(CAUSES))
-
-
-def kernel(function: F) -> F:
-    """Compile at first call, without the interpreter lock, with a cache on disk where one can be written."""
-    try:
-        return cast(F, numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # numba found no folder that it may write to
-        return cast(F, numba.njit(nogil=True)(function))
-
-
-def view(buffer: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """A read-only view of a buffer, whoever made it: writable arrays would have every kernel compiled a second time."""
-    found = np.frombuffer(b"" if buffer is None else buffer, dtype)
-    found.flags.writeable = False
-    return found
 
 
 @kernel

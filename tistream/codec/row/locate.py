@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, kernel
+from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number
 
 SMALL_IDS = 256  # ids below have a direct table
 

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tistream.codec.compiled import kernel, view
 from tistream.codec.row.columns import mask_of, strings
 from tistream.codec.row.convert import repair_utf8
 from tistream.codec.row.decimals import write_decimals
 from tistream.codec.row.glyphs import MYSQL, PLAIN, float_chars, write_durations, write_times
-from tistream.codec.row.kernel import Bytes, Int64s, kernel, view
+from tistream.codec.row.kernel import Bytes, Int64s
 from tistream.codec.row.layout import DATE, NEWDATE, ColumnSpec, Kind, decimal_shape, fsp_of, kind_of, storage_type
 from tistream.errors import InvalidInput
 

@@ -1,0 +1,191 @@
+"""The simulator itself: its threads, that a seed says everything, that it notices, and a few seeds of the service."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tistream.sim import threads
+from tistream.sim.mutants import MUTANTS
+from tistream.sim.profiles import PROFILES, profile_of
+from tistream.sim.run import run
+from tistream.sim.scheduler import Process, Scheduler
+
+SEEDS = int(os.environ.get("TISTREAM_SIM_SEEDS", "6"))
+REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.txt"))
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    made = Scheduler("test")
+    threads.use(made)
+    yield made
+    made.close()
+    threads.use(None)
+
+
+def play(scheduler: Scheduler, *bodies: Callable[[], object], until: float = 100.0) -> Process:
+    process = Process("p", scheduler)
+    for body in bodies:
+        threads.spawn(process, lambda body=body: body() and None, "body")  # type: ignore[misc]
+    scheduler.run(until)
+    if scheduler.failed is not None:
+        raise scheduler.failed[1]
+    return process
+
+
+def test_an_event_wakes_who_waits_and_a_timeout_takes_its_time(scheduler: Scheduler) -> None:
+    event, seen = threads.Event(), []
+
+    def wait() -> None:
+        seen.append((event.wait(2.0), scheduler.now))
+        seen.append((event.wait(5.0), scheduler.now))
+
+    def later() -> None:
+        scheduler.sleep(4.0)
+        event.set()
+
+    play(scheduler, wait, later)
+    assert seen == [(False, 2.0), (True, 4.0)]
+
+
+def test_a_lock_is_held_by_one_and_a_condition_gives_it_back(scheduler: Scheduler) -> None:
+    lock, inside, most = threads.Lock(), [0], [0]
+
+    def work() -> None:
+        for _ in range(5):
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                scheduler.sleep(0.1)
+                inside[0] -= 1
+
+    play(scheduler, *[work] * 4)
+    assert most == [1]
+    condition, got = threads.Condition(), []
+
+    def take() -> None:
+        with condition:
+            got.append(condition.wait_for(lambda: len(got) == 1, timeout=1.0))
+
+    def give() -> None:
+        scheduler.sleep(0.5)
+        with condition:
+            got.append("given")
+            condition.notify_all()
+
+    play(scheduler, take, give, until=scheduler.now + 10)
+    assert got == ["given", True]
+
+
+def test_a_queue_is_bounded_and_keeps_its_order(scheduler: Scheduler) -> None:
+    q, got = threads.Queue(2), []
+
+    def put() -> None:
+        for i in range(6):
+            q.put(i)
+        with pytest.raises(queue.Full):
+            q.put(6, timeout=0.5)
+            q.put(7, timeout=0.5)
+            q.put(8, timeout=0.5)
+
+    def get() -> None:
+        scheduler.sleep(1.0)
+        for _ in range(6):
+            got.append(q.get(timeout=1.0))
+            assert q.qsize() <= 2
+
+    play(scheduler, put, get)
+    assert got == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_pool_runs_so_many_at_once_and_hands_errors_on(scheduler: Scheduler) -> None:
+    pool, done = threads.ThreadPoolExecutor(2), []
+
+    def half(n: int) -> float:
+        scheduler.sleep(1.0)
+        return 10 / n
+
+    def use() -> None:
+        done.append(list(pool.map(half, [1, 2, 5, 10])))
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(half, 0).result()
+        pool.shutdown()
+        done.append(scheduler.now)
+
+    play(scheduler, use)
+    assert done == [[10.0, 5.0, 2.0, 1.0], 3.0]
+
+
+def test_a_dead_process_does_nothing_and_a_paused_one_later(scheduler: Scheduler) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def tick(name: str) -> Callable[[], None]:
+        def body() -> None:
+            try:
+                for _ in range(4):
+                    scheduler.sleep(1.0)
+                    seen.append((name, scheduler.now))
+            finally:
+                seen.append((f"{name} ends", scheduler.now))
+
+        return body
+
+    dying, paused = Process("dying", scheduler), Process("paused", scheduler)
+    threads.spawn(dying, tick("dying"), "t")
+    threads.spawn(paused, tick("paused"), "t")
+    scheduler.run(1.5)
+    scheduler.kill(dying)
+    scheduler.pause(paused)
+    scheduler.run(7.5)
+    scheduler.unpause(paused)
+    scheduler.run(20.0)
+    assert [s for s in seen if s[0].startswith("dying")] == [("dying", 1.0)]
+    assert [s for s in seen if s[0] == "paused"] == [("paused", t) for t in (1.0, 7.5, 8.5, 9.5)]
+
+
+def test_the_same_seed_twice_is_the_same_run_in_any_process() -> None:
+    first = run(4)
+    again = run(4)
+    assert (first.trace_hash, first.events, first.story) == (again.trace_hash, again.events, again.story)
+    code = "from tistream.sim.run import run; print(run(4).trace_hash)"
+    env = {**os.environ, "PYTHONHASHSEED": "77"}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)  # noqa: S603
+    assert other.stdout.strip() == first.trace_hash
+    assert run(6).trace_hash != first.trace_hash
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_seed_holds(seed: int) -> None:
+    outcome = run(seed)
+    assert outcome.violations == (), f"tistream sim --seed {seed} --profile {profile_of(seed).name}"
+    assert outcome.committed > 0
+    assert outcome.pulls > 0
+
+
+def _regressions() -> list[tuple[int, str]]:
+    lines = [line.split("#")[0].split() for path in REGRESSIONS for line in path.read_text().splitlines()]
+    return [(int(line[0]), line[1]) for line in lines if line]
+
+
+@pytest.mark.parametrize(("seed", "profile"), _regressions())
+def test_what_failed_once_holds(seed: int, profile: str) -> None:
+    assert run(seed, profile).violations == ()
+
+
+def test_every_mutant_names_a_scenario() -> None:
+    assert {mutant.scenario for mutant in MUTANTS.values()} <= PROFILES.keys()
+
+
+def test_a_broken_rule_is_noticed() -> None:
+    mutant = MUTANTS["no-admission"]
+    with mutant.patch():
+        broken = next(outcome for outcome in (run(seed, mutant.scenario) for seed in range(10)) if not outcome.held)
+    assert broken.violations[0].startswith("admission: ")
+    assert run(broken.seed, mutant.scenario).held

@@ -1,0 +1,265 @@
+"""Mutants of what is durable: flushes, snapshots, epochs, reclaim and collection, the feed's order, the served log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tistream.sim.mutants import register, replaced, reworded
+
+
+@register("no-upper-guard", "a flush moves `upper` wherever it stands", scenario="replies")
+def _no_upper_guard() -> Iterator[None]:
+    from tistream.catalog import committed
+
+    with reworded(committed, "_advance", ("tasks.c.upper == a.seen_upper,", "")):
+        yield
+
+
+@register("no-epoch-guard", "a flush moves `upper` for an owner that was replaced", scenario="owners")
+def _no_epoch_guard() -> Iterator[None]:
+    from tistream.catalog import committed
+
+    with reworded(committed, "_advance", ("tasks.c.epoch == a.epoch,", "")):
+        yield
+
+
+@register("stale-snapshot", "an owner that was replaced may still switch the snapshot", scenario="owners")
+def _stale_snapshot() -> Iterator[None]:
+    from sorter import runner
+    from tistream.catalog import snapshots
+
+    with (
+        reworded(snapshots, "switch_snapshot", ("tasks.c.epoch == epoch, tasks.c.snapshot_n < snapshot_n", "True")),
+        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
+    ):
+        yield
+
+
+@register("torn-snapshot", "positions are switched in a transaction before the snapshot pointer", scenario="owners")
+def _torn_snapshot() -> Iterator[None]:
+    from sorter import runner
+    from tistream.catalog import snapshots
+    from tistream.catalog.tables import positions as table
+
+    whole = snapshots.switch_snapshot
+
+    def apart(catalog: Any, task_id: int, *, positions: Any, **rest: Any) -> bool:
+        rows = [
+            {"task_id": task_id, "store_id": store, "incarnation": i, "seq": p.seq, "closed": p.closed}
+            for store, lives in positions.items()
+            for i, p in lives.items()
+        ]
+        with catalog.transaction() as conn:
+            conn.execute(table.delete().where(table.c.task_id == task_id))
+            if rows:
+                conn.execute(table.insert(), rows)
+        return whole(catalog, task_id, positions=positions, **rest)
+
+    with replaced(runner, "switch_snapshot", apart):
+        yield
+
+
+@register("register-keeps-epochs", "a new life of a worker does not raise the epochs of what its name owns", "owners")
+def _register_keeps_epochs() -> Iterator[None]:
+    from sorter import worker
+    from tistream.catalog import workers
+
+    with (
+        reworded(workers, "register_worker", ("epoch=tasks.c.epoch + 1", "epoch=tasks.c.epoch")),
+        replaced(worker, "register_worker", workers.register_worker),
+    ):
+        yield
+
+
+@register("assignment-keeps-epoch", "a task changes its owner without a new epoch", scenario="owners")
+def _assignment_keeps_epoch() -> Iterator[None]:
+    from metaserver import loop
+    from tistream.catalog import tasks
+
+    with (
+        reworded(tasks, "assign_task", (".values(owner=worker_id, epoch=seen_epoch + 1)", ".values(owner=worker_id)")),
+        replaced(loop, "assign_task", tasks.assign_task),
+    ):
+        yield
+
+
+@register("never-read-back", "a flush whose reply was lost counts as not done", scenario="replies")
+def _never_read_back() -> Iterator[None]:
+    from sorter.publisher import Publisher
+
+    with replaced(Publisher, "_settle", lambda self, unsure: frozenset()):
+        yield
+
+
+@register("own-file-deleted", "a committed file is deleted when the reply to its transaction was lost", "replies")
+def _own_file_deleted() -> Iterator[None]:
+    from sorter.publisher import Publisher
+
+    old = "except CatalogUnavailable as e:"
+    with reworded(Publisher, "_publish", (old, f"{old}\n        if key is not None: self._store.delete(key)")):
+        yield
+
+
+@register("commit-before-put", "a committed file becomes visible before it is there", scenario="replies")
+def _commit_before_put() -> Iterator[None]:
+    from sorter.publisher import Publisher
+
+    late = "if key is not None and advanced: self._store.put(key, data)"
+    old = "    for t in group:\n        if t.task_id in advanced:"
+    with reworded(Publisher, "_publish", ("self._store.put(key, data)", "pass"), (old, f"    {late}\n{old}")):
+        yield
+
+
+@register("key-used-again", "a flush is tried again under the key of the failed one, with other rows", "replies")
+def _key_used_again() -> Iterator[None]:
+    from sorter.publisher import Publisher
+
+    again = "self._seq = getattr(self, '_done', 0) + 1"
+    old = "advanced = commit_flush("
+    with reworded(Publisher, "_publish", ("self._seq += 1", again), (old, f"self._done = self._seq; {old}")):
+        yield
+
+
+@register("reclaim-from-memory", "batch files go once every subscriber has received them", scenario="reclaim")
+def _reclaim_from_memory() -> Iterator[None]:
+    from dispatcher import reclaim
+    from dispatcher.subscription import Subscription
+    from tistream.catalog.snapshots import durable_floor
+
+    whole, received = Subscription._batch, dict[int, dict[int, dict[int, int]]]()
+
+    def batch(self: Any, file: Any) -> Any:
+        of_task = received.setdefault(file.key.store_id, {}).setdefault(self._request.task_id, {})
+        of_task[file.key.incarnation] = max(file.key.seq, of_task.get(file.key.incarnation, 0))
+        return whole(self, file)
+
+    def floor(catalog: Any, tenant: Any, store_id: int) -> dict[int, int]:
+        of_tasks = received.get(store_id, {}).values()
+        found = durable_floor(catalog, tenant, store_id)
+        return {i: max(at, min((t.get(i, 0) for t in of_tasks), default=0)) for i, at in found.items()}
+
+    with replaced(Subscription, "_batch", batch), replaced(reclaim, "durable_floor", floor):
+        yield
+
+
+@register("floor-forgets-tasks", "a task without a position does not hold the files it has yet to read", "reclaim")
+def _floor_forgets_tasks() -> Iterator[None]:
+    from dispatcher import reclaim
+    from tistream.catalog import snapshots
+
+    with (
+        reworded(snapshots, "durable_floor", ("func.coalesce(p.seq, 0)", "func.coalesce(p.seq, ALL_CONSUMED)")),
+        replaced(reclaim, "durable_floor", snapshots.durable_floor),
+    ):
+        yield
+
+
+@register("deleted-before-given-up", "batch files are deleted before the catalog says so", scenario="reclaim")
+def _deleted_before_given_up() -> Iterator[None]:
+    from dispatcher.reclaim import Reclaimer
+
+    early = "self._delete(self._keys(row, part))"
+    old = "if not self._give_up(row, part):"
+    with reworded(Reclaimer, "reclaim", (old, f"{early}\n        {old}")):
+        yield
+
+
+@register("collected-without-tombstone", "an orphan is deleted and nothing keeps its row from coming", "owners")
+def _collected_without_tombstone() -> Iterator[None]:
+    from metaserver import collect
+    from tistream.catalog.objects import ObjectState, object_states
+
+    def looked(catalog: Any, tenant: Any, key: str) -> bool:
+        return object_states(catalog, [key]).get(key) != ObjectState.LIVE
+
+    with replaced(collect, "tombstone", looked):
+        yield
+
+
+@register("gap-skipped", "the dispatcher passes over a file that is missing and takes a later one", scenario="upstream")
+def _gap_skipped() -> Iterator[None]:
+    from dispatcher.subscription import Subscription
+
+    with reworded(Subscription, "_step", _SKIP):
+        yield
+
+
+@register("gap-accepted", "dispatcher and sorter both pass over a file that is missing", scenario="upstream")
+def _gap_accepted() -> Iterator[None]:
+    from dispatcher.subscription import Subscription
+    from sorter.core import TaskCore
+
+    with (
+        reworded(Subscription, "_step", _SKIP),
+        reworded(TaskCore, "_is_next", ("at.closed or batch.seq > expected", "at.closed")),
+    ):
+        yield
+
+
+@register("closed-goes-on", "an incarnation that ended at a gap goes on behind it", scenario="upstream")
+def _closed_goes_on() -> Iterator[None]:
+    from dispatcher.subscription import Subscription
+    from sorter.core import TaskCore
+
+    jump = (
+        "if final and later:\n"
+        "                    behind = int(later[-16:-4]) - 1\n"
+        "                    self._positions[incarnation] = Position(seq=behind)\n"
+        "                    return None, 0.0\n"
+        "                if not final:"
+    )
+    with (
+        reworded(Subscription, "_step", ("if not final:", jump)),
+        reworded(TaskCore, "_is_next", ("at.closed or batch.seq > expected", "at.closed")),
+    ):
+        yield
+
+
+_SKIP = (
+    "if not final:",
+    "after = self._tail.poll(incarnation, position.seq + 2)\n"
+    "                if isinstance(after, Found): return self._batch(after.file)\n"
+    "                if not final:",
+)
+
+
+@register("cursor-cuts-commit", "a page ends in the middle of a commit_ts")
+def _cursor_cuts_commit() -> Iterator[None]:
+    from apiserver import merge
+
+    old = 'return int(np.searchsorted(commit_ts, end, side="right")), int(end)'
+    with reworded(merge, "cut", (old, "return rows, int(end)")):
+        yield
+
+
+@register("served-by-the-highest", "the served watermark is that of the task that is furthest")
+def _served_by_the_highest() -> Iterator[None]:
+    from tistream.catalog import tasks
+
+    with reworded(tasks, "served_watermark", ("func.min(tasks.c.upper)", "func.max(tasks.c.upper)")):
+        yield
+
+
+@register("served-without-schemas", "the served watermark takes no account of the DDL tasks and the history", "schemas")
+def _served_without_schemas() -> Iterator[None]:
+    from apiserver.deps import Services
+    from tistream.catalog import tasks
+
+    with (
+        reworded(
+            tasks,
+            "served_watermark",
+            ("or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))", "is_data, _intersects(wanted)"),
+        ),
+        reworded(Services, "served", ("min(resolved, history.resolved_ts)", "resolved")),
+    ):
+        yield
+
+
+@register("schema-at-commit", "a row is read with the schema of its commit_ts, not of the moment before", "schemas")
+def _schema_at_commit() -> Iterator[None]:
+    from schemas.timeline import VersionIntervals
+
+    with reworded(VersionIntervals, "index", ('side="left"', 'side="right"')):
+        yield

@@ -1,0 +1,188 @@
+"""Mutants of what a task decides: watermarks, matching, dead prewrites, duplicates, restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tistream.sim.mutants import register, replaced, reworded
+
+
+@register("no-admission", "a watermark row lifts a slice whatever its checkpoint_ts is", scenario="owners")
+def _no_admission() -> Iterator[None]:
+    from sorter.watermark import RangeWatermarkMap
+
+    with reworded(RangeWatermarkMap, "_advance", ("left & (checkpoint <= self._w[slot])", "left")):
+        yield
+
+
+@register("counts-before-ready", "a tenure counts although its opening scan goes on", scenario="overflow")
+def _counts_before_ready() -> Iterator[None]:
+    from sorter.watermark import RangeWatermarkMap
+
+    with reworded(RangeWatermarkMap, "_admissible", ("ready & promised", "promised")):
+        yield
+
+
+@register("dead-by-start-ts", "a prewrite is dead once W has passed its start_ts, instead of its file's cut_ts")
+def _dead_by_start_ts() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    with reworded(PrewriteBuffer, "settle", ('self.open, "cut_ts"', 'self.open, "start_ts"')):
+        yield
+
+
+@register("dead-at-cut-ts", "a prewrite is dead when W equals its file's cut_ts")
+def _dead_at_cut_ts() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    with reworded(PrewriteBuffer, "settle", ("strictly=True", "strictly=False")):
+        yield
+
+
+@register("dead-while-commit-waits", "a prewrite is dead by cut_ts although its commit waits", scenario="overflow")
+def _dead_while_commit_waits() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    with reworded(
+        PrewriteBuffer,
+        "settle",
+        ('gone = gone.join(self.commits, on=_TXN, how="anti") if gone.height else gone', "pass"),
+    ):
+        yield
+
+
+@register("rollback-beats-commit", "a rollback deletes a prewrite whose commit waits (an overlapped rollback)")
+def _rollback_beats_commit() -> Iterator[None]:
+    from sorter import prewrite_buffer
+
+    with reworded(
+        prewrite_buffer, "_roll_back", ('rollbacks.join(commits, on=_TXN, how="anti").group_by', "rollbacks.group_by")
+    ):
+        yield
+
+
+@register("fake-wins", "a PUT without its value replaces the full prewrite before it", scenario="overflow")
+def _fake_wins() -> Iterator[None]:
+    from sorter import prewrite_buffer
+
+    with reworded(
+        prewrite_buffer, "_merge", ('pl.col("full") == pl.col("full").max().over(_TXN)', "pl.lit(value=True)")
+    ):
+        yield
+
+
+@register("lower-generation-wins", "of two flushes of a pipelined transaction the lower counts", scenario="overflow")
+def _lower_generation_wins() -> Iterator[None]:
+    from sorter import choice, prewrite_buffer
+
+    with (
+        reworded(prewrite_buffer, "_merge", ('pl.col("generation").max()', 'pl.col("generation").min()')),
+        reworded(choice, "choose", ("max((c.generation", "min((c.generation")),
+        replaced(prewrite_buffer, "choose", choice.choose),
+    ):
+        yield
+
+
+@register("earlier-row-wins", "of two prewrites of one tenure the earlier counts", scenario="overflow")
+def _earlier_row_wins() -> Iterator[None]:
+    from sorter import prewrite_buffer
+
+    with reworded(prewrite_buffer, "_merge", ('keep="last"', 'keep="first"')):
+        yield
+
+
+@register("early-commits-forgotten", "a commit whose prewrite has not come is dropped", scenario="upstream")
+def _early_commits_forgotten() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    old = 'live = fresh.filter(kind == RowKind.COMMIT).join(whole, on=_VERSION, how="anti")'
+    known = "pl.concat([self.open.select(_TXN), rows.filter(kind == RowKind.PREWRITE).select(_TXN)])"
+    with reworded(PrewriteBuffer, "take_in", (old, f'{old}.join({known}, on=_TXN, how="semi")')):
+        yield
+
+
+@register("undecided-not-held", "the watermark passes a commit of which nobody knows the prewrite", scenario="overflow")
+def _undecided_not_held() -> Iterator[None]:
+    from sorter.core import TaskCore
+
+    with reworded(TaskCore, "watermark", ("min(w, hold)", "w")):
+        yield
+
+
+@register("commits-not-awaited", "W passes commits that wait: only what is ready counts", scenario="upstream")
+def _commits_not_awaited() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    with reworded(PrewriteBuffer, "settle", ('self.commits, "commit_ts"', 'self.commits.head(0), "commit_ts"')):
+        yield
+
+
+@register("watermarks-before-data", "a file's watermark rows are applied before its data")
+def _watermarks_before_data() -> Iterator[None]:
+    from sorter.core import TaskCore
+
+    early = "self._watermarks.apply(batch.regions, batch.store_id, batch.incarnation, batch.seq)"
+    old = 'w = self._watermarks.w_of(rows["key"])'
+    with reworded(TaskCore, "_take_rows", (old, f"{early}; {old}")):
+        yield
+
+
+@register("duplicates-not-merged", "a row that is ready already is added again", scenario="upstream")
+def _duplicates_not_merged() -> Iterator[None]:
+    from sorter.sort_buffer import SortBuffer
+
+    with replaced(SortBuffer, "unknown", lambda self, rows: rows):
+        yield
+
+
+@register("written-rows-come-again", "a duplicate at or below `upper` counts as new", scenario="upstream")
+def _written_rows_come_again() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    with reworded(
+        PrewriteBuffer,
+        "take_in",
+        ('ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))', "ready.unknown(outcomes)"),
+    ):
+        yield
+
+
+@register("taken-rows-leave", "rows leave the buffer when they are handed to a flush, not when it is done", "owners")
+def _taken_rows_leave() -> Iterator[None]:
+    from sorter.sort_buffer import SortBuffer
+
+    whole = SortBuffer.take
+
+    def take(self: Any, w: int) -> Any:
+        rows = whole(self, w)
+        self.flushed(w)
+        return rows
+
+    with replaced(SortBuffer, "take", take):
+        yield
+
+
+@register("restore-lifts-w", "a restored W is lifted to `upper`, so that prewrites die early", scenario="owners")
+def _restore_lifts_w() -> Iterator[None]:
+    from sorter.core import TaskCore
+
+    lift = "self._watermarks._w.clip(self._upper, None, out=self._watermarks._w)"
+    with reworded(TaskCore, "restore", ("self._positions =", f"{lift}; self._positions =")):
+        yield
+
+
+@register("restore-keeps-written", "ready rows at or below `upper` stay after a restore", scenario="owners")
+def _restore_keeps_written() -> Iterator[None]:
+    from sorter.sort_buffer import SortBuffer
+
+    with reworded(SortBuffer, "restore", ("self.flushed(upper)", "pass")):
+        yield
+
+
+@register("restore-keeps-commits", "waiting commits at or below `upper` stay after a restore", scenario="owners")
+def _restore_keeps_commits() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    with reworded(PrewriteBuffer, "restore", ('pl.col("commit_ts") <= upper', 'pl.col("commit_ts") < 0')):
+        yield

@@ -1,0 +1,111 @@
+"""Mutants of what is promised to a sorter: tenures, resolved timestamps, cut_ts, the order of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tistream.sim.mutants import register, replaced, reworded
+
+_TWO_SECONDS = 2000 << 18  # as a timestamp
+
+
+@register("resolved-before-records", "resolved_ts is taken before the last records of its file")
+def _resolved_before_records() -> Iterator[None]:
+    from tistream.pusher.model_source import ModelSource
+
+    with reworded(ModelSource, "tick", ("self._came += self._taken()", "pass")):
+        yield
+
+
+@register("cut-before-records", "cut_ts is taken before the last records of its file")
+def _cut_before_records() -> Iterator[None]:
+    from tistream.pusher.batcher import Batcher
+
+    with reworded(
+        Batcher,
+        "_tick",
+        ("self._cut_ts = cut_ts", "before, self._cut_ts = self._cut_ts, cut_ts"),
+        ("cut_ts=cut_ts,\n", "cut_ts=before,\n"),
+    ):
+        yield
+
+
+@register("cut-falls", "a new incarnation starts below the largest cut_ts of its store", scenario="upstream")
+def _cut_falls() -> Iterator[None]:
+    from tistream.pusher.batcher import Batcher
+    from tistream.pusher.worker import PusherWorker
+
+    slow = f"cut_ts=cut_ts - ({_TWO_SECONDS} if self._seq < 5 else 0),\n"
+    with (
+        replaced(PusherWorker, "_check_cut", lambda self, cut_ts: None),
+        reworded(Batcher, "_tick", ("cut_ts=cut_ts,\n", slow)),
+    ):
+        yield
+
+
+@register("locks-not-resolved", "resolved_ts passes undecided prewrites")
+def _locks_not_resolved() -> Iterator[None]:
+    from tistream.simulator.cluster import Cluster
+
+    with replaced(Cluster, "held", lambda self: {}):
+        yield
+
+
+@register("closing-row-left-out", "a tenure that ends says no more what it has resolved", scenario="upstream")
+def _closing_row_left_out() -> Iterator[None]:
+    from tistream.pusher.batcher import Batcher
+
+    last = "slots = self._marks.slots(np.array(sorted(self._closed), np.int64))"
+    said = "self._marks._marks[1, slots] = self._marks._marks[3, slots]"
+    with reworded(Batcher, "_tick", ("self._cut_ts = cut_ts", f"self._cut_ts = cut_ts; {last}; {said}")):
+        yield
+
+
+@register("opens-above-frontier", "a tenure opens at its pusher's newest time, above the published `upper`", "upstream")
+def _opens_above_frontier() -> Iterator[None]:
+    from tistream.pusher.worker import PusherWorker
+
+    whole = PusherWorker._checkpoint_of
+
+    def checkpoint_of(self: Any, region: Any) -> int | None:
+        published = whole(self, region)
+        return published and max(published, self._batcher._cut_ts)
+
+    with replaced(PusherWorker, "_checkpoint_of", checkpoint_of):
+        yield
+
+
+@register("scan-from-above", "the opening scan leaves out what was committed just above its checkpoint_ts", "upstream")
+def _scan_from_above() -> Iterator[None]:
+    from tistream.simulator.cluster import Cluster
+
+    old = "subscription.checkpoint_ts)"
+    with reworded(Cluster, "_scanned", (old, f"subscription.checkpoint_ts + {_TWO_SECONDS})")):
+        yield
+
+
+@register("scan-without-prewrites", "an opening scan does not send the open prewrites", scenario="upstream")
+def _scan_without_prewrites() -> Iterator[None]:
+    from tistream.simulator.cluster import Cluster
+
+    with reworded(Cluster, "_scanned", ("entry.lock is not None and entry.lock.is_sent", "False")):
+        yield
+
+
+@register("scan-behind-live", "an opening scan's prewrite may stand behind a newer live one", scenario="overflow")
+def _scan_behind_live() -> Iterator[None]:
+    from tistream.pusher.batcher import Batcher
+
+    with replaced(Batcher, "_in_order", lambda self, event: event.rows):
+        yield
+
+
+@register("bytes-change-on-retry", "a file that is put again has other bytes under its old number", scenario="upstream")
+def _bytes_change_on_retry() -> Iterator[None]:
+    from tistream.pusher.uploader import Uploader
+
+    other = "data = data[:-1] + bytes([data[-1] ^ 1])"
+    old = "with self._changed:\n                self._retries += 1"
+    with reworded(Uploader, "_put", (old, f"{other}\n            {old}")):
+        yield
