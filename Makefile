@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
 STAMP_DEBIAN := $(VENV)/.debian
 
-.PHONY: demo test check lint types imports unit integration e2e bench clean help
+.PHONY: demo test check lint types imports unit integration sim e2e bench clean help
 
 help:
 	@echo "make demo    run TiStream on a recorded change stream of a real TiDB"
@@ -48,17 +48,20 @@ imports: $(STAMP_DEV)
 	$(BIN)/lint-imports
 
 unit: $(STAMP_DEV)
-	$(BIN)/pytest tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
+	$(BIN)/pytest -n 2 tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
 
 integration: $(STAMP_DEV) $(STAMP_DEBIAN)
-	$(BIN)/pytest tests/integration tests/packaging
+	$(BIN)/pytest -n 2 tests/integration tests/packaging
+
+sim: $(STAMP_DEV)
+	$(BIN)/pytest -n 2 tests/sim
 
 e2e: $(STAMP_DEV) $(STAMP_DEBIAN)
 	$(BIN)/pytest tests/e2e
 
 check: lint types imports unit
 
-test: check integration e2e
+test: check integration sim e2e
 
 bench: $(STAMP_DEV)
 	$(BIN)/python -m benchmarks

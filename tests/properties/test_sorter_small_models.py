@@ -143,11 +143,10 @@ class PrewriteMachine(RuleBasedStateMachine):
         """A transaction starts, and writes when W has long passed it."""
         self.begun.append(self._next_ts())
 
-    @rule(key=st.sampled_from([b"a", b"b"]), value=st.sampled_from([b"v", b"w", None]), again=st.booleans())
-    def prewrite(self, key: bytes, value: bytes | None, again: bool) -> None:
+    @rule(key=st.sampled_from([b"a", b"b"]), value=st.sampled_from([b"v", b"w", None]))
+    def prewrite(self, key: bytes, value: bytes | None) -> None:
+        """Of a new transaction, or again of the one that holds the key's lock: its newest content counts."""
         held = next((txn for txn in self.locks if txn[0] == key), None)
-        if held and not again:
-            return
         txn = held or (key, self.begun.pop(0) if self.begun else self._next_ts())
         op = int(Op.DELETE if value is None else Op.PUT)
         self.locks[txn] = (op, value)
@@ -235,15 +234,17 @@ class PrewriteMachine(RuleBasedStateMachine):
         taken = self.ready.take(w).to_pylist()
         got = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in taken}
         assert got == {v: row for v, row in self.due.items() if v[1] <= w}
-        assert len(got) == len(taken)
+        assert [(r["commit_ts"], r["key"]) for r in taken] == sorted((commit_ts, key) for key, commit_ts in got)
         self.upper = w
         self.ready.flushed(w)
         self.due = {v: row for v, row in self.due.items() if v[1] > w}
 
-    @rule()
-    def restart(self) -> None:
-        """What a snapshot holds is all there is."""
+    @rule(flushed=st.booleans())
+    def restart(self, flushed: bool) -> None:
+        """What a snapshot holds is all there is. Something may have been written out since."""
         rows, saved, slices = self.ready.snapshot(), self.buffer.snapshot(), self.map.snapshot()
+        if flushed:
+            self.flush()
         self.buffer, self.ready = PrewriteBuffer(), SortBuffer()
         self.map = RangeWatermarkMap(KeyRange(), START_TS)
         self.map.restore(*slices)

@@ -5,8 +5,8 @@ A transaction runs at once; scheduling points lie before its BEGIN and behind it
     db_away        nothing happened (no connection, deadlock, lock timeout): determinate
     db_undone      COMMIT was sent, no reply came, nothing happened: indeterminate
     db_lost        COMMIT was sent, no reply came, it happened: indeterminate
-    db_late        as db_lost, but it happens later: readers meanwhile see the old state. It lands or dies before the
-                   next writer begins, as its locks would have it
+    db_late        as db_lost, but it happens later: readers meanwhile see the old state. It lands or dies before
+                   anybody else writes to one of its tables, as its locks would have it
     read only      writes fail for a while; the database's clock may jump
 
 Triggers report what must never fall (`upper` of a task, positions) when their transaction is committed.
@@ -66,9 +66,7 @@ class Database:
         return self.raw.execute(sql, args).fetchall()
 
     def begin(self) -> None:
-        """A writer begins: whatever was on its way lands or dies first."""
-        if self._late is not None:
-            self.land()
+        """A writer begins."""
         self.statements.clear()
         self._moved.clear()
 
@@ -81,8 +79,9 @@ class Database:
 
     def postpone(self) -> None:
         """The transaction under way is rolled back now and lands later."""
+        self.land()  # the one before, if there still is one
         self._late = list(self.statements)
-        self.scheduler.call_at(self.scheduler.now + self.dice.rand.random() * 0.3, self.land)
+        self.scheduler.call_at(self.scheduler.now + self.dice.rand.random() ** 2 * 2.0, self.land)
 
     def land(self) -> None:
         """Let a late transaction happen, or not."""
@@ -90,14 +89,20 @@ class Database:
         if late is None or self.dice.rand.random() < 0.3:
             return
         self.tell("a late COMMIT lands")
-        self._moved.clear()
+        within = self.raw.in_transaction  # of the writer that waited for its locks, and shares its fate
+        if within:
+            self.statements += late
+        else:
+            self._moved.clear()  # what was noted by a transaction that was rolled back
         for sql, args, many in late:
-            (self.raw.executemany if many else self.raw.execute)(sql, args)
-        if self.raw.in_transaction:
-            self.raw.execute("COMMIT")
-        self.committed()
+            if not sql.startswith("BEGIN"):
+                (self.raw.executemany if many else self.raw.execute)(sql, args)
+        if not within:
+            self.committed()
 
     def _note_statement(self, _c: Any, _cursor: Any, statement: str, args: Any, _ctx: Any, many: bool) -> None:
+        if self._late is not None and _written(statement) in {_written(sql) for sql, _, _ in self._late} - {""}:
+            self.land()
         self.statements.append((statement, args, many))
 
     def _note_upper(self, task_id: int, old: int, new: int) -> None:
@@ -149,6 +154,17 @@ class SimCatalog(Catalog):
         with super().reading() as conn:
             yield conn
         s.point()
+
+
+def _written(statement: str) -> str:
+    """The table that a statement writes to; empty when it only reads."""
+    words = statement.split(None, 3)
+    match words[0]:
+        case "UPDATE":
+            return words[1]
+        case "INSERT" | "DELETE":
+            return words[2]
+    return ""
 
 
 @cache

@@ -36,7 +36,7 @@ def _stale_snapshot() -> Iterator[None]:
         yield
 
 
-@register("torn-snapshot", "positions are switched in a transaction before the snapshot pointer", scenario="owners")
+@register("torn-snapshot", "positions are switched in a transaction before the snapshot pointer", scenario="reclaim")
 def _torn_snapshot() -> Iterator[None]:
     from sorter import runner
     from tistream.catalog import snapshots
@@ -108,16 +108,6 @@ def _commit_before_put() -> Iterator[None]:
     late = "if key is not None and advanced: self._store.put(key, data)"
     old = "    for t in group:\n        if t.task_id in advanced:"
     with reworded(Publisher, "_publish", ("self._store.put(key, data)", "pass"), (old, f"    {late}\n{old}")):
-        yield
-
-
-@register("key-used-again", "a flush is tried again under the key of the failed one, with other rows", "replies")
-def _key_used_again() -> Iterator[None]:
-    from sorter.publisher import Publisher
-
-    again = "self._seq = getattr(self, '_done', 0) + 1"
-    old = "advanced = commit_flush("
-    with reworded(Publisher, "_publish", ("self._seq += 1", again), (old, f"self._done = self._seq; {old}")):
         yield
 
 
@@ -233,7 +223,7 @@ def _cursor_cuts_commit() -> Iterator[None]:
         yield
 
 
-@register("served-by-the-highest", "the served watermark is that of the task that is furthest")
+@register("served-by-the-highest", "the served watermark is that of the task that is furthest", scenario="upstream")
 def _served_by_the_highest() -> Iterator[None]:
     from tistream.catalog import tasks
 

@@ -24,7 +24,11 @@ def _counts_before_ready() -> Iterator[None]:
         yield
 
 
-@register("dead-by-start-ts", "a prewrite is dead once W has passed its start_ts, instead of its file's cut_ts")
+@register(
+    "dead-by-start-ts",
+    "a prewrite is dead once W has passed its start_ts, instead of its file's cut_ts",
+    scenario="reclaim",
+)
 def _dead_by_start_ts() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
@@ -40,7 +44,7 @@ def _dead_at_cut_ts() -> Iterator[None]:
         yield
 
 
-@register("dead-while-commit-waits", "a prewrite is dead by cut_ts although its commit waits", scenario="overflow")
+@register("dead-while-commit-waits", "a prewrite is dead by cut_ts although its commit waits", scenario="reclaim")
 def _dead_while_commit_waits() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
@@ -52,7 +56,11 @@ def _dead_while_commit_waits() -> Iterator[None]:
         yield
 
 
-@register("rollback-beats-commit", "a rollback deletes a prewrite whose commit waits (an overlapped rollback)")
+@register(
+    "rollback-beats-commit",
+    "a rollback deletes a prewrite whose commit waits (an overlapped rollback)",
+    scenario="reclaim",
+)
 def _rollback_beats_commit() -> Iterator[None]:
     from sorter import prewrite_buffer
 
@@ -92,13 +100,15 @@ def _earlier_row_wins() -> Iterator[None]:
         yield
 
 
-@register("early-commits-forgotten", "a commit whose prewrite has not come is dropped", scenario="upstream")
+@register("early-commits-forgotten", "a commit whose prewrite has not come is dropped", scenario="reclaim")
 def _early_commits_forgotten() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
     old = 'live = fresh.filter(kind == RowKind.COMMIT).join(whole, on=_VERSION, how="anti")'
-    known = "pl.concat([self.open.select(_TXN), rows.filter(kind == RowKind.PREWRITE).select(_TXN)])"
-    with reworded(PrewriteBuffer, "take_in", (old, f'{old}.join({known}, on=_TXN, how="semi")')):
+    known = "pl.concat([self.open, rows.filter(kind == RowKind.PREWRITE).select(OPEN.names)])"
+    before = f'{known}.group_by(_TXN).agg(pl.col("row_no").min().alias("before"))'
+    earlier = f'.join({before}, on=_TXN).filter(pl.col("before") < pl.col("row_no")).drop("before")'
+    with reworded(PrewriteBuffer, "take_in", (old, old + earlier)):
         yield
 
 
@@ -163,7 +173,7 @@ def _taken_rows_leave() -> Iterator[None]:
         yield
 
 
-@register("restore-lifts-w", "a restored W is lifted to `upper`, so that prewrites die early", scenario="owners")
+@register("restore-lifts-w", "a restored W is lifted to `upper`, so that prewrites die early", scenario="reclaim")
 def _restore_lifts_w() -> Iterator[None]:
     from sorter.core import TaskCore
 
@@ -172,7 +182,7 @@ def _restore_lifts_w() -> Iterator[None]:
         yield
 
 
-@register("restore-keeps-written", "ready rows at or below `upper` stay after a restore", scenario="owners")
+@register("restore-keeps-written", "ready rows at or below `upper` stay after a restore", scenario="reclaim")
 def _restore_keeps_written() -> Iterator[None]:
     from sorter.sort_buffer import SortBuffer
 
@@ -180,7 +190,7 @@ def _restore_keeps_written() -> Iterator[None]:
         yield
 
 
-@register("restore-keeps-commits", "waiting commits at or below `upper` stay after a restore", scenario="owners")
+@register("restore-keeps-commits", "waiting commits at or below `upper` stay after a restore", scenario="reclaim")
 def _restore_keeps_commits() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
