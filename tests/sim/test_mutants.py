@@ -19,6 +19,33 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
+    "no-admission": 0,
+    "dead-by-start-ts": 1,
+    "fake-wins": 0,
+    "lower-generation-wins": 0,
+    "earlier-row-wins": 2,
+    "commits-not-awaited": 0,
+    "watermarks-before-data": 0,
+    "duplicates-not-merged": 0,
+    "written-rows-come-again": 0,
+    "taken-rows-leave": 1,
+    "own-file-deleted": 0,
+    "commit-before-put": 0,
+    "reclaim-from-memory": 0,
+    "floor-forgets-tasks": 0,
+    "deleted-before-given-up": 0,
+    "collected-without-tombstone": 0,
+    "gap-skipped": 0,
+    "gap-accepted": 0,
+    "cursor-cuts-commit": 0,
+    "resolved-before-records": 0,
+    "cut-before-records": 0,
+    "locks-not-resolved": 1,
+    "scan-from-above": 0,
+    "scan-without-prewrites": 0,
+    "bytes-change-on-retry": 0,
+    "never-read-back": 0,
+    "opens-above-frontier": 0,
 }
 
 

@@ -101,7 +101,7 @@ def _own_file_deleted() -> Iterator[None]:
         yield
 
 
-@register("commit-before-put", "a committed file becomes visible before it is there", scenario="replies")
+@register("commit-before-put", "a committed file becomes visible before it is there", scenario="usual")
 def _commit_before_put() -> Iterator[None]:
     from sorter.publisher import Publisher
 
