@@ -181,6 +181,6 @@ def test_what_a_snapshot_does_not_speak_of_stays_a_hole() -> None:
 
 def test_check_finds_a_map_that_is_wrong() -> None:
     m = RangeWatermarkMap(KeyRange(), 10)
-    m._w[0] = 5
+    m._slots.w[0] = 5
     with pytest.raises(TiStreamError, match="W below start_ts"):
         m.check()
