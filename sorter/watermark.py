@@ -125,14 +125,15 @@ class RangeWatermarkMap:
         """Take the watermark rows (change.REGIONS) of one file whose data has been applied; whether any slice moved."""
         voice = self._voices.get((store_id, incarnation))
         if voice is None or not _same_shape(voice.regions, regions):
-            voice = self._reshape((store_id, incarnation), regions, seq)
-        else:
-            promises, said = voice.promises, _said(regions, voice.inside)
-            if len(promises.waiting):
-                promises.seq[(said >= promises.resolved) & (said > 0)] = seq
-            np.maximum(promises.resolved, said, out=promises.resolved)
-            voice.seq, voice.regions = seq, regions
-        return self._advance(voice.promises)
+            moved = self._advance(self._reshape((store_id, incarnation), regions, seq).promises)
+            self._slots.join_unexplained(self._placed())
+            return moved
+        promises, said = voice.promises, _said(regions, voice.inside)
+        if len(promises.waiting):
+            promises.seq[(said >= promises.resolved) & (said > 0)] = seq
+        np.maximum(promises.resolved, said, out=promises.resolved)
+        voice.seq, voice.regions = seq, regions
+        return self._advance(promises)
 
     def forget(self, store_id: int, incarnation: int) -> None:
         """An incarnation has ended: no longer use its last file to explain. Its promises stay as they are."""
@@ -259,9 +260,9 @@ class RangeWatermarkMap:
             slots=self._slots,
         )
         left = _hand_over(pl.concat([self._waiting_alone(at), self._waiting_of(at)]), rows, promises)
-        self._adopt(pl.concat([self._waiting_alone(but=at), left]))
+        if len(left) or len(self._orphans):
+            self._adopt(pl.concat([self._waiting_alone(but=at), left]))
         voice = self._voices[at] = _Voice(seq=seq, regions=regions, inside=inside, promises=promises)
-        self._slots.join_unexplained(self._placed())
         return voice
 
     def _adopt(self, rows: pl.DataFrame) -> None:
@@ -281,7 +282,8 @@ class RangeWatermarkMap:
     def _waiting_alone(self, at: tuple[int, int] | None = None, *, but: tuple[int, int] | None = None) -> pl.DataFrame:
         """The rows that still wait and that no store says any more: of one life, of all but one, or all."""
         promises = self._orphaned
-        rows = promises.rows_waiting(self._slots)
+        if not len(rows := promises.rows_waiting(self._slots)):
+            return _NO_ROWS
         frame = self._orphans[rows].with_columns(lo=pl.Series(promises.lo[rows]), hi=pl.Series(promises.hi[rows]))
         if at is not None:
             return frame.filter(_is_of(at))
@@ -304,8 +306,8 @@ class RangeWatermarkMap:
         return _frame(pa.table(columns, schema=WAITING), promises.lo[waiting], promises.hi[waiting])
 
     def _touches(self, starts: pa.Array | pa.ChunkedArray, ends: pa.Array | pa.ChunkedArray) -> pa.BooleanArray:
-        """Which ranges have a key in common with the range."""
-        out = pc.or_(pc.equal(ends, b""), pc.greater(ends, self.range.start))
+        """Which ranges have a key in common with the range. An empty one has none."""
+        out = pc.or_(pc.equal(ends, b""), pc.and_(pc.greater(ends, self.range.start), pc.less(starts, ends)))
         return pc.and_(out, pc.less(starts, self.range.end)) if self.range.end else out
 
     def _explain(self, where: KeyRange, w: int | None) -> Iterator[Stuck]:

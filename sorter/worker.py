@@ -29,6 +29,7 @@ from tistream.clock import Clock
 from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
 from tistream.feed import Feed
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Backoff, Problem, Repeating
@@ -112,11 +113,11 @@ class SorterWorker:
         with self._state:
             return {task_id: runner.core.stats() for task_id, runner in self._runners.items()}
 
-    def explain(self, task_id: int) -> list[Stuck]:
-        """What the watermark of a task waits for; nothing when the task is not here."""
+    def explain(self, task_id: int, range_: KeyRange | None = None) -> list[Stuck]:
+        """What the watermark of a task, or of a part of its range, waits for; nothing when the task is not here."""
         with self._state:
             runner = self._runners.get(task_id)
-            return [] if runner is None else runner.core.explain()
+            return [] if runner is None else runner.core.explain(range_)
 
     def _beat(self) -> None:
         if self._loop.crashed:

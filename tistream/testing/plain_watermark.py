@@ -1,29 +1,14 @@
-"""How far each key of a task is complete: the piecewise-constant map W(key).
+"""The watermark map in a plain form, the reference for sorter.watermark: one Python object per watermark row.
 
-A watermark row of a tenure says: every change of [start_key, end_key) with commit_ts in (checkpoint_ts, resolved_ts],
-and every undecided prewrite, is in this store's files up to and including the one that carries the row. So
-
-    a row may lift a slice from w to max(w, resolved_ts)  only if  checkpoint_ts <= w;
-
-otherwise it waits until another row has lifted the slice that far. A slice that no row ever lifted counts as `start_ts`
-for this test, and as "none" for the result: it is a hole, and a task with a hole has no watermark. Leader moves,
-splits, merges, restarts and files in any order need no further rule. Region ids and versions explain, never decide.
-
-Relations that hold after every call:
-
-- `bounds` rise strictly from the start of the range; slice i is [bounds[i], bounds[i+1]), the last ends with the range;
-- neighbours differ in W or in being covered (slices are coalesced);
-- W(key) never falls, and is at least `start_ts`;
-- a waiting row has some slice below its resolved_ts that it may not lift yet.
-
-The topology is a sorted list of keys, the timestamps are numpy arrays; one call handles all rows of one file at once.
+A row may lift a slice from w to max(w, resolved_ts) only if checkpoint_ts <= w; otherwise it waits until another row
+has lifted the slice that far. Every file is looked at row by row, slices are coalesced after each; nothing is kept from
+one file to the next but the slices and the rows that wait.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -31,65 +16,9 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from sorter.watermark import SLICES, WAITING, Stuck, WatermarkRow
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange, end_before, gaps, min_end
-
-#: one slice of the map
-SLICES = pa.schema(
-    [
-        pa.field("start_key", pa.binary(), nullable=False),
-        pa.field("end_key", pa.binary(), nullable=False),
-        pa.field("w", pa.uint64(), nullable=False),
-        pa.field("covered", pa.bool_(), nullable=False),
-    ]
-)
-
-_ROW_FIELDS = ("store_id", "incarnation", "seq", "region_id", "version", "checkpoint_ts", "resolved_ts")
-#: a row that waits for its slices to reach its checkpoint_ts
-WAITING = pa.schema(
-    [pa.field(name, pa.uint64(), nullable=False) for name in _ROW_FIELDS]
-    + [pa.field(name, pa.binary(), nullable=False) for name in ("start_key", "end_key")]
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatermarkRow:
-    """A watermark row and the file that brought it."""
-
-    store_id: int
-    incarnation: int
-    seq: int
-    region_id: int
-    version: int
-    checkpoint_ts: int
-    resolved_ts: int
-    start_key: bytes
-    end_key: bytes  #: empty = plus infinity
-
-    @property
-    def promise(self) -> tuple[object, ...]:
-        """What stays the same when the same tenure speaks again."""
-        where = (self.store_id, self.incarnation, self.region_id, self.version)
-        return (*where, self.start_key, self.end_key, self.checkpoint_ts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
-    """Why a slice is where it is: one for each region that speaks of it, one for each part of which nobody speaks."""
-
-    range: KeyRange  #: the slice, or the silent part of it
-    w: int | None  #: None for a hole
-    region_id: int = 0
-    version: int = 0
-    store_id: int = 0
-    incarnation: int = 0
-    seq: int = 0  #: the newest file of that store; 0 = none spoke of this range
-    reason: str
-
-    def __str__(self) -> str:
-        at = "hole" if self.w is None else f"W {self.w}"
-        who = f"region {self.region_id} store {self.store_id} file {self.incarnation}/{self.seq}: " if self.seq else ""
-        return f"{self.range} {at}: {who}{self.reason}"
 
 
 class PlainWatermarkMap:
