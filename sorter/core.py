@@ -133,6 +133,11 @@ class TaskCore:
         w = self.watermark()
         return self._ready.reach(w) if w is not None and w > self._upper else None
 
+    def flushable_bytes(self) -> int:
+        """Bytes of keys and values that could be written out now."""
+        w = self.watermark()
+        return self._ready.bytes_due(w) if w is not None and w > self._upper else 0
+
     def take(self, w: int) -> pa.Table:
         """The rows in (upper, w], schema change.COMMITTED, by (table_id, commit_ts, start_ts, key)."""
         limit = self.watermark()
