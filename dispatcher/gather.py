@@ -42,7 +42,7 @@ def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, index: Ints) -> pa
     validity, bounds, data = column.buffers()
     at = np.frombuffer(bounds, np.int32)[column.offset : column.offset + len(column) + 1]
     out = np.zeros(len(index) + 1, np.int32)
-    np.cumsum((at[1:] - at[:-1])[index], out=out[1:])
+    np.cumsum(at[index + 1] - at[index], out=out[1:])
     octets = pa.allocate_buffer(int(out[-1]))
     if data is not None:
         _copy(memoryview(data), at[starts], at[ends], memoryview(octets))

@@ -133,6 +133,11 @@ class TaskCore:
         w = self.watermark()
         return self._ready.reach(w) if w is not None and w > self._upper else None
 
+    def flushable_bytes(self) -> int:
+        """Bytes of keys and values that could be written out now."""
+        w = self.watermark()
+        return self._ready.bytes_due(w) if w is not None and w > self._upper else 0
+
     def take(self, w: int) -> pa.Table:
         """The rows in (upper, w], schema change.COMMITTED, by (table_id, commit_ts, start_ts, key)."""
         limit = self.watermark()
@@ -150,9 +155,9 @@ class TaskCore:
         """How far each incarnation of each store has been consumed."""
         return {store: dict(lives) for store, lives in self._positions.items()}
 
-    def explain(self) -> list[Stuck]:
-        """What the watermark waits for."""
-        return self._watermarks.explain()
+    def explain(self, range_: KeyRange | None = None) -> list[Stuck]:
+        """What the watermark of the range, or of the whole task, waits for."""
+        return self._watermarks.explain(range_)
 
     def snapshot(self) -> CoreSnapshot:
         """The whole state."""
@@ -198,7 +203,7 @@ class TaskCore:
             undecided_commits=int(prewrites.commits["asked"].sum()),
             ready_rows=ready.rows.height,
             bytes_held=int(sum(frame.estimated_size() for frame in held)),
-            slices=sum(1 for _ in self._watermarks.slices()),
+            slices=self._watermarks.slice_count(),
             holes=len(self._watermarks.holes()),
             waiting_watermarks=len(self._watermarks.waiting()),
             dead_prewrites=prewrites.dead,

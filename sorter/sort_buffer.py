@@ -25,6 +25,9 @@ FLUSH_BYTES_MAX = 256 << 20  #: of the rows of one task in one flush
 
 _VERSION = ["key", "commit_ts"]
 _ORDER = ["table_id", "commit_ts", "start_ts", "key"]
+_SIZE = pl.sum_horizontal(
+    pl.col(name).bin.size().fill_null(0).cast(pl.UInt64) for name in ("key", "value", "old_value")
+)
 
 
 class SortBuffer:
@@ -44,16 +47,19 @@ class SortBuffer:
         """Those of the rows whose (key, commit_ts) is not here."""
         return rows.join(self.rows, on=_VERSION, how="anti", maintain_order="left") if self.rows.height else rows
 
+    def bytes_due(self, w: int) -> int:
+        """Bytes of keys and values of the rows at or below w."""
+        if not self.rows.height:
+            return 0
+        return int(self.rows.filter(pl.col("commit_ts") <= w).select(_SIZE.sum()).item())
+
     def reach(self, w: int) -> int:
         """The largest watermark up to w whose rows fit one flush; a single commit_ts always does."""
-        if not self.rows.height:
-            return w
-        due = self.rows.filter(pl.col("commit_ts") <= w)
-        size = pl.sum_horizontal(pl.col(name).bin.size().fill_null(0) for name in ("key", "value", "old_value"))
-        if not due.height or due.select(size.cast(pl.UInt64).sum()).item() <= FLUSH_BYTES_MAX:
+        if self.bytes_due(w) <= FLUSH_BYTES_MAX:
             return w
         sizes = (
-            due.select("commit_ts", size=size.cast(pl.UInt64))
+            self.rows.filter(pl.col("commit_ts") <= w)
+            .select("commit_ts", size=_SIZE)
             .group_by("commit_ts")
             .agg(pl.col("size").sum())
             .sort("commit_ts")

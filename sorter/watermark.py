@@ -9,30 +9,36 @@ otherwise it waits until another row has lifted the slice that far. A slice that
 for this test, and as "none" for the result: it is a hole, and a task with a hole has no watermark. Leader moves,
 splits, merges, restarts and files in any order need no further rule. Region ids and versions explain, never decide.
 
+Every store names all its regions in every file, mostly the same ones. Their rows lie on numbered slots (sorter.slots)
+that are found once per list of regions: `apply` looks at keys only when a store's list differs from that of its file
+before.
+
 Relations that hold after every call:
 
-- `bounds` rise strictly from the start of the range; slice i is [bounds[i], bounds[i+1]), the last ends with the range;
-- neighbours differ in W or in being covered (slices are coalesced);
 - W(key) never falls, and is at least `start_ts`;
-- a waiting row has some slice below its resolved_ts that it may not lift yet.
-
-The topology is a sorted list of keys, the timestamps are numpy arrays; one call handles all rows of one file at once.
+- no row that waits may lift anything: all that the rows of any file allow has been done;
+- for each (store, incarnation) the newest file counts. A row that waits stays when later files no longer have it: its
+  promise holds. Of one promise only the row with the highest resolved_ts waits;
+- what is told (slices, holes, snapshot) has no two neighbours that agree in W and in being covered.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from sorter.slots import Ints, Mask, Promises, Slots, Stamps
 from tistream.errors import invariant
-from tistream.keyrange import KeyRange, end_before, gaps, min_end
+from tistream.keyrange import KeyRange, gaps
+
+EXPLAINED_MAX = 1000  #: answers of one `explain`
 
 #: one slice of the map
 SLICES = pa.schema(
@@ -45,6 +51,8 @@ SLICES = pa.schema(
 )
 
 _ROW_FIELDS = ("store_id", "incarnation", "seq", "region_id", "version", "checkpoint_ts", "resolved_ts")
+_PROMISE = ("store_id", "incarnation", "region_id", "version", "start_key", "end_key", "checkpoint_ts")
+_SHAPE = ("region_id", "version", "start_key", "end_key", "checkpoint_ts")  # of a region list
 #: a row that waits for its slices to reach its checkpoint_ts
 WAITING = pa.schema(
     [pa.field(name, pa.uint64(), nullable=False) for name in _ROW_FIELDS]
@@ -92,237 +100,238 @@ class Stuck:
         return f"{self.range} {at}: {who}{self.reason}"
 
 
+@dataclass(slots=True, kw_only=True)
+class _Voice:
+    """What one life of a store says."""
+
+    seq: int
+    regions: pa.RecordBatch  #: the newest file's watermark rows
+    inside: Ints | None  #: those that touch the range; None for all
+    promises: Promises  #: of those
+
+
 class RangeWatermarkMap:
     """W(key) over the range of one task."""
 
     def __init__(self, range_: KeyRange, start_ts: int) -> None:
         self.range = range_
         self.start_ts = start_ts
-        self._bounds: list[bytes] = [range_.start]
-        self._w: npt.NDArray[np.uint64] = np.array([start_ts], np.uint64)
-        self._covered: npt.NDArray[np.bool_] = np.zeros(1, np.bool_)
-        self._waiting: dict[tuple[object, ...], WatermarkRow] = {}
-        self._spoken: dict[tuple[int, int], tuple[int, pa.RecordBatch]] = {}  # newest file of each (store, incarnation)
+        self._slots = Slots(range_, start_ts)
+        self._voices: dict[tuple[int, int], _Voice] = {}
+        self._orphans = _NO_ROWS  # rows that wait and that their store no longer says
+        self._orphaned = _promises(_NO_ROWS, self._slots)
 
     def apply(self, regions: pa.RecordBatch, store_id: int, incarnation: int, seq: int) -> bool:
         """Take the watermark rows (change.REGIONS) of one file whose data has been applied; whether any slice moved."""
-        self._spoken[store_id, incarnation] = (seq, regions)
-        rows = self._admissible(regions, store_id, incarnation, seq)
-        for row in rows:
-            known = self._waiting.get(row.promise)
-            if known is None or known.resolved_ts <= row.resolved_ts:
-                self._waiting[row.promise] = row
-        return bool(rows) and self._advance()
+        voice = self._voices.get((store_id, incarnation))
+        if voice is None or not _same_shape(voice.regions, regions):
+            moved = self._advance(self._reshape((store_id, incarnation), regions, seq).promises)
+            self._slots.join_unexplained(self._placed())
+            return moved
+        promises, said = voice.promises, _said(regions, voice.inside)
+        if len(promises.waiting):
+            promises.seq[(said >= promises.resolved) & (said > 0)] = seq
+        np.maximum(promises.resolved, said, out=promises.resolved)
+        voice.seq, voice.regions = seq, regions
+        return self._advance(promises)
 
     def forget(self, store_id: int, incarnation: int) -> None:
         """An incarnation has ended: no longer use its last file to explain. Its promises stay as they are."""
-        self._spoken.pop((store_id, incarnation), None)
+        at = store_id, incarnation
+        if at in self._voices:
+            left = self._waiting_of(at)
+            del self._voices[at]
+            self._adopt(pl.concat([self._waiting_alone(), left]))
 
     def watermark(self) -> int | None:
         """The task's watermark: the lowest slice; None while there is a hole."""
-        return int(self._w.min()) if self._covered.all() else None
+        return None if self._slots.uncovered else int(self._slots.w.min())
 
     def highest(self) -> int:
         """The highest slice: no key has a larger W."""
-        return int(self._w.max())
+        return int(self._slots.w.max())
 
     def w_of(self, keys: pa.BinaryArray | pl.Series) -> npt.NDArray[np.uint64]:
         """W of each key. The keys must lie in the range."""
-        if len(self._bounds) == 1:
-            return np.full(len(keys), self._w[0], np.uint64)
+        bounds, w, _ = self._slots.joined()
+        if len(w) == 1:
+            return np.full(len(keys), w[0], np.uint64)
         series = keys if isinstance(keys, pl.Series) else pl.Series(pl.from_arrow(keys), dtype=pl.Binary)
-        bounds = pl.Series(self._bounds, dtype=pl.Binary)
         found = bounds.search_sorted(series, side="right").to_numpy().astype(np.int64)
-        out: npt.NDArray[np.uint64] = self._w[found - 1]
+        out: npt.NDArray[np.uint64] = w[found - 1]
         return out
 
     def holes(self) -> list[KeyRange]:
         """The ranges that no row ever lifted, in key order."""
-        return [self._slice(int(i)) for i in np.flatnonzero(~self._covered)]
+        return [where for where, w in self.slices() if w is None] if self._slots.uncovered else []
 
     def slices(self) -> Iterator[tuple[KeyRange, int | None]]:
         """All slices in key order; None for a hole."""
-        for i in range(len(self._bounds)):
-            yield self._slice(i), int(self._w[i]) if self._covered[i] else None
+        bounds, w, covered = self._slots.joined()
+        starts = bounds.to_list()
+        for start, end, ts, known in zip(
+            starts, [*starts[1:], self.range.end], w.tolist(), covered.tolist(), strict=True
+        ):
+            yield KeyRange(start, end), ts if known else None
+
+    def slice_count(self) -> int:
+        """How many slices there are."""
+        return len(self._slots.joined()[0])
 
     def waiting(self) -> list[WatermarkRow]:
         """The rows that wait, in a fixed order."""
-        return [self._waiting[k] for k in sorted(self._waiting, key=str)]
+        return [WatermarkRow(**row) for row in self._waiting().to_dicts()]
 
-    def explain(self) -> list[Stuck]:
-        """For each hole, or (without holes) each lowest slice: what it waits for."""
-        low = ~self._covered if not self._covered.all() else self._w == self._w.min()
-        return [stuck for i in np.flatnonzero(low) for stuck in self._explain(int(i))]
+    def explain(self, range_: KeyRange | None = None) -> list[Stuck]:
+        """For each hole in the range, or (without holes) each lowest slice: what it waits for. In key order, at most
+        EXPLAINED_MAX answers. Without `range_` the task's own."""
+        wanted = self.range if range_ is None else self.range.intersect(range_)
+        if wanted is None:
+            return []
+        parts = [(part, w) for where, w in self.slices() if (part := where.intersect(wanted)) is not None]
+        if any(w is None for _, w in parts):
+            parts = [(part, w) for part, w in parts if w is None]
+        else:
+            lowest = min(w for _, w in parts if w is not None)
+            parts = [(part, w) for part, w in parts if w == lowest]
+        return list(islice((stuck for part, w in parts for stuck in self._explain(part, w)), EXPLAINED_MAX))
 
     def snapshot(self) -> tuple[pa.Table, pa.Table]:
         """(slices, waiting rows), schemas SLICES and WAITING."""
-        ends = [*self._bounds[1:], self.range.end]
-        # Arrow would share the array's memory, and the map goes on changing it.
-        slices = pa.table([self._bounds, ends, self._w.copy(), self._covered.copy()], schema=SLICES)
-        rows = self.waiting()
-        waiting = pa.table([[getattr(r, name) for r in rows] for name in WAITING.names], schema=WAITING)
-        return slices, waiting
+        bounds, w, covered = self._slots.joined()
+        starts = bounds.to_list()
+        slices = pa.table([starts, [*starts[1:], self.range.end], w, covered], schema=SLICES)
+        return slices, self._waiting().to_arrow().cast(WAITING)
 
     def restore(self, slices: pa.Table, waiting: pa.Table) -> None:
         """Take over a snapshot, cut to this map's range. Parts of the range that it does not speak of stay holes."""
-        for row in slices.to_pylist():
-            for i in self._cut(row["start_key"], row["end_key"]):
-                self._w[i] = max(self._w[i], row["w"])
-                self._covered[i] = self._covered[i] or row["covered"]
-        for row in waiting.to_pylist():
-            kept = WatermarkRow(**row)
-            if self._clip(kept.start_key, kept.end_key):
-                self._waiting[kept.promise] = kept
-        self._coalesce()
-        self._advance()
+        parts = slices.filter(self._touches(slices["start_key"], slices["end_key"])).combine_chunks()
+        starts, ends = (_whole(parts[name]) for name in ("start_key", "end_key"))
+        covered = parts["covered"].to_numpy(zero_copy_only=False)
+        self._slots.restore(starts, ends, parts["w"].to_numpy(), covered)
+        rows = waiting.filter(self._touches(waiting["start_key"], waiting["end_key"])).combine_chunks()
+        lo, hi = self._slots.locate(_whole(rows["start_key"]), _whole(rows["end_key"]), self._placed())
+        self._adopt(pl.concat([self._waiting_alone(), _frame(rows, lo, hi)]))
+        self._advance(self._orphaned)
 
     def check(self) -> None:
-        """Raise when a relation of the module's docstring does not hold."""
-        bounds, size = self._bounds, len(self._bounds)
-        invariant(len(self._w) == size == len(self._covered), "slices and timestamps differ in number")
-        invariant(bounds[0] == self.range.start, "the map does not begin with the range")
-        invariant(all(a < b for a, b in pairwise(bounds)), "bounds do not rise")
-        invariant(all(b in self.range for b in bounds), "a bound lies outside the range")
-        invariant(bool((self._w >= np.uint64(self.start_ts)).all()), "W below start_ts")
-        same = (self._w[1:] == self._w[:-1]) & (self._covered[1:] == self._covered[:-1])
-        invariant(not same.any(), "neighbours are not coalesced")
-        for row in self._waiting.values():
-            span = self._overlapping(row.start_key, row.end_key)
-            stuck = [i for i in span if self._w[i] < row.resolved_ts and self._w[i] < row.checkpoint_ts]
-            invariant(bool(stuck), "a waiting row waits for nothing", row=row)
+        """Raise when a relation of the docstrings does not hold."""
+        self._slots.check(self.start_ts, self._placed())
+        invariant(len(self._orphans) == len(self._orphaned.lo), "rows that wait were lost")
+        for voice in self._voices.values():
+            rows = voice.regions.num_rows if voice.inside is None else len(voice.inside)
+            invariant(rows == len(voice.promises.lo), "a store's rows and its promises differ in number")
+        for row in self._waiting().to_dicts():
+            promised, needed = KeyRange(row["start_key"], row["end_key"]), min(row["resolved_ts"], row["checkpoint_ts"])
+            found = [w or self.start_ts for where, w in self.slices() if where.intersect(promised) is not None]
+            invariant(any(w < needed for w in found), "a waiting row waits for nothing", row=row)
 
-    def _admissible(self, regions: pa.RecordBatch, store_id: int, incarnation: int, seq: int) -> list[WatermarkRow]:
-        """The rows that can move something at all: ready, with a promise, and in the range."""
-        ready = regions.column("tenure_ready_ts").to_numpy() != 0
-        promised = regions.column("resolved_ts").to_numpy() != 0
-        chosen = regions.take(pa.array(np.flatnonzero(ready & promised)))
-        columns = ("region_id", "version", "checkpoint_ts", "resolved_ts", "start_key", "end_key")
-        found = zip(*(chosen.column(name).to_pylist() for name in columns), strict=True)
-        return [
-            WatermarkRow(
-                store_id=store_id,
-                incarnation=incarnation,
-                seq=seq,
-                region_id=region_id,
-                version=version,
-                checkpoint_ts=checkpoint_ts,
-                resolved_ts=resolved_ts,
-                start_key=start_key,
-                end_key=end_key,
-            )
-            for region_id, version, checkpoint_ts, resolved_ts, start_key, end_key in found
-            if self._clip(start_key, end_key)
-        ]
-
-    def _advance(self) -> bool:
-        """Let every waiting row lift what it may, until nothing moves; whether anything moved."""
-        rows = list(self._waiting.values())
-        if not rows:
-            return False
-        self._cut_all(edge for r in rows for edge in (r.start_key, r.end_key))
-        spans = [self._span(r.start_key, r.end_key) for r in rows]
-        lengths = np.array([hi - lo for lo, hi in spans], np.int64)
-        row_of = np.repeat(np.arange(len(rows)), lengths)
-        first = np.repeat(np.array([lo for lo, _ in spans], np.int64), lengths)
-        slot = first + np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        checkpoint = np.array([r.checkpoint_ts for r in rows], np.uint64)[row_of]
-        resolved = np.array([r.resolved_ts for r in rows], np.uint64)[row_of]
-        left = np.ones(len(row_of), np.bool_)
-        before = self._w.copy()
-        covered_before = int(self._covered.sum())
-        while True:
-            may = left & (checkpoint <= self._w[slot])
-            if not may.any():
-                break
-            np.maximum.at(self._w, slot[may], resolved[may])
-            self._covered[slot[may]] = True
-            left &= ~may
-        left &= resolved > self._w[slot]  # the others have nothing more to give
-        still = set(row_of[left].tolist())
-        self._waiting = {r.promise: r for i, r in enumerate(rows) if i in still}
-        moved = bool((self._w != before).any()) or int(self._covered.sum()) != covered_before
-        self._coalesce()
+    def _advance(self, spoke: Promises) -> bool:
+        """Let what has just been said lift what it may, then whatever waits, until nothing moves; whether any did."""
+        moved = again = self._slots.lift(spoke, spoke.admitted())
+        while again:
+            again = False
+            for promises in self._placed():
+                if len(promises.waiting) and len(due := promises.admit(self._slots)):
+                    again |= self._slots.lift(promises, due)
+        if moved and len(self._orphans):
+            self._adopt(self._waiting_alone())
         return moved
 
-    def _clip(self, start: bytes, end: bytes) -> bool:
-        """Whether [start, end) and the range have a key in common."""
-        low = max(start, self.range.start)
-        high = min_end(end, self.range.end)
-        return not high or low < high
+    def _reshape(self, at: tuple[int, int], regions: pa.RecordBatch, seq: int) -> _Voice:
+        """A store speaks of other regions than before, or for the first time: find the slots of its rows."""
+        old = self._voices.get(at)
+        touching = self._touches(regions.column("start_key"), regions.column("end_key")).to_numpy(zero_copy_only=False)
+        inside = None if touching.all() else np.flatnonzero(touching)
+        rows = _inside(regions, inside)
+        lo, hi = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
+        kept, known = _kept(_inside(old.regions, old.inside) if old is not None else regions.slice(0, 0), rows)
+        new = np.flatnonzero(~known)
+        changed = rows.take(pa.array(new)) if len(new) < rows.num_rows else rows
+        lo[new], hi[new] = self._slots.locate(changed.column("start_key"), changed.column("end_key"), self._placed())
+        if old is not None:  # numbered anew by now
+            lo[known], hi[known] = old.promises.lo[kept[known]], old.promises.hi[kept[known]]
+        promises = Promises(
+            checkpoint=rows.column("checkpoint_ts").to_numpy(),
+            resolved=_said(regions, inside),
+            seq=np.full(rows.num_rows, seq, np.uint64),
+            lo=lo,
+            hi=hi,
+            slots=self._slots,
+        )
+        left = _hand_over(pl.concat([self._waiting_alone(at), self._waiting_of(at)]), rows, promises)
+        if len(left) or len(self._orphans):
+            self._adopt(pl.concat([self._waiting_alone(but=at), left]))
+        voice = self._voices[at] = _Voice(seq=seq, regions=regions, inside=inside, promises=promises)
+        return voice
 
-    def _cut(self, start: bytes, end: bytes) -> range:
-        """Cut the slices at both edges; the slices in between. Empty when nothing of it lies in the range."""
-        if not self._clip(start, end):
-            return range(0)
-        self._cut_all((start, end))
-        return range(*self._span(start, end))
+    def _adopt(self, rows: pl.DataFrame) -> None:
+        """These rows, with their slots, wait and no store says them any more."""
+        self._orphans = _highest(rows)
+        self._orphaned = _promises(self._orphans, self._slots)
 
-    def _cut_all(self, edges: Iterable[bytes]) -> None:
-        """Cut the slices at these keys, as far as they lie inside the range. An empty key is no edge: the map begins
-        with the range, and as an end it is plus infinity."""
-        known = set(self._bounds)
-        new = sorted(e for e in set(edges) if e not in known and e in self.range and e > self.range.start)
-        if not new:
-            return
-        parent = np.array([bisect_right(self._bounds, e) - 1 for e in new], np.int64)
-        at = parent + 1
-        self._w = np.insert(self._w, at, self._w[parent])
-        self._covered = np.insert(self._covered, at, self._covered[parent])
-        self._bounds = sorted([*self._bounds, *new])
+    def _placed(self) -> list[Promises]:
+        """All that lies on the slots."""
+        return [voice.promises for voice in self._voices.values()] + [self._orphaned]
 
-    def _span(self, start: bytes, end: bytes) -> tuple[int, int]:
-        """First and last + 1 of the slices of [start, end), whose edges have been cut."""
-        lo = bisect_left(self._bounds, max(start, self.range.start))
-        return lo, bisect_left(self._bounds, end) if end_before(end, self.range.end) else len(self._bounds)
+    def _waiting(self) -> pl.DataFrame:
+        """All rows that wait, one for each promise, in a fixed order."""
+        said = [self._waiting_of(at) for at in self._voices]
+        return _highest(pl.concat([self._waiting_alone(), *said])).select(WAITING.names).sort(_PROMISE)
 
-    def _overlapping(self, start: bytes, end: bytes) -> range:
-        """The slices that have a key in common with [start, end)."""
-        lo = bisect_right(self._bounds, max(start, self.range.start)) - 1
-        return range(lo, bisect_left(self._bounds, end) if end_before(end, self.range.end) else len(self._bounds))
+    def _waiting_alone(self, at: tuple[int, int] | None = None, *, but: tuple[int, int] | None = None) -> pl.DataFrame:
+        """The rows that still wait and that no store says any more: of one life, of all but one, or all."""
+        promises = self._orphaned
+        if not len(rows := promises.rows_waiting(self._slots)):
+            return _NO_ROWS
+        frame = self._orphans[rows].with_columns(lo=pl.Series(promises.lo[rows]), hi=pl.Series(promises.hi[rows]))
+        if at is not None:
+            return frame.filter(_is_of(at))
+        return frame.filter(~_is_of(but)) if but is not None else frame
 
-    def _coalesce(self) -> None:
-        keep = np.ones(len(self._bounds), np.bool_)
-        keep[1:] = (self._w[1:] != self._w[:-1]) | (self._covered[1:] != self._covered[:-1])
-        if not keep.all():
-            self._bounds = [self._bounds[i] for i in np.flatnonzero(keep)]
-            self._w, self._covered = self._w[keep], self._covered[keep]
+    def _waiting_of(self, at: tuple[int, int]) -> pl.DataFrame:
+        """The rows that wait of those that a life of a store says now."""
+        voice = self._voices.get(at)
+        if voice is None or not len(waiting := voice.promises.rows_waiting(self._slots)):
+            return _NO_ROWS
+        promises = voice.promises
+        regions = _inside(voice.regions, voice.inside).take(pa.array(waiting))
+        told = {
+            "store_id": np.full(len(waiting), at[0], np.uint64),
+            "incarnation": np.full(len(waiting), at[1], np.uint64),
+            "seq": promises.seq[waiting],
+            "resolved_ts": promises.resolved[waiting],
+        }
+        columns = [told.get(name) if name in told else regions.column(name) for name in WAITING.names]
+        return _frame(pa.table(columns, schema=WAITING), promises.lo[waiting], promises.hi[waiting])
 
-    def _slice(self, i: int) -> KeyRange:
-        return KeyRange(self._bounds[i], self._bounds[i + 1] if i + 1 < len(self._bounds) else self.range.end)
+    def _touches(self, starts: pa.Array | pa.ChunkedArray, ends: pa.Array | pa.ChunkedArray) -> pa.BooleanArray:
+        """Which ranges have a key in common with the range. An empty one has none."""
+        out = pc.or_(pc.equal(ends, b""), pc.and_(pc.greater(ends, self.range.start), pc.less(starts, ends)))
+        return pc.and_(out, pc.less(starts, self.range.end)) if self.range.end else out
 
-    def _explain(self, i: int) -> list[Stuck]:
-        """What the newest files say of slice i."""
-        where = self._slice(i)
-        w = int(self._w[i]) if self._covered[i] else None
-        out: list[Stuck] = []
+    def _explain(self, where: KeyRange, w: int | None) -> Iterator[Stuck]:
+        """What the newest files say of a part of a slice."""
+        lo, hi = self._slots.numbers(where)
+        ts = self.start_ts if w is None else w
         spoken: list[KeyRange] = []
-        for (store_id, incarnation), (seq, regions) in sorted(self._spoken.items()):
-            for row in regions.to_pylist():
-                end = row["end_key"]
-                if (end and end <= where.start) or (where.end and row["start_key"] >= where.end):
-                    continue
-                spoken.append(KeyRange(row["start_key"], end))
-                stuck = Stuck(
-                    range=where,
-                    w=w,
-                    region_id=row["region_id"],
-                    version=row["version"],
-                    store_id=store_id,
-                    incarnation=incarnation,
-                    seq=seq,
-                    reason=_reason(row, int(self._w[i])),
-                )
-                out.append(stuck)
-        waiting = [r for r in self.waiting() if i in self._overlapping(r.start_key, r.end_key)]
-        told = {(s.store_id, s.incarnation, s.region_id, s.version) for s in out}
-        for r in waiting:
-            if (r.store_id, r.incarnation, r.region_id, r.version) not in told:
-                facts = {name: getattr(r, name) for name in ("region_id", "version", "store_id", "incarnation", "seq")}
-                reason = f"waits for W to reach its checkpoint_ts {r.checkpoint_ts}"
-                spoken.append(KeyRange(r.start_key, r.end_key))
-                out.append(Stuck(range=where, w=w, reason=reason, **facts))
-        silent = gaps(where, spoken)
-        return out + [Stuck(range=part, w=w, reason="no store speaks of this range") for part in silent]
+        told = set()
+        for (store_id, incarnation), voice in sorted(self._voices.items()):
+            life = {"store_id": store_id, "incarnation": incarnation, "seq": voice.seq}
+            for row in _inside(voice.regions, voice.inside).take(pa.array(voice.promises.on(lo, hi))).to_pylist():
+                spoken.append(KeyRange(row["start_key"], row["end_key"]))
+                told.add((store_id, incarnation, row["region_id"], row["version"]))
+                who = {"region_id": row["region_id"], "version": row["version"]}
+                yield Stuck(range=where, w=w, reason=_reason(row, ts), **who, **life)
+        alone = self._orphans[self._orphaned.on(lo, hi)]
+        for row in alone.to_dicts():
+            who = {name: row[name] for name in ("store_id", "incarnation", "region_id", "version")}
+            if tuple(who.values()) not in told:
+                spoken.append(KeyRange(row["start_key"], row["end_key"]))
+                reason = f"waits for W to reach its checkpoint_ts {row['checkpoint_ts']}"
+                yield Stuck(range=where, w=w, seq=row["seq"], reason=reason, **who)
+        for part in gaps(where, spoken):
+            yield Stuck(range=part, w=w, reason="no store speaks of this range")
 
 
 def _reason(row: dict[str, int], w: int) -> str:
@@ -333,3 +342,84 @@ def _reason(row: dict[str, int], w: int) -> str:
     if row["checkpoint_ts"] > w:
         return f"waits for W to reach its checkpoint_ts {row['checkpoint_ts']}"
     return f"its resolved ts stands at {row['resolved_ts']}"
+
+
+def _same_shape(a: pa.RecordBatch, b: pa.RecordBatch) -> bool:
+    """Whether both are the same regions with the same checkpoint_ts, in the same order."""
+    return a.num_rows == b.num_rows and all(a.column(name).equals(b.column(name)) for name in _SHAPE)
+
+
+def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
+    """For each new row an old one, and whether that has the same range."""
+    old_ids, ids = (rows.column("region_id").to_numpy() for rows in (old, new))
+    if not len(old_ids) or not len(ids):
+        return np.zeros(len(ids), np.int64), np.zeros(len(ids), np.bool_)
+    order = np.argsort(old_ids, kind="stable")
+    at = np.searchsorted(old_ids[order], ids)
+    like = order[np.minimum(at, len(order) - 1)]
+    taken = old.select(["start_key", "end_key"]).take(pa.array(like))
+    same = pc.and_(*(pc.equal(taken.column(name), new.column(name)) for name in ("start_key", "end_key")))
+    return like, same.to_numpy(zero_copy_only=False)
+
+
+def _said(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
+    """How far each row's tenure is complete; 0 when it says nothing yet. A new array."""
+    ready = regions.column("tenure_ready_ts").to_numpy() != 0
+    resolved = regions.column("resolved_ts").to_numpy()
+    out: Stamps = np.where(ready, resolved, np.uint64(0))
+    return out if inside is None else out[inside]
+
+
+def _inside(regions: pa.RecordBatch, inside: Ints | None) -> pa.RecordBatch:
+    return regions if inside is None else regions.take(pa.array(inside))
+
+
+def _hand_over(left: pl.DataFrame, rows: pa.RecordBatch, promises: Promises) -> pl.DataFrame:
+    """Rows of the store's life that waited: a row that says the same promise again goes on from them. The others."""
+    if not len(left):
+        return left
+    said = pl.from_arrow(rows.select(_SHAPE))
+    assert isinstance(said, pl.DataFrame)
+    both = said.with_row_index("row").join(left.select(*_SHAPE, "resolved_ts", "seq"), on=_SHAPE)
+    row, resolved = both["row"].to_numpy(), both["resolved_ts"].to_numpy()
+    higher = resolved > promises.resolved[row]
+    promises.resolved[row[higher]] = resolved[higher]
+    promises.seq[row[higher]] = both["seq"].to_numpy()[higher]
+    return left.join(said, on=_SHAPE, how="anti")
+
+
+def _frame(rows: pa.Table, lo: Ints, hi: Ints) -> pl.DataFrame:
+    """WAITING rows and their slots."""
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
+    return frame.with_columns(lo=pl.Series(lo), hi=pl.Series(hi))
+
+
+def _promises(rows: pl.DataFrame, slots: Slots) -> Promises:
+    columns = {name: rows[name].to_numpy().copy() for name in ("resolved_ts", "seq", "checkpoint_ts", "lo", "hi")}
+    return Promises(
+        checkpoint=columns["checkpoint_ts"],
+        resolved=columns["resolved_ts"],
+        seq=columns["seq"],
+        lo=columns["lo"],
+        hi=columns["hi"],
+        slots=slots,
+    )
+
+
+def _highest(rows: pl.DataFrame) -> pl.DataFrame:
+    """Of each promise the row with the highest resolved_ts."""
+    best = rows.sort("resolved_ts", "seq", descending=True)
+    return best.unique(_PROMISE, keep="first", maintain_order=True)
+
+
+def _is_of(at: tuple[int, int]) -> pl.Expr:
+    return (pl.col("store_id") == at[0]) & (pl.col("incarnation") == at[1])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.BinaryArray:
+    """The column as one array."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+_NO_ROWS = _frame(WAITING.empty_table(), np.empty(0, np.int64), np.empty(0, np.int64))

@@ -29,7 +29,8 @@ from tistream.clock import Clock
 from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
 from tistream.feed import Feed
 from tistream.ids import Tenant
-from tistream.limits import FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
+from tistream.keyrange import KeyRange
+from tistream.limits import COMMITTED_FILE_BYTES_TARGET, FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Backoff, Problem, Repeating
 
@@ -112,11 +113,11 @@ class SorterWorker:
         with self._state:
             return {task_id: runner.core.stats() for task_id, runner in self._runners.items()}
 
-    def explain(self, task_id: int) -> list[Stuck]:
-        """What the watermark of a task waits for; nothing when the task is not here."""
+    def explain(self, task_id: int, range_: KeyRange | None = None) -> list[Stuck]:
+        """What the watermark of a task, or of a part of its range, waits for; nothing when the task is not here."""
         with self._state:
             runner = self._runners.get(task_id)
-            return [] if runner is None else runner.core.explain()
+            return [] if runner is None else runner.core.explain(range_)
 
     def _beat(self) -> None:
         if self._loop.crashed:
@@ -138,9 +139,10 @@ class SorterWorker:
             return
         with self._state:
             self._refresh.run_if_due(self._look_around)
-            busy = False
-            for runner in list(self._runners.values()):
-                busy |= runner.absorb(FEED_QUEUE_BATCHES_MAX) == FEED_QUEUE_BATCHES_MAX
+            absorbed = [runner.absorb(FEED_QUEUE_BATCHES_MAX) for runner in self._runners.values()]
+            busy = FEED_QUEUE_BATCHES_MAX in absorbed
+            if any(absorbed) and self._has_a_full_file():
+                self._flush.hurry()
             self._flush.run_if_due(self._write_out)
             self._save.run_if_due(self._save_all)
         if busy:
@@ -174,15 +176,24 @@ class SorterWorker:
             if runner.row.tenant == tenant and runner.broken is None:
                 runner.follow(store_ids, self._feed, self._loop, self._clock)
 
+    def _by_tenant(self) -> dict[Tenant, list[TaskRunner]]:
+        """The tasks that go on."""
+        found: dict[Tenant, list[TaskRunner]] = {}
+        for runner in self._runners.values():
+            if runner.broken is None:
+                found.setdefault(runner.row.tenant, []).append(runner)
+        return found
+
+    def _has_a_full_file(self) -> bool:
+        """Whether some tenant's tasks together could write a file of the target size now."""
+        sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._by_tenant().values())
+        return any(size >= COMMITTED_FILE_BYTES_TARGET for size in sizes)
+
     def _write_out(self) -> None:
         """Flush every tenant; what one tenant's flush raises does not keep the others back."""
         assert self._publisher is not None
-        by_tenant: dict[Tenant, list[TaskRunner]] = {}
-        for runner in self._runners.values():
-            if runner.broken is None:
-                by_tenant.setdefault(runner.row.tenant, []).append(runner)
         errors: list[TiStreamError] = []
-        for tenant, runners in by_tenant.items():
+        for tenant, runners in self._by_tenant().items():
             before = {runner.task_id: runner.core.upper for runner in runners}
             try:
                 for task_id in self._publisher.flush(tenant, [runner.publication for runner in runners]):
@@ -247,6 +258,11 @@ class _Activity:
         self._backoff = Backoff(first_s=min(interval_s, 0.2), max_s=max(interval_s, 5.0))
         self._due_s = clock.monotonic()
         self._problem: Problem | None = None
+
+    def hurry(self) -> None:
+        """Do not wait for the interval, unless the last try failed."""
+        if self._problem is None:
+            self._due_s = self._clock.monotonic()
 
     def run_if_due(self, step: Callable[[], None]) -> None:
         """Run the step when its time has come. Errors that may pass, or concern one object, stay here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 BATCH_FILE_BYTES_TARGET = 8 << 20  # a pusher cuts a file early here
 COMMITTED_FILE_BYTES_TARGET = 8 << 20
 SEGMENT_OWN_BYTES_MIN = 256 << 10  # a table with more than this in one flush gets a segment of its own
+SEGMENT_SHARED_BYTES_TARGET = 512 << 10  # a segment of several tables ends here: a reader of one fetches so much
 SEGMENT_BYTES_TARGET = 64 << 20  # a segment of a committed file ends here, unpacked; a larger flush gets several
 FILE_BYTES_MAX = 2 << 30  # a segment file larger than this is refused
 SEGMENT_BYTES_MAX = 1 << 30  # decompressed bytes of one segment; larger is refused before it is unpacked
@@ -24,4 +25,4 @@ PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000
 
 assert HEARTBEAT_MS * 3 < LEASE_MS
-assert SEGMENT_OWN_BYTES_MIN < SEGMENT_BYTES_TARGET < SEGMENT_BYTES_MAX <= FILE_BYTES_MAX
+assert SEGMENT_OWN_BYTES_MIN <= SEGMENT_SHARED_BYTES_TARGET < SEGMENT_BYTES_TARGET < SEGMENT_BYTES_MAX <= FILE_BYTES_MAX

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine, event
 
 from sorter.core import TaskCore
 from sorter.publisher import Publication, Publisher
@@ -21,6 +21,7 @@ from tistream.errors import CatalogUnavailable, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import CommittedKey
+from tistream.limits import SEGMENT_OWN_BYTES_MIN
 from tistream.objectstore.memory import MemoryStore
 from tistream.testing.sorter_oracle import D, Mark, Row
 from tistream.testing.sorter_world import File, feed_batch
@@ -55,8 +56,10 @@ class FaultyCatalog(Catalog):
 
 class FaultyStore(MemoryStore):
     down = False
+    puts = 0
 
     def put(self, key: str, data: bytes | memoryview) -> None:
+        self.puts += 1
         if self.down:
             raise StoreUnavailable("down", determinate=True)
         super().put(key, data)
@@ -86,9 +89,9 @@ class Bench:
         assert owner_epoch is not None
         assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, owner_epoch=owner_epoch)
 
-    def feed(self, upto: int, *keys: bytes) -> None:
+    def feed(self, upto: int, *keys: bytes, value: bytes = b"v") -> None:
         self.seq += 1
-        rows = tuple(Row(kind=D, key=k, start_ts=upto - 2, commit_ts=upto - 1, value=b"v") for k in keys)
+        rows = tuple(Row(kind=D, key=k, start_ts=upto - 2, commit_ts=upto - 1, value=value) for k in keys)
         mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto)
         batch = feed_batch(File(store_id=1, incarnation=1, seq=self.seq, cut_ts=upto, rows=rows, marks=(mark,)))
         for p in self.tasks:
@@ -106,6 +109,27 @@ class Bench:
 
     def keys(self) -> list[str]:
         return [o.key for o in self.store.list("committed/")]
+
+
+def record_key(table_id: int, handle: int) -> bytes:
+    return b"t" + (table_id + (1 << 63)).to_bytes(8, "big") + b"_r" + (handle + (1 << 63)).to_bytes(8, "big")
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """The SQL that is sent meanwhile; BEGIN and COMMIT stand for transactions."""
+    sent: list[str] = []
+    hooks = [
+        ("before_cursor_execute", lambda conn, cursor, sql, *rest: sent.append(sql.split()[0])),
+        ("commit", lambda conn: sent.append("COMMIT")),
+    ]
+    for name, hook in hooks:
+        event.listen(Engine, name, hook)
+    try:
+        yield sent
+    finally:
+        for name, hook in hooks:
+            event.remove(Engine, name, hook)
 
 
 @pytest.fixture
@@ -133,6 +157,30 @@ def test_without_rows_only_the_uppers_move(bench: Bench) -> None:
     assert bench.flush() == frozenset()
     assert bench.keys() == []
     assert bench.state() == ([20, 20], 0)
+
+
+def test_idle_tasks_cost_one_statement_each_in_one_transaction_and_no_object(bench: Bench) -> None:
+    bench.feed(20)
+    with statements() as sent:
+        bench.flush()
+    assert [s for s in sent if s != "BEGIN"] == ["UPDATE", "UPDATE", "COMMIT"]
+    assert bench.store.puts == 0
+    with statements() as sent:
+        bench.flush()
+    assert sent == [], "W has not moved"
+
+
+@pytest.mark.parametrize(("tables", "value"), [(1, b"v"), (300, b"v"), (3, b"v" * SEGMENT_OWN_BYTES_MIN)])
+def test_a_flush_costs_the_same_statements_however_many_tables_it_holds(
+    bench: Bench, tables: int, value: bytes
+) -> None:
+    keys = [record_key(100 + t, 1) for t in range(tables)]
+    bench.feed(20, b"a", *keys, value=value)  # raw keys for the first task, records for the second
+    with statements() as sent:
+        bench.flush()
+    assert [s for s in sent if s != "BEGIN"] == ["UPDATE", "UPDATE", "SELECT", "INSERT", "INSERT", "COMMIT"]
+    assert bench.store.puts == 1
+    assert bench.state() == ([20, 20], tables + 1)
 
 
 def test_a_task_that_was_taken_away_is_left_out_and_named(bench: Bench) -> None:

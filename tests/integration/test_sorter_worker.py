@@ -75,14 +75,16 @@ class Bench:
             seen = get_task(self.catalog, task_id).epoch
             assert assign_task(self.catalog, task_id, worker_id=worker_id, seen_epoch=seen, owner_epoch=epoch)
 
-    def worker(self, worker_id: str, *, snapshot_interval_s: float = 0.1) -> SorterWorker:
+    def worker(
+        self, worker_id: str, *, snapshot_interval_s: float = 0.1, flush_interval_s: float = 0.02
+    ) -> SorterWorker:
         made = SorterWorker(
             self.catalog,
             self.store,
             self.feed,
             SystemClock(),
             worker_id=worker_id,
-            flush_interval_s=0.02,
+            flush_interval_s=flush_interval_s,
             snapshot_interval_s=snapshot_interval_s,
         )
         self.workers.append(made)
@@ -142,6 +144,20 @@ def test_changes_of_both_tasks_reach_the_log_once_and_uppers_follow(bench: Bench
     bench.wait_for_upper(30)
     assert bench.served() == [expected(b"a", 11, 12, b"1"), expected(b"x", 13, 14, b"2")]
     assert worker.problems() == []
+
+
+def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sorter.worker.COMMITTED_FILE_BYTES_TARGET", 1000)
+    bench.assign("s1")
+    worker = bench.worker("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
+    bench.wait(lambda: len(worker.stats()) == 2, "tasks")
+    bench.put(1, *change(b"a", 11, 12, b"1" * 499), *change(b"x", 13, 14, b"2" * 499), upto=20)
+    bench.wait_for_upper(20)  # both together are a file's worth
+    bench.put(2, *change(b"a", 21, 22, b"1" * 499), *change(b"x", 23, 24, b"2" * 498), upto=30)
+    bench.wait(lambda: all(s.watermark == 30 for s in worker.stats().values()), "arrival")
+    assert [s.upper for s in worker.stats().values()] == [20, 20]
 
 
 def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Bench) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from sorter import choice, core, prewrite_buffer, sort_buffer, watermark
+from sorter import choice, core, prewrite_buffer, slots, sort_buffer, watermark
 from sorter.core import TaskCore
 from sorter.prewrite_buffer import PrewriteBuffer
+from sorter.slots import Promises
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
 from tistream.errors import TiStreamError
@@ -39,27 +40,27 @@ class Mutant:
 MUTANTS = [
     Mutant(
         name="a row lifts a slice whatever its checkpoint_ts",
-        module=watermark,
-        owner=RangeWatermarkMap,
-        function="_advance",
-        old="left & (checkpoint <= self._w[slot])",
-        new="left",
+        module=slots,
+        owner=Promises,
+        function="place",
+        old="self._of_pairs(self.checkpoint) > slots.w[self.slot]",
+        new="self.slot < 0",
     ),
     Mutant(
         name="a hole counts as covered",
         module=watermark,
         owner=RangeWatermarkMap,
         function="watermark",
-        old="if self._covered.all() else None",
-        new="",
+        old="None if self._slots.uncovered else int(self._slots.w.min())",
+        new="int(self._slots.w.min())",
     ),
     Mutant(
         name="a tenure counts before it is ready",
         module=watermark,
-        owner=RangeWatermarkMap,
-        function="_admissible",
-        old="ready & promised",
-        new="promised",
+        owner=watermark,
+        function="_said",
+        old="np.where(ready, resolved, np.uint64(0))",
+        new="resolved.copy()",
     ),
     Mutant(
         name="dead by start_ts",
@@ -204,7 +205,7 @@ MUTANTS = [
         owner=TaskCore,
         function="restore",
         old="self._positions =",
-        new="self._watermarks._w.clip(self._upper, out=self._watermarks._w)\n    self._positions =",
+        new="self._watermarks._slots.w.clip(self._upper, out=self._watermarks._slots.w)\n    self._positions =",
     ),
     Mutant(
         name="restored rows that were written are kept",

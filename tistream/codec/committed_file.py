@@ -3,8 +3,9 @@
     head        cluster, tenant, sorter, incarnation, seq (the object key, said again), write_id
     committed   schema change.COMMITTED; per task, first the large tables, then the small ones together
 
-A table with more than `SEGMENT_OWN_BYTES_MIN` gets segments of its own, so a reader of it fetches nothing else; all
-smaller ones share segments. A segment ends at `SEGMENT_BYTES_TARGET`, a shared one between two tables.
+A table with more than `SEGMENT_OWN_BYTES_MIN` gets segments of its own, so a reader of it fetches nothing else; they
+end at `SEGMENT_BYTES_TARGET`. All smaller ones share segments, which end between two tables, at
+`SEGMENT_SHARED_BYTES_TARGET`: one table of a thousand is read with one range GET and little else.
 
 Relations, checked by the writer and by the reader alike:
 
@@ -31,7 +32,7 @@ from tistream.codec.arrow_stream import single_batch
 from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo, decode_segment
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.layout import CommittedKey
-from tistream.limits import SEGMENT_BYTES_TARGET, SEGMENT_OWN_BYTES_MIN
+from tistream.limits import SEGMENT_BYTES_TARGET, SEGMENT_OWN_BYTES_MIN, SEGMENT_SHARED_BYTES_TARGET
 
 KIND = "committed"
 
@@ -122,22 +123,24 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     sizes = np.diff(bytes_before[bounds])
     large = sizes > SEGMENT_OWN_BYTES_MIN
     for i in np.flatnonzero(large):
-        yield from _cut(batch, bytes_before, np.arange(bounds[i], bounds[i + 1] + 1))
+        yield from _cut(batch, bytes_before, np.arange(bounds[i], bounds[i + 1] + 1), SEGMENT_BYTES_TARGET)
     # neighbouring small tables form a run; runs are joined, so that all small tables stand together
     edges = np.flatnonzero(np.diff(np.concatenate([[True], large, [True]])))
     runs = [batch.slice(bounds[a], bounds[b] - bounds[a]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     if runs:
         shared = runs[0] if len(runs) == 1 else pa.concat_batches(runs)
         ends = np.cumsum(np.diff(bounds)[~large])
-        yield from _cut(shared, _bytes_before(shared), np.concatenate([[0], ends]))
+        places = np.concatenate([[0], ends])
+        yield from _cut(shared, _bytes_before(shared), places, SEGMENT_SHARED_BYTES_TARGET)
 
 
-def _cut(batch: pa.RecordBatch, bytes_before: npt.NDArray[np.int64], at: npt.NDArray[Any]) -> Iterator[pa.RecordBatch]:
+def _cut(
+    batch: pa.RecordBatch, bytes_before: npt.NDArray[np.int64], at: npt.NDArray[Any], bytes_target: int
+) -> Iterator[pa.RecordBatch]:
     """Slices of `batch` from at[0] to at[-1], each as long as the target allows, cut only at places in `at`."""
-    first = 0
+    first, before = 0, bytes_before[at]
     while first < len(at) - 1:
-        room = bytes_before[at[first]] + SEGMENT_BYTES_TARGET
-        last = int(np.searchsorted(bytes_before[at], room, side="right")) - 1
+        last = int(np.searchsorted(before, before[first] + bytes_target, side="right")) - 1
         last = max(last, first + 1)
         yield batch.slice(at[first], at[last] - at[first])
         first = last

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sorter.watermark import RangeWatermarkMap
+from sorter.slots import Slots
+from sorter.watermark import EXPLAINED_MAX, RangeWatermarkMap
 from tistream.change import REGIONS
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
@@ -149,6 +150,42 @@ def test_explain_names_a_waiting_row_of_a_store_that_has_fallen_silent() -> None
     assert stuck.reason == "waits for W to reach its checkpoint_ts 15"
 
 
+def test_explain_of_a_range_names_the_region_store_and_file_that_hold_it() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"g", 10, 30), region_id=5), 1, 2, 8)
+    m.apply(rows((b"g", b"p", 10, 20), region_id=6), 2, 1, 4)
+    m.apply(rows((b"p", b"", 10, 25), region_id=7), 3, 1, 9)
+    assert [(s.region_id, s.store_id, s.seq) for s in m.explain()] == [(6, 2, 4)]
+    (first,) = m.explain(KeyRange(b"a", b"c"))
+    assert (first.region_id, first.store_id, first.incarnation, first.seq, first.w) == (5, 1, 2, 8, 30)
+    assert first.range == KeyRange(b"a", b"c")
+    assert [s.region_id for s in m.explain(KeyRange(b"a", b"h"))] == [6]
+    assert [s.region_id for s in m.explain(KeyRange(b"q"))] == [7]
+    assert RangeWatermarkMap(KeyRange(b"b", b"c"), 10).explain(KeyRange(b"x")) == []
+
+
+def test_explain_is_bounded() -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    count = EXPLAINED_MAX + 50
+    m.apply(rows(*((b"%05d" % i, b"%05d" % (i + 1), 10, 0) for i in range(count)), ready=0), 1, 1, 1)
+    assert len(m.explain()) == EXPLAINED_MAX
+
+
+def test_an_empty_region_promises_nothing() -> None:
+    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
+    assert not m.apply(rows((b"g", b"g", 10, 30), (b"k", b"c", 10, 30)), 1, 1, 1)
+    assert slices(m) == [(b"b", b"y", None)]
+
+
+def test_a_repeated_list_keeps_its_slots_and_looks_at_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = RangeWatermarkMap(KeyRange(), 10)
+    m.apply(rows((b"", b"g", 10, 20), (b"g", b"p", 10, 20), (b"p", b"", 10, 20)), 1, 1, 1)
+    assert slices(m) == [(b"", b"", 20)]
+    monkeypatch.setattr(Slots, "locate", None)
+    assert m.apply(rows((b"", b"g", 10, 31), (b"g", b"p", 10, 32), (b"p", b"", 10, 33)), 1, 1, 2)
+    assert slices(m) == [(b"", b"g", 31), (b"g", b"p", 32), (b"p", b"", 33)]
+
+
 def test_a_snapshot_is_restored_and_is_not_touched_by_what_comes_after_it() -> None:
     m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
     m.apply(rows((b"", b"g", 10, 30), (b"", b"", 25, 50)), 1, 1, 1)
@@ -181,6 +218,6 @@ def test_what_a_snapshot_does_not_speak_of_stays_a_hole() -> None:
 
 def test_check_finds_a_map_that_is_wrong() -> None:
     m = RangeWatermarkMap(KeyRange(), 10)
-    m._w[0] = 5
+    m._slots.w[0] = 5
     with pytest.raises(TiStreamError, match="W below start_ts"):
         m.check()

@@ -100,6 +100,7 @@ def test_the_limit_of_an_own_segment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_tables_and_long_shares_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committed_file, "SEGMENT_OWN_BYTES_MIN", 400)
     monkeypatch.setattr(committed_file, "SEGMENT_BYTES_TARGET", 500)
+    monkeypatch.setattr(committed_file, "SEGMENT_SHARED_BYTES_TARGET", 900)
     value = b"x" * 165  # 200 bytes a row
     small = [row(t, c, value=value) for t in (1, 2, 3) for c in (1, 2)]
     large = [row(7, c, value=value) for c in range(1, 6)]
@@ -111,8 +112,7 @@ def test_long_tables_and_long_shares_are_cut(monkeypatch: pytest.MonkeyPatch) ->
         (7, 7, 5, 5, 1),
         (8, 8, 1, 1, 1),
         (8, 8, 2, 2, 1),
-        (1, 1, 1, 2, 2),  # a shared segment is cut between tables only
-        (2, 2, 1, 2, 2),
+        (1, 2, 1, 2, 4),  # a shared segment is cut between tables only
         (3, 3, 1, 2, 2),
     ]
     assert [r for s in segments[1] for r in read(data, s).to_pylist()] == large + huge + small
