@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from sorter import prewrite_buffer, watermark
+from sorter import prewrite_buffer, slots
 from sorter.prewrite_buffer import PrewriteBuffer
-from sorter.watermark import RangeWatermarkMap
+from sorter.slots import Promises
 from tistream import ts
 from tistream.change import RowKind
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_range, table_prefix
@@ -188,7 +188,7 @@ def test_the_recording_has_what_the_rules_are_for(dev: Recording) -> None:
 
 
 MUTANTS = [
-    (watermark, RangeWatermarkMap, "_advance", "left & (checkpoint <= self._w[slot])", "left"),
+    (slots, Promises, "place", "self._of_pairs(self.checkpoint) > slots.w[self.slot]", "self.slot < 0"),
     (prewrite_buffer, PrewriteBuffer, "settle", 'self.open, "cut_ts"', 'self.open, "start_ts"'),
 ]
 

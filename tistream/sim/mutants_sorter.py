@@ -10,17 +10,17 @@ from tistream.sim.mutants import register, replaced, reworded
 
 @register("no-admission", "a watermark row lifts a slice whatever its checkpoint_ts is", scenario="owners")
 def _no_admission() -> Iterator[None]:
-    from sorter.watermark import RangeWatermarkMap
+    from sorter.slots import Promises
 
-    with reworded(RangeWatermarkMap, "_advance", ("left & (checkpoint <= self._w[slot])", "left")):
+    with reworded(Promises, "place", ("self._of_pairs(self.checkpoint) > slots.w[self.slot]", "self.slot < 0")):
         yield
 
 
 @register("counts-before-ready", "a tenure counts although its opening scan goes on", scenario="overflow")
 def _counts_before_ready() -> Iterator[None]:
-    from sorter.watermark import RangeWatermarkMap
+    from sorter import watermark
 
-    with reworded(RangeWatermarkMap, "_admissible", ("ready & promised", "promised")):
+    with reworded(watermark, "_said", ("np.where(ready, resolved, np.uint64(0))", "resolved")):
         yield
 
 
@@ -177,7 +177,7 @@ def _taken_rows_leave() -> Iterator[None]:
 def _restore_lifts_w() -> Iterator[None]:
     from sorter.core import TaskCore
 
-    lift = "self._watermarks._w.clip(self._upper, None, out=self._watermarks._w)"
+    lift = "self._watermarks._slots.w.clip(self._upper, None, out=self._watermarks._slots.w)"
     with reworded(TaskCore, "restore", ("self._positions =", f"{lift}; self._positions =")):
         yield
 

@@ -175,7 +175,8 @@ class _Promises:
 
 
 def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:
-    return list(zip(map_._bounds, map_._w.tolist(), strict=True))
+    slices = map_.snapshot()[0]
+    return list(zip(slices["start_key"].to_pylist(), slices["w"].to_pylist(), strict=True))
 
 
 def _at(steps: list[tuple[bytes, int]], key: bytes) -> int:
