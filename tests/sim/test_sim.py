@@ -17,7 +17,7 @@ from tistream.sim.profiles import PROFILES, profile_of
 from tistream.sim.run import run
 from tistream.sim.scheduler import Process, Scheduler
 
-SEEDS = int(os.environ.get("TISTREAM_SIM_SEEDS", "6"))
+SEEDS = int(os.environ.get("SIM_SEEDS", "6"))
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.txt"))
 
 
