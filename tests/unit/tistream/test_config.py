@@ -47,3 +47,10 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.load().server.port = 5  # type: ignore[misc]
+
+
+def test_the_example_of_a_deployment_loads() -> None:
+    path = Path(__file__).parents[3] / "infra" / "tistream.toml"
+    found = config.load(path)
+    assert found.catalog.url.startswith("mysql+pymysql://")
+    assert found.object_store.url.startswith("s3://")
