@@ -65,6 +65,7 @@ def build_changes(table: Table, rows: pa.Table, after: pa.RecordBatch, before: p
 def pick(changes: TableChanges, index: npt.NDArray[np.int64]) -> TableChanges:
     """The changes at the given places, in that order."""
     at = pa.array(index)
+    after = changes.after.take(at)
     return TableChanges(
         table=changes.table,
         kind=changes.kind[index],
@@ -73,8 +74,8 @@ def pick(changes: TableChanges, index: npt.NDArray[np.int64]) -> TableChanges:
         start_ts=changes.start_ts[index],
         commit_ts=changes.commit_ts[index],
         key=changes.key.take(at),
-        after=changes.after.take(at),
-        before=changes.before.take(at),
+        after=after,
+        before=after if changes.before is changes.after else changes.before.take(at),
         split=changes.split[index],
     )
 

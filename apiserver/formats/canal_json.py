@@ -98,7 +98,7 @@ class CanalJson:
         pieces += image(fields, [_sql_type(f, main.column(f.place)) for f in fields])
         pieces += [b',"mysqlType":', self._mysql_types(table), b',"old":']
         pieces += self._old(changes, fields) if kind == UPDATE else [b"null"]
-        pieces += [b',"data":[', *image(fields, _values(fields, main)), b"]"]
+        pieces += [b',"data":[', *_members(fields, main), b"]"]
         if self.options.enable_tidb_extension:
             pieces += [b',"_tidb":{"commitTs":', commit_ts(changes), b"}"]
         return join([*pieces, b"}"], len(changes))
@@ -108,10 +108,11 @@ class CanalJson:
         return json_bytes({c.name: write(c) for c in table.visible_columns})
 
     def _old(self, changes: TableChanges, fields: Sequence[Field]) -> list[Piece]:
-        masks = None
-        if self._changed_only:
-            masks = [differs(changes.after.column(f.place), changes.before.column(f.place)) for f in fields]
-        return [b"[", *image(fields, _values(fields, changes.before), masks), b"]"]
+        if not self._changed_only:
+            return [b"[", *_members(fields, changes.before), b"]"]
+        masks = [differs(changes.after.column(f.place), changes.before.column(f.place)) for f in fields]
+        values = [_value(f, changes.before.column(f.place)) for f in fields]
+        return [b"[", *image(fields, values, masks), b"]"]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """One message."""
@@ -149,15 +150,18 @@ class CanalJson:
         return json_bytes(message)
 
 
-def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[pa.LargeBinaryArray]:
-    return [_value(f, batch.column(f.place)) for f in fields]
+def _members(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Piece]:
+    """The object of all columns. Each value carries its name and comma: a line of few pieces is joined faster."""
+    leads = [b"," * (n > 0) + f.name_json + b":" for n, f in enumerate(fields)]
+    values = (_value(f, batch.column(f.place), lead) for f, lead in zip(fields, leads, strict=True))
+    return [b"{", *values, b"}"]
 
 
-def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _value(field: Field, values: pa.Array, lead: bytes = b"") -> pa.LargeBinaryArray:
     if field.kind is Kind.BINARY:
-        return quoted(values, JSON_LATIN1_HTML)
+        return quoted(values, JSON_LATIN1_HTML, lead=lead)
     texts = plain_text(field, values)
-    return quoted(texts, JSON_HTML) if field.kind in _TEXTS else bare(texts, quote=True)
+    return quoted(texts, JSON_HTML, lead=lead) if field.kind in _TEXTS else bare(texts, quote=True, lead=lead)
 
 
 def _sql_type(field: Field, values: pa.Array) -> Piece:

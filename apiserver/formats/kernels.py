@@ -77,10 +77,35 @@ def mapped_bytes(  # type: ignore[no-untyped-def]
                 at += 6
                 j += 3
                 continue
-            for k in range(start[b], start[b + 1]):
-                out[at] = table[k]
+            k = start[b]
+            out[at] = table[k]  # most bytes are one byte, and none is nothing
+            at += 1
+            for more in range(k + 1, start[b + 1]):
+                out[at] = table[more]
                 at += 1
             j += 1
+        for b in suffix:
+            out[at] = b
+            at += 1
+
+
+@_jit
+def wrapped_bytes(data, offsets, valid, prefix, suffix, null, out):  # type: ignore[no-untyped-def]
+    """Write rows as they are, inside prefix and suffix; `null` for nulls. `out` has just the room."""
+    at = 0
+    for i in range(len(offsets) - 1):
+        if not valid[i]:
+            for b in null:
+                out[at] = b
+                at += 1
+            continue
+        for b in prefix:
+            out[at] = b
+            at += 1
+        start, size = offsets[i], offsets[i + 1] - offsets[i]
+        for k in range(size):
+            out[at + k] = data[start + k]
+        at += size
         for b in suffix:
             out[at] = b
             at += 1

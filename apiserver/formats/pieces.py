@@ -99,15 +99,23 @@ def mapped(
     return _array(out_offsets, out)
 
 
-def quoted(values: pa.Array, table: ByteMap = JSON) -> pa.LargeBinaryArray:
-    """JSON strings, or null."""
-    return mapped(values, table, prefix=b'"', suffix=b'"')
+def quoted(values: pa.Array, table: ByteMap = JSON, *, lead: bytes = b"") -> pa.LargeBinaryArray:
+    """JSON strings, or null, behind `lead`."""
+    return mapped(values, table, prefix=lead + b'"', suffix=b'"', null=lead + b"null")
 
 
-def bare(values: pa.Array, *, quote: bool = False, null: bytes = b"null") -> pa.LargeBinaryArray:
-    """Text that needs no escaping (numbers, base64), with quotes around it or not."""
-    mark = b'"' if quote else b""
-    return mapped(values, PLAIN, prefix=mark, suffix=mark, null=null)
+def bare(values: pa.Array, *, quote: bool = False, null: bytes = b"null", lead: bytes = b"") -> pa.LargeBinaryArray:
+    """Text that needs no escaping (numbers, base64): as it is, or with quotes around it and behind `lead`."""
+    if not quote:
+        values = values.cast(LARGE)
+        return pc.fill_null(values, pa.scalar(null, LARGE)) if values.null_count else values
+    data, offsets, valid = buffers(values)
+    out_offsets = np.zeros(len(values) + 1, np.int64)
+    null = lead + null
+    np.cumsum(np.where(valid, np.diff(offsets) + len(lead) + 2, len(null)), out=out_offsets[1:])
+    out = np.empty(int(out_offsets[-1]), np.uint8)
+    kernels.wrapped_bytes(data, offsets, valid, _u8(lead + b'"'), _u8(b'"'), _u8(null), out)
+    return _array(out_offsets, out)
 
 
 def integer_text(values: pa.Array) -> pa.Array:

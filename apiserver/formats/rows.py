@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import numpy as np
@@ -97,9 +97,16 @@ def by_kind(changes: TableChanges, encode: Callable[[TableChanges, int], pa.Larg
         return pa.array([], LARGE)
     if len(present) == 1:
         return encode(changes, present[0][0])
-    lines = pa.concat_arrays([encode(pick(changes, at), kind) for kind, at in present])
+    lines = pa.concat_arrays([encode(_of_kind(changes, at, kind), kind) for kind, at in present])
     back = np.argsort(np.concatenate([at for _, at in present]), kind="stable")
     return lines.take(pa.array(back))
+
+
+def _of_kind(changes: TableChanges, at: npt.NDArray[np.int64], kind: int) -> TableChanges:
+    """The changes at these places, all of one kind; an image that the kind does not have is not copied."""
+    if kind == INSERT:
+        return pick(replace(changes, before=changes.after), at)
+    return pick(replace(changes, after=changes.before) if kind == DELETE else changes, at)
 
 
 def image(

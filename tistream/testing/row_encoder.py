@@ -154,8 +154,12 @@ def encode_v2(
     key: bytes = b"",
     extra: bool = False,
     large: bool = False,
+    sums: Sequence[int] = (),
 ) -> bytes:
-    """A v2 row of ids and bytes (None = NULL), with a checksum trailer of version 1 or 2 over `key` if asked for."""
+    """A v2 row of ids and bytes (None = NULL), with a checksum trailer if asked for.
+
+    Version 1 or 2 is over `key`; version 0 has the one or two checksums of `sums`, made by the caller.
+    """
     filled = sorted(id_ for id_, raw in cells.items() if raw is not None)
     empty = sorted(id_ for id_, raw in cells.items() if raw is None)
     data, ends = b"", []
@@ -167,7 +171,9 @@ def encode_v2(
     row = struct.pack("<BBHH", 0x80, flags, len(filled), len(empty))
     row += b"".join(struct.pack("<I" if large else "<B", id_) for id_ in filled + empty)
     row += b"".join(struct.pack("<I" if large else "<H", end) for end in ends) + data
-    if checksum is not None:
+    if checksum == 0:
+        row += bytes([8 if len(sums) == 2 else 0]) + struct.pack(f"<{len(sums)}I", *sums)
+    elif checksum is not None:
         row += bytes([checksum | (8 if extra else 0)])
         covered = key if checksum == 1 else key[11:]
         row += struct.pack("<I", zlib.crc32(row + covered)) + (bytes(4) if extra else b"")

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import pairwise
 from typing import Any
@@ -36,26 +36,34 @@ def decode_row(layout: RowLayout, key: bytes, value: bytes | None) -> list[Any]:
         return [None] * len(layout.columns)
     need(len(value) > 0, "empty")
     specs = {column.id: column for column in layout.columns}
-    found = _read_v2(value, key) if value[0] == 0x80 else _read_v1(value, specs)
+    found, sums = _read_v2(value, key) if value[0] == 0x80 else (_read_v1(value, specs), set())
     wanted_handles = [id_ for id_ in layout.common_handle if id_ in specs and found.get(id_) is None]
     handles = _read_key(layout, key, specs) if wanted_handles else {}
-    row = []
+    row, held = [], dict(found)
     for column in layout.columns:
         if found.get(column.id) is not None:
             row.append(read_cell(column, found[column.id]))
         elif column.id == layout.int_handle:
             need(len(key) == 19 and key[:1] == b"t" and key[9:11] == b"_r", "not an integer handle")
             (unsigned,) = struct.unpack(">Q", key[11:])
-            row.append(read_cell(column, (unsigned ^ 2**63).to_bytes(8, "little")))
+            held[column.id] = (unsigned ^ 2**63).to_bytes(8, "little")
+            row.append(read_cell(column, held[column.id]))
         elif column.id in layout.common_handle:
             need(column.id in handles, "key too short")
+            held[column.id] = handles[column.id]
             row.append(read_cell(column, handles[column.id]))
         else:
             row.append(None if column.id in found else default_of(column))
+    covered = {id_ for id_, raw in held.items() if raw is not None} | {*layout.common_handle}
+    if layout.int_handle is not None:
+        covered.add(layout.int_handle)
+    if sums and covered <= specs.keys():
+        need(column_sum(layout.columns, held) in sums, "column checksum")
     return row
 
 
-def _read_v2(row: bytes, key: bytes) -> dict[int, bytes | None]:
+def _read_v2(row: bytes, key: bytes) -> tuple[dict[int, bytes | None], set[int]]:
+    """(cells, checksums of version 0)."""
     need(len(row) >= 6, "short")
     _, flags, filled, empty = struct.unpack_from("<BBHH", row)
     need(flags < 4, "flags")
@@ -76,18 +84,62 @@ def _read_v2(row: bytes, key: bytes) -> dict[int, bytes | None]:
     trailer = row[body + last :]
     if not flags & 2:
         need(trailer == b"", "trailing")
-        return found
+        return found, set()
     need(len(trailer) > 0 and len(trailer) == (9 if trailer[0] & 8 else 5), "trailer size")
     version, crc = trailer[0] & 7, int.from_bytes(trailer[1:5], "little")
     need(version <= 2, "checksum version")
+    if version == 0:
+        return found, {int.from_bytes(trailer[at : at + 4], "little") for at in range(1, len(trailer), 4)}
     covered = row[: body + last + 1]
     sums = {
-        0: {crc},
         1: {zlib.crc32(covered + key), zlib.crc32(covered + key[11:])},
         2: {zlib.crc32(covered + key[11:])},
     }
     need(crc in sums[version], "checksum")
-    return found
+    return found, set()
+
+
+def column_sum(columns: Iterable[ColumnSpec], cells: Mapping[int, bytes | None]) -> int:
+    """The checksum of version 0 over cells in the form of v2 rows, NULL and missing ones left out."""
+    known = {column.id: column for column in columns}
+    pieces = [_summed(known[id_], raw) for id_, raw in sorted(cells.items()) if raw is not None]
+    return zlib.crc32(b"".join(pieces))
+
+
+def _summed(column: ColumnSpec, raw: bytes) -> bytes:
+    tp = column.tp
+    if tp in STRING_TYPES:
+        return struct.pack("<I", len(raw)) + raw
+    if tp == 225:
+        return raw
+    value = read_cell(column, raw)
+    if tp in (4, 5):
+        return struct.pack("<d", value if math.isfinite(value) else 0.0)
+    if tp == 11 or tp in TIME_TYPES or tp in (245, 246):
+        shown = value if tp == 245 else _decimal_text(column, value) if tp == 246 else _clock_text(column, value)
+        return struct.pack("<I", len(shown.encode())) + shown.encode()
+    return struct.pack("<Q", value % 2**64)
+
+
+def _decimal_text(column: ColumnSpec, value: Decimal) -> str:
+    return f"{value if value else abs(value):.{max(column.decimal, 0)}f}"
+
+
+def _clock_text(column: ColumnSpec, value: int) -> str:
+    if column.tp == 11:
+        seconds, micros = divmod(abs(value) // 1000, 10**6)
+        date = "-" if value < 0 else ""
+    else:
+        days, clock = divmod(value >> 24, 2**17)
+        micros, seconds = value % 2**24, (clock >> 12) * 3600 + (clock >> 6 & 63) * 60 + (clock & 63)
+        year, month = divmod(days >> 5, 13)
+        date = f"{year:04d}-{month:02d}-{days & 31:02d}"
+        if column.tp == 10:
+            return date
+        date += " "
+    digits = max(column.decimal, 0)
+    fraction = "." + f"{micros:06d}"[:digits] if digits else ""
+    return f"{date}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{fraction}"
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:

@@ -1,9 +1,8 @@
 """Row checksums: the trailer that TiDB writes when row level checksums are on.
 
 Version 2 covers the row bytes, the trailer's header byte and the handle; version 1 the record key in place of the
-handle, though some writers of version 1 hashed the handle too, so either is accepted. Version 0 covers the text of all
-columns of the schema at the time of writing, which a row alone does not tell: it is not verified, and neither is the
-extra checksum that a row may carry while its table is changed.
+handle, though some writers of version 1 hashed the handle too, so either is accepted. The extra checksum that such a
+row may carry while its table is changed is not verified. Version 0 is another thing: see `column_checksum`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from tistream.codec.compiled import view
 from tistream.codec.row import columns as convert
 from tistream.codec.row.checksum import verify
+from tistream.codec.row.column_checksum import claims_of, verify_columns
 from tistream.codec.row.columns import BUFFER_BYTES_MAX, Cells
 from tistream.codec.row.defaults import stored_default
 from tistream.codec.row.handle import common_handles, int_handles
@@ -62,6 +63,7 @@ class _Plan:
     defaults: tuple[bytes | None, ...]
     int_handle: int  #: column index or ABSENT
     common_handle: Int32s  #: column indexes or ABSENT
+    handles: tuple[int, ...]  #: column indexes or ABSENT of all columns that the row key has
 
 
 @lru_cache(maxsize=512)
@@ -75,6 +77,8 @@ def _plan(layout: RowLayout) -> _Plan:
             small[id_] = index
     order = np.argsort(np.array(ids, np.int64), kind="stable").astype(np.int32)
     index_of = {id_: index for index, id_ in enumerate(ids)}
+    int_handle = ABSENT if layout.int_handle is None else index_of.get(layout.int_handle, ABSENT)
+    common_handle = [index_of.get(id_, ABSENT) for id_ in layout.common_handle]
     return _Plan(
         schema=storage_schema(layout),
         small=small,
@@ -82,8 +86,9 @@ def _plan(layout: RowLayout) -> _Plan:
         order=order,
         accepts=ACCEPTS[np.array([kind_of(column) for column in layout.columns], np.int64)],
         defaults=tuple(stored_default(column) for column in layout.columns),
-        int_handle=ABSENT if layout.int_handle is None else index_of.get(layout.int_handle, ABSENT),
-        common_handle=np.array([index_of.get(id_, ABSENT) for id_ in layout.common_handle], np.int32),
+        int_handle=int_handle,
+        common_handle=np.array(common_handle, np.int32),
+        handles=tuple(common_handle if layout.int_handle is None else [int_handle, *common_handle]),
     )
 
 
@@ -104,12 +109,16 @@ def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray) -> D
     position = np.zeros_like(length)
     trailer, fault = np.empty(rows, np.int32), np.zeros((3, rows), np.int32)
     old, summed = locate(data, offsets, present, plan.small, plan.ids, plan.order, position, length, trailer, fault)
+    claims = None
     if summed:
         verify(data, offsets, key_bytes, key_offsets, trailer, length, fault)
+        claims = claims_of(data, offsets, trailer, length, plan.handles)
     if old or (length == MISSING).any() or plan.int_handle >= 0 or (plan.common_handle >= 0).any():
         data = _complete(layout, plan, old, data, offsets, present, key_bytes, key_offsets, position, length, fault)
     cells = Cells(data=data, position=position, length=length, fault=fault)
     arrays = [convert.column_of(column, cells, c) for c, column in enumerate(layout.columns)]
+    if claims is not None and len(claims.rows):
+        verify_columns(layout.columns, arrays, cells, claims, trailer)
     errors = _errors(layout, offsets, fault)
     if errors:
         good = pa.array(fault[0] == 0)
