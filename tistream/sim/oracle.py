@@ -64,12 +64,13 @@ class Oracle:
         hi = bisect_right(self.committed, upto, key=_commit_ts)
         return [row for row in self.committed[lo:hi] if _delivered(row.key)]
 
-    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int) -> None:
-        """A pull has delivered (after, upto] and said that `resolved` is served."""
+    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int) -> None:
+        """A pull has delivered (after, upto] and said that `resolved` is served. `seen` is the largest that any reader
+        had been told when this pull began: pulls that run side by side may end in any order."""
         self.pulls += 1
         self.rows += rows.num_rows
-        if resolved < self.served_max and who.startswith("final"):
-            self.violated(f"served: {resolved} after {self.served_max}")
+        if resolved < seen and who.startswith("final"):
+            self.violated(f"served: {resolved} after {seen}")
         self.served_max = max(self.served_max, resolved, upto)
         self._below = bisect_right(self.committed, self.served_max, key=_commit_ts)
         found = list(zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True))

@@ -243,8 +243,9 @@ def read_once(world: Hosts, services: Services, who: str, start: str | None, lim
     request = PullRequest(
         scope=scope, start_ts=None if start else "earliest", cursor=start, format="arrow", options={}, limit=limit
     )
+    seen = world.oracle.served_max
     answer = pull(services, request)
     rows = pa.ipc.open_stream(answer.content).read_all()
     upto = cursor.decode(answer.next_cursor, scope)
-    world.oracle.pulled(who, rows, after, upto, answer.resolved_ts)
+    world.oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen)
     return answer.next_cursor
