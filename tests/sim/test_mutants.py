@@ -36,8 +36,6 @@ QUICK = {
     "reclaim-from-memory": 0,
     "deleted-before-given-up": 0,
     "collected-without-tombstone": 0,
-    "gap-skipped": 0,
-    "gap-accepted": 0,
     "cursor-cuts-commit": 0,
     "resolved-before-records": 0,
     "cut-before-records": 0,
