@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import orjson
 from rich.console import Console
@@ -27,7 +27,6 @@ from rich.text import Text
 from tistream import __version__
 from tistream import ts as tso
 from tistream.client import Client
-from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
 RECORDING = Path(__file__).parent / "recording"
@@ -37,6 +36,9 @@ _FIRST_PAGES_ROWS = 10  # small pages until a row is shown: it needs the decoder
 _PAUSE_S = 0.3
 _COLOURS = {"insert": "green", "update": "yellow", "delete": "red", "ddl": "cyan"}
 _SIGNS = {"insert": "+", "update": "~", "delete": "-", "ddl": "≡"}
+
+
+Push = Callable[[str, threading.Event], object]
 
 
 class Service(Protocol):
@@ -61,12 +63,16 @@ class Seen:
 
 def run(
     start_service: Callable[[Path], Service],
-    push: Callable[[str], object],
+    push: Push,
     *,
     wait_for_end: Callable[[float], bool],
     out: Console,
 ) -> Seen:
-    """Run until `wait_for_end(seconds)` answers True. `push(url)` pushes the recording; it runs in its own thread."""
+    """Run until `wait_for_end(seconds)` answers True.
+
+    `push(url, stop)` pushes the recording until `stop` is set. It runs in a thread of its own and has ended before the
+    folder, into which it writes, is taken away.
+    """
     with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
         said = f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end"
         out.print(said, highlight=False, soft_wrap=True)
@@ -77,12 +83,11 @@ def run(
             service.close()
 
 
-def _show(url: str, push: Callable[[str], object], wait_for_end: Callable[[float], bool], out: Console) -> Seen:
+def _show(url: str, push: Push, wait_for_end: Callable[[float], bool], out: Console) -> Seen:
     api = f"{url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=ndjson"
     out.print(f"  [green]✓[/] console  {url}/", soft_wrap=True)
     out.print(f"  [green]✓[/] API      {api}", soft_wrap=True)
     seen = Seen()
-    failed: list[TiStreamError] = []
     with Client(url) as client:
         client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
         out.print(
@@ -91,33 +96,54 @@ def _show(url: str, push: Callable[[str], object], wait_for_end: Callable[[float
             soft_wrap=True,
         )
         out.print("    (the first start compiles the row decoders: that takes some seconds once)\n", style="dim")
-        pushing = threading.Thread(target=_push, args=(push, url, failed), daemon=True)
-        pushing.start()
-        cursor: str | None = None
-        told = False
-        while not wait_for_end(_PAUSE_S):
-            limit = None if told else _FIRST_PAGES_ROWS
-            page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
-            cursor = page.next_cursor
-            _take(page.lines(), seen, out)
-            if not told and sum(seen.kinds.values()) >= _SHOWN_ROWS:
-                told = True
-                _lines_to_copy(url, out)
-            if failed:
-                raise failed[0]
-            if out.is_terminal and told:
-                out.print(_counter(seen, pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
+        with Pushing(push, url) as pushing:
+            _follow(client, pushing, seen, wait_for_end, out)
     if out.is_terminal:
         out.print()
     _summary(seen, out)
     return seen
 
 
-def _push(push: Callable[[str], object], url: str, failed: list[TiStreamError]) -> None:
-    try:
-        push(url)
-    except TiStreamError as e:
-        failed.append(e)
+def _follow(client: Client, pushing: Pushing, seen: Seen, wait_for_end: Callable[[float], bool], out: Console) -> None:
+    cursor: str | None = None
+    told = False
+    while not wait_for_end(_PAUSE_S):
+        limit = None if told else _FIRST_PAGES_ROWS
+        page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
+        cursor = page.next_cursor
+        _take(page.lines(), seen, out)
+        if not told and sum(seen.kinds.values()) >= _SHOWN_ROWS:
+            told = True
+            _lines_to_copy(client.url, out)
+        if pushing.error is not None:
+            raise pushing.error
+        if out.is_terminal and told:
+            out.print(_counter(seen, pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
+
+
+class Pushing:
+    """The pushers, in a thread that has ended when the `with` block is left."""
+
+    def __init__(self, push: Push, url: str) -> None:
+        self.error: Exception | None = None  #: what ended the push before its time
+        self._push, self._url = push, url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="push", daemon=True)
+        self.is_alive = self._thread.is_alive
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._push(self._url, self._stop)
+        except Exception as e:  # noqa: BLE001 - whatever it is, the thread that shows things raises it
+            self.error = e
 
 
 def _take(lines: list[bytes], seen: Seen, out: Console) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
 
 
 def test_the_lines_to_copy_work_and_ctrl_c_ends_with_a_summary(
-    demo: tuple[subprocess.Popen[bytes], list[str]],
+    demo: tuple[subprocess.Popen[bytes], list[str]], tmp_path: Path
 ) -> None:
     process, (curl, pull, python) = demo
     assert process.stdout is not None
@@ -74,8 +75,30 @@ def test_the_lines_to_copy_work_and_ctrl_c_ends_with_a_summary(
     assert "commit_ts: uint64" in sh(python)
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read().decode()
-    assert process.wait(WAIT_S) == 0
+    assert process.wait(WAIT_S) == 0, (tmp_path / "err").read_text("utf-8")
     assert re.search(r"^Summary\n  [\d,]+ inserts", rest, re.MULTILINE)
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_ctrl_c_ends_the_pushers_before_the_folder_they_write_to(attempt: int) -> None:
+    with subprocess.Popen(
+        [*DEMO[:-1], "20"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            folder = re.search(r"everything in (\S+),", process.stdout.readline().decode())
+            assert folder
+            deadline = time.monotonic() + WAIT_S
+            while not list(Path(folder[1]).rglob("file-*.seg")):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05 + attempt / 100)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (0, b""), err.decode()
+    assert not Path(folder[1]).exists()
 
 
 def test_on_a_terminal_rows_are_in_colour() -> None:

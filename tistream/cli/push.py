@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,13 +63,14 @@ def push_recording(
     tenant: TenantId,
     speed: float | None,
     progress: Callable[[PushProgress], None] = lambda _: None,
+    stop: threading.Event | None = None,
 ) -> PushResult:
-    """Push a recording to the service at `url`; what was pushed."""
+    """Push a recording to the service at `url`, until its end or until `stop` is set; what was pushed."""
     from tistream.objectstore.factory import open_store
     from tistream.pusher.capture_push import push_capture
     from tistream.pusher.control import HttpControl
 
-    return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress)
+    return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
 
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:

@@ -78,8 +78,8 @@ def demo(
     def over(pause_s: float) -> bool:
         return ended.wait(pause_s) or (deadline is not None and time.monotonic() > deadline)
 
-    def feed(url: str) -> None:
-        push.push_recording(demonstration.RECORDING, url, demonstration.TENANT, pace)
+    def feed(url: str, stop: threading.Event) -> None:
+        push.push_recording(demonstration.RECORDING, url, demonstration.TENANT, pace, stop=stop)
 
     seen = demonstration.run(start, feed, wait_for_end=over, out=Console())
     if seen.order_violations or (seconds is not None and not seen.kinds):

@@ -131,7 +131,9 @@ class Tail extends HTMLElement {
       try {
         const answer = await fetch(`${this.getAttribute("src")}?${position}&format=ndjson&limit=2000&wait=5`);
         if (!answer.ok) throw new Error(answer.statusText);
-        const events = (await answer.text()).split("\n").filter(Boolean).map((text) => JSON.parse(text));
+        const text = await answer.text();
+        if (this.#paused) continue; // paused while the answer was on its way: it is asked for again later
+        const events = text.split("\n").filter(Boolean).map((event) => JSON.parse(event));
         position = `cursor=${answer.headers.get("TiStream-Next-Cursor")}`;
         this.show(events.filter((event) => event.type !== "resolved").slice(-Tail.#ROWS_MAX));
         if (answer.headers.get("TiStream-Has-More") !== "true") await pause(300);
