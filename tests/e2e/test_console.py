@@ -38,6 +38,7 @@ PAGES = {
 }
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
+expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
 
 @dataclass

@@ -117,7 +117,7 @@ DAMAGES: list[tuple[Callable[[bytes, Files], bytes], str, str]] = [
 
 def refusal(url: str, key: BatchKey) -> dict[str, Any]:
     """Wait until /healthz names the object; the problem it shows."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     with client(url) as c:
         while time.monotonic() < deadline:
             for problem in c.get("/healthz")["problems"]:

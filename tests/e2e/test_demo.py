@@ -25,7 +25,7 @@ def environment() -> dict[str, str]:
 
 
 def test_the_demo_ends_by_itself_and_shows_no_warnings() -> None:
-    done = subprocess.run([*DEMO, "--seconds", "20"], capture_output=True, timeout=WAIT_S, env=environment())
+    done = subprocess.run([*DEMO, "--seconds", "40"], capture_output=True, timeout=WAIT_S, env=environment())
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
     assert re.search(r"^TiStream \d+\.\d+", text)
@@ -104,19 +104,22 @@ def test_ctrl_c_ends_the_pushers_before_the_folder_they_write_to(attempt: int) -
 def test_on_a_terminal_rows_are_in_colour() -> None:
     leader, follower = pty.openpty()
     env = environment() | {"TERM": "xterm-256color", "COLUMNS": "100"}
-    process = subprocess.Popen([*DEMO, "--seconds", "12"], stdout=follower, stderr=follower, env=env)
-    os.close(follower)
-    text = b""
-    while True:
-        try:
-            part = os.read(leader, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        text += part
-    os.close(leader)
-    assert process.wait(WAIT_S) == 0
+    with subprocess.Popen([*DEMO], stdout=follower, stderr=follower, env=env) as process:
+        os.close(follower)
+        text = b""
+        while part := _read(leader):
+            text += part
+            if b"changes of" in text:  # the counter, after the rows and the lines to copy
+                process.send_signal(signal.SIGINT)
+        os.close(leader)
+        assert process.wait(WAIT_S) == 0
     assert re.search(rb"\x1b\[1;32m \+ ", text), "an insert in green"
-    assert b"changes of" in text
+    assert b"Summary" in text
     assert b"Warning" not in text
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # the other end is closed
+        return b""

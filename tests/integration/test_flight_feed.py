@@ -120,7 +120,7 @@ def world() -> Iterator[World]:
         server.shutdown()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not in time"
@@ -156,7 +156,7 @@ def test_batches_arrive_as_they_were_sent(world: World) -> None:
     script = Script(*sent)
     world.serve(script)
     stream = world.subscribe()
-    assert all(same(stream.next(10), expected) for expected in sent)
+    assert all(same(stream.next(60), expected) for expected in sent)
     assert stream.next(0) is None
     (request,) = script.requests
     assert (request.tenant, request.task_id, request.range) == (T, 5, KeyRange(b"\x00a", b"\xff"))
@@ -168,7 +168,7 @@ def test_waiting_ends_in_time_whether_or_not_anything_comes(world: World) -> Non
     began = time.monotonic()
     assert stream.next(0.2) is None
     assert stream.next(0) is None
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("error", [FeedGap(missing="file-3", seq=3), CorruptObject("torn", object="o", offset=12)])
@@ -176,13 +176,13 @@ def test_errors_arrive_typed_with_their_facts_and_the_stream_goes_on(world: Worl
     script = Script(batch(1), error, batch(2))
     world.serve(script)
     stream = world.subscribe()
-    assert same(stream.next(10), batch(1))
+    assert same(stream.next(60), batch(1))
     with pytest.raises(type(error)) as raised:
-        stream.next(10)
+        stream.next(60)
     assert raised.value.message == error.message
     assert raised.value.facts == {name: str(value) for name, value in error.facts.items()}
     assert (raised.value.kind, raised.value.code) == (error.kind, error.code)
-    assert same(stream.next(10), batch(2))
+    assert same(stream.next(60), batch(2))
     assert len(script.requests) == 1
 
 
@@ -195,7 +195,7 @@ def test_trouble_raises_until_it_is_over_and_not_longer(world: World) -> None:
             stream.next(0.1)
     wait_until(lambda: _quiet(stream))
     script.steps.append(batch(1))
-    assert same(stream.next(10), batch(1))
+    assert same(stream.next(60), batch(1))
 
 
 def _quiet(stream: FlightStream) -> bool:
@@ -209,11 +209,11 @@ def test_a_moved_store_is_followed_to_its_new_owner_at_the_same_place(world: Wor
     first = Script(batch(1), batch(2), FeedUnavailable(store=7, owner="d2"))
     world.serve(first)
     stream = world.subscribe()
-    assert same(stream.next(10), batch(1))
+    assert same(stream.next(60), batch(1))
     second = Script(batch(1), batch(2), batch(3))
     world.serve(second)
-    assert same(stream.next(10), batch(2))
-    assert same(stream.next(10), batch(3))
+    assert same(stream.next(60), batch(2))
+    assert same(stream.next(60), batch(3))
     assert second.requests[0].positions == {1: Position(seq=2)}
 
 
@@ -278,7 +278,7 @@ def test_nobody_there_is_told_at_once_and_overcome_without_a_batch(world: World)
         stream.next(5)
     world.address = "grpc://127.0.0.1:1"
     with pytest.raises(FeedUnavailable) as raised:
-        stream.next(10)
+        stream.next(60)
     assert raised.value.facts["store"] == 7
     world.serve(Script())
     wait_until(lambda: _is_calm(stream))
@@ -302,13 +302,13 @@ def test_a_client_that_does_not_read_stops_the_server(world: World) -> None:
     script = Script(*(batch(seq, value_bytes=1 << 20) for seq in range(1, count + 1)))
     world.serve(script)
     stream = world.subscribe()
-    assert stream.next(10) is not None
+    assert stream.next(60) is not None
     wait_until(lambda: script.sent >= FEED_QUEUE_BATCHES_MAX)
     time.sleep(0.5)
     assert script.sent < count
     got = 1
     while got < count:
-        assert stream.next(10) is not None
+        assert stream.next(60) is not None
         got += 1
 
 
@@ -316,7 +316,7 @@ def test_a_client_that_leaves_closes_its_subscription(world: World) -> None:
     script = Script(batch(1))
     world.serve(script)
     stream = world.subscribe()
-    assert stream.next(10) is not None
+    assert stream.next(60) is not None
     assert script.open == 1
     stream.close()
     wait_until(lambda: script.open == 0)
@@ -325,6 +325,6 @@ def test_a_client_that_leaves_closes_its_subscription(world: World) -> None:
 def test_a_repeat_or_a_gap_from_the_server_is_refused(world: World) -> None:
     world.serve(Script(batch(1), batch(3)))
     stream = world.subscribe()
-    assert stream.next(10) is not None
+    assert stream.next(60) is not None
     with pytest.raises(TiStreamError, match="neither skips nor repeats"):
-        stream.next(10)
+        stream.next(60)

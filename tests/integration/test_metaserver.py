@@ -206,9 +206,9 @@ def test_its_threads_do_all_of_this_by_themselves(catalog: Catalog, snapshot: di
     worker = MetaWorker(catalog, folder, SystemClock(), "m1", interval_s=0.02)
     worker.start()
     try:
-        assert worker.wait_until_ready(10)
+        assert worker.wait_until_ready(60)
         clock = SystemClock()
-        deadline = clock.monotonic() + 10
+        deadline = clock.monotonic() + 60
         while {task.owner for task in list_tasks(catalog, T)} != {"s1"}:
             assert clock.monotonic() < deadline
             clock.wait(_never(), 0.02)

@@ -30,7 +30,7 @@ from tistream.testing.sorter_oracle import C, Mark, P, R, Row, Served
 from tistream.testing.sorter_world import File, feed_batch, served
 
 TENANT = Tenant(1, 7)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class FlakyCatalog(Catalog):
