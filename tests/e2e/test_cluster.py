@@ -46,10 +46,8 @@ def test_separate_processes_and_a_sorter_killed_on_the_way(
                 time.sleep(6)
                 sorters[1].kill()
                 sorters[1].start()
-                assert pusher.wait(200) == 0, pusher.output()
-            canal = pull_all(
-                pull, last_resolved_ts, format="canal-json", timeout_s=120, **{"enable-tidb-extension": "true"}
-            )
+                assert pusher.wait(240) == 0, pusher.output()
+            canal = pull_all(pull, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
             assert compare_canal(expected, canal.splitlines()) > 12_000
             rows = pull_all(pull, last_resolved_ts, format="ndjson")
             assert compare(expected, (json.loads(line) for line in rows.splitlines())) > 400

@@ -30,7 +30,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory, recording: Path) -> Iterato
     with Up(folder) as up:
         register(up.url)
         with push(recording, up.url, folder) as pusher:
-            assert pusher.wait(120) == 0, pusher.output()
+            assert pusher.wait(240) == 0, pusher.output()
         yield up
 
 
@@ -62,7 +62,7 @@ def test_pushing_again_delivers_nothing_twice(
     pushed: Up, recording: Path, tmp_path: Path, expected: Path, last_resolved_ts: int
 ) -> None:
     with push(recording, pushed.url, tmp_path) as pusher:
-        assert pusher.wait(120) == 0, pusher.output()
+        assert pusher.wait(240) == 0, pusher.output()
     body = pull_all(pushed.url, last_resolved_ts, format="canal-json", **CANAL)
     assert compare_canal(expected, body.splitlines()) > 12_000
 
@@ -82,7 +82,7 @@ def test_the_service_is_killed_ten_times_while_the_recording_is_pushed(
                 up.kill()
                 up.start()
             wait_until_ready(up)
-            assert pusher.wait(120) == 0, pusher.output()
+            assert pusher.wait(240) == 0, pusher.output()
         body = pull_all(up.url, last_resolved_ts, format="canal-json", **CANAL)
         assert compare_canal(expected, body.splitlines()) > 12_000
         rows = pull_all(up.url, last_resolved_ts, format="ndjson")
@@ -101,7 +101,7 @@ def test_the_pusher_is_killed_and_started_again(
             time.sleep(rand.uniform(1.0, 3.5))
             pusher.kill()
         with pusher:
-            assert pusher.wait(120) == 0, pusher.output()
+            assert pusher.wait(240) == 0, pusher.output()
         body = pull_all(up.url, last_resolved_ts, format="canal-json", **CANAL)
         assert compare_canal(expected, body.splitlines()) > 12_000
 

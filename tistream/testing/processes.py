@@ -76,7 +76,7 @@ class TiStreamProcess:
             return 0
         if self._process.poll() is None:
             self._process.send_signal(number)
-        return self._process.wait(30)
+        return self._process.wait(60)
 
 
 class Up(TiStreamProcess):
@@ -113,7 +113,7 @@ def pull_all(
     until_ts: int,
     *,
     format: str,
-    timeout_s: float = 60,
+    timeout_s: float = 180,
     limit: int = 5000,
     **options: str,
 ) -> bytes:
