@@ -1,30 +1,37 @@
-"""The rows of one feed batch, each with the tenure and the file that brought it, as one polars frame.
+"""The rows of one feed batch, each with the tenure and the file that brought it, and the way to and from polars.
 
-Between Arrow (what flows in and out of a task) and polars (what the buffers hold) stand `arrivals`, `to_arrow` and
-`from_arrow`; nothing else converts. Values are brought into one form here: a DELETE has no value, a PUT that was sent
-without one has an empty value, and an empty value on a COMMIT says nothing and is null.
+A batch is not copied: `Arrivals` are its columns as arrays, the place of its bytes, a hash of each key, and one row of
+`origins` for each tenure that sent something.
+
+Rare cases are handled in polars frames (`doubt`), snapshots are Arrow tables: `to_arrow`, `from_arrow` and `within`
+stand between them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from tistream.change import Op, RowKind
+from sorter.payload import Place, Segment
+from sorter.run import Needles, Run
+from tistream.change import RowKind
 from tistream.errors import CorruptObject
 from tistream.feed import FeedBatch
 from tistream.keyrange import KeyRange
 
 ARROW_BYTES_MAX = 1 << 30  #: of one output chunk; Arrow's binary columns count in 31 bits
 
-CHUNKS_MAX = 32  #: a buffer in more pieces is copied into one
-
 #: what a row of the feed gains: which tenure sent it, in which file, and its number in the order of arrival
 TENURE = ("region_id", "version", "checkpoint_ts", "tenure_open_ts", "tenure_ready_ts")
 SOURCE = ("store_id", "incarnation", "seq")
+
+_NUMBERS = ("kind", "op", "start_ts", "commit_ts", "generation", "expire_ts", "flags")
 
 _POLARS: dict[pa.DataType, pl.DataType] = {
     pa.uint64(): pl.UInt64(),
@@ -38,12 +45,6 @@ _POLARS: dict[pa.DataType, pl.DataType] = {
 def empty(schema: pa.Schema) -> pl.DataFrame:
     """No rows, with the columns of an Arrow schema."""
     return pl.DataFrame(schema={f.name: _POLARS[f.type] for f in schema})
-
-
-def joined(*frames: pl.DataFrame) -> pl.DataFrame:
-    """The frames one behind the other, in not too many chunks."""
-    frame = pl.concat(frames)
-    return frame.rechunk() if frame.n_chunks() > CHUNKS_MAX else frame
 
 
 def from_arrow(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:
@@ -66,33 +67,81 @@ def to_arrow(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def arrivals(batch: FeedBatch, range_: KeyRange, first_row_no: int) -> pl.DataFrame:
-    """change.ROWS plus TENURE, SOURCE, `cut_ts` and `row_no`; rows outside the range are left out.
+class Arrivals:
+    """The rows of a batch that lie in the task's range, as arrays of one length. CorruptObject when a row belongs to no
+    tenure of the batch, or to two."""
 
-    CorruptObject when a row belongs to no tenure of the batch, or to two.
-    """
-    rows, regions = batch.rows, batch.regions
-    tenure = _tenure_of_rows(batch)
-    frame = from_arrow(rows).with_columns(
-        *(pl.Series(name, regions.column(name).to_numpy()[tenure], pl.UInt64) for name in TENURE),
-        *(pl.lit(getattr(batch, name), pl.UInt64).alias(name) for name in SOURCE),
-        pl.lit(batch.cut_ts, pl.UInt64).alias("cut_ts"),
-        pl.Series("row_no", np.arange(rows.num_rows, dtype=np.uint64) + np.uint64(first_row_no), pl.UInt64),
-        _plain_value(),
-    )
-    return within(frame, range_)
+    def __init__(self, batch: FeedBatch, range_: KeyRange, first_row_no: int) -> None:
+        tenures, origin = _tenure_of_rows(batch)
+        rows = batch.rows
+        self.segment = Segment(*(rows.column(name) for name in ("key", "value", "old_value")))
+        place = Place.whole(self.segment)
+        numbers: dict[str, npt.NDArray[Any]] = {name: rows.column(name).to_numpy() for name in _NUMBERS}
+        numbers["origin"] = origin
+        numbers["row_no"] = np.arange(rows.num_rows, dtype=np.uint64) + np.uint64(first_row_no)
+        inside = _inside(rows.column("key"), range_)
+        if inside is not None:
+            place, numbers = place.take(inside), {name: values[inside] for name, values in numbers.items()}
+        self.place = place
+        self.numbers = numbers
+        self.kind = numbers.pop("kind")
+        self.hashes = place.hashes()
+        #: what the rows of one tenure have in common: SOURCE, TENURE and cut_ts
+        self.origins = pl.DataFrame(
+            {name: batch.regions.column(name).to_numpy()[tenures] for name in TENURE},
+            schema=dict.fromkeys(TENURE, pl.UInt64),
+        ).select(
+            *(pl.lit(getattr(batch, name), pl.UInt64).alias(name) for name in SOURCE),
+            *TENURE,
+            pl.lit(batch.cut_ts, pl.UInt64).alias("cut_ts"),
+        )
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def ts(self, name: str) -> npt.NDArray[np.uint64]:
+        """A column of timestamps."""
+        found: npt.NDArray[np.uint64] = self.numbers[name]
+        return found
+
+    def of_kind(self, *kinds: RowKind) -> npt.NDArray[np.int64]:
+        """The numbers of the rows of these kinds."""
+        mask = self.kind == kinds[0]
+        for kind in kinds[1:]:
+            mask |= self.kind == kind
+        return np.flatnonzero(mask)
+
+    def needles(self, rows: npt.NDArray[np.int64], ts: str) -> Needles:
+        """Some of the rows as something to look for."""
+        return Needles(self.place.take(rows), self.hashes[rows], self.ts(ts)[rows])
+
+    def run(self, rows: npt.NDArray[np.int64], names: Sequence[str], **more: npt.NDArray[Any]) -> Run:
+        """Some of the rows as a run that has these numbers, and `more`."""
+        numbers = {name: self.numbers[name][rows] for name in names}
+        place, hashes = self.place.take(rows), self.hashes[rows]
+        return Run(place, {**numbers, **more}, self.origins, hashes=hashes, young=self.segment)
+
+
+def _inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64] | None:
+    """The rows whose key lies in the range; None when all do."""
+    if not range_.start and not range_.end:
+        return None
+    mask = pl.DataFrame({"key": pl.Series(pl.from_arrow(keys), dtype=pl.Binary)}).select(_within(range_)).to_series()
+    return None if mask.all() else np.flatnonzero(mask.to_numpy())
 
 
 def within(frame: pl.DataFrame, range_: KeyRange) -> pl.DataFrame:
     """The rows whose key lies in the range."""
+    return frame.filter(_within(range_)) if range_.start or range_.end else frame
+
+
+def _within(range_: KeyRange) -> pl.Expr:
     inside = pl.col("key") >= pl.lit(range_.start, pl.Binary)
-    if range_.end:
-        inside = inside & (pl.col("key") < pl.lit(range_.end, pl.Binary))
-    return frame.filter(inside) if range_.start or range_.end else frame
+    return inside & (pl.col("key") < pl.lit(range_.end, pl.Binary)) if range_.end else inside
 
 
-def _tenure_of_rows(batch: FeedBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """For each row the number of its REGIONS row."""
+def _tenure_of_rows(batch: FeedBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """(REGIONS rows of the tenures that sent something, for each row its number among them)."""
     offset = batch.regions.column("row_offset").to_numpy().astype(np.int64)
     count = batch.regions.column("row_count").to_numpy().astype(np.int64)
     with_rows = np.flatnonzero(count)
@@ -102,12 +151,4 @@ def _tenure_of_rows(batch: FeedBatch) -> np.ndarray[tuple[int], np.dtype[np.int6
     if total != batch.rows.num_rows or (offset[order] != ends - count[order]).any():
         facts = {"store": batch.store_id, "incarnation": batch.incarnation, "seq": batch.seq}
         raise CorruptObject("the tenures do not name each row once", rows=batch.rows.num_rows, named=total, **facts)
-    return np.repeat(order, count[order])
-
-
-def _plain_value() -> pl.Expr:
-    op, value = pl.col("op"), pl.col("value")
-    nothing = pl.lit(None, pl.Binary)
-    whole = pl.when(op == Op.PUT).then(value.fill_null(b"")).otherwise(nothing)
-    said = pl.when(value.bin.size() > 0).then(value).otherwise(nothing)
-    return pl.when(pl.col("kind") == RowKind.COMMIT).then(said).otherwise(whole).alias("value")
+    return order, np.repeat(np.arange(len(order), dtype=np.uint32), count[order])

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from sorter.arrivals import arrivals
+from sorter.arrivals import Arrivals
 from sorter.prewrite_buffer import Limits, PrewriteBuffer, Undecided
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap, Stuck
@@ -54,9 +54,9 @@ class CoreSnapshot:
     start_ts: int
     upper: int  #: when it was taken; the catalog's may be higher by now
     positions: Positions
-    open: pa.Table  #: prewrite_buffer.OPEN
-    commits: pa.Table  #: prewrite_buffer.COMMITS
-    ready: pa.Table  #: sort_buffer.READY
+    open: pa.Table  #: doubt.OPEN
+    commits: pa.Table  #: doubt.COMMITS
+    ready: pa.Table  #: doubt.READY
     slices: pa.Table  #: watermark.SLICES
     waiting: pa.Table  #: watermark.WAITING
 
@@ -181,8 +181,8 @@ class TaskCore:
         self._prewrites.restore(snapshot.open, snapshot.commits, self.range, self._upper)
         self._ready.restore(snapshot.ready, self.range, self._upper)
         self._positions = {store: dict(lives) for store, lives in positions.items()}
-        last = self._prewrites.open["row_no"].max()
-        self._next_row_no = 0 if last is None else int(last) + 1  # type: ignore[arg-type]
+        last = self._prewrites.last_row_no()
+        self._next_row_no = 0 if last is None else last + 1
 
     def check(self) -> None:
         """Raise when a relation does not hold. For tests: it looks at everything."""
@@ -194,15 +194,14 @@ class TaskCore:
     def stats(self) -> CoreStats:
         """How much it holds."""
         prewrites, ready = self._prewrites, self._ready
-        held = (prewrites.open, prewrites.commits, ready.rows)
         return CoreStats(
             upper=self._upper,
             watermark=self.watermark(),
-            open_prewrites=prewrites.open.height,
-            waiting_commits=prewrites.commits.height,
-            undecided_commits=int(prewrites.commits["asked"].sum()),
-            ready_rows=ready.rows.height,
-            bytes_held=int(sum(frame.estimated_size() for frame in held)),
+            open_prewrites=prewrites.open_count,
+            waiting_commits=prewrites.waiting_count,
+            undecided_commits=prewrites.undecided_count,
+            ready_rows=ready.count,
+            bytes_held=prewrites.nbytes() + ready.nbytes(),
             slices=self._watermarks.slice_count(),
             holes=len(self._watermarks.holes()),
             waiting_watermarks=len(self._watermarks.waiting()),
@@ -213,9 +212,8 @@ class TaskCore:
         )
 
     def _take_rows(self, batch: FeedBatch) -> None:
-        rows = arrivals(batch, self.range, self._next_row_no)
-        w = self._watermarks.w_of(rows["key"])
-        self._prewrites.take_in(rows, w, self._limits(), self._ready)
+        rows = Arrivals(batch, self.range, self._next_row_no)
+        self._prewrites.take_in(rows, self._watermarks, self._limits(), self._ready)
         self._next_row_no += batch.rows.num_rows
 
     def _limits(self) -> Limits:

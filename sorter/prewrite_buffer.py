@@ -20,65 +20,49 @@ What a row does:
 
 Relations: a (key, commit_ts) waits at most once, and never while the same is ready; no waiting commit is at or below
 `sealed`; a commit that stays although W(key) has reached it is undecided, holds the watermark below itself, and keeps
-its prewrites. Everything is columns; only keys in doubt are looked at one by one.
+its prewrites.
+
+Both kinds lie in runs (`run`): what arrives is looked up, what is reached (`reach`) leaves, nothing else is touched.
+Where a (key, start_ts) has several prewrites, `doubt` looks at those keys in the plain way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sorter.arrivals import SOURCE, TENURE, empty, from_arrow, joined, to_arrow, within
-from sorter.choice import Candidate, choose
-from sorter.sort_buffer import READY, SortBuffer
+from sorter.arrivals import SOURCE, Arrivals, empty, from_arrow, to_arrow, within
+from sorter.doubt import (
+    COMMITS,
+    OPEN,
+    TENURE_ID,
+    TXN,
+    VERSION,
+    frame_of,
+    frame_of_all,
+    matched,
+    merged,
+    run_of,
+    run_sized,
+)
+from sorter.intake import Leaving, break_promise, has_value, is_fake, late_rows, one_of_each, told, without
+from sorter.kernels import I64, Flags
+from sorter.payload import stacked
+from sorter.reach import reached
+from sorter.run import Needles, Run, RunSet, compact
+from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
 from tistream.change import Op, RowKind
 from tistream.errors import BrokenPromise, invariant
 from tistream.keyrange import KeyRange
 
-
-def _schema(**types: pa.DataType) -> pa.Schema:
-    nullable = ("value", "old_value")
-    return pa.schema([pa.field(name, kind, nullable=name in nullable) for name, kind in types.items()])
-
-
-_NUMBERS = {name: pa.uint64() for name in (*SOURCE, *TENURE, "cut_ts", "row_no")}
-#: prewrites that are not decided
-OPEN = _schema(
-    key=pa.binary(),
-    start_ts=pa.uint64(),
-    op=pa.uint8(),
-    generation=pa.uint64(),
-    value=pa.binary(),
-    old_value=pa.binary(),
-    expire_ts=pa.uint64(),
-    flags=pa.uint8(),
-    **_NUMBERS,
-)
-#: commits that wait for W(key), or for a decision
-COMMITS = _schema(
-    key=pa.binary(),
-    start_ts=pa.uint64(),
-    commit_ts=pa.uint64(),
-    op=pa.uint8(),
-    value=pa.binary(),
-    flags=pa.uint8(),
-    store_id=pa.uint64(),
-    incarnation=pa.uint64(),
-    seq=pa.uint64(),
-    region_id=pa.uint64(),
-    asked=pa.bool_(),
-)
-
-_TXN = ["key", "start_ts"]
-_VERSION = ["key", "commit_ts"]
-_TENURE_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
-_CONTENT = ["op", "value", "old_value", "expire_ts", "flags"]
-_IS_FAKE = (pl.col("op") == Op.PUT) & (pl.col("value").bin.size() == 0)
+_OPEN_NUMBERS = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
+_COMMIT_NUMBERS = ("start_ts", "commit_ts", "op", "flags", "origin")
+_READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
+_NONE: I64 = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,52 +84,84 @@ class Limits:
     sealed: int  #: everything at or below may be; upper <= sealed
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcomes:
+    """The COMMIT and COMMITTED rows of a file, by what becomes of them (row numbers)."""
+
+    whole: I64  #: COMMITTED rows that are new
+    new: I64  #: COMMIT rows that are new
+    known: tuple[tuple[Run, I64, I64], ...]  #: (run, row there, COMMIT row here that waits already and has a value)
+    decided: I64  #: all rows whose transaction is decided by this file, or was before
+    duplicates: int
+    served: I64  #: at or below `upper`
+
+
 class PrewriteBuffer:
     """Unmatched prewrites and early commits of one task."""
 
     def __init__(self) -> None:
-        self.open = empty(OPEN)
-        self.commits = empty(COMMITS)
+        self.open = RunSet(("key", "value", "old_value"))
+        self.commits = RunSet(("key", "value"))
         self.dead = 0  #: prewrites dropped because W passed their cut_ts
         self.forgotten = 0  #: rollbacks that met no prewrite
         self.duplicates = 0  #: commits that were known already
         self.dropped: dict[int, int] = {}  #: store -> commits at or below `upper`: duplicates, as far as one can tell
+        self._clash = False  #: a commit waits although another transaction's row has its (key, commit_ts)
 
-    def take_in(
-        self, rows: pl.DataFrame, w: np.ndarray[tuple[int], np.dtype[np.uint64]], at: Limits, ready: SortBuffer
-    ) -> None:
-        """Take the rows of one file (`arrivals`); `w` is W of each row's key before the file's watermark rows.
+    @property
+    def open_count(self) -> int:
+        """How many prewrites are not decided."""
+        return self.open.live
+
+    @property
+    def waiting_count(self) -> int:
+        """How many commits wait."""
+        return self.commits.live
+
+    @property
+    def undecided_count(self) -> int:
+        """How many of them are undecided."""
+        return sum(int(run.numbers["asked"][run.alive].sum()) for run in self.commits)
+
+    def nbytes(self) -> int:
+        """Memory that they hold."""
+        return self.open.nbytes() + self.commits.nbytes()
+
+    def last_row_no(self) -> int | None:
+        """The largest row number of an open prewrite."""
+        return max((int(run.ts("row_no")[run.living()].max()) for run in self.open if run.live), default=None)
+
+    def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
+        """Take the rows of one file, before its watermark rows.
 
         BrokenPromise leaves the buffers as they were.
         """
-        rows = rows.with_columns(pl.Series("w", w, pl.UInt64))
-        kind = pl.col("kind")
-        outcomes = rows.filter(kind.is_in([RowKind.COMMIT, RowKind.COMMITTED]))
-        fresh = ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))
-        whole = fresh.filter(kind == RowKind.COMMITTED).unique(_VERSION, keep="first", maintain_order=True)
-        live = fresh.filter(kind == RowKind.COMMIT).join(whole, on=_VERSION, how="anti")
-        self._refuse(whole.filter(pl.col("commit_ts") <= pl.col("w")).join(self.commits, on=_VERSION, how="anti"))
-        decided = outcomes.join(live, on="row_no", how="anti").select(_TXN)
-        commits, new = self._with_commits(live)
-        prewrites = rows.filter(kind == RowKind.PREWRITE).join(decided, on=_TXN, how="anti")
-        old = self.open.join(decided, on=_TXN, how="anti") if decided.height else self.open
-        old, prewrites, forgotten = _roll_back(rows.filter(kind == RowKind.ROLLBACK), old, prewrites, commits)
-        merged = _merge(old, prewrites.select(OPEN.names))
-        late = new.filter(pl.col("commit_ts") <= pl.col("w"))
-        self._refuse(late.filter(pl.col("commit_ts") <= at.sealed))
-        self._refuse(late.join(merged, on=_TXN, how="anti"))
-
-        ready.add(whole)
-        self.open = merged
-        self.commits = commits.join(decided, on=_TXN, how="anti")
+        leaving = Leaving()
+        try:
+            outcomes = self._sort_out(rows, at, ready)
+            self._refuse(self._late_whole(rows, outcomes.whole, watermarks))
+            fresh, forgotten = self._without_ended(rows, outcomes, leaving)
+            added = self._merge(rows, fresh, leaving)
+            late, w = late_rows(rows, outcomes.new, watermarks)
+            self._refuse(told(rows, late[w[late] <= at.sealed], w))
+            self._refuse(told(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
+        except BrokenPromise:
+            leaving.undo()
+            raise
+        for run in added:
+            self.open.add(run)
+        self._add_commits(rows, outcomes)
+        self._add_whole(rows, outcomes, ready)
         self.forgotten += forgotten
-        self.duplicates += outcomes.height - whole.height - new.height
-        for store_id, count in outcomes.filter(pl.col("commit_ts") <= at.upper)["store_id"].value_counts().iter_rows():
-            self.dropped[store_id] = self.dropped.get(store_id, 0) + count
+        self.duplicates += outcomes.duplicates
+        if len(outcomes.served):
+            store = int(rows.origins["store_id"][0])
+            self.dropped[store] = self.dropped.get(store, 0) + len(outcomes.served)
 
     def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
-        if not self.open.height or not self.open.filter(pl.col("tenure_ready_ts") == 0).height:
+        unknown = [run for run in self.open if run.origins is not None and (run.origins["tenure_ready_ts"] == 0).any()]
+        if not unknown:
             return
         told = (
             from_arrow(regions)
@@ -154,169 +170,270 @@ class PrewriteBuffer:
                 pl.lit(store_id, pl.UInt64).alias("store_id"), pl.lit(incarnation, pl.UInt64).alias("incarnation")
             )
         )
-        told = told.select(*_TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(
-            _TENURE_ID, keep="first", maintain_order=True
+        told = told.select(*TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(
+            TENURE_ID, keep="first", maintain_order=True
         )
-        known = pl.coalesce("told", "tenure_ready_ts").alias("tenure_ready_ts")
-        self.open = self.open.join(told, on=_TENURE_ID, how="left").with_columns(known).select(OPEN.names)
+        known = pl.when(pl.col("tenure_ready_ts") == 0).then(pl.col("told").fill_null(0)).otherwise("tenure_ready_ts")
+        for run in unknown:
+            assert run.origins is not None
+            joined = run.origins.join(told, on=TENURE_ID, how="left", maintain_order="left")
+            run.origins = joined.with_columns(tenure_ready_ts=known).select(run.origins.columns)
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
         """Decide the commits that W(key) has reached and let the dead go; what is newly undecided.
 
         BrokenPromise when such a commit has no prewrite.
         """
-        due = _reached(self.commits, "commit_ts", watermarks, strictly=False)
         asking: list[Undecided] = []
-        if due.height:
-            self._refuse(due.join(self.open, on=_TXN, how="anti").with_columns(w=pl.col("commit_ts")))
-            rows, doubtful = _match(due, self.open)
-            ready.add(rows)
-            self._leave(rows, doubtful)
-            asking = _asking(doubtful)
-        gone = _reached(self.open, "cut_ts", watermarks, strictly=True)
-        gone = gone.join(self.commits, on=_TXN, how="anti") if gone.height else gone
-        if gone.height:
-            self.dead += gone.height
-            self.open = self.open.join(gone, on="row_no", how="anti")
+        due = [
+            (run, at)
+            for run in self.commits
+            if len(at := reached(run, run.ts("commit_ts"), run.span("commit_ts")[0], watermarks, strictly=False))
+        ]
+        if due:
+            asking = self._decide(due, ready)
+        self._bury(watermarks)
+        self.open.tidy()
+        self.commits.tidy()
+        ready.runs.tidy()
         return asking
 
     def hold(self) -> int | None:
         """The largest watermark that undecided commits allow; None when there is none of them."""
-        if not self.commits.height:
-            return None
-        lowest = self.commits.filter(pl.col("asked"))["commit_ts"].min()
-        return None if lowest is None else int(lowest) - 1  # type: ignore[arg-type]
+        asked = [
+            run.ts("commit_ts")[run.numbers["asked"] & run.alive] for run in self.commits if run.numbers["asked"].any()
+        ]
+        lowest = [int(ts.min()) for ts in asked if len(ts)]
+        return min(lowest) - 1 if lowest else None
 
     def snapshot(self) -> tuple[pa.Table, pa.Table]:
         """(open prewrites, waiting commits), schemas OPEN and COMMITS."""
-        return to_arrow(self.open.sort("row_no"), OPEN), to_arrow(self.commits.sort(_VERSION), COMMITS)
+        open_ = frame_of_all(self.open.runs, OPEN).sort("row_no")
+        return to_arrow(open_, OPEN), to_arrow(frame_of_all(self.commits.runs, COMMITS).sort(VERSION), COMMITS)
 
     def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> None:
         """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since; undecided ones
         will ask again, because nobody knows whether they were heard."""
         held = within(from_arrow(commits), range_).with_columns(asked=pl.lit(value=False))
         served = held.filter(pl.col("commit_ts") <= upper)
-        self.commits = held.join(served, on=_VERSION, how="anti")
-        self.open = within(from_arrow(open_), range_).join(served, on=_TXN, how="anti")
+        held = held.join(served, on=VERSION, how="anti")
+        kept = within(from_arrow(open_), range_).join(served, on=TXN, how="anti", maintain_order="left")
+        for frame, schema, runs in ((kept, OPEN, self.open), (held, COMMITS, self.commits)):
+            for part in run_sized(frame):
+                runs.add(run_of(part, schema))
 
     def check(self, at: Limits, ready: SortBuffer) -> None:
         """Raise when a relation of the module's docstring does not hold."""
-        invariant(not self.commits.select(pl.struct(_VERSION).is_duplicated().any()).item(), "a commit waits twice")
-        invariant(ready.unknown(self.commits).height == self.commits.height, "a commit waits and is ready")
-        invariant(not (self.commits["commit_ts"] <= at.sealed).any(), "a commit waits at or below what is sealed")
-        invariant(
-            not self.open.select(pl.struct(_TXN + _TENURE_ID).is_duplicated().any()).item(), "a tenure says twice"
-        )
+        commits, open_ = frame_of_all(self.commits.runs, COMMITS), frame_of_all(self.open.runs, OPEN)
+        invariant(not commits.select(pl.struct(VERSION).is_duplicated().any()).item(), "a commit waits twice")
+        invariant(ready.unknown(commits).height == commits.height, "a commit waits and is ready")
+        invariant(not (commits["commit_ts"] <= at.sealed).any(), "a commit waits at or below what is sealed")
+        invariant(not open_.select(pl.struct(TXN + TENURE_ID).is_duplicated().any()).item(), "a tenure says twice")
+        for run in (*self.open, *self.commits, *ready.runs):
+            invariant(run.live == int(run.alive.sum()), "a run has lost count of its rows")
 
-    def _with_commits(self, live: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """(all waiting commits with these, those of them that are new). A known one may still bring its value."""
-        live = live.sort(pl.col("value").is_null(), maintain_order=True)
-        live = live.unique(_VERSION, keep="first", maintain_order=True)
-        new = live.join(self.commits, on=_VERSION, how="anti")
-        brought = live.filter(pl.col("value").is_not_null()).select(*_VERSION, pl.col("value").alias("brought"))
-        known = self.commits
-        if known.height and brought.height:
-            value = pl.coalesce("value", "brought").alias("value")
-            known = known.join(brought, on=_VERSION, how="left").with_columns(value).select(COMMITS.names)
-        return joined(known, new.with_columns(asked=pl.lit(value=False)).select(COMMITS.names)), new
+    # -- taking in
 
-    def _leave(self, decided: pl.DataFrame, doubtful: pl.DataFrame) -> None:
-        """Decided commits and their prewrites go; the doubtful ones have been asked for."""
-        self.open = self.open.join(decided, on=_TXN, how="anti")
-        kept = self.commits.join(decided, on=_VERSION, how="anti")
-        quiet = kept.join(doubtful, on=_VERSION, how="anti")
-        asked = kept.join(doubtful, on=_VERSION, how="semi").with_columns(asked=pl.lit(value=True))
-        self.commits = pl.concat([quiet, asked])
+    def _sort_out(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
+        """What becomes of the outcomes of a file."""
+        outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
+        above = rows.ts("commit_ts")[outcome] > np.uint64(at.upper)
+        fresh = outcome[above]
+        fresh = fresh[~ready.known(rows.needles(fresh, "commit_ts"))]
+        is_whole = rows.kind[fresh] == RowKind.COMMITTED
+        whole, live = fresh[is_whole], fresh[~is_whole]
+        if len(whole):
+            whole = whole[rows.needles(whole, "commit_ts").first_equals() == np.arange(len(whole))]
+            live = live[~rows.needles(live, "commit_ts").within(rows.needles(whole, "commit_ts"))]
+        decided = _NONE if len(live) == len(outcome) else without(outcome, live)
+        live = one_of_each(rows, live)
+        waits = np.zeros(len(live), np.bool_)
+        known: list[tuple[Run, I64, I64]] = []
+        for run, found, there in self.commits.find(rows.needles(live, "commit_ts"), "commit_ts"):
+            waits[found] = True
+            brought = has_value(rows, live[found])
+            known.append((run, there[brought], live[found[brought]]))
+        new = live[~waits]
+        duplicates = len(outcome) - len(whole) - len(new)
+        return _Outcomes(whole, new, tuple(known), decided, duplicates, outcome[~above])
 
-    def _refuse(self, rows: pl.DataFrame) -> None:
+    def _late_whole(self, rows: Arrivals, whole: I64, watermarks: RangeWatermarkMap) -> pl.DataFrame | None:
+        late, w = late_rows(rows, whole, watermarks)
+        return told(rows, late[~self.commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w)
+
+    def _without_ended(self, rows: Arrivals, outcomes: _Outcomes, leaving: Leaving) -> tuple[I64, int]:
+        """The prewrites of the file that neither an outcome nor a rollback has ended, and how many rollbacks ended
+        none. Older prewrites that are ended leave."""
+        fresh = rows.of_kind(RowKind.PREWRITE)
+        if len(outcomes.decided):
+            decided = rows.needles(outcomes.decided, "start_ts")
+            fresh = fresh[~rows.needles(fresh, "start_ts").within(decided)]
+            leaving.kill(self.open, decided)
+        rollbacks = rows.of_kind(RowKind.ROLLBACK)
+        if not len(rollbacks):
+            return fresh, 0
+        needles = rows.needles(rollbacks, "start_ts")
+        committing = self.commits.known(needles, "start_ts")
+        committing |= needles.within(rows.needles(outcomes.new, "start_ts"))
+        ends = rollbacks[~committing]
+        before = rows.needles(ends, "start_ts")
+        here, by = rows.needles(fresh, "start_ts").pairs(before)
+        here = here[fresh[here] < ends[by]]
+        ended = needles.within(rows.needles(fresh[here], "start_ts"))
+        ended |= needles.within(before) & self.open.known(needles, "start_ts")
+        leaving.kill(self.open, before)
+        return np.delete(fresh, here), int((~ended).sum())
+
+    def _merge(self, rows: Arrivals, fresh: I64, leaving: Leaving) -> list[Run]:
+        """Runs with these prewrites, and with older ones of the same (key, start_ts), which leave."""
+        if not len(fresh):
+            return []
+        run = rows.run(fresh, _OPEN_NUMBERS, fake=is_fake(rows, fresh))
+        first = run.first_equals("start_ts")
+        again = first != np.arange(len(run))
+        doubtful = again.copy()
+        doubtful[first[again]] = True
+        group = []
+        for old, found, there in self.open.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts"):
+            doubtful[found] = True
+            there = leaving.rows(old, there)
+            group.append(frame_of(old, there, OPEN))
+        if not doubtful.any():
+            return [run]
+        doubtful |= doubtful[first]
+        at = np.flatnonzero(doubtful)
+        group.append(frame_of(run, at, OPEN))
+        run.kill(at)
+        return [run, *(run_of(part, OPEN) for part in run_sized(merged(pl.concat(group))))]
+
+    def _has_prewrite(self, needles: Needles, added: list[Run]) -> Flags:
+        found = self.open.known(needles, "start_ts")
+        for run in added:
+            found[run.find(needles, "start_ts")[0]] = True
+        return found
+
+    def _add_commits(self, rows: Arrivals, outcomes: _Outcomes) -> None:
+        new = outcomes.new
+        added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
+        added.origins = rows.origins.select(*SOURCE, "region_id")
+        self.commits.add(added)
+        for run, there, here in outcomes.known:
+            if len(here):
+                self._bring_values(run, there, rows, here)
+        if len(outcomes.decided):
+            self.commits.kill(rows.needles(outcomes.decided, "start_ts"), "start_ts")
+
+    def _bring_values(self, run: Run, there: I64, rows: Arrivals, here: I64) -> None:
+        """Commits that wait learn the value that a second copy has, unless they have one."""
+        known = frame_of(run, there, COMMITS)
+        told = pl.Series("told", pl.from_arrow(rows.place.take(here).column("value")), dtype=pl.Binary)
+        kept = known.with_columns(pl.coalesce(pl.col("value"), told).alias("value"))
+        run.kill(there)
+        self.commits.add(run_of(kept, COMMITS))
+
+    def _add_whole(self, rows: Arrivals, outcomes: _Outcomes, ready: SortBuffer) -> None:
+        whole = outcomes.whole
+        if not len(whole):
+            return
+        numbers = {name: rows.numbers[name][whole] for name in _READY_NUMBERS}
+        ready.add_rows(rows.place.take(whole), numbers, rows.hashes[whole], young=rows.segment)
+        self._clash |= bool(self.commits.known(rows.needles(whole, "commit_ts"), "commit_ts").any())
+
+    # -- deciding
+
+    def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer) -> list[Undecided]:
+        """Match these commits with their prewrites; what is newly undecided."""
+        found = [(run, at, self.open.find(run.needles(at, "start_ts"), "start_ts")) for run, at in due]
+        missing, doubtful, open_ = [], [], []
+        plain = []
+        for run, at, hits in found:
+            count = np.zeros(len(at), np.int64)
+            for _old, here, _there in hits:
+                count += np.bincount(here, minlength=len(at))
+            if not count.all():
+                missing.append(frame_of(run, at[count == 0], COMMITS))
+            sure = count == 1
+            for old, here, there in hits:
+                sure[here] &= _fits(run, at[here], old, there)
+            plain.append((run, at, hits, sure))
+            if not sure.all():
+                doubtful.append(frame_of(run, at[~sure], COMMITS))
+                for old, here, there in hits:
+                    open_.append(frame_of(old, np.unique(there[~sure[here]]), OPEN))
+        if missing:
+            self._refuse(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
+        self._ready(plain, ready)
+        return self._resolve(pl.concat(doubtful), pl.concat([empty(OPEN), *open_]), ready) if doubtful else []
+
+    def _ready(self, plain: list[tuple[Run, I64, list[tuple[Run, I64, I64]], Flags]], ready: SortBuffer) -> None:
+        """Commits with exactly one prewrite, which fits: both leave, the row is ready."""
+        old_places, old_numbers, old_hashes = [], [], []
+        for run, at, hits, sure in plain:
+            hashes = None if run.hashes is None else run.hashes[at]
+            for old, here, there in hits:
+                mine = sure[here]
+                commit, prewrite = at[here[mine]], there[mine]
+                if not len(commit):
+                    continue
+                numbers = {name: old.numbers[name][prewrite] for name in ("op", "start_ts", "expire_ts")}
+                numbers["commit_ts"] = run.numbers["commit_ts"][commit]
+                numbers["flags"] = old.numbers["flags"][prewrite] | run.numbers["flags"][commit]
+                place = old.place.take(prewrite)
+                key_hashes = place.hashes() if hashes is None else hashes[here[mine]]
+                old.kill(prewrite)
+                run.kill(commit)
+                if old.young is not None:
+                    ready.add_rows(place, numbers, key_hashes, young=old.young, merge=self._clash)
+                else:
+                    old_places.append(place)
+                    old_numbers.append(numbers)
+                    old_hashes.append(key_hashes)
+        if old_places:  # a few rows must not hold on to the segment of a whole run
+            numbers = {name: np.concatenate([n[name] for n in old_numbers]) for name in _READY_NUMBERS}
+            place = compact(stacked(old_places), self.open.names)
+            ready.add_rows(place, numbers, np.concatenate(old_hashes), merge=self._clash)
+
+    def _resolve(self, due: pl.DataFrame, open_: pl.DataFrame, ready: SortBuffer) -> list[Undecided]:
+        """The commits that need a closer look; those that stay undecided lie by themselves from now on."""
+        rows, doubtful = matched(due, open_.unique("row_no", maintain_order=True))
         if rows.height:
-            _break(rows)
+            ready.add(rows)
+            done = run_of(due.join(rows, on=VERSION, how="semi"), COMMITS)
+            at = np.arange(len(done))
+            self.open.kill(done.needles(at, "start_ts"), "start_ts")
+            self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
+        new = doubtful.filter(~pl.col("asked")).sort(VERSION)
+        if new.height:
+            asked = run_of(new.with_columns(asked=pl.lit(value=True)), COMMITS)
+            self.commits.kill(asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
+            self.commits.add(asked)
+        return [
+            Undecided(**row) for row in new.select("key", "start_ts", "commit_ts", "region_id", "store_id").to_dicts()
+        ]
+
+    def _bury(self, watermarks: RangeWatermarkMap) -> None:
+        """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
+        for run in self.open:
+            assert run.origins is not None
+            cuts = run.origins["cut_ts"]
+            lowest = int(cuts.min())  # type: ignore[arg-type]
+            if watermarks.highest() <= lowest or not run.live:
+                continue
+            gone = reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest, watermarks, strictly=True)
+            if len(gone):
+                gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
+                self.dead += run.kill(gone)
+
+    def _refuse(self, rows: pl.DataFrame | None) -> None:
+        if rows is not None:
+            break_promise(rows)
 
 
-def _break(rows: pl.DataFrame) -> NoReturn:
-    first = rows.sort("commit_ts").row(0, named=True)
-    names = ("key", "start_ts", "commit_ts", "region_id", "store_id", "incarnation", "seq", "w")
-    raise BrokenPromise(**{name: first[name] for name in names}, rows=rows.height)
-
-
-def _reached(frame: pl.DataFrame, column: str, watermarks: RangeWatermarkMap, *, strictly: bool) -> pl.DataFrame:
-    """The rows whose W(key) has reached (or, strictly, passed) the column's timestamp."""
-    if not frame.height:
-        return frame
-    near = frame.filter(pl.col(column) <= watermarks.highest())
-    w, ts = watermarks.w_of(near["key"]), near[column].to_numpy()
-    return near.filter(pl.Series(ts < w if strictly else ts <= w, dtype=pl.Boolean))
-
-
-def _roll_back(
-    rollbacks: pl.DataFrame, old: pl.DataFrame, new: pl.DataFrame, commits: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame, int]:
-    """(old, new) without the prewrites that these rollbacks end, and how many rollbacks ended none."""
-    if not rollbacks.height:
-        return old, new, 0
-    ends = rollbacks.join(commits, on=_TXN, how="anti").group_by(_TXN).agg(pl.col("row_no").max().alias("until"))
-    hit = new.join(ends, on=_TXN).filter(pl.col("row_no") < pl.col("until"))
-    ended = pl.concat([old.join(ends, on=_TXN, how="semi").select(_TXN), hit.select(_TXN)])
-    forgotten = rollbacks.join(ended, on=_TXN, how="anti").height
-    return old.join(ends, on=_TXN, how="anti"), new.join(hit, on="row_no", how="anti"), forgotten
-
-
-def _merge(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-    """Old and new prewrites: per (key, start_ts) and tenure the one that counts; its cut_ts is the largest of them."""
-    if not new.height:
-        return old
-    touched = old.join(new, on=_TXN, how="semi")
-    if not touched.height and not new.select(pl.struct(_TXN).is_duplicated().any()).item():
-        return joined(old, new)
-    group = pl.concat([touched, new]).with_columns(full=~_IS_FAKE)
-    group = group.filter(pl.col("full") == pl.col("full").max().over(_TXN))
-    group = group.filter(pl.col("generation") == pl.col("generation").max().over(_TXN))
-    same = [*_TXN, *_TENURE_ID]
-    group = group.with_columns(
-        cut_ts=pl.col("cut_ts").max().over(same), tenure_ready_ts=pl.col("tenure_ready_ts").max().over(same)
-    )
-    group = group.sort("row_no").unique(same, keep="last", maintain_order=True)
-    return pl.concat([old.join(new, on=_TXN, how="anti"), group.select(OPEN.names)])
-
-
-def _match(due: pl.DataFrame, open_: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(READY rows of the decided commits, the commits that stay undecided)."""
-    said = due.rename({"op": "said_op", "value": "said", "flags": "said_flags"})
-    pairs = said.select(*_TXN, "commit_ts", "said_op", "said", "said_flags").join(open_, on=_TXN)
-    able = pairs.filter((pl.col("said_op") == Op.NONE) | (pl.col("said_op") == pl.col("op")))
-    kinds = able.unique([*_VERSION, *_CONTENT], keep="last")
-    plain = kinds.filter((pl.len().over(_VERSION) == 1) & ~(_IS_FAKE & pl.col("said").is_not_null()))
-    rows = [_ready(plain)]
-    doubtful = due.join(plain, on=_VERSION, how="anti")
-    if doubtful.height:
-        chosen = _choose_each(pairs.join(doubtful, on=_VERSION, how="semi"))
-        rows.append(_ready(chosen))
-        doubtful = doubtful.join(chosen, on=_VERSION, how="anti")
-    return pl.concat(rows), doubtful
-
-
-def _ready(pairs: pl.DataFrame) -> pl.DataFrame:
-    return pairs.with_columns(flags=pl.col("flags") | pl.col("said_flags")).select(READY.names)
-
-
-def _choose_each(pairs: pl.DataFrame) -> pl.DataFrame:
-    """One pair for each commit that can be decided, with the chosen content."""
-    chosen = []
-    for group in pairs.sort([*_VERSION, "row_no"]).partition_by(_VERSION, maintain_order=True):
-        rows = group.to_dicts()
-        won = choose([_candidate(row) for row in rows], rows[0]["said_op"], rows[0]["said"])
-        if won is not None:
-            chosen.append({**rows[0], **{name: getattr(won, name) for name in _CONTENT}})
-    return pl.DataFrame(chosen, schema=pairs.schema)
-
-
-def _candidate(row: dict[str, int]) -> Candidate:
-    content = {name: row[name] for name in (*_CONTENT, "generation", "row_no")}
-    tenure = tuple(row[name] for name in _TENURE_ID)
-    return Candidate(tenure=tenure, open_ts=row["tenure_open_ts"], ready_ts=row["tenure_ready_ts"], **content)  # type: ignore[arg-type]
-
-
-def _asking(doubtful: pl.DataFrame) -> list[Undecided]:
-    """The commits that become undecided now, in a fixed order."""
-    new = doubtful.filter(~pl.col("asked")).sort(_VERSION)
-    return [Undecided(**row) for row in new.select("key", "start_ts", "commit_ts", "region_id", "store_id").to_dicts()]
+def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
+    """Whether a commit's only prewrite is the committed one, beyond doubt."""
+    said = commits.numbers["op"][at]
+    fits = (said == Op.NONE) | (said == prewrites.numbers["op"][there])
+    fake = np.flatnonzero(prewrites.numbers["fake"][there])
+    if len(fake):
+        fits[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
+    return np.asarray(fits)

@@ -1,9 +1,9 @@
 """A task's buffered state as one segment file, and back.
 
     head        cluster, tenant, task, epoch, start_ts, upper, positions {store: {incarnation: [seq, closed]}}, write_id
-    open        prewrites that are not decided         (prewrite_buffer.OPEN)
-    commits     commits that wait                      (prewrite_buffer.COMMITS)
-    ready       rows that wait for the watermark       (sort_buffer.READY)
+    open        prewrites that are not decided         (doubt.OPEN)
+    commits     commits that wait                      (doubt.COMMITS)
+    ready       rows that wait for the watermark       (doubt.READY)
     slices      the watermark map                      (watermark.SLICES)
     waiting     watermark rows that wait               (watermark.WAITING)
 
@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sorter.core import CoreSnapshot, Positions
-from sorter.prewrite_buffer import COMMITS, OPEN
-from sorter.sort_buffer import READY
+from sorter.doubt import COMMITS, OPEN, READY
 from sorter.watermark import SLICES, WAITING
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject

@@ -153,12 +153,42 @@ class RangeWatermarkMap:
 
     def w_of(self, keys: pa.BinaryArray | pl.Series) -> npt.NDArray[np.uint64]:
         """W of each key. The keys must lie in the range."""
-        bounds, w, _ = self._slots.joined()
+        w = self._slots.joined()[1]
         if len(w) == 1:
             return np.full(len(keys), w[0], np.uint64)
         series = keys if isinstance(keys, pl.Series) else pl.Series(pl.from_arrow(keys), dtype=pl.Binary)
-        found = bounds.search_sorted(series, side="right").to_numpy().astype(np.int64)
-        out: npt.NDArray[np.uint64] = w[found - 1]
+        out: npt.NDArray[np.uint64] = w[self.slices_of(series)]
+        return out
+
+    def w_of_slices(self, slices: Ints) -> Stamps:
+        """W of slices, by number."""
+        return self._slots.joined()[1][slices]
+
+    @property
+    def is_one_slice(self) -> bool:
+        """Whether W is the same everywhere."""
+        return self.slice_count() == 1
+
+    def slices_of(self, keys: pl.Series) -> Ints:
+        """For each key the number of its slice, good until the next call of `apply`. The keys must lie in the range."""
+        found = self._slots.joined()[0].search_sorted(keys, side="right").to_numpy().astype(np.int64)
+        out: Ints = found - 1
+        return out
+
+    def edges(self, slices: Ints) -> tuple[pl.Series, pl.Series]:
+        """First and last (exclusive) key of these slices."""
+        bounds = self._slots.joined()[0]
+        ends = pl.concat([bounds[1:], pl.Series([self.range.end], dtype=pl.Binary)]).gather(slices)
+        return bounds.gather(slices), ends
+
+    def highest_between(self, starts: pl.Series, ends: pl.Series) -> Stamps:
+        """The highest W in each of the ranges [start, end), which lie in the map's range and are not empty."""
+        bounds, w, _ = self._slots.joined()
+        first = bounds.search_sorted(starts, side="right").to_numpy().astype(np.int64) - 1
+        last = bounds.search_sorted(ends, side="left").to_numpy().astype(np.int64)
+        last[(ends.bin.size() == 0).to_numpy()] = len(w)
+        pairs = np.stack([np.maximum(first, 0), last], axis=1).reshape(-1)
+        out: Stamps = np.maximum.reduceat(np.append(w, np.uint64(0)), pairs)[::2]
         return out
 
     def holes(self) -> list[KeyRange]:

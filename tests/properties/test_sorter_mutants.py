@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sorter import choice, core, prewrite_buffer, slots, sort_buffer, watermark
+from sorter import choice, core, doubt, prewrite_buffer, slots, sort_buffer, watermark
 from sorter.core import TaskCore
 from sorter.prewrite_buffer import PrewriteBuffer
 from sorter.slots import Promises
@@ -35,6 +35,7 @@ class Mutant:
     function: str
     old: str
     new: str
+    also: tuple[str, str] = ("", "")  #: replaced too
 
 
 MUTANTS = [
@@ -66,24 +67,26 @@ MUTANTS = [
         name="dead by start_ts",
         module=prewrite_buffer,
         owner=PrewriteBuffer,
-        function="settle",
-        old='self.open, "cut_ts"',
-        new='self.open, "start_ts"',
+        function="_bury",
+        old='reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest,',
+        new='reached(run, run.ts("start_ts"), 0,',
+        also=("watermarks.highest() <= lowest or not run.live", "not run.live"),
     ),
     Mutant(
         name="dead at cut_ts == W",
         module=prewrite_buffer,
         owner=PrewriteBuffer,
-        function="settle",
-        old="strictly=True",
-        new="strictly=False",
+        function="_bury",
+        old="<= lowest or not run.live:",
+        new="< lowest:",
+        also=("strictly=True", "strictly=False"),
     ),
     Mutant(
         name="dead although its commit waits",
         module=prewrite_buffer,
         owner=PrewriteBuffer,
-        function="settle",
-        old='gone.join(self.commits, on=_TXN, how="anti") if gone.height else gone',
+        function="_bury",
+        old='gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]',
         new="gone",
     ),
     Mutant(
@@ -91,62 +94,62 @@ MUTANTS = [
         module=prewrite_buffer,
         owner=PrewriteBuffer,
         function="_refuse",
-        old="if rows.height:",
+        old="if rows is not None:",
         new="if False:",
     ),
     Mutant(
         name="promise tested before duplicates",
         module=prewrite_buffer,
         owner=PrewriteBuffer,
-        function="take_in",
-        old='ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))',
-        new='outcomes.filter(pl.col("commit_ts") > at.upper)',
+        function="_sort_out",
+        old='fresh[~ready.known(rows.needles(fresh, "commit_ts"))]',
+        new="fresh",
     ),
     Mutant(
         name="what was written is not dropped",
         module=prewrite_buffer,
         owner=PrewriteBuffer,
-        function="take_in",
-        old='ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))',
-        new="ready.unknown(outcomes)",
+        function="_sort_out",
+        old="fresh = outcome[above]",
+        new="fresh = outcome",
     ),
     Mutant(
         name="a rollback deletes a committed prewrite",
         module=prewrite_buffer,
-        owner=prewrite_buffer,
-        function="_roll_back",
-        old='rollbacks.join(commits, on=_TXN, how="anti").group_by',
-        new="rollbacks.group_by",
+        owner=PrewriteBuffer,
+        function="_without_ended",
+        old="rollbacks[~committing]",
+        new="rollbacks",
     ),
     Mutant(
         name="rollbacks do nothing",
         module=prewrite_buffer,
-        owner=prewrite_buffer,
-        function="_roll_back",
-        old="if not rollbacks.height:",
+        owner=PrewriteBuffer,
+        function="_without_ended",
+        old="if not len(rollbacks):",
         new="if True:",
     ),
     Mutant(
         name="a fake prewrite replaces a full one",
-        module=prewrite_buffer,
+        module=doubt,
         owner=prewrite_buffer,
-        function="_merge",
-        old='pl.col("full") == pl.col("full").max().over(_TXN)',
+        function="merged",
+        old='pl.col("full") == pl.col("full").max().over(TXN)',
         new="True",
     ),
     Mutant(
         name="generations do not matter",
-        module=prewrite_buffer,
+        module=doubt,
         owner=prewrite_buffer,
-        function="_merge",
-        old='pl.col("generation") == pl.col("generation").max().over(_TXN)',
+        function="merged",
+        old='pl.col("generation") == pl.col("generation").max().over(TXN)',
         new="True",
     ),
     Mutant(
         name="the first row of a tenure wins",
-        module=prewrite_buffer,
+        module=doubt,
         owner=prewrite_buffer,
-        function="_merge",
+        function="merged",
         old='keep="last"',
         new='keep="first"',
     ),
@@ -161,7 +164,7 @@ MUTANTS = [
     Mutant(
         name="the commit's own value is not asked",
         module=choice,
-        owner=prewrite_buffer,
+        owner=doubt,
         function="choose",
         old="return _with_value(left, commit_value) if commit_value else None",
         new="return None",
@@ -179,9 +182,9 @@ MUTANTS = [
         module=core,
         owner=TaskCore,
         function="_take_rows",
-        old='w = self._watermarks.w_of(rows["key"])',
+        old="self._prewrites.take_in(",
         new="self._watermarks.apply(batch.regions, batch.store_id, batch.incarnation, batch.seq)\n"
-        '    w = self._watermarks.w_of(rows["key"])',
+        "    self._prewrites.take_in(",
     ),
     Mutant(
         name="a gap is accepted",
@@ -226,10 +229,10 @@ MUTANTS = [
     Mutant(
         name="rows are written in the order of their keys",
         module=sort_buffer,
-        owner=SortBuffer,
-        function="take",
-        old="due.sort(_ORDER)",
-        new='due.sort("key", "commit_ts")',
+        owner=sort_buffer,
+        function="_order",
+        old="radix_order(first)",
+        new="radix_order(place.hashes())",
     ),
 ]
 
@@ -239,7 +242,11 @@ def broken(mutant: Mutant) -> Any:
     source = textwrap.dedent(inspect.getsource(getattr(mutant.owner, mutant.function)))
     assert source.count(mutant.old) == 1, f"the mutant no longer fits {mutant.function}"
     space: dict[str, Any] = {}
-    exec(source.replace(mutant.old, mutant.new), vars(mutant.module), space)  # the very point of a mutant
+    source = source.replace(mutant.old, mutant.new)
+    if mutant.also[0]:
+        assert mutant.also[0] in source
+        source = source.replace(*mutant.also)
+    exec(source, vars(mutant.module), space)  # the very point of a mutant
     return space[mutant.function]
 
 

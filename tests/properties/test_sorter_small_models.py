@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
-import numpy as np
 import pyarrow as pa
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sorter.arrivals import arrivals
+from sorter.arrivals import Arrivals
 from sorter.prewrite_buffer import Limits, PrewriteBuffer
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
@@ -200,10 +199,10 @@ class PrewriteMachine(RuleBasedStateMachine):
         regions = regions_of([mark | {"row_count": len(self.rows)}])
         rows = pa.RecordBatch.from_pylist(self.rows, schema=ROWS)
         batch = FeedBatch(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut_ts, rows=rows, regions=regions)
-        frame = arrivals(batch, KeyRange(), self.row_no)
+        arrived = Arrivals(batch, KeyRange(), self.row_no)
         self.row_no += len(self.rows)
         self.rows = []
-        self.buffer.take_in(frame, self.map.w_of(frame["key"]), self._limits(), self.ready)
+        self.buffer.take_in(arrived, self.map, self._limits(), self.ready)
         self.buffer.learn(regions, 1, 1)
         self.map.apply(regions, 1, 1, self.seq)
         assert self.buffer.settle(self.map, self.ready) == []
@@ -216,12 +215,14 @@ class PrewriteMachine(RuleBasedStateMachine):
     def _compare(self) -> None:
         """What was said is known: undecided locks are kept, reached commits are ready, whatever is later waits."""
         w = int(self.map.w_of(pa.array([b"a"], pa.binary()))[0])
-        ready = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in self.ready.rows.to_dicts()}
-        waiting = {(r["key"], r["commit_ts"]) for r in self.buffer.commits.to_dicts()}
+        rows = self.ready.snapshot().to_pylist()
+        ready = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in rows}
+        open_, commits = (table.to_pylist() for table in self.buffer.snapshot())
+        waiting = {(r["key"], r["commit_ts"]) for r in commits}
         assert set(ready) | waiting == set(self.due)
         assert ready == {v: row for v, row in self.due.items() if v in ready}
         assert all(commit_ts > w for _, commit_ts in waiting)
-        held = {(r["key"], r["start_ts"]): (r["op"], r["value"]) for r in self.buffer.open.to_dicts()}
+        held = {(r["key"], r["start_ts"]): (r["op"], r["value"]) for r in open_}
         committing = {(key, self.due[key, commit_ts][0]) for key, commit_ts in waiting}
         assert set(self.locks) | committing <= set(held) <= set(self.locks) | committing | set(self.buried)
         assert {txn: held[txn] for txn in self.locks} == self.locks
@@ -250,8 +251,8 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.map.restore(*slices)
         self.buffer.restore(*saved, KeyRange(), self.upper)
         self.ready.restore(rows, KeyRange(), self.upper)
-        last = self.buffer.open["row_no"].max()
-        self.row_no = 0 if last is None else int(np.uint64(last)) + 1
+        last = self.buffer.last_row_no()
+        self.row_no = 0 if last is None else last + 1
 
     def teardown(self) -> None:
         """In the end nothing that was decided is left."""
@@ -261,8 +262,8 @@ class PrewriteMachine(RuleBasedStateMachine):
             self.file(promise=True)
         self.flush()
         assert not self.due
-        assert not self.buffer.open.height
-        assert not self.buffer.commits.height
+        assert not self.buffer.open_count
+        assert not self.buffer.waiting_count
 
 
 TestPrewriteMachine = PrewriteMachine.TestCase

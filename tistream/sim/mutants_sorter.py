@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tistream.sim.mutants import register, replaced, reworded
 
 
@@ -32,7 +34,12 @@ def _counts_before_ready() -> Iterator[None]:
 def _dead_by_start_ts() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "settle", ('self.open, "cut_ts"', 'self.open, "start_ts"')):
+    with reworded(
+        PrewriteBuffer,
+        "_bury",
+        ("watermarks.highest() <= lowest or not run.live", "not run.live"),
+        ('reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest,', 'reached(run, run.ts("start_ts"), 0,'),
+    ):
         yield
 
 
@@ -40,7 +47,12 @@ def _dead_by_start_ts() -> Iterator[None]:
 def _dead_at_cut_ts() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "settle", ("strictly=True", "strictly=False")):
+    with reworded(
+        PrewriteBuffer,
+        "_bury",
+        ("<= lowest or not run.live", "< lowest or not run.live"),
+        ("strictly=True", "strictly=False"),
+    ):
         yield
 
 
@@ -50,8 +62,8 @@ def _dead_while_commit_waits() -> Iterator[None]:
 
     with reworded(
         PrewriteBuffer,
-        "settle",
-        ('gone = gone.join(self.commits, on=_TXN, how="anti") if gone.height else gone', "pass"),
+        "_bury",
+        ('gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]', "gone"),
     ):
         yield
 
@@ -62,11 +74,9 @@ def _dead_while_commit_waits() -> Iterator[None]:
     scenario="reclaim",
 )
 def _rollback_beats_commit() -> Iterator[None]:
-    from sorter import prewrite_buffer
+    from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(
-        prewrite_buffer, "_roll_back", ('rollbacks.join(commits, on=_TXN, how="anti").group_by', "rollbacks.group_by")
-    ):
+    with reworded(PrewriteBuffer, "_without_ended", ("rollbacks[~committing]", "rollbacks")):
         yield
 
 
@@ -75,19 +85,19 @@ def _fake_wins() -> Iterator[None]:
     from sorter import prewrite_buffer
 
     with reworded(
-        prewrite_buffer, "_merge", ('pl.col("full") == pl.col("full").max().over(_TXN)', "pl.lit(value=True)")
+        prewrite_buffer, "merged", ('pl.col("full") == pl.col("full").max().over(TXN)', "pl.lit(value=True)")
     ):
         yield
 
 
 @register("lower-generation-wins", "of two flushes of a pipelined transaction the lower counts", scenario="overflow")
 def _lower_generation_wins() -> Iterator[None]:
-    from sorter import choice, prewrite_buffer
+    from sorter import choice, doubt, prewrite_buffer
 
     with (
-        reworded(prewrite_buffer, "_merge", ('pl.col("generation").max()', 'pl.col("generation").min()')),
+        reworded(prewrite_buffer, "merged", ('pl.col("generation").max()', 'pl.col("generation").min()')),
         reworded(choice, "choose", ("max((c.generation", "min((c.generation")),
-        replaced(prewrite_buffer, "choose", choice.choose),
+        replaced(doubt, "choose", choice.choose),
     ):
         yield
 
@@ -96,7 +106,7 @@ def _lower_generation_wins() -> Iterator[None]:
 def _earlier_row_wins() -> Iterator[None]:
     from sorter import prewrite_buffer
 
-    with reworded(prewrite_buffer, "_merge", ('keep="last"', 'keep="first"')):
+    with reworded(prewrite_buffer, "merged", ('keep="last"', 'keep="first"')):
         yield
 
 
@@ -104,11 +114,11 @@ def _earlier_row_wins() -> Iterator[None]:
 def _early_commits_forgotten() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    old = 'live = fresh.filter(kind == RowKind.COMMIT).join(whole, on=_VERSION, how="anti")'
-    known = "pl.concat([self.open, rows.filter(kind == RowKind.PREWRITE).select(OPEN.names)])"
-    before = f'{known}.group_by(_TXN).agg(pl.col("row_no").min().alias("before"))'
-    earlier = f'.join({before}, on=_TXN).filter(pl.col("before") < pl.col("row_no")).drop("before")'
-    with reworded(PrewriteBuffer, "take_in", (old, old + earlier)):
+    old = "decided = _NONE if"
+    mine = 'mine = rows.needles(live, "start_ts"); said = rows.of_kind(RowKind.PREWRITE)'
+    met = 'met = self.open.known(mine, "start_ts"); at, by = mine.pairs(rows.needles(said, "start_ts"))'
+    drop = "met[at[said[by] < live[at]]] = True; live = live[met]"
+    with reworded(PrewriteBuffer, "_sort_out", (old, f"{mine}; {met}; {drop}\n    {old}")):
         yield
 
 
@@ -124,7 +134,7 @@ def _undecided_not_held() -> Iterator[None]:
 def _commits_not_awaited() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "settle", ('self.commits, "commit_ts"', 'self.commits.head(0), "commit_ts"')):
+    with reworded(PrewriteBuffer, "settle", ("for run in self.commits", "for run in ()")):
         yield
 
 
@@ -133,7 +143,7 @@ def _watermarks_before_data() -> Iterator[None]:
     from sorter.core import TaskCore
 
     early = "self._watermarks.apply(batch.regions, batch.store_id, batch.incarnation, batch.seq)"
-    old = 'w = self._watermarks.w_of(rows["key"])'
+    old = "self._prewrites.take_in("
     with reworded(TaskCore, "_take_rows", (old, f"{early}; {old}")):
         yield
 
@@ -142,7 +152,7 @@ def _watermarks_before_data() -> Iterator[None]:
 def _duplicates_not_merged() -> Iterator[None]:
     from sorter.sort_buffer import SortBuffer
 
-    with replaced(SortBuffer, "unknown", lambda self, rows: rows):
+    with replaced(SortBuffer, "known", lambda self, needles: np.zeros(len(needles), np.bool_)):
         yield
 
 
@@ -150,11 +160,7 @@ def _duplicates_not_merged() -> Iterator[None]:
 def _written_rows_come_again() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(
-        PrewriteBuffer,
-        "take_in",
-        ('ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))', "ready.unknown(outcomes)"),
-    ):
+    with reworded(PrewriteBuffer, "_sort_out", ("fresh = outcome[above]", "fresh = outcome")):
         yield
 
 

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
 
 from sorter import arrivals as module
-from sorter.arrivals import arrivals, empty, from_arrow, to_arrow, within
-from sorter.sort_buffer import READY
+from sorter.arrivals import Arrivals, empty, from_arrow, to_arrow, within
+from sorter.doubt import COMMITS, OPEN, READY, frame_of
+from tistream.change import RowKind
 from tistream.errors import CorruptObject
+from tistream.feed import FeedBatch
 from tistream.keyrange import KeyRange
 from tistream.testing.sorter_oracle import C, Mark, P, Row
 from tistream.testing.sorter_world import File, feed_batch
@@ -23,6 +26,14 @@ def file(*rows: Row) -> File:
     return File(store_id=4, incarnation=5, seq=6, cut_ts=99, rows=rows, marks=MARKS)
 
 
+def frame(batch: FeedBatch, range_: KeyRange = KeyRange(), first_row_no: int = 0) -> pl.DataFrame:  # noqa: B008 - frozen
+    """All rows of a batch as if they were prewrites."""
+    found = Arrivals(batch, range_, first_row_no)
+    names = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
+    run = found.run(np.arange(len(found)), names)
+    return frame_of(run, run.living(), OPEN)
+
+
 def test_each_row_knows_its_tenure_its_file_and_its_number() -> None:
     batch = feed_batch(
         file(
@@ -31,7 +42,7 @@ def test_each_row_knows_its_tenure_its_file_and_its_number() -> None:
             Row(kind=P, key=b"c", start_ts=3, value=b"v", tenure=2),
         )
     )
-    found = arrivals(batch, KeyRange(), 40)
+    found = frame(batch, first_row_no=40)
     assert found["region_id"].to_list() == [1, 3, 3]
     assert found["checkpoint_ts"].to_list() == [10, 30, 30]
     assert found["row_no"].to_list() == [40, 41, 42]
@@ -46,7 +57,12 @@ def test_values_are_brought_into_one_form() -> None:
         Row(kind=C, key=b"d", start_ts=1, commit_ts=2, value=b"v", op=1),
         Row(kind=3, key=b"e", start_ts=1, value=b"", op=0),
     ]
-    assert arrivals(feed_batch(file(*rows)), KeyRange(), 0)["value"].to_list() == [b"", None, None, b"v", None]
+    batch = feed_batch(file(*rows))
+    assert frame(batch)["value"].to_list() == [b"", None, b"", b"v", None]
+    found = Arrivals(batch, KeyRange(), 0)
+    at = found.of_kind(RowKind.COMMIT)
+    commits = found.run(at, ("start_ts", "commit_ts", "op", "flags", "origin"), asked=np.zeros(len(at), np.bool_))
+    assert frame_of(commits, commits.living(), COMMITS)["value"].to_list() == [None, b"v"]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +77,8 @@ def test_values_are_brought_into_one_form() -> None:
 def test_rows_outside_the_range_are_left_out(range_: KeyRange, left: list[bytes]) -> None:
     keys = pl.DataFrame({"key": [b"", b"b", b"b\x00", b"c"]})
     assert within(keys, range_)["key"].to_list() == left
+    rows = [Row(kind=P, key=key, start_ts=1, value=key) for key in (b"", b"b", b"b\x00", b"c")]
+    assert frame(feed_batch(file(*rows)), range_)["value"].to_list() == left
 
 
 @pytest.mark.parametrize("counts", [[1, 0, 0], [1, 1, 1], [2, 2, 0], [0, 0, 0]])
@@ -69,7 +87,7 @@ def test_a_batch_whose_tenures_do_not_name_each_row_once_is_refused(counts: list
     at = batch.regions.schema.get_field_index("row_count")
     regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array(counts, pa.uint64()))
     with pytest.raises(CorruptObject, match="each row once"):
-        arrivals(replace(batch, regions=regions), KeyRange(), 0)
+        Arrivals(replace(batch, regions=regions), KeyRange(), 0)
 
 
 def test_tenures_whose_slices_lie_apart_are_refused() -> None:
@@ -77,7 +95,7 @@ def test_tenures_whose_slices_lie_apart_are_refused() -> None:
     at = batch.regions.schema.get_field_index("row_offset")
     regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array([1, 1, 1], pa.uint64()))
     with pytest.raises(CorruptObject, match="each row once"):
-        arrivals(replace(batch, regions=regions), KeyRange(), 0)
+        Arrivals(replace(batch, regions=regions), KeyRange(), 0)
 
 
 def test_large_output_is_cut_into_chunks_and_small_output_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

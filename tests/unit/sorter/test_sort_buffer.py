@@ -3,9 +3,10 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from sorter import sort_buffer
-from sorter.arrivals import CHUNKS_MAX, empty
-from sorter.sort_buffer import READY, SortBuffer
+from sorter import run, sort_buffer
+from sorter.arrivals import empty
+from sorter.doubt import READY
+from sorter.sort_buffer import SortBuffer
 from tistream.change import COMMITTED
 from tistream.codec.table_key import table_prefix
 from tistream.errors import TiStreamError
@@ -82,20 +83,53 @@ def test_restore_cuts_to_the_range_and_drops_what_was_written() -> None:
     half.check()
 
 
-def test_many_small_additions_stay_in_few_pieces() -> None:
+def test_many_small_additions_stay_in_few_runs() -> None:
     buffer = SortBuffer()
     for i in range(100):
         buffer.add(ready((b"a", i, 1000 + i)))
-    assert buffer.rows.n_chunks() <= CHUNKS_MAX
+        buffer.runs.tidy()
+    assert len(buffer.runs.runs) < 2 * run.FAN_IN
     assert len(taken(buffer, 9999)) == 100
+
+
+def test_groups_of_one_commit_ts_are_in_order_whatever_their_size() -> None:
+    keys = [b"%05d" % (i * 7919 % 4000) for i in range(4000)]
+    sizes = [1, 31, 32, 33, 34, 200, 1000]  # the rest of the keys stand alone
+    groups, first = [], 0
+    for ts, size in enumerate(sizes, 1):
+        groups += [(k, 5 + (i % 3 == 0), ts) for i, k in enumerate(keys[first : first + size])]
+        first += size
+    rows = groups + [(k, 5, 1000 + i) for i, k in enumerate(keys[first:])]
+    buffer = SortBuffer()
+    for at in range(0, len(rows), 300):
+        buffer.add(ready(*rows[at : at + 300]))
+    assert taken(buffer, 9999) == sorted((0, ts, start, key) for key, start, ts in rows)
+
+
+def test_tables_and_timestamps_too_far_apart_for_one_number_are_still_in_order() -> None:
+    rows = [(table_prefix(t) + b"_r%d" % i, 1, ts) for t in (9, 10, 3) for i, ts in enumerate([1, 1 << 63, 5, 5])]
+    buffer = SortBuffer()
+    buffer.add(ready(*rows))
+    found = taken(buffer, (1 << 64) - 1)
+    assert found == sorted((int.from_bytes(k[2:9], "big"), ts, start, k) for k, start, ts in rows)
+
+
+def test_output_beyond_one_arrow_column_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sort_buffer, "PIECE_BYTES", 100)
+    buffer = SortBuffer()
+    buffer.add(ready(*((b"%d" % i, 1, 50) for i in range(9)), value=b"x" * 40))
+    table = buffer.take(50)
+    assert table.column("key").num_chunks > 2
+    assert table.column("key").to_pylist() == [b"%d" % i for i in range(9)]
 
 
 def test_check_finds_rows_that_should_not_be_there() -> None:
     buffer = SortBuffer()
-    buffer.rows = ready((b"a", 1, 10), (b"a", 1, 10))
+    buffer.add(ready((b"a", 1, 10)))
+    buffer.runs.add(buffer.runs.runs[0])
     with pytest.raises(TiStreamError, match="ready twice"):
         buffer.check()
-    buffer.rows = ready((b"a", 1, 10))
+    del buffer.runs.runs[0]
     buffer.flushed_ts = 10
     with pytest.raises(TiStreamError, match="below what was flushed"):
         buffer.check()

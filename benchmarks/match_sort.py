@@ -1,0 +1,310 @@
+"""Matching and ordering one tick of a task (a batch in, everything up to its watermark out), against a dict per event.
+
+A tick has 100,000 prewrites and as many commits in transactions of five rows; every tenth row is committed one tick
+later. The dict side keeps prewrites, waiting commits and ready rows in dicts, one event at a time, and makes the same
+Arrow table. Both get the same batches, and each tick's output is compared before the clock counts.
+
+    match-sort/dict                 speed in units of the dict's
+    match-sort/open-rows            time with many open prewrites (5,000 are committed each tick), to that with few
+    match-sort/early-commits        time with a million commits whose prewrites have not come, to that with none
+    match-sort/stalled-watermark    time of a tick after 45 that could not be written out, to that after 5
+    match-sort/memory               memory of an open row in units of the dict's
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import Better, Result
+from benchmarks.rows import BASE_TS, change_rows
+from sorter.core import TaskCore
+from tistream.change import COMMITTED, REGIONS, ROWS, RowKind
+from tistream.codec.table_key import table_ids
+from tistream.feed import FeedBatch
+from tistream.keyrange import KeyRange
+
+ROWS_PER_TICK = 100_000
+RUNS = 11
+SECOND = 1000 << 18
+OLD_HITS = 5_000
+OPEN_ROWS = (100_000, 2_000_000)
+EARLY = 1_000_000
+MEMORY_ROWS = 1_000_000
+FAR = BASE_TS + 10_000 * SECOND
+
+_Tick = Callable[[FeedBatch], pa.Table]
+
+
+class Ticks:
+    """Batches of one store, tick after tick: the same keys and values again and again, later each time."""
+
+    def __init__(self, rows: int = ROWS_PER_TICK) -> None:
+        rng = np.random.default_rng(11)
+        self.rows = rows
+        self.data = change_rows(rows, seed=5)
+        self.carried = np.arange(rows) % 10 == 0
+        txns = np.sort(rng.integers(0, SECOND // 2, rows // 5)).astype(np.uint64)
+        self.start = np.repeat(txns, 5)
+        self.commit = self.start + np.repeat(rng.integers(1, SECOND // 3, rows // 5), 5).astype(np.uint64)
+
+    def batch(self, n: int, *, stalled: bool = False, also: pa.RecordBatch | None = None) -> FeedBatch:
+        """Tick n (from 0). Its watermark is the end of its second; with `stalled` a region without rows holds it."""
+        base = np.uint64(BASE_TS + n * SECOND)
+        zeros = np.zeros(self.rows, np.uint64)
+        prewrites = self._rows(RowKind.PREWRITE, np.arange(self.rows), base + self.start, zeros)
+        now = np.flatnonzero(~self.carried)
+        commits = [self._rows(RowKind.COMMIT, now, base + self.start[now], base + self.commit[now])]
+        if n:
+            old = np.flatnonzero(self.carried)
+            before = base - np.uint64(SECOND)
+            commits.append(self._rows(RowKind.COMMIT, old, before + self.start[old], base + self.commit[old]))
+        parts = [prewrites, *commits, *([] if also is None else [also])]
+        rows = pa.Table.from_batches(parts, ROWS).combine_chunks().to_batches()[0]
+        end = BASE_TS + (n + 1) * SECOND
+        return batch_of(rows, n + 1, end, end + SECOND // 2, stalled=stalled)
+
+    def _rows(self, kind: RowKind, at: np.ndarray, start: np.ndarray, commit: np.ndarray) -> pa.RecordBatch:
+        data = self.data.take(pa.array(at))
+        fixed = {"kind": np.full(len(at), kind, np.uint8), "start_ts": start, "commit_ts": commit}
+        if kind == RowKind.COMMIT:
+            fixed["value"] = pa.nulls(len(at), pa.binary())
+        columns = [pa.array(fixed[n]) if n in fixed else data.column(n) for n in ROWS.names]
+        return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+def batch_of(rows: pa.RecordBatch, seq: int, resolved_ts: int, cut_ts: int, *, stalled: bool = False) -> FeedBatch:
+    """A batch of two regions, of which the second has no rows."""
+    numbers = {name: [1, 2] for name in REGIONS.names}
+    numbers |= {"start_key": [b"", b"u"], "end_key": [b"u", b""], "checkpoint_ts": [BASE_TS] * 2}
+    numbers |= {"resolved_ts": [resolved_ts, BASE_TS if stalled else resolved_ts], "tenure_ready_ts": [2, 2]}
+    numbers |= {"row_offset": [0, rows.num_rows], "row_count": [rows.num_rows, 0]}
+    regions = pa.RecordBatch.from_pydict(numbers, schema=REGIONS)
+    return FeedBatch(store_id=1, incarnation=1, seq=seq, cut_ts=cut_ts, rows=rows, regions=regions)
+
+
+def held(kind: RowKind, count: int, seed: int) -> pa.RecordBatch:
+    """Rows that stay: old prewrites that nobody commits, or commits far ahead."""
+    data = change_rows(count, seed=seed)
+    start = np.uint64(BASE_TS - 3600 * SECOND) + np.arange(count, dtype=np.uint64) // np.uint64(5)
+    start += np.uint64(seed) << np.uint64(20)
+    commit = (
+        np.zeros(count, np.uint64) if kind == RowKind.PREWRITE else np.uint64(FAR) + np.arange(count, dtype=np.uint64)
+    )
+    fixed = {"kind": np.full(count, kind, np.uint8), "start_ts": start, "commit_ts": commit}
+    if kind == RowKind.COMMIT:
+        fixed["value"] = pa.nulls(count, pa.binary())
+    columns = [pa.array(fixed[n]) if n in fixed else data.column(n) for n in ROWS.names]
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+class RunSorter:
+    """The product's core."""
+
+    def __init__(self) -> None:
+        self.core = TaskCore(1, KeyRange(), BASE_TS, BASE_TS)
+
+    def tick(self, batch: FeedBatch) -> pa.Table:
+        self.core.handle(batch)
+        w = self.core.pending()
+        if w is None:
+            return COMMITTED.empty_table()
+        rows = self.core.take(w)
+        self.core.flushed(w)
+        return rows
+
+
+class DictSorter:
+    """The same with a dict entry per event."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[bytes, int], tuple[int, bytes | None, bytes | None, int]] = {}
+        self.waiting: dict[tuple[bytes, int], int] = {}
+        self.ready: dict[tuple[bytes, int], tuple[int, int, bytes | None, bytes | None, int]] = {}
+
+    def tick(self, batch: FeedBatch) -> pa.Table:
+        self.take_in(batch)
+        w = batch.regions.column("resolved_ts")[0].as_py()
+        for version, start_ts in [x for x in self.waiting.items() if x[0][1] <= w]:
+            op, value, old, cut = self.open.pop((version[0], start_ts))
+            self.ready[version] = (start_ts, op, value, old, cut)
+            del self.waiting[version]
+        due = [(commit_ts, r[0], key, r[1], r[2], r[3]) for (key, commit_ts), r in self.ready.items() if commit_ts <= w]
+        tables = table_ids(pa.array([d[2] for d in due], pa.binary())).tolist()
+        due = sorted(zip(tables, due, strict=True), key=lambda d: (d[0], d[1][:3]))
+        for _table, d in due:
+            del self.ready[d[2], d[0]]
+        columns = {"table_id": [t for t, _ in due]}
+        names = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
+        columns |= {name: [d[i] for _, d in due] for i, name in enumerate(names)}
+        columns |= {"expire_ts": [0] * len(due), "flags": [0] * len(due)}
+        return pa.table(columns, schema=COMMITTED)
+
+    def take_in(self, batch: FeedBatch) -> None:
+        names = ("kind", "key", "start_ts", "commit_ts", "op", "value", "old_value")
+        for kind, key, start_ts, commit_ts, op, value, old in zip(
+            *(batch.rows.column(n).to_pylist() for n in names), strict=True
+        ):
+            if kind == RowKind.PREWRITE:
+                self.open[key, start_ts] = (op, value, old, batch.cut_ts)
+            elif (key, commit_ts) not in self.ready:
+                self.waiting.setdefault((key, commit_ts), start_ts)
+
+
+def run() -> Iterator[Result]:
+    """Five ratios."""
+    ticks = Ticks()
+    yield _against_dict(ticks)
+    yield _growth(ticks)
+    yield _early(ticks)
+    yield _stalled(ticks)
+    yield _memory()
+
+
+def _against_dict(ticks: Ticks) -> Result:
+    runs, dicts = RunSorter(), DictSorter()
+    pairs = _paired([runs.tick, dicts.tick], lambda n: [ticks.batch(n)] * 2, RUNS + 2)
+    return _result("dict", [b / a for a, b in pairs[2:]], 6.0, "higher")
+
+
+def _growth(ticks: Ticks) -> Result:
+    small, large = RunSorter(), RunSorter()
+    olds = []
+    part = OPEN_ROWS[0]
+    for seq in range(OPEN_ROWS[1] // part):
+        rows = held(RowKind.PREWRITE, part, seq)
+        olds.append(rows)
+        for side, most in zip((small, large), OPEN_ROWS, strict=True):
+            if seq * part < most:
+                side.core.handle(batch_of(rows, seq + 1, BASE_TS, FAR))
+        olds = olds[:1]
+    firsts = [side.core.positions()[1][1].seq for side in (large, small)]
+    order = np.random.default_rng(9).permutation(part)
+
+    def batches(n: int) -> Sequence[FeedBatch]:
+        at = np.sort(order[n * OLD_HITS : (n + 1) * OLD_HITS])
+        data = olds[0].take(pa.array(at))
+        commit = np.full(len(at), BASE_TS + n * SECOND + SECOND // 2, np.uint64)
+        fixed = {"kind": np.full(len(at), RowKind.COMMIT, np.uint8), "commit_ts": commit}
+        columns = [pa.array(fixed[c]) if c in fixed else data.column(c) for c in ROWS.names]
+        columns[ROWS.names.index("value")] = pa.nulls(len(at), pa.binary())
+        batch = ticks.batch(n, also=pa.RecordBatch.from_arrays(columns, schema=ROWS))
+        return [_at(batch, first + n + 1) for first in firsts]
+
+    pairs = _paired([large.tick, small.tick], batches, RUNS + 2)
+    return _result(f"open-rows {OPEN_ROWS[1]:.0e}/{OPEN_ROWS[0]:.0e}", [a / b for a, b in pairs[2:]], 1.2, "lower")
+
+
+def _early(ticks: Ticks) -> Result:
+    none, many = RunSorter(), RunSorter()
+    part = 100_000
+    for seq in range(EARLY // part):
+        many.core.handle(batch_of(held(RowKind.COMMIT, part, seq), seq + 1, BASE_TS, FAR))
+    first = EARLY // part
+    pairs = _paired(
+        [many.tick, none.tick], lambda n: [_at(b := ticks.batch(n), first + n + 1), _at(b, n + 1)], RUNS + 2
+    )
+    return _result("early-commits 1e6/0", [a / b for a, b in pairs[2:]], 1.2, "lower")
+
+
+def _stalled(ticks: Ticks) -> Result:
+    """All commits are decided, nothing can be written. Each of the ticks 43 to 47 by one of 3 to 7."""
+    side = RunSorter()
+    seconds = []
+    for n in range(48):
+        batch = ticks.batch(n, stalled=True)
+        seconds.append(_seconds(side.tick, batch)[0])
+    early, late = seconds[2:7], seconds[42:47]
+    return _result("stalled-watermark 45th/5th", [b / a for a, b in zip(early, late, strict=True)], 1.2, "lower")
+
+
+def _memory() -> Result:
+    """Each side in a process of its own, so that nothing else counts."""
+    ratios = []
+    for _ in range(2):
+        sizes = [
+            float(subprocess.run([sys.executable, "-m", __name__, kind], check=True, capture_output=True).stdout)
+            for kind in ("runs", "dict")
+        ]
+        ratios.append(sizes[0] / sizes[1])
+    return _result("memory", ratios, 0.65, "lower")
+
+
+def _paired(
+    sides: Sequence[_Tick], batches: Callable[[int], Sequence[FeedBatch]], count: int
+) -> list[tuple[float, float]]:
+    """Seconds of both sides, tick by tick, the order changing. ValueError when their outputs differ."""
+    out = []
+    for n in range(count):
+        given = batches(n)
+        order = (0, 1) if n % 2 else (1, 0)
+        found = {i: _seconds(sides[i], given[i]) for i in order}
+        if not found[0][1].equals(found[1][1]):
+            raise ValueError(f"tick {n}: the two sides do not write the same rows")
+        out.append((found[0][0], found[1][0]))
+    return out
+
+
+def _seconds(side: _Tick, batch: FeedBatch) -> tuple[float, pa.Table]:
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        rows = side(batch)
+        return time.perf_counter() - start, rows
+    finally:
+        gc.enable()
+
+
+def _at(batch: FeedBatch, seq: int) -> FeedBatch:
+    return FeedBatch(store_id=1, incarnation=1, seq=seq, cut_ts=batch.cut_ts, rows=batch.rows, regions=batch.regions)
+
+
+def _result(name: str, ratios: list[float], target: float, better: Better) -> Result:
+    return Result(
+        name=f"match-sort/{name}",
+        ratio=statistics.median(ratios),
+        better=better,
+        target=target,
+        min=min(ratios),
+        max=max(ratios),
+        runs=len(ratios),
+    )
+
+
+def _grown(kind: str) -> float:
+    """Bytes by which this process grows for each open row."""
+    runs, dicts = RunSorter(), DictSorter()
+    before = 0
+    part = 50_000
+    for seq in range(MEMORY_ROWS // part + 1):
+        if seq == 1:
+            before = _resident()
+        batch = batch_of(held(RowKind.PREWRITE, part, seq), seq + 1, BASE_TS, FAR)
+        if kind == "runs":
+            runs.core.handle(batch)
+        else:
+            dicts.take_in(batch)
+        del batch
+    return (_resident() - before) / MEMORY_ROWS
+
+
+def _resident() -> int:
+    """Bytes in memory, without what the allocators keep of the input that has been made and thrown away."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+if __name__ == "__main__":
+    print(_grown(sys.argv[1]))

@@ -1,0 +1,203 @@
+"""The buffers in runs against the plain ones, batch by batch: the same rows held, written, asked for and refused.
+
+Histories are drawn row by row and keep no promise, so that every rule meets every other one; keys and timestamps are
+few. Hashes are cut to four bits, runs are tidied as early as possible, and cores are restarted from snapshots, also
+from each other's. A history ends where a promise is broken: both sides must say so of the same row.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from sorter import payload, run
+from sorter.core import CoreSnapshot, NeedReopen, Positions, TaskCore
+from tistream.errors import BrokenPromise
+from tistream.feed import FeedBatch
+from tistream.keyrange import KeyRange
+from tistream.testing import sorter_run
+from tistream.testing.plain_sorter import PlainTaskCore
+from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
+from tistream.testing.sorter_run import SorterRun
+from tistream.testing.sorter_world import File, feed_batch
+
+KEYS = [b"a", b"m", b"m" * 9]
+TABLES = ("open", "commits", "ready", "slices", "waiting")
+
+
+@st.composite
+def rows(draw: st.DrawFn, tenures: int) -> Row:
+    kind = draw(st.sampled_from([P, P, P, C, C, D, R]))
+    start_ts = draw(st.integers(11, 13))
+    op = 0 if kind == R else draw(st.sampled_from([1, 1, 1, 2, 0] if kind == C else [1, 1, 1, 2]))
+    # most transactions have one commit_ts, some contradict themselves
+    commit_ts = draw(st.sampled_from([start_ts + 5] * 8 + [start_ts + 6, start_ts + 12]))
+    return Row(
+        kind=kind,
+        key=draw(st.sampled_from(KEYS)),
+        start_ts=start_ts,
+        commit_ts=commit_ts if kind in (C, D) else 0,
+        op=op,
+        value=draw(st.sampled_from([None, b"", b"v", b"w"])) if kind != R else None,
+        old_value=draw(st.sampled_from([None, b"", b"o"])) if kind in (P, D) else None,
+        generation=draw(st.sampled_from([0, 0, 0, 1])) if kind == P else 0,
+        tenure=draw(st.integers(0, tenures - 1)),
+    )
+
+
+@st.composite
+def marks(draw: st.DrawFn) -> tuple[Mark, ...]:
+    whole = draw(st.booleans())
+    ranges = [(b"", b"")] if whole else [(b"", b"b"), (b"b", b"m"), (b"m", b"")]
+    return tuple(
+        Mark(
+            region_id=number,
+            start=start,
+            end=end,
+            checkpoint_ts=10,
+            resolved_ts=draw(st.sampled_from([0, 10, 10, 10, 12, 16, 17, 18, 30])),
+            version=draw(st.integers(1, 2)),
+            open_ts=draw(st.sampled_from([1, 9])),
+            ready_ts=draw(st.sampled_from([2, 2, 12, 0])),
+        )
+        for number, (start, end) in enumerate(ranges, 1)
+    )
+
+
+@st.composite
+def files(draw: st.DrawFn) -> File:
+    found = draw(marks())
+    taken = draw(st.lists(rows(len(found)), max_size=10))
+    cut_ts = draw(st.integers(11, 34))
+    return File(store_id=draw(st.integers(1, 2)), incarnation=1, seq=0, cut_ts=cut_ts, rows=tuple(taken), marks=found)
+
+
+step = st.one_of(files(), files(), files(), st.sampled_from(["flush", "lost", "restart", "change places"]))
+steps = st.lists(
+    step,
+    min_size=5,
+    max_size=25,
+)
+
+
+class Pair:
+    """Two cores that must not differ."""
+
+    def __init__(self) -> None:
+        self.upper = 10
+        self.cores: list[TaskCore] = [TaskCore(1, KeyRange(), 10, 10), PlainTaskCore(1, KeyRange(), 10, 10)]
+        self.seqs = {1: 0, 2: 0}
+
+    def both(self, call: Any) -> Any:
+        """What both give; a broken promise is given, not raised."""
+        given = []
+        for core in self.cores:
+            try:
+                given.append(call(core))
+            except BrokenPromise as e:
+                given.append(("broken", {k: v for k, v in e.facts.items() if k in ("commit_ts", "rows", "w")}))
+        assert given[0] == given[1]
+        return given[0]
+
+    def play(self, step: File | str) -> bool:
+        """One step; False when a promise was broken."""
+        if isinstance(step, File):
+            self.seqs[step.store_id] += 1
+            batch = feed_batch(replace(step, seq=self.seqs[step.store_id]))
+            effects = self.both(lambda core: core.handle(batch))
+            if isinstance(effects, tuple):
+                return False
+        elif step in ("flush", "lost"):
+            w = self.both(lambda core: core.pending())
+            if w is not None:
+                self.both(lambda core: core.take(w).to_pylist())
+            if w is not None and step == "flush":
+                self.both(lambda core: core.flushed(w))
+                self.upper = w
+        else:
+            self.restart(crosswise=step != "restart")
+        self.compare()
+        return True
+
+    def restart(self, *, crosswise: bool) -> None:
+        states = [core.snapshot() for core in self.cores]
+        kinds = [TaskCore, PlainTaskCore]
+        self.cores = [kind(1, KeyRange(), 10, self.upper) for kind in kinds]
+        for core, state in zip(self.cores, states[::-1] if crosswise else states, strict=True):
+            core.restore(state, state.positions)
+
+    def compare(self) -> None:
+        new, plain = (core.snapshot() for core in self.cores)
+        for name in TABLES:
+            assert table(new, name) == table(plain, name), name
+        a, b = (replace(core.stats(), bytes_held=0) for core in self.cores)
+        assert a == b
+
+
+def table(state: CoreSnapshot, name: str) -> list[dict[str, Any]]:
+    """Its rows; `row_no` orders them, of equal ones either may stand first."""
+    return sorted(getattr(state, name).to_pylist(), key=repr)
+
+
+@pytest.fixture(params=[(4, 0, 2), (64, 1 << 30, 8)], ids=["4 bits", "64 bits"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    bits, young_bytes, fan_in = request.param
+    monkeypatch.setattr(payload, "HASH_MASK", (1 << bits) - 1)
+    monkeypatch.setattr(run, "YOUNG_BYTES", young_bytes)
+    monkeypatch.setattr(run, "FAN_IN", fan_in)
+
+
+@given(steps)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_runs_and_plain_frames_agree(small: None, history: list[File | str]) -> None:
+    pair = Pair()
+    for step in history:
+        if not pair.play(step):
+            break
+
+
+class Twins(TaskCore):
+    """A core that has its plain twin beside it."""
+
+    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, upper: int) -> None:
+        super().__init__(task_id, range_, start_ts, upper)
+        self.plain = PlainTaskCore(task_id, range_, start_ts, upper)
+
+    def handle(self, batch: FeedBatch) -> list[NeedReopen]:
+        effects = super().handle(batch)
+        assert self.plain.handle(batch) == effects
+        assert replace(self.stats(), bytes_held=0) == replace(self.plain.stats(), bytes_held=0)
+        for name in TABLES:
+            assert table(self.snapshot(), name) == table(self.plain.snapshot(), name), name
+        return effects
+
+    def take(self, w: int) -> pa.Table:
+        rows = super().take(w)
+        assert rows.to_pylist() == self.plain.take(w).to_pylist()
+        return rows
+
+    def flushed(self, w: int) -> None:
+        super().flushed(w)
+        self.plain.flushed(w)
+
+    def restore(self, snapshot: CoreSnapshot, positions: Positions) -> None:
+        super().restore(snapshot, positions)
+        self.plain.restore(snapshot, positions)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_and_plain_frames_agree_on_what_a_cluster_does(
+    small: None, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sorter_run, "TaskCore", Twins)
+    rand, history = random.Random(seed), SorterRun()
+    for _ in range(60):
+        history.random_step(rand)
+    history.finish()
+    assert history.rows
