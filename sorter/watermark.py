@@ -231,7 +231,8 @@ class RangeWatermarkMap:
         bounds, w, covered = self._slots.joined()
         starts = bounds.to_list()
         slices = pa.table([starts, [*starts[1:], self.range.end], w, covered], schema=SLICES)
-        return slices, self._waiting().to_arrow().cast(WAITING)
+        waiting = self._waiting()
+        return slices, waiting.to_arrow().cast(WAITING) if len(waiting) else WAITING.empty_table()
 
     def restore(self, slices: pa.Table, waiting: pa.Table) -> None:
         """Take over a snapshot, cut to this map's range. Parts of the range that it does not speak of stay holes."""
@@ -289,9 +290,9 @@ class RangeWatermarkMap:
             hi=hi,
             slots=self._slots,
         )
-        left = _hand_over(pl.concat([self._waiting_alone(at), self._waiting_of(at)]), rows, promises)
+        left = _hand_over(_joined([self._waiting_alone(at), self._waiting_of(at)]), rows, promises)
         if len(left) or len(self._orphans):
-            self._adopt(pl.concat([self._waiting_alone(but=at), left]))
+            self._adopt(_joined([self._waiting_alone(but=at), left]))
         voice = self._voices[at] = _Voice(seq=seq, regions=regions, inside=inside, promises=promises)
         return voice
 
@@ -306,8 +307,9 @@ class RangeWatermarkMap:
 
     def _waiting(self) -> pl.DataFrame:
         """All rows that wait, one for each promise, in a fixed order."""
-        said = [self._waiting_of(at) for at in self._voices]
-        return _highest(pl.concat([self._waiting_alone(), *said])).select(WAITING.names).sort(_PROMISE)
+        found = [self._waiting_alone(), *(self._waiting_of(at) for at in self._voices)]
+        rows = _joined(found)
+        return _highest(rows).select(WAITING.names).sort(_PROMISE) if len(rows) else rows
 
     def _waiting_alone(self, at: tuple[int, int] | None = None, *, but: tuple[int, int] | None = None) -> pl.DataFrame:
         """The rows that still wait and that no store says any more: of one life, of all but one, or all."""
@@ -437,8 +439,16 @@ def _promises(rows: pl.DataFrame, slots: Slots) -> Promises:
     )
 
 
+def _joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    """One behind the other; most are empty."""
+    some = [frame for frame in frames if len(frame)]
+    return pl.concat(some) if len(some) > 1 else some[0] if some else _NO_ROWS
+
+
 def _highest(rows: pl.DataFrame) -> pl.DataFrame:
     """Of each promise the row with the highest resolved_ts."""
+    if len(rows) < 2:
+        return rows
     best = rows.sort("resolved_ts", "seq", descending=True)
     return best.unique(_PROMISE, keep="first", maintain_order=True)
 
