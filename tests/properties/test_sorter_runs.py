@@ -1,8 +1,9 @@
 """The buffers in runs against the plain ones, batch by batch: the same rows held, written, asked for and refused.
 
 Histories are drawn row by row and keep no promise, so that every rule meets every other one; keys and timestamps are
-few. Hashes are cut to four bits, runs are tidied as early as possible, and cores are restarted from snapshots, also
-from each other's. A history ends where a promise is broken: both sides must say so of the same row.
+few. Hashes are cut to four bits, runs are tidied as early as possible, ranges are split, and cores are restarted from
+snapshots, also from each other's. A task's history ends where a promise is broken: both sides must say so of the same
+row.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def files(draw: st.DrawFn) -> File:
     return File(store_id=draw(st.integers(1, 2)), incarnation=1, seq=0, cut_ts=cut_ts, rows=tuple(taken), marks=found)
 
 
-step = st.one_of(files(), files(), files(), st.sampled_from(["flush", "lost", "restart", "change places"]))
+step = st.one_of(files(), files(), files(), st.sampled_from(["flush", "lost", "restart", "change places", "split"]))
 steps = st.lists(
     step,
     min_size=5,
@@ -87,12 +88,13 @@ steps = st.lists(
 
 
 class Pair:
-    """Two cores that must not differ."""
+    """Two cores of one range that must not differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, range_: KeyRange) -> None:
+        self.range = range_
         self.upper = 10
-        self.cores: list[TaskCore] = [TaskCore(1, KeyRange(), 10, 10), PlainTaskCore(1, KeyRange(), 10, 10)]
-        self.seqs = {1: 0, 2: 0}
+        self.cores: list[TaskCore] = [TaskCore(1, range_, 10, 10), PlainTaskCore(1, range_, 10, 10)]
+        self.goes_on = True
 
     def both(self, call: Any) -> Any:
         """What both give; a broken promise is given, not raised."""
@@ -105,32 +107,28 @@ class Pair:
         assert given[0] == given[1]
         return given[0]
 
-    def play(self, step: File | str) -> bool:
-        """One step; False when a promise was broken."""
-        if isinstance(step, File):
-            self.seqs[step.store_id] += 1
-            batch = feed_batch(replace(step, seq=self.seqs[step.store_id]))
-            effects = self.both(lambda core: core.handle(batch))
-            if isinstance(effects, tuple):
-                return False
-        elif step in ("flush", "lost"):
-            w = self.both(lambda core: core.pending())
-            if w is not None:
-                self.both(lambda core: core.take(w).to_pylist())
-            if w is not None and step == "flush":
-                self.both(lambda core: core.flushed(w))
-                self.upper = w
-        else:
-            self.restart(crosswise=step != "restart")
-        self.compare()
-        return True
+    def take_in(self, batch: FeedBatch) -> None:
+        effects = self.both(lambda core: core.handle(batch))
+        self.goes_on = not isinstance(effects, tuple)
 
-    def restart(self, *, crosswise: bool) -> None:
+    def flush(self, *, lost: bool) -> None:
+        self.both(lambda core: core.flushable_bytes())
+        w = self.both(lambda core: core.pending())
+        if w is not None:
+            self.both(lambda core: core.take(w).to_pylist())
+        if w is not None and not lost:
+            self.both(lambda core: core.flushed(w))
+            self.upper = w
+
+    def restarted(self, range_: KeyRange, *, crosswise: bool) -> Pair:
+        """Two new cores of a part of the range, each with its own snapshot or with the other's."""
         states = [core.snapshot() for core in self.cores]
-        kinds = [TaskCore, PlainTaskCore]
-        self.cores = [kind(1, KeyRange(), 10, self.upper) for kind in kinds]
-        for core, state in zip(self.cores, states[::-1] if crosswise else states, strict=True):
+        new = Pair(range_)
+        new.upper = self.upper
+        new.cores = [kind(1, range_, 10, self.upper) for kind in (TaskCore, PlainTaskCore)]
+        for core, state in zip(new.cores, states[::-1] if crosswise else states, strict=True):
             core.restore(state, state.positions)
+        return new
 
     def compare(self) -> None:
         new, plain = (core.snapshot() for core in self.cores)
@@ -138,6 +136,38 @@ class Pair:
             assert table(new, name) == table(plain, name), name
         a, b = (replace(core.stats(), bytes_held=0) for core in self.cores)
         assert a == b
+
+
+class Tasks:
+    """The tasks of a tenant: all take the same files."""
+
+    def __init__(self) -> None:
+        self.pairs = [Pair(KeyRange())]
+        self.seqs = {1: 0, 2: 0}
+
+    def play(self, step: File | str) -> bool:
+        """One step; False when no task goes on."""
+        if isinstance(step, File):
+            self.seqs[step.store_id] += 1
+            batch = feed_batch(replace(step, seq=self.seqs[step.store_id]))
+            for pair in self.pairs:
+                pair.take_in(batch)
+            self.pairs = [pair for pair in self.pairs if pair.goes_on]
+        elif step in ("flush", "lost"):
+            for pair in self.pairs:
+                pair.flush(lost=step == "lost")
+        elif step == "split":
+            parts = [KeyRange(b"", b"m"), KeyRange(b"m")]
+            self.pairs = [
+                pair.restarted(part, crosswise=False)
+                for pair in self.pairs
+                for part in (parts if pair.range == KeyRange() else [pair.range])
+            ]
+        else:
+            self.pairs = [pair.restarted(pair.range, crosswise=step != "restart") for pair in self.pairs]
+        for pair in self.pairs:
+            pair.compare()
+        return bool(self.pairs)
 
 
 def table(state: CoreSnapshot, name: str) -> list[dict[str, Any]]:
@@ -156,9 +186,9 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @given(steps)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_runs_and_plain_frames_agree(small: None, history: list[File | str]) -> None:
-    pair = Pair()
+    tasks = Tasks()
     for step in history:
-        if not pair.play(step):
+        if not tasks.play(step):
             break
 
 
