@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from sorter.arrivals import Arrivals
+from sorter.payload import Segment, Write
 from sorter.prewrite_buffer import Limits, PrewriteBuffer, Undecided
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap, Stuck
@@ -71,7 +72,8 @@ class CoreStats:
     waiting_commits: int
     undecided_commits: int
     ready_rows: int
-    bytes_held: int
+    bytes_held: int  #: in memory
+    bytes_on_disk: int
     slices: int
     holes: int
     waiting_watermarks: int
@@ -159,6 +161,19 @@ class TaskCore:
         """What the watermark of the range, or of the whole task, waits for."""
         return self._watermarks.explain(range_)
 
+    def bytes_held(self) -> int:
+        """Memory that its rows take."""
+        return self._prewrites.nbytes() + self._ready.nbytes()
+
+    def move_out(self, write: Write, wanted: int) -> int:
+        """Have the bytes of the oldest rows written out until so many have left the memory, or nothing large is left
+        there; how many it were. What `write` raises leaves everything as it was."""
+        moved: dict[int, tuple[Segment, Segment]] = {}
+        freed = 0
+        for run in [*self._prewrites.open, *self._ready.runs, *self._prewrites.commits]:
+            freed += run.move_out(write if freed < wanted else None, moved)
+        return freed
+
     def snapshot(self) -> CoreSnapshot:
         """The whole state."""
         open_, commits = self._prewrites.snapshot()
@@ -201,7 +216,8 @@ class TaskCore:
             waiting_commits=prewrites.waiting_count,
             undecided_commits=prewrites.undecided_count,
             ready_rows=ready.count,
-            bytes_held=prewrites.nbytes() + ready.nbytes(),
+            bytes_held=self.bytes_held(),
+            bytes_on_disk=prewrites.disk_bytes() + ready.disk_bytes(),
             slices=self._watermarks.slice_count(),
             holes=len(self._watermarks.holes()),
             waiting_watermarks=len(self._watermarks.waiting()),

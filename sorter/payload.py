@@ -10,7 +10,7 @@ read it by address, for as long as somebody holds the segment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -38,6 +38,7 @@ from tistream.errors import CorruptObject, invariant
 HASH_MASK = (1 << 64) - 1  #: tests cut hashes short to see collisions
 
 Name = Literal["key", "value", "old_value"]
+Write = Callable[[pa.RecordBatch], pa.RecordBatch]  #: puts rows on a disk and maps them
 Addresses = tuple[U64, U64, U32, U32]  #: offsets, data, segment, row: what a compiled loop takes
 
 
@@ -66,10 +67,18 @@ class _Column:
 class Segment:
     """Rows' bytes that lie together. The three columns have the same length; a column of nulls may be left out."""
 
-    __slots__ = ("__weakref__", "columns", "nbytes", "rows")
+    __slots__ = ("__weakref__", "columns", "nbytes", "on_disk", "rows")
 
-    def __init__(self, key: pa.Array, value: pa.Array | None = None, old_value: pa.Array | None = None) -> None:
+    def __init__(
+        self,
+        key: pa.Array,
+        value: pa.Array | None = None,
+        old_value: pa.Array | None = None,
+        *,
+        on_disk: bool = False,
+    ) -> None:
         self.rows = len(key)
+        self.on_disk = on_disk  #: its bytes are mapped, and take no memory that the system cannot have back
         arrays = {"key": key, "value": value, "old_value": old_value}
         self.columns = {
             name: _Column(array)
@@ -77,6 +86,14 @@ class Segment:
             if array is not None and (name == "key" or array.null_count < len(array))
         }
         self.nbytes = sum(int(array.nbytes) for array in arrays.values() if array is not None)
+
+    def moved_out(self, write: Write) -> Segment:
+        """The same bytes, where `write` has put them."""
+        if not self.rows:
+            return self
+        batch = pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})
+        written = write(batch)
+        return Segment(**{name: written.column(name) for name in batch.schema.names}, on_disk=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,10 @@ class PrewriteBuffer:
         """Memory that they hold."""
         return self.open.nbytes() + self.commits.nbytes()
 
+    def disk_bytes(self) -> int:
+        """What of them was written out."""
+        return self.open.disk_bytes() + self.commits.disk_bytes()
+
     def last_row_no(self) -> int | None:
         """The largest row number of an open prewrite."""
         return max((int(run.ts("row_no")[run.living()].max()) for run in self.open if run.live), default=None)

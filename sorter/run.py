@@ -26,11 +26,12 @@ import numpy.typing as npt
 import polars as pl
 
 from sorter.kernels import I64, U32, U64, Flags, build_index, first_equals, kill, probe, ts_filter
-from sorter.payload import Place, Segment, mixed, stacked, used_segments
+from sorter.payload import Place, Segment, Write, mixed, stacked, used_segments
 
 YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may hold on to for a few of their rows
 RUN_ROWS = 1 << 18  #: rows that one step of tidying copies, and so of the largest merged run
 SEGMENT_BYTES = 1 << 30  #: of the bytes that are copied into one segment
+SPILL_BYTES_MIN = 1 << 20  #: a smaller segment stays in memory
 FAN_IN = 8  #: runs of one size that become one
 
 Index = tuple[U32, U32, U32, U64, U64]
@@ -161,6 +162,22 @@ class Run:
         place = self.place.take(self.living())
         return 2 * int(place.sizes(np.ones(len(place), np.bool_)).sum()) >= segment.nbytes
 
+    def move_out(self, write: Write | None, moved: dict[int, tuple[Segment, Segment]]) -> int:
+        """Have the bytes of its large segments written out, and hold on to those in memory no longer; how many it were.
+        `moved` knows the segments that were written already, of other runs too; without `write` only those go."""
+        before = 0
+        for segment in self.place.segments:
+            if id(segment) in moved or segment.on_disk or segment.nbytes < SPILL_BYTES_MIN or write is None:
+                continue
+            moved[id(segment)] = segment, segment.moved_out(write)
+            before += segment.nbytes
+        now = [moved[id(s)][1] if id(s) in moved else s for s in self.place.segments]
+        if any(new is not old for new, old in zip(now, self.place.segments, strict=True)):
+            self.place = Place(now, self.place.segment, self.place.row)
+        if self.young is not None and id(self.young) in moved:
+            self.young = moved[id(self.young)][1]
+        return before
+
     def nbytes(self) -> int:
         """Of everything but the segments."""
         arrays = [*self.numbers.values(), self.alive, self.place.segment, self.place.row]
@@ -226,8 +243,15 @@ class RunSet:
 
     def nbytes(self) -> int:
         """Memory that the runs hold, each segment once."""
-        segments = {id(s): s.nbytes for run in self.runs for s in run.place.segments}
-        return sum(segments.values()) + sum(run.nbytes() for run in self.runs)
+        return self._segments(on_disk=False) + sum(run.nbytes() for run in self.runs)
+
+    def disk_bytes(self) -> int:
+        """Of segments that were written out."""
+        return self._segments(on_disk=True)
+
+    def _segments(self, *, on_disk: bool) -> int:
+        found = {id(s): s.nbytes for run in self.runs for s in run.place.segments if s.on_disk is on_disk}
+        return sum(found.values())
 
     def _too_old(self) -> list[Run]:
         """The oldest runs that lie in feed batches, until the rest of these batches is small enough."""

@@ -53,6 +53,10 @@ class SortBuffer:
         """Memory that they hold."""
         return self.runs.nbytes()
 
+    def disk_bytes(self) -> int:
+        """What of them was written out."""
+        return self.runs.disk_bytes()
+
     def add(self, rows: pl.DataFrame) -> None:
         """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
         for part in run_sized(rows):

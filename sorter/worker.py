@@ -20,6 +20,7 @@ import structlog
 from sorter.core import CoreStats
 from sorter.publisher import Publisher
 from sorter.runner import TaskRunner
+from sorter.spill import Spill
 from sorter.watermark import Stuck
 from tistream.catalog.engine import Catalog
 from tistream.catalog.stores import list_stores
@@ -35,6 +36,7 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Backoff, Problem, Repeating
 
 REFRESH_INTERVAL_S = 0.5
+RELIEF_INTERVAL_S = 1.0
 TURN_INTERVAL_S = 0.05
 
 log = structlog.get_logger(__name__)
@@ -54,7 +56,9 @@ class SorterWorker:
         address: str = "",
         flush_interval_s: float = 0.2,
         snapshot_interval_s: float = 10.0,
+        spill: Spill | None = None,
     ) -> None:
+        """`spill` takes what exceeds its budget; without it everything stays in memory."""
         self.name = worker_id
         self._catalog = catalog
         self._store = store
@@ -70,6 +74,8 @@ class SorterWorker:
         self._refresh = _Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
         self._flush = _Activity(f"{worker_id}/flush", flush_interval_s, clock)
         self._save = _Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._spill = spill
+        self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
             f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
@@ -104,7 +110,7 @@ class SorterWorker:
     def problems(self) -> list[Problem]:
         """Everything that is wrong now."""
         found = [*self._heartbeat.problems(), *self._loop.problems()]
-        for activity in (self._refresh, self._flush, self._save):
+        for activity in (self._refresh, self._flush, self._save, self._relief):
             found += activity.problems()
         return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
 
@@ -144,6 +150,8 @@ class SorterWorker:
             if any(absorbed) and self._has_a_full_file():
                 self._flush.hurry()
             self._flush.run_if_due(self._write_out)
+            if self._spill is not None:
+                self._relief.run_if_due(self._move_out)
             self._save.run_if_due(self._save_all)
         if busy:
             self._loop.wake()
@@ -188,6 +196,16 @@ class SorterWorker:
         """Whether some tenant's tasks together could write a file of the target size now."""
         sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._by_tenant().values())
         return any(size >= COMMITTED_FILE_BYTES_TARGET for size in sizes)
+
+    def _move_out(self) -> None:
+        """Have rows written to the disk when all tasks together hold too much, the largest task's first."""
+        assert self._spill is not None
+        held = [(runner.core.bytes_held(), runner) for runner in self._runners.values()]
+        excess = sum(size for size, _ in held) - self._spill.budget_bytes
+        for _, runner in sorted(held, key=lambda h: h[0], reverse=True):
+            if excess <= 0:
+                break
+            excess -= runner.core.move_out(self._spill.write, excess)
 
     def _write_out(self) -> None:
         """Flush every tenant; what one tenant's flush raises does not keep the others back."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
+from sorter import run
+from sorter.spill import Spill
 from sorter.worker import SorterWorker
 from tistream.catalog.committed import find_segments
 from tistream.catalog.engine import Catalog
@@ -76,7 +78,12 @@ class Bench:
             assert assign_task(self.catalog, task_id, worker_id=worker_id, seen_epoch=seen, owner_epoch=epoch)
 
     def worker(
-        self, worker_id: str, *, snapshot_interval_s: float = 0.1, flush_interval_s: float = 0.02
+        self,
+        worker_id: str,
+        *,
+        snapshot_interval_s: float = 0.1,
+        flush_interval_s: float = 0.02,
+        spill: Spill | None = None,
     ) -> SorterWorker:
         made = SorterWorker(
             self.catalog,
@@ -86,6 +93,7 @@ class Bench:
             worker_id=worker_id,
             flush_interval_s=flush_interval_s,
             snapshot_interval_s=snapshot_interval_s,
+            spill=spill,
         )
         self.workers.append(made)
         made.start()
@@ -158,6 +166,21 @@ def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
     bench.put(2, *change(b"a", 21, 22, b"1" * 499), *change(b"x", 23, 24, b"2" * 498), upto=30)
     bench.wait(lambda: all(s.watermark == 30 for s in worker.stats().values()), "arrival")
     assert [s.upper for s in worker.stats().values()] == [20, 20]
+
+
+def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SPILL_BYTES_MIN", 100)
+    monkeypatch.setattr("sorter.worker.RELIEF_INTERVAL_S", 0.02)
+    bench.assign("s1")
+    worker = bench.worker("s1", spill=Spill(0))
+    prewrite, commit = change(b"a", 11, 25, b"1" * 1000)
+    bench.put(1, prewrite, *change(b"b", 13, 24, b"2" * 1000), upto=12)
+    bench.wait(lambda: any(s.bytes_on_disk > 1000 for s in worker.stats().values()), "spill")
+    bench.put(2, commit, upto=30)
+    bench.wait_for_upper(30)
+    assert bench.served() == [expected(b"b", 13, 24, b"2" * 1000), expected(b"a", 11, 25, b"1" * 1000)]
+    bench.wait(lambda: not any(s.bytes_on_disk for s in worker.stats().values()), "the disk to be free")
+    assert worker.problems() == []
 
 
 def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Bench) -> None:

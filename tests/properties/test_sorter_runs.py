@@ -1,9 +1,9 @@
 """The buffers in runs against the plain ones, batch by batch: the same rows held, written, asked for and refused.
 
 Histories are drawn row by row and keep no promise, so that every rule meets every other one; keys and timestamps are
-few. Hashes are cut to four bits, runs are tidied as early as possible, ranges are split, and cores are restarted from
-snapshots, also from each other's. A task's history ends where a promise is broken: both sides must say so of the same
-row.
+few. Hashes are cut to four bits, runs are tidied as early as possible, their bytes are moved to the disk, ranges are
+split, and cores are restarted from snapshots, also from each other's. A task's history ends where a promise is broken:
+both sides must say so of the same row.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 from sorter import payload, run
 from sorter.core import CoreSnapshot, NeedReopen, Positions, TaskCore
+from sorter.spill import Spill
 from tistream.errors import BrokenPromise
 from tistream.feed import FeedBatch
 from tistream.keyrange import KeyRange
@@ -29,6 +30,7 @@ from tistream.testing.sorter_run import SorterRun
 from tistream.testing.sorter_world import File, feed_batch
 
 KEYS = [b"a", b"m", b"m" * 9]
+SPILL = Spill(0)
 TABLES = ("open", "commits", "ready", "slices", "waiting")
 
 
@@ -131,10 +133,11 @@ class Pair:
         return new
 
     def compare(self) -> None:
+        self.cores[0].move_out(SPILL.write, 200)
         new, plain = (core.snapshot() for core in self.cores)
         for name in TABLES:
             assert table(new, name) == table(plain, name), name
-        a, b = (replace(core.stats(), bytes_held=0) for core in self.cores)
+        a, b = (replace(core.stats(), bytes_held=0, bytes_on_disk=0) for core in self.cores)
         assert a == b
 
 
@@ -175,12 +178,13 @@ def table(state: CoreSnapshot, name: str) -> list[dict[str, Any]]:
     return sorted(getattr(state, name).to_pylist(), key=repr)
 
 
-@pytest.fixture(params=[(4, 0, 2), (64, 1 << 30, 8)], ids=["4 bits", "64 bits"])
+@pytest.fixture(params=[(4, 0, 2, 0), (64, 1 << 30, 8, 1 << 40)], ids=["4 bits", "64 bits"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    bits, young_bytes, fan_in = request.param
+    bits, young_bytes, fan_in, spill_bytes_min = request.param
     monkeypatch.setattr(payload, "HASH_MASK", (1 << bits) - 1)
     monkeypatch.setattr(run, "YOUNG_BYTES", young_bytes)
     monkeypatch.setattr(run, "FAN_IN", fan_in)
+    monkeypatch.setattr(run, "SPILL_BYTES_MIN", spill_bytes_min)
 
 
 @given(steps)

@@ -210,6 +210,7 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
 
 
 def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
+    from sorter.spill import Spill
     from sorter.worker import SorterWorker
 
     settings = parts.settings.sorter
@@ -221,6 +222,7 @@ def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
         worker_id=name,
         flush_interval_s=settings.flush_interval_ms / 1000,
         snapshot_interval_s=settings.snapshot_interval_ms / 1000,
+        spill=Spill(settings.memory_mb << 20, Path(settings.spill_folder) if settings.spill_folder else None),
     )
 
 

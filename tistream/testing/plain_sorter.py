@@ -59,10 +59,13 @@ class PlainSortBuffer:
 
     @property
     def count(self) -> int:
-        return self.rows.height
+        return int(self.rows.height)
 
     def nbytes(self) -> int:
         return int(self.rows.estimated_size())
+
+    def disk_bytes(self) -> int:
+        return 0
 
     def add(self, rows: pl.DataFrame) -> None:
         """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
@@ -132,11 +135,11 @@ class PlainPrewriteBuffer:
 
     @property
     def open_count(self) -> int:
-        return self.open.height
+        return int(self.open.height)
 
     @property
     def waiting_count(self) -> int:
-        return self.commits.height
+        return int(self.commits.height)
 
     @property
     def undecided_count(self) -> int:
@@ -145,8 +148,12 @@ class PlainPrewriteBuffer:
     def nbytes(self) -> int:
         return int(self.open.estimated_size() + self.commits.estimated_size())
 
+    def disk_bytes(self) -> int:
+        return 0
+
     def last_row_no(self) -> int | None:
-        return self.open["row_no"].max()  # type: ignore[return-value]
+        last = self.open["row_no"].max()
+        return None if last is None else int(last)
 
     def take_in(
         self, rows: pl.DataFrame, w: np.ndarray[tuple[int], np.dtype[np.uint64]], at: Limits, ready: PlainSortBuffer
