@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats import FormatOptions, create_format
+from apiserver.formats.lines import written
 from benchmarks.harness import Result, compare
 from schemas.layout import row_layout
 from schemas.model import Column, Table
@@ -194,14 +195,14 @@ def run() -> Iterator[Result]:
     canal = create_format("canal-json", FormatOptions(enable_tidb_extension=True))
     yield compare(
         "message-encode/ndjson-vs-row-by-row",
-        lambda: ndjson.rows(changes),
+        lambda: written(ndjson.rows(changes)),
         lambda: row_by_row(changes),
         proof=_same,
         target=5.0,
     )
     yield compare(
         "message-encode/canal-json-vs-row-by-row",
-        lambda: canal.rows(changes),
+        lambda: written(canal.rows(changes)),
         lambda: canal_row_by_row(changes),
         proof=_same,
         target=5.0,

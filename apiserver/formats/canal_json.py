@@ -16,10 +16,19 @@ import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats.ddl_words import canal_word
-from apiserver.formats.options import FormatOptions
-from apiserver.formats.pieces import JSON_HTML, JSON_LATIN1_HTML, Piece, bare, join, quoted, select
-from apiserver.formats.rows import Field, by_kind, commit_ms, commit_ts, fields_of, image, json_bytes, kept, plain_text
-from apiserver.split import differs
+from apiserver.formats.encoder import Encoder
+from apiserver.formats.pieces import JSON_HTML, JSON_LATIN1_HTML, Piece, Slot, bare, choice, quoted
+from apiserver.formats.rows import (
+    Field,
+    changed_image,
+    commit_ms,
+    commit_ts,
+    fields_of,
+    image,
+    json_bytes,
+    kept,
+    plain_text,
+)
 from schemas.model import DdlEvent, Table
 from schemas.types import base_type, full_type
 from tistream.codec.row import layout
@@ -63,28 +72,17 @@ _WIDER = {
 
 
 @dataclass(frozen=True, slots=True)
-class CanalJson:
+class CanalJson(Encoder):
     """TiCDC's canal-json protocol."""
 
     name: ClassVar[str] = "canal-json"
     media_type: ClassVar[str] = "application/vnd.tistream.canal+json"
-    terminator: ClassVar[bytes] = b"\n"
-
-    options: FormatOptions
-
-    @property
-    def splits_updates(self) -> bool:
-        return not self.options.output_raw_change_event
 
     @property
     def _changed_only(self) -> bool:
         return self.options.content_compatible or self.options.only_output_updated_columns
 
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        """One message a change."""
-        return by_kind(changes, self._encode)
-
-    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+    def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = fields_of(table)
         main = kept(changes, kind)
@@ -98,21 +96,19 @@ class CanalJson:
         pieces += image(fields, [_sql_type(f, main.column(f.place)) for f in fields])
         pieces += [b',"mysqlType":', self._mysql_types(table), b',"old":']
         pieces += self._old(changes, fields) if kind == UPDATE else [b"null"]
-        pieces += [b',"data":[', *_members(fields, main), b"]"]
+        pieces += [b',"data":[', *image(fields, _values(fields, main)), b"]"]
         if self.options.enable_tidb_extension:
             pieces += [b',"_tidb":{"commitTs":', commit_ts(changes), b"}"]
-        return join([*pieces, b"}"], len(changes))
+        return [*pieces, b"}"]
 
     def _mysql_types(self, table: Table) -> bytes:
         write = full_type if self.options.content_compatible else base_type
         return json_bytes({c.name: write(c) for c in table.visible_columns})
 
     def _old(self, changes: TableChanges, fields: Sequence[Field]) -> list[Piece]:
-        if not self._changed_only:
-            return [b"[", *_members(fields, changes.before), b"]"]
-        masks = [differs(changes.after.column(f.place), changes.before.column(f.place)) for f in fields]
-        values = [_value(f, changes.before.column(f.place)) for f in fields]
-        return [b"[", *image(fields, values, masks), b"]"]
+        values = _values(fields, changes.before)
+        old = changed_image(changes, fields, values) if self._changed_only else image(fields, values)
+        return [b"[", *old, b"]"]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """One message."""
@@ -150,18 +146,15 @@ class CanalJson:
         return json_bytes(message)
 
 
-def _members(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Piece]:
-    """The object of all columns. Each value carries its name and comma: a line of few pieces is joined faster."""
-    leads = [b"," * (n > 0) + f.name_json + b":" for n, f in enumerate(fields)]
-    values = (_value(f, batch.column(f.place), lead) for f, lead in zip(fields, leads, strict=True))
-    return [b"{", *values, b"}"]
+def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
+    return [_value(f, batch.column(f.place)) for f in fields]
 
 
-def _value(field: Field, values: pa.Array, lead: bytes = b"") -> pa.LargeBinaryArray:
+def _value(field: Field, values: pa.Array) -> Slot:
     if field.kind is Kind.BINARY:
-        return quoted(values, JSON_LATIN1_HTML, lead=lead)
+        return quoted(values, JSON_LATIN1_HTML)
     texts = plain_text(field, values)
-    return quoted(texts, JSON_HTML, lead=lead) if field.kind in _TEXTS else bare(texts, quote=True, lead=lead)
+    return quoted(texts, JSON_HTML) if field.kind in _TEXTS else bare(texts, quote=True)
 
 
 def _sql_type(field: Field, values: pa.Array) -> Piece:
@@ -175,4 +168,4 @@ def _sql_type(field: Field, values: pa.Array) -> Piece:
         return base
     top, wider = _WIDER[column.tp]
     above = pc.fill_null(pc.greater(values, pa.scalar(top, values.type)), False)
-    return select(np.asarray(above.to_numpy(zero_copy_only=False), np.bool_), b"%d" % wider, base)
+    return choice(np.asarray(above.to_numpy(zero_copy_only=False), np.bool_), b"%d" % wider, base)

@@ -7,6 +7,7 @@ and no watermark records.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,20 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
-from apiserver.formats.options import FormatOptions
+from apiserver.formats.encoder import Encoder
+from apiserver.formats.lines import as_array
 from apiserver.formats.pieces import (
     HEX,
-    LARGE,
     ByteMap,
     Piece,
+    Slot,
     bare,
     base64_text,
     byte_map,
-    join,
-    mapped,
+    slot,
     styled_floats,
 )
-from apiserver.formats.rows import Field, by_kind, commit_ts, fields_of, kept, plain_text
+from apiserver.formats.rows import Field, commit_ts, fields_of, kept, plain_text
 from schemas.model import DdlEvent, Table
 from tistream.codec.row.layout import Kind
 from tistream.codec.row.text import enum_labels, set_labels
@@ -38,25 +39,15 @@ _FLOATS = frozenset({Kind.FLOAT, Kind.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True)
-class Csv:
+class Csv(Encoder):
     """TiCDC's csv protocol."""
 
     name: ClassVar[str] = "csv"
     media_type: ClassVar[str] = "text/csv"
 
-    options: FormatOptions
-
     @property
     def terminator(self) -> bytes:
         return self.options.terminator.encode()
-
-    @property
-    def splits_updates(self) -> bool:
-        return not self.options.output_raw_change_event
-
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        """One record a change; with output-old-value an update is two, with the terminator between them."""
-        return by_kind(changes, self._encode)
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """Nothing."""
@@ -66,14 +57,15 @@ class Csv:
         """Nothing."""
         return None
 
-    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+    def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
+        """One record a change; with output-old-value an update is two, with the terminator between them."""
         pieces: list[Piece] = []
         if kind == UPDATE and self.options.output_old_value:
             pieces += [*self._record(changes, "D", changes.before, is_update=True), self.terminator]
             pieces += self._record(changes, "I", changes.after, is_update=True)
         else:
             pieces += self._record(changes, _OPS[kind], kept(changes, kind), is_update=kind == UPDATE)
-        return join(pieces, len(changes))
+        return pieces
 
     def _record(self, changes: TableChanges, op: str, batch: pa.RecordBatch, *, is_update: bool) -> list[Piece]:
         options = self.options
@@ -88,21 +80,15 @@ class Csv:
         return pieces
 
     def _texts(self, op: str, table: Table) -> list[bytes]:
-        texts = self._text(pa.array([op, table.name, table.db]), self._escapes())
-        return [value.as_py() for value in texts]
+        texts: list[bytes] = as_array(self._text(pa.array([op, table.name, table.db]))).to_pylist()
+        return texts
 
-    def _escapes(self) -> ByteMap:
+    def _text(self, values: pa.Array) -> Slot:
         quote = self.options.quote.encode()
-        if quote:
-            return byte_map({quote[0]: quote * 2})
-        delimiter = self.options.delimiter.encode()
-        return byte_map({10: b"\\n", 13: b"\\r", 92: b"\\\\", delimiter[0]: b"\\" + delimiter})
+        escapes = _escapes(quote, self.options.delimiter.encode())
+        return slot(values, escapes, before=quote, after=quote, null=self.options.null.encode())
 
-    def _text(self, values: pa.Array, escapes: ByteMap) -> pa.LargeBinaryArray:
-        quote = self.options.quote.encode()
-        return mapped(values, escapes, prefix=quote, suffix=quote, null=self.options.null.encode())
-
-    def _value(self, field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+    def _value(self, field: Field, values: pa.Array) -> Slot:
         null = self.options.null.encode()
         if field.kind in _UNQUOTED:
             return bare(plain_text(field, values), null=null)
@@ -110,7 +96,7 @@ class Csv:
             plain = plain_text(field, values)
             # Go's default form: the fewest digits, with an exponent below 1e-4 and from 1e6 on
             return bare(styled_floats(plain, low=-4, high=6), null=null)
-        return self._text(self._string(field, values), self._escapes())
+        return self._text(self._string(field, values))
 
     def _string(self, field: Field, values: pa.Array) -> pa.Array:
         if field.kind is Kind.ENUM:
@@ -121,4 +107,11 @@ class Csv:
             return plain_text(field, values)
         if self.options.binary_encoding_method == "base64":
             return base64_text(values)
-        return pc.if_else(values.is_valid(), mapped(values, HEX), pa.scalar(None, LARGE))
+        return pc.if_else(values.is_valid(), as_array(slot(values, HEX)), None)
+
+
+@functools.lru_cache(maxsize=16)
+def _escapes(quote: bytes, delimiter: bytes) -> ByteMap:
+    if quote:
+        return byte_map({quote[0]: quote * 2})
+    return byte_map({10: b"\\n", 13: b"\\r", 92: b"\\\\", delimiter[0]: b"\\" + delimiter})

@@ -20,11 +20,10 @@ from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats import debezium_ddl, debezium_schema
 from apiserver.formats.ddl_words import debezium_word
 from apiserver.formats.debezium_values import value_json
-from apiserver.formats.options import FormatOptions
-from apiserver.formats.pieces import Piece, join
+from apiserver.formats.encoder import Encoder
+from apiserver.formats.pieces import Piece, Slot
 from apiserver.formats.rows import (
     Field,
-    by_kind,
     commit_ms,
     commit_ts,
     fields_of,
@@ -40,28 +39,17 @@ _OPS = {INSERT: b"c", UPDATE: b"u", DELETE: b"d"}
 
 
 @dataclass(frozen=True, slots=True)
-class Debezium:
+class Debezium(Encoder):
     """TiCDC's debezium protocol in its JSON form."""
 
     name: ClassVar[str] = "debezium"
     media_type: ClassVar[str] = "application/vnd.tistream.debezium+json"
-    terminator: ClassVar[bytes] = b"\n"
-
-    options: FormatOptions
-
-    @property
-    def splits_updates(self) -> bool:
-        return not self.options.output_raw_change_event
 
     @property
     def _with_schema(self) -> bool:
         return not self.options.debezium_disable_schema
 
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        """One line a change."""
-        return by_kind(changes, self._encode)
-
-    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+    def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = fields_of(table)
         main = kept(changes, kind)
@@ -88,7 +76,7 @@ class Debezium:
         pieces.append(b"}")
         if self._with_schema:
             pieces += [b',"schema":', json_bytes(debezium_schema.row_schema(table, options))]
-        return join([*pieces, b"}}"], len(changes))
+        return [*pieces, b"}}"]
 
     def _row_source(self, changes: TableChanges) -> list[Piece]:
         table = changes.table
@@ -151,5 +139,5 @@ class Debezium:
         return json_bytes({"key": key, "value": value})
 
 
-def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[pa.LargeBinaryArray]:
+def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
     return [value_json(f, batch.column(f.place)) for f in fields]

@@ -7,18 +7,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apiserver.formats.pieces import JSON, LARGE, PLAIN, bare, base64_text, integer_text, mapped, quoted
+from apiserver.formats.pieces import JSON, Slot, bare, base64_text, integer_text, large_binary, quoted, slot
 from apiserver.formats.rows import Field, as_float, json_float, plain_text
 from tistream.codec.row import layout
 from tistream.codec.row.layout import Kind
 from tistream.codec.row.text import enum_labels, float_plain, set_labels
 
 _MILLIS_FSP_MAX = 3  # DATETIME up to this many fraction digits comes in milliseconds, finer ones in microseconds
-_EPOCH_TEXT = b'"1970-01-01T00:00:00Z"'
+_EPOCH_TEXT = "1970-01-01T00:00:00"
 _TIMESTAMP_MIN = ((1970 * 13 + 1) << 5 | 1) << 17 | 1  # 1970-01-01 00:00:01, without microseconds
 
 
-def value_json(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def value_json(field: Field, values: pa.Array) -> Slot:
     """JSON values of one storage column; null for nulls."""
     kind = field.kind
     if kind is Kind.TIME:
@@ -50,17 +50,16 @@ def little_endian(values: pa.Array, bits: int) -> pa.Array:
     numbers = np.ascontiguousarray(values.fill_null(0).to_numpy(zero_copy_only=False).astype("<u8"))
     data = np.ascontiguousarray(numbers.view(np.uint8).reshape(-1, 8)[:, :width])
     offsets = np.arange(len(values) + 1, dtype=np.int64) * width
-    whole = pa.LargeBinaryArray.from_buffers(LARGE, len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return pc.if_else(values.is_valid(), whole, pa.scalar(None, LARGE))
+    return large_binary(offsets, data.reshape(-1), np.asarray(values.is_valid().to_numpy(zero_copy_only=False)))
 
 
-def _bits(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _bits(field: Field, values: pa.Array) -> Slot:
     if field.column.flen == 1:
         return bare(pc.if_else(pc.not_equal(values, pa.scalar(0, pa.uint64())), "true", "false"))
     return bare(base64_text(little_endian(values, field.column.flen)), quote=True)
 
 
-def _moment(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _moment(field: Field, values: pa.Array) -> Slot:
     if field.column.tp == layout.TIMESTAMP:
         return _zoned(field, values)
     packed = values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)
@@ -77,12 +76,11 @@ def _moment(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
     return bare(integer_text(pc.if_else(values.is_valid(), numbers, pa.scalar(None, pa.int64()))))
 
 
-def _zoned(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _zoned(field: Field, values: pa.Array) -> Slot:
     """`2020-01-01T00:00:00.12Z`; the epoch for zero and everything before the first timestamp."""
-    texts = pc.utf8_replace_slice(plain_text(field, values).cast(pa.large_string()), start=10, stop=11, replacement="T")
-    written = mapped(texts, PLAIN, prefix=b'"', suffix=b'Z"')
+    texts = pc.utf8_replace_slice(plain_text(field, values), start=10, stop=11, replacement="T")
     early = pc.less(pc.shift_right(values, pa.scalar(24, pa.uint64())), pa.scalar(_TIMESTAMP_MIN, pa.uint64()))
-    return pc.if_else(pc.fill_null(early, False), pa.scalar(_EPOCH_TEXT, LARGE), written)
+    return slot(pc.if_else(early, _EPOCH_TEXT, texts), before=b'"', after=b'Z"')
 
 
 def _days(ymd: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

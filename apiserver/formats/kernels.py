@@ -1,7 +1,13 @@
 """Byte writers: one pass to measure, one to write. Everything else about text is built from these.
 
-All kernels take the data and offsets buffers of a (large) binary column and know nothing about JSON or CSV; tables made
-once at import say what each byte becomes. They release the interpreter lock.
+They know nothing about JSON or CSV: tables made once say what each byte becomes. They release the interpreter lock.
+
+Why no byte outside `out` is ever written: `write` makes the same choices as `measure` from the same arrays, `out` has
+just the sum of what was measured, and each line begins where the lines before it end. What is read lies between two
+offsets of an Arrow array, or between two of our own constants.
+
+Places of bytes are unsigned: a signed one is asked at every byte whether it counts from the end, and then bytes are
+copied one by one (ten times slower).
 """
 
 from __future__ import annotations
@@ -14,101 +20,128 @@ import numpy.typing as npt
 from tistream.codec.compiled import kernel
 
 Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
+Places = npt.NDArray[np.uint64]
 
-_E2, _80, _A8, _A9 = 0xE2, 0x80, 0xA8, 0xA9
+ABSENT, NULL, PLAIN, MAPPED = 0, 1, 2, 3  #: what a cell is: not there at all, null, copied as it is, changed by its map
+ENTRY_MAX = 8  #: bytes that a byte may become
 
+_80, _A8, _A9 = 0x80, 0xA8, 0xA9
+_U202 = np.frombuffer(b"\\u202", np.uint8)
+_0, _1, _2, _3, _5, _6 = (np.uint64(n) for n in (0, 1, 2, 3, 5, 6))  # with plain numbers the sums would be floats
 
 _jit: Any = kernel  # what is decorated is called with arrays that mypy need not know
 
 
 @_jit
-def mapped_offsets(  # type: ignore[no-untyped-def]
-    data, offsets, valid, cost, extra, null_len, breaks, out
-):
-    """Fill `out` (rows + 1) with offsets of the mapped rows: `extra` bytes around each, `null_len` for a null."""
-    total = 0
-    out[0] = 0
-    for i in range(len(offsets) - 1):
-        if valid[i]:
-            n = extra
-            j = offsets[i]
-            end = offsets[i + 1]
-            while j < end:
-                b = data[j]
-                if breaks and b == _E2 and j + 2 < end and data[j + 1] == _80 and data[j + 2] in (_A8, _A9):
-                    n += 6
-                    j += 3
-                else:
-                    n += cost[b]
-                    j += 1
-            total += n
+def _is_break(data, j, end):  # type: ignore[no-untyped-def]
+    """Whether the byte at j, which can begin U+2028 or U+2029, does."""
+    return j + _2 < end and data[j + _1] == _80 and data[j + _2] in (_A8, _A9)
+
+
+@_jit
+def _mapped_size(data, j, end, sizes):  # type: ignore[no-untyped-def]
+    """Bytes that data[j:end] becomes."""
+    size = _0
+    while j < end:
+        n = np.uint64(sizes[data[j]])
+        if n > _0:
+            size += n
+            j += _1
+        elif _is_break(data, j, end):
+            size += _6
+            j += _3
         else:
-            total += null_len
-        out[i + 1] = total
+            size += _1
+            j += _1
+    return size
 
 
 @_jit
-def mapped_bytes(  # type: ignore[no-untyped-def]
-    data, offsets, valid, start, table, prefix, suffix, null, breaks, out
+def measure(data, ends, state, style, sizes, spans, lengths):  # type: ignore[no-untyped-def]
+    """Fill `lengths` (rows) with the bytes of each line, and mark in `state` the cells that their map changes.
+
+    data      the text of all cells
+    ends      (slots, rows + 1): cell i of slot s is data[ends[s, i] : ends[s, i + 1]]
+    state     (slots, rows): ABSENT, NULL or PLAIN; PLAIN becomes MAPPED
+    style     (slots): number of the map, or -1 for none
+    sizes     (maps, 256): how many bytes a byte becomes, 1 for itself; 0 for the first of U+2028 if that is escaped
+    spans     (3 * slots + 2): where the constants begin and end; of each slot what stands before a value, what stands
+              instead of one and what stands after one; then what ends every line
+    """
+    tail = 3 * len(style)
+    lengths[:] = spans[tail + 1] - spans[tail]
+    for s in range(len(style)):
+        around = spans[3 * s + 1] - spans[3 * s] + spans[3 * s + 3] - spans[3 * s + 2]
+        instead = spans[3 * s + 2] - spans[3 * s + 1]
+        for i in range(len(lengths)):
+            if state[s, i] == PLAIN:
+                size = ends[s, i + 1] - ends[s, i]
+                if style[s] >= 0:
+                    mapped = _mapped_size(data, ends[s, i], ends[s, i + 1], sizes[style[s]])
+                    if mapped != size:  # a map never makes a text shorter, and of the same size only the same
+                        state[s, i] = MAPPED
+                        size = mapped
+                lengths[i] += around + size
+            elif state[s, i] == NULL:
+                lengths[i] += instead
+
+
+@_jit
+def _copy(out, at, source, start, end):  # type: ignore[no-untyped-def]
+    """Copy source[start:end] to out[at:]. Returns the next place."""
+    for k in range(end - start):
+        out[at + k] = source[start + k]
+    return at + (end - start)
+
+
+@_jit
+def _copy_mapped(out, at, data, j, end, sizes, entries):  # type: ignore[no-untyped-def]
+    """Copy data[j:end] to out[at:] with each byte replaced by its entry. Returns the next place."""
+    while j < end:
+        b = data[j]
+        n = np.uint64(sizes[b])
+        if n == _1:
+            out[at] = b
+        elif n > _1:
+            for k in range(n):
+                out[at + k] = entries[b, k]
+        elif _is_break(data, j, end):
+            at = _copy(out, at, _U202, _0, _5)
+            out[at] = 56 if data[j + _2] == _A8 else 57
+            j += _2
+            n = _1
+        else:
+            out[at] = b
+            n = _1
+        at += n
+        j += _1
+    return at
+
+
+@_jit
+def write(  # type: ignore[no-untyped-def]
+    data, ends, state, style, sizes, entries, constants, spans, starts, out
 ):
-    """Write the rows that `mapped_offsets` measured: prefix, every byte replaced by its entry of the table, suffix."""
-    at = 0
-    for i in range(len(offsets) - 1):
-        if not valid[i]:
-            for b in null:
-                out[at] = b
-                at += 1
-            continue
-        for b in prefix:
-            out[at] = b
-            at += 1
-        j = offsets[i]
-        end = offsets[i + 1]
-        while j < end:
-            b = data[j]
-            if breaks and b == _E2 and j + 2 < end and data[j + 1] == _80 and data[j + 2] in (_A8, _A9):
-                out[at] = 92  # \u2028 or \u2029
-                out[at + 1] = 117
-                out[at + 2] = 50
-                out[at + 3] = 48
-                out[at + 4] = 50
-                out[at + 5] = 56 if data[j + 2] == _A8 else 57
-                at += 6
-                j += 3
-                continue
-            k = start[b]
-            out[at] = table[k]  # most bytes are one byte, and none is nothing
-            at += 1
-            for more in range(k + 1, start[b + 1]):
-                out[at] = table[more]
-                at += 1
-            j += 1
-        for b in suffix:
-            out[at] = b
-            at += 1
+    """Write line i to out[starts[i]:], just the bytes that `measure` counted.
 
-
-@_jit
-def wrapped_bytes(data, offsets, valid, prefix, suffix, null, out):  # type: ignore[no-untyped-def]
-    """Write rows as they are, inside prefix and suffix; `null` for nulls. `out` has just the room."""
-    at = 0
-    for i in range(len(offsets) - 1):
-        if not valid[i]:
-            for b in null:
-                out[at] = b
-                at += 1
-            continue
-        for b in prefix:
-            out[at] = b
-            at += 1
-        start, size = offsets[i], offsets[i + 1] - offsets[i]
-        for k in range(size):
-            out[at + k] = data[start + k]
-        at += size
-        for b in suffix:
-            out[at] = b
-            at += 1
+    The arguments that both have are the same; `entries` (maps, 256, ENTRY_MAX) holds what each byte becomes.
+    """
+    tail = 3 * len(style)
+    for i in range(len(starts)):
+        at = starts[i]
+        for s in range(len(style)):
+            c = 3 * s
+            if state[s, i] == PLAIN:
+                at = _copy(out, at, constants, spans[c], spans[c + 1])
+                at = _copy(out, at, data, ends[s, i], ends[s, i + 1])
+                at = _copy(out, at, constants, spans[c + 2], spans[c + 3])
+            elif state[s, i] == MAPPED:
+                at = _copy(out, at, constants, spans[c], spans[c + 1])
+                at = _copy_mapped(out, at, data, ends[s, i], ends[s, i + 1], sizes[style[s]], entries[style[s]])
+                at = _copy(out, at, constants, spans[c + 2], spans[c + 3])
+            elif state[s, i] == NULL:
+                at = _copy(out, at, constants, spans[c + 1], spans[c + 2])
+        _copy(out, at, constants, spans[tail], spans[tail + 1])
 
 
 @_jit
@@ -141,7 +174,7 @@ def _rune(data, j, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def go_quoted_offsets(data, offsets, printable, cost, out):  # type: ignore[no-untyped-def]
+def go_quoted_offsets(data, offsets, printable, sizes, out):  # type: ignore[no-untyped-def]
     """Fill `out` with the offsets of the rows as `go_quoted_bytes` writes them."""
     total = 0
     out[0] = 0
@@ -151,7 +184,7 @@ def go_quoted_offsets(data, offsets, printable, cost, out):  # type: ignore[no-u
         while j < end:
             value, width = _rune(data, j, end)
             if width <= 1:
-                total += cost[data[j]]
+                total += sizes[data[j]]
                 j += 1
                 continue
             if printable[value]:
@@ -163,7 +196,7 @@ def go_quoted_offsets(data, offsets, printable, cost, out):  # type: ignore[no-u
 
 
 @_jit
-def go_quoted_bytes(data, offsets, printable, start, table, digits, out):  # type: ignore[no-untyped-def]
+def go_quoted_bytes(data, offsets, printable, sizes, entries, digits, out):  # type: ignore[no-untyped-def]
     """Go's quoted form without the quotes: printable text as it is, other code points and bad bytes as escapes."""
     at = 0
     for i in range(len(offsets) - 1):
@@ -173,9 +206,9 @@ def go_quoted_bytes(data, offsets, printable, start, table, digits, out):  # typ
             value, width = _rune(data, j, end)
             if width <= 1:
                 b = data[j]
-                for k in range(start[b], start[b + 1]):
-                    out[at] = table[k]
-                    at += 1
+                for k in range(sizes[b]):
+                    out[at + k] = entries[b, k]
+                at += sizes[b]
                 j += 1
                 continue
             if printable[value]:

@@ -20,11 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
-from apiserver.formats.options import FormatOptions
-from apiserver.formats.pieces import HEX, JSON_ONE_LINE, LARGE, Piece, bare, base64_text, join, mapped, quoted, select
+from apiserver.formats.encoder import Encoder
+from apiserver.formats.pieces import HEX, JSON_ONE_LINE, Piece, Slot, bare, base64_text, quoted
 from apiserver.formats.rows import (
     Field,
-    by_kind,
     commit_ts,
     fields_of,
     image,
@@ -43,21 +42,17 @@ _EXACT_MAX = 2**53 - 1  # larger integers are strings: most JSON readers keep 53
 
 
 @dataclass(frozen=True, slots=True)
-class Ndjson:
+class Ndjson(Encoder):
     """TiStream's own format."""
 
     name: ClassVar[str] = "ndjson"
     media_type: ClassVar[str] = "application/x-ndjson"
-    terminator: ClassVar[bytes] = b"\n"
-    splits_updates: ClassVar[bool] = False
 
-    options: FormatOptions
+    @property
+    def splits_updates(self) -> bool:
+        return False
 
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        """One line a change."""
-        return by_kind(changes, self._encode)
-
-    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+    def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = fields_of(table)
         pieces: list[Piece] = [
@@ -65,7 +60,7 @@ class Ndjson:
             % (_TYPES[kind], json_bytes(table.db), json_bytes(table.name)),
             number_text(changes.physical_id),
             b',"key":',
-            mapped(changes.key, HEX, prefix=b'"', suffix=b'"'),
+            quoted(changes.key, HEX),
             b',"commit_ts":"',
             commit_ts(changes),
             b'","start_ts":"',
@@ -77,7 +72,7 @@ class Ndjson:
         pieces += image(fields, _values(fields, changes.after)) if kind != DELETE else [b"null"]
         pieces.append(b',"old":')
         pieces += image(fields, _values(fields, changes.before)) if kind != INSERT else [b"null"]
-        return join([*pieces, b"}"], len(changes))
+        return [*pieces, b"}"]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """One line."""
@@ -98,19 +93,19 @@ class Ndjson:
         return json_bytes({"type": "resolved", "resolved_ts": str(ts), "resolved_time": tso.to_text(ts)})
 
 
-def _times(commit_ts_values: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
+def _times(commit_ts_values: npt.NDArray[np.uint64]) -> Slot:
     """RFC 3339 in UTC with milliseconds."""
     ms = (commit_ts_values >> np.uint64(tso.LOGICAL_BITS)).astype(np.int64)
     distinct, back = np.unique(ms, return_inverse=True)
     texts = np.datetime_as_string(distinct.astype("datetime64[ms]"), unit="ms", timezone="UTC")
-    return pa.array(texts, pa.large_string()).cast(LARGE).take(pa.array(back))
+    return bare(pa.array(texts, pa.large_string()).take(pa.array(back)))
 
 
-def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[pa.LargeBinaryArray]:
+def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
     return [_value(f, batch.column(f.place)) for f in fields]
 
 
-def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _value(field: Field, values: pa.Array) -> Slot:
     kind = field.kind
     if kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR):
         return _integer(field, values)
@@ -129,12 +124,13 @@ def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
     return quoted(plain_text(field, values), JSON_ONE_LINE)
 
 
-def _integer(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _integer(field: Field, values: pa.Array) -> Slot:
     texts = plain_text(field, values)
     if values.type.bit_width < 64:
         return bare(texts)
     inside = pc.less_equal(values, pa.scalar(_EXACT_MAX, values.type))
     if pa.types.is_signed_integer(values.type):
         inside = pc.and_(inside, pc.greater_equal(values, pa.scalar(-_EXACT_MAX, values.type)))
-    exact = np.asarray(pc.fill_null(inside, True).to_numpy(zero_copy_only=False), np.bool_)
-    return bare(texts) if exact.all() else select(exact, bare(texts), bare(texts, quote=True))
+    if pc.all(inside).as_py() is not False:
+        return bare(texts)
+    return bare(pc.if_else(inside, texts, pc.binary_join_element_wise('"', texts, '"', "")))

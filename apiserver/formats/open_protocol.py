@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from apiserver.changes import DELETE, UPDATE, TableChanges
 from apiserver.formats.ddl_words import single_action
-from apiserver.formats.options import FormatOptions
-from apiserver.formats.pieces import JSON, Piece, bare, base64_text, go_quoted, join, quoted
+from apiserver.formats.encoder import Encoder
+from apiserver.formats.pieces import JSON, Piece, Slot, bare, base64_text, go_quoted, quoted
 from apiserver.formats.rows import (
     Field,
-    by_kind,
+    changed_image,
     commit_ts,
     fields_of,
     handle_names,
@@ -30,7 +30,6 @@ from apiserver.formats.rows import (
     plain_text,
     public_indexes,
 )
-from apiserver.split import differs
 from schemas.model import DdlEvent, Table
 from tistream.codec.row import layout
 from tistream.codec.row.layout import Kind
@@ -42,24 +41,13 @@ _FLAG_UNIQUE, _FLAG_MULTIPLE = 4, 8  # of a column in TiDB
 
 
 @dataclass(frozen=True, slots=True)
-class OpenProtocol:
+class OpenProtocol(Encoder):
     """TiCDC's open protocol, one message a line."""
 
     name: ClassVar[str] = "open-protocol"
     media_type: ClassVar[str] = "application/vnd.tistream.open-protocol+json"
-    terminator: ClassVar[bytes] = b"\n"
 
-    options: FormatOptions
-
-    @property
-    def splits_updates(self) -> bool:
-        return not self.options.output_raw_change_event
-
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        """One line a change."""
-        return by_kind(changes, self._encode)
-
-    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+    def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = fields_of(table)
         names = b',"scm":%b,"tbl":%b,"t":%d' % (json_bytes(table.db), json_bytes(table.name), _ROW)
@@ -69,11 +57,13 @@ class OpenProtocol:
         pieces += [b'},"value":{"d":' if kind == DELETE else b'},"value":{"u":']
         pieces += image(fields, _values(table, fields, kept(changes, kind)))
         if kind == UPDATE:
-            masks = None
-            if self.options.only_output_updated_columns:
-                masks = [differs(changes.after.column(f.place), changes.before.column(f.place)) for f in fields]
-            pieces += [b',"p":', *image(fields, _values(table, fields, changes.before), masks)]
-        return join([*pieces, b"}}"], len(changes))
+            pieces += [b',"p":', *self._old(changes, fields)]
+        return [*pieces, b"}}"]
+
+    def _old(self, changes: TableChanges, fields: Sequence[Field]) -> list[Piece]:
+        values = _values(changes.table, fields, changes.before)
+        changed_only = self.options.only_output_updated_columns
+        return changed_image(changes, fields, values) if changed_only else image(fields, values)
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """One line."""
@@ -104,19 +94,19 @@ def column_flags(table: Table) -> dict[str, int]:
     }
 
 
-def _values(table: Table, fields: Sequence[Field], batch: pa.RecordBatch) -> list[Piece]:
+def _values(table: Table, fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
     handles = handle_names(table)
     flags = column_flags(table)
-    members: list[Piece] = []
+    members: list[Slot] = []
     for field in fields:
         column = field.column
         handle = b'"h":true,' if column.name in handles else b""
         head = b'{"t":%d,%b"f":%d,"v":' % (column.tp, handle, flags[column.name])
-        members.append(join([head, _value(field, batch.column(field.place)), b"}"], batch.num_rows))
+        members.append(_value(field, batch.column(field.place)).within(head, b"}"))
     return members
 
 
-def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _value(field: Field, values: pa.Array) -> Slot:
     if field.kind in (Kind.TEXT, Kind.BINARY) and field.column.tp in _BLOBS:
         return bare(base64_text(values), quote=True)
     if field.kind is Kind.BINARY:

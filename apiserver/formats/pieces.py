@@ -1,14 +1,13 @@
-"""Lines out of pieces: constants and null-free columns of bytes, joined row by row.
+"""What lines are made of: constants, and slots, which give a value to each row.
 
-A piece never holds a null. Arrow's join gives null for a row with any null piece, which would make the row vanish, so
-`join` refuses one. All arrays are large_binary: a page of lines may pass 2 GiB.
+A slot is a column of text with the constants around a value and the one that stands instead of a null. Nothing is
+written here, see `lines`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -21,29 +20,33 @@ from apiserver.formats import kernels
 from tistream.codec.compiled import view
 from tistream.errors import invariant
 
-Piece: TypeAlias = bytes | pa.LargeBinaryArray
-
 LARGE = pa.large_binary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteMap:
-    """What each of the 256 bytes becomes; `breaks` also escapes U+2028 and U+2029."""
+    """What each of the 256 bytes becomes: itself, or several bytes. It may also escape U+2028 and U+2029."""
 
-    start: npt.NDArray[np.int64]  # 257
-    table: npt.NDArray[np.uint8]
-    cost: npt.NDArray[np.int64]  # 256
-    breaks: bool
+    sizes: npt.NDArray[np.uint8]  # (256); 0 for the first byte of U+2028 and U+2029
+    entries: npt.NDArray[np.uint8]  # (256, ENTRY_MAX)
 
 
 def byte_map(changed: dict[int, bytes], breaks: bool = False) -> ByteMap:
-    """A map that replaces the given bytes and keeps the others."""
-    entries = [changed.get(b, bytes([b])) for b in range(256)]
-    cost = np.array([len(e) for e in entries], np.int64)
-    start = np.concatenate([[0], np.cumsum(cost)]).astype(np.int64)
-    return ByteMap(start=start, table=np.frombuffer(b"".join(entries), np.uint8), cost=cost, breaks=breaks)
+    """A map that replaces the given bytes and keeps the others; `breaks` also escapes U+2028 and U+2029."""
+    sizes = np.ones(256, np.uint8)
+    entries = np.zeros((256, kernels.ENTRY_MAX), np.uint8)
+    entries[:, 0] = np.arange(256)
+    for byte, entry in changed.items():
+        # the kernels copy a text that does not grow as it is
+        invariant(1 < len(entry) <= kernels.ENTRY_MAX, "a mapped byte becomes several", byte=byte, entry=entry)
+        sizes[byte] = len(entry)
+        entries[byte, : len(entry)] = np.frombuffer(entry, np.uint8)
+    if breaks:
+        sizes[_BREAK] = 0
+    return ByteMap(sizes=sizes, entries=entries)
 
 
+_BREAK = "\u2028".encode()[0]
 _SHORT = {0x22: b'\\"', 0x5C: b"\\\\", 0x0A: b"\\n", 0x0D: b"\\r", 0x09: b"\\t"}
 _JSON = {b: b"\\u%04x" % b for b in range(32)} | _SHORT
 _HTML = {b: b"\\u%04x" % b for b in b"<>&"}
@@ -54,73 +57,73 @@ JSON_ONE_LINE = byte_map(_JSON, breaks=True)  #: no line break of any kind is le
 JSON_HTML = byte_map(_JSON | _HTML, breaks=True)  #: and no <, > and &
 JSON_LATIN1_HTML = byte_map(_JSON | _HTML | _LATIN1)  #: bytes read as ISO-8859-1
 HEX = byte_map({b: b"%02x" % b for b in range(256)})
-PLAIN = byte_map({})
 _GO_SHORT = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r"} | {
     b: bytes([0x5C, b]) for b in b'"\\'
 }
 _GO = byte_map({b: b"\\x%02x" % b for b in (*range(32), *range(127, 256))} | _GO_SHORT)
 
 
-def join(pieces: Sequence[Piece], rows: int) -> pa.LargeBinaryArray:
-    """`rows` byte strings: the pieces one after another."""
-    merged: list[Piece] = []
-    for piece in pieces:
-        if isinstance(piece, bytes) and merged and isinstance(merged[-1], bytes):
-            merged[-1] += piece
-        else:
-            merged.append(piece)
-    if not any(isinstance(p, pa.Array) for p in merged):
-        return constant(b"".join(p for p in merged if isinstance(p, bytes)), rows)
-    for piece in merged:
-        if isinstance(piece, pa.Array):
-            invariant(piece.null_count == 0 and len(piece) == rows, "a piece of a line is whole", rows=rows)
-    scalars = [pa.scalar(p, LARGE) if isinstance(p, bytes) else p for p in merged]
-    return pc.binary_join_element_wise(*scalars, pa.scalar(b"", LARGE))
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A value in each row. Where `valid` does not hold there is `instead`, where `present` does not hold nothing."""
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]  #: rows + 1, into `data`
+    valid: npt.NDArray[np.bool_] | None = None  #: None: in all rows
+    present: npt.NDArray[np.bool_] | None = None  #: None: in all rows
+    style: ByteMap | None = None  #: None: as it is
+    before: bytes = b""
+    after: bytes = b""
+    instead: bytes = b"null"
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def within(self, lead: bytes, tail: bytes = b"") -> Slot:
+        """The slot between two constants, whether there is a value or not."""
+        return replace(self, before=lead + self.before, after=self.after + tail, instead=lead + self.instead + tail)
 
 
-def constant(value: bytes, rows: int) -> pa.LargeBinaryArray:
+Piece: TypeAlias = bytes | Slot
+
+
+def slot(
+    values: pa.Array, style: ByteMap | None = None, *, before: bytes = b"", after: bytes = b"", null: bytes = b"null"
+) -> Slot:
+    """Text or binary values, every byte mapped if there is a style, between two constants; `null` for nulls."""
+    data, offsets, valid = buffers(values)
+    return Slot(data=data, offsets=offsets, valid=valid, style=style, before=before, after=after, instead=null)
+
+
+def quoted(values: pa.Array, style: ByteMap = JSON) -> Slot:
+    """JSON strings, or null."""
+    return slot(values, style, before=b'"', after=b'"')
+
+
+def bare(values: pa.Array, *, quote: bool = False, null: bytes = b"null") -> Slot:
+    """Text that needs no escaping (numbers, base64): as it is, or with quotes around it."""
+    mark = b'"' if quote else b""
+    return slot(values, before=mark, after=mark, null=null)
+
+
+def choice(mask: npt.NDArray[np.bool_], chosen: bytes, other: bytes) -> Slot:
+    """`chosen` where the mask holds, else `other`."""
+    return replace(constant(chosen, len(mask)), valid=mask, instead=other)
+
+
+def constant(value: bytes, rows: int) -> Slot:
     """The same bytes in each row."""
-    return pa.repeat(pa.scalar(value, LARGE), rows)
+    return Slot(data=view(None, np.uint8), offsets=np.zeros(rows + 1, np.int64), before=value)
 
 
-def mapped(
-    values: pa.Array, table: ByteMap, *, prefix: bytes = b"", suffix: bytes = b"", null: bytes = b"null"
-) -> pa.LargeBinaryArray:
-    """Text or binary values with every byte mapped, inside prefix and suffix; `null` for nulls."""
-    data, offsets, valid = buffers(values)
-    rows = len(values)
-    out_offsets = np.empty(rows + 1, np.int64)
-    extra = len(prefix) + len(suffix)
-    kernels.mapped_offsets(data, offsets, valid, table.cost, extra, len(null), table.breaks, out_offsets)
-    out = np.empty(int(out_offsets[-1]), np.uint8)
-    kernels.mapped_bytes(
-        data, offsets, valid, table.start, table.table, _u8(prefix), _u8(suffix), _u8(null), table.breaks, out
-    )
-    return _array(out_offsets, out)
-
-
-def quoted(values: pa.Array, table: ByteMap = JSON, *, lead: bytes = b"") -> pa.LargeBinaryArray:
-    """JSON strings, or null, behind `lead`."""
-    return mapped(values, table, prefix=lead + b'"', suffix=b'"', null=lead + b"null")
-
-
-def bare(values: pa.Array, *, quote: bool = False, null: bytes = b"null", lead: bytes = b"") -> pa.LargeBinaryArray:
-    """Text that needs no escaping (numbers, base64): as it is, or with quotes around it and behind `lead`."""
-    if not quote:
-        values = values.cast(LARGE)
-        return pc.fill_null(values, pa.scalar(null, LARGE)) if values.null_count else values
-    data, offsets, valid = buffers(values)
-    out_offsets = np.zeros(len(values) + 1, np.int64)
-    null = lead + null
-    np.cumsum(np.where(valid, np.diff(offsets) + len(lead) + 2, len(null)), out=out_offsets[1:])
-    out = np.empty(int(out_offsets[-1]), np.uint8)
-    kernels.wrapped_bytes(data, offsets, valid, _u8(lead + b'"'), _u8(b'"'), _u8(null), out)
-    return _array(out_offsets, out)
+def only(mask: npt.NDArray[np.bool_], whole: Slot) -> Slot:
+    """The slot where the mask holds, else nothing at all."""
+    return replace(whole, present=mask)
 
 
 def integer_text(values: pa.Array) -> pa.Array:
     """Decimal text of integers; nulls stay."""
-    return values.cast(pa.large_string())
+    return values.cast(pa.string())
 
 
 def base64_text(values: pa.Array) -> pa.Array:
@@ -134,10 +137,11 @@ def go_quoted(values: pa.Array) -> pa.Array:
     data, offsets, valid = buffers(values)
     printable = _printable()
     out_offsets = np.empty(len(values) + 1, np.int64)
-    kernels.go_quoted_offsets(data, offsets, printable, _GO.cost, out_offsets)
+    kernels.go_quoted_offsets(data, offsets, printable, _GO.sizes, out_offsets)
     out = np.empty(int(out_offsets[-1]), np.uint8)
-    kernels.go_quoted_bytes(data, offsets, printable, _GO.start, _GO.table, _u8(b"0123456789abcdef"), out)
-    return pc.if_else(pa.array(valid), _array(out_offsets, out), pa.scalar(None, LARGE))
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    kernels.go_quoted_bytes(data, offsets, printable, _GO.sizes, _GO.entries, digits, out)
+    return large_binary(out_offsets, out, valid)
 
 
 def styled_floats(plain: pa.Array, *, low: int, high: int) -> pa.Array:
@@ -146,32 +150,29 @@ def styled_floats(plain: pa.Array, *, low: int, high: int) -> pa.Array:
     out = np.empty(int(offsets[-1] - offsets[0]) + 32 * len(plain), np.uint8)
     out_offsets = np.empty(len(plain) + 1, np.int64)
     used = kernels.styled_floats(data, offsets, low, high, out, out_offsets)
-    return pc.if_else(pa.array(valid), _array(out_offsets, out[:used]), pa.scalar(None, LARGE))
+    return large_binary(out_offsets, out[:used], valid)
 
 
-def select(mask: npt.NDArray[np.bool_], chosen: Piece, other: Piece) -> pa.LargeBinaryArray:
-    """`chosen` where the mask holds, else `other`."""
-    sides = [pa.scalar(p, LARGE) if isinstance(p, bytes) else p for p in (chosen, other)]
-    return pc.if_else(pa.array(mask), *sides)
-
-
-def buffers(values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """(data, offsets, validity) of a text or binary array. Offsets count from the start of the data buffer."""
+def buffers(values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+    """(data, offsets, validity or None) of a text or binary array. Offsets count from the start of the data buffer."""
     if not len(values):
-        return view(None, np.uint8), view(bytes(8), np.int64), np.zeros(0, np.bool_)
-    values = values.cast(LARGE)
+        return view(None, np.uint8), view(bytes(8), np.int64), None
+    large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
     _, offset_buffer, data_buffer = values.buffers()
-    offsets = view(offset_buffer, np.int64)[values.offset : values.offset + len(values) + 1]
-    data = view(data_buffer, np.uint8)
-    return data, offsets, np.asarray(pc.is_valid(values).to_numpy(zero_copy_only=False), np.bool_)
+    whole = view(offset_buffer, np.int64 if large else np.int32)
+    offsets = whole[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
+    offsets.flags.writeable = False
+    valid = pc.is_valid(values).to_numpy(zero_copy_only=False) if values.null_count else None
+    return view(data_buffer, np.uint8), offsets, valid
 
 
-def _array(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    return pa.LargeBinaryArray.from_buffers(LARGE, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-def _u8(value: bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(value, np.uint8)
+def large_binary(
+    offsets: npt.NDArray[np.integer], data: npt.NDArray[np.uint8], valid: npt.NDArray[np.bool_] | None = None
+) -> pa.LargeBinaryArray:
+    """An array over the two buffers; null where `valid` does not hold."""
+    parts = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    whole = pa.LargeBinaryArray.from_buffers(LARGE, len(offsets) - 1, parts)
+    return whole if valid is None else pc.if_else(pa.array(valid), whole, pa.scalar(None, LARGE))
 
 
 @functools.cache

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-import pyarrow as pa
-
 from apiserver.changes import TableChanges
+from apiserver.formats.lines import Block
 from schemas.model import DdlEvent
 
 
@@ -29,8 +29,8 @@ class Format(Protocol):
     def splits_updates(self) -> bool:
         """Whether an update of a unique key goes out as a delete and an insert."""
 
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        """One line a message, in the order given, without the terminator."""
+    def rows(self, changes: TableChanges) -> Sequence[Block]:
+        """The lines of the changes, yet to be written and without the terminator; `Block.at` counts the changes."""
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """The lines of a DDL: none where the protocol has none."""

@@ -1,10 +1,10 @@
-"""Plumbing shared by the encoders: one kind of change at a time, images as JSON objects, texts of storage columns."""
+"""Plumbing shared by the encoders: images as JSON objects, texts of storage columns, which columns name a row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
@@ -13,9 +13,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
-from apiserver.formats.pieces import LARGE, Piece, bare, constant, integer_text, join, select, styled_floats
-from apiserver.split import pick
+from apiserver.changes import DELETE, TableChanges
+from apiserver.formats.pieces import Piece, Slot, bare, choice, integer_text, only, styled_floats
+from apiserver.split import differs
 from schemas.layout import row_layout
 from schemas.model import STATE_PUBLIC, Column, Index, Table
 from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
@@ -89,41 +89,22 @@ def json_bytes(value: object) -> bytes:
     return orjson.dumps(value)
 
 
-def by_kind(changes: TableChanges, encode: Callable[[TableChanges, int], pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
-    """`encode(part, kind)` for the changes of each kind, put back into the order of `changes`."""
-    places = [np.flatnonzero(changes.kind == kind) for kind in (INSERT, UPDATE, DELETE)]
-    present = [(kind, at) for kind, at in zip((INSERT, UPDATE, DELETE), places, strict=True) if len(at)]
-    if not present:
-        return pa.array([], LARGE)
-    if len(present) == 1:
-        return encode(changes, present[0][0])
-    lines = pa.concat_arrays([encode(_of_kind(changes, at, kind), kind) for kind, at in present])
-    back = np.argsort(np.concatenate([at for _, at in present]), kind="stable")
-    return lines.take(pa.array(back))
-
-
-def _of_kind(changes: TableChanges, at: npt.NDArray[np.int64], kind: int) -> TableChanges:
-    """The changes at these places, all of one kind; an image that the kind does not have is not copied."""
-    if kind == INSERT:
-        return pick(replace(changes, before=changes.after), at)
-    return pick(replace(changes, after=changes.before) if kind == DELETE else changes, at)
-
-
-def image(
-    fields: Sequence[Field], values: Sequence[Piece], masks: Sequence[npt.NDArray[np.bool_]] | None = None
-) -> list[Piece]:
-    """Pieces of the object `{"name":value,...}`; with masks, a member is there only in the rows of its mask."""
+def image(fields: Sequence[Field], values: Sequence[Piece]) -> list[Piece]:
+    """Pieces of the object `{"name":value,...}`."""
     pieces: list[Piece] = [b"{"]
-    if masks is None:
-        for n, (field, value) in enumerate(zip(fields, values, strict=True)):
-            pieces += [b"," * (n > 0) + field.name_json + b":", value]
-        return [*pieces, b"}"]
-    begun = np.zeros(len(masks[0]) if masks else 0, np.bool_)
-    for field, value, mask in zip(fields, values, masks, strict=True):
-        comma = select(begun, b",", b"")
-        member = join([comma, field.name_json + b":", value], len(mask))
-        pieces.append(select(mask, member, b""))
-        begun = begun | mask
+    for n, (field, value) in enumerate(zip(fields, values, strict=True)):
+        pieces += [b"," * (n > 0) + field.name_json + b":", value]
+    return [*pieces, b"}"]
+
+
+def changed_image(changes: TableChanges, fields: Sequence[Field], values: Sequence[Slot]) -> list[Piece]:
+    """The object of the columns that an update changed; `values` are what they were."""
+    pieces: list[Piece] = [b"{"]
+    begun = np.zeros(len(changes), np.bool_)
+    for field, value in zip(fields, values, strict=True):
+        mask = differs(changes.after.column(field.place), changes.before.column(field.place))
+        pieces += [choice(begun & mask, b",", b""), only(mask, value.within(field.name_json + b":"))]
+        begun |= mask
     return [*pieces, b"}"]
 
 
@@ -141,7 +122,7 @@ def plain_text(field: Field, values: pa.Array) -> pa.Array:
     return text(field.spec, values)
 
 
-def json_float(plain: pa.Array) -> pa.LargeBinaryArray:
+def json_float(plain: pa.Array) -> Slot:
     """Plain decimal texts as JSON numbers in Go's style: exponents below 1e-6 and from 1e21 on; null for nulls."""
     return bare(styled_floats(plain, low=-6, high=21))
 
@@ -152,24 +133,19 @@ def json_float_of(value: float) -> object:
     return orjson.Fragment(str(int(Decimal(repr(value))))) if whole else value  # orjson refuses more than 64 bits
 
 
-def number_text(values: npt.NDArray[np.generic]) -> pa.LargeBinaryArray:
+def number_text(values: npt.NDArray[np.generic]) -> Slot:
     """Integers as text."""
-    return pa.array(values).cast(pa.large_string()).cast(LARGE)
+    return bare(integer_text(pa.array(values)))
 
 
-def commit_ms(changes: TableChanges) -> pa.LargeBinaryArray:
+def commit_ms(changes: TableChanges) -> Slot:
     """Unix milliseconds of the commits."""
     return number_text(changes.commit_ts >> np.uint64(LOGICAL_BITS))
 
 
-def commit_ts(changes: TableChanges) -> pa.LargeBinaryArray:
+def commit_ts(changes: TableChanges) -> Slot:
     """The commit timestamps."""
     return number_text(changes.commit_ts)
-
-
-def nothing(rows: int) -> pa.LargeBinaryArray:
-    """`null` in each row."""
-    return constant(b"null", rows)
 
 
 def as_float(texts: pa.Array) -> pa.Array:

@@ -14,11 +14,10 @@ import pyarrow as pa
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats.ddl_words import simple_word
-from apiserver.formats.options import FormatOptions
-from apiserver.formats.pieces import JSON_HTML, Piece, bare, base64_text, join, mapped, quoted
+from apiserver.formats.encoder import Encoder
+from apiserver.formats.pieces import JSON_HTML, Piece, Slot, bare, base64_text, quoted, slot
 from apiserver.formats.rows import (
     Field,
-    by_kind,
     commit_ts,
     fields_of,
     handle_columns,
@@ -43,24 +42,13 @@ _PASSING_ID = -1  # how TiCDC marks a table under a name that it keeps for a mom
 
 
 @dataclass(frozen=True, slots=True)
-class Simple:
+class Simple(Encoder):
     """TiCDC's simple protocol in its JSON form."""
 
     name: ClassVar[str] = "simple"
     media_type: ClassVar[str] = "application/vnd.tistream.simple+json"
-    terminator: ClassVar[bytes] = b"\n"
 
-    options: FormatOptions
-
-    @property
-    def splits_updates(self) -> bool:
-        return not self.options.output_raw_change_event
-
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        """One message a change."""
-        return by_kind(changes, self._encode)
-
-    def _encode(self, changes: TableChanges, kind: int) -> pa.LargeBinaryArray:
+    def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = sorted(fields_of(table), key=lambda f: f.column.name)
         pieces: list[Piece] = [
@@ -74,7 +62,7 @@ class Simple:
             pieces += [b',"data":', *image(fields, _values(fields, changes.after))]
         if kind != INSERT:
             pieces += [b',"old":', *image(fields, _values(fields, changes.before))]
-        return join([*pieces, b"}"], len(changes))
+        return [*pieces, b"}"]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """One message, with the table version that the DDL made (or removed)."""
@@ -154,14 +142,14 @@ def _column(column: Column) -> dict[str, object]:
     return {"name": column.name, "dataType": data_type, "nullable": not column.not_null, "default": default}
 
 
-def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[pa.LargeBinaryArray]:
+def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
     return [_value(f, batch.column(f.place)) for f in fields]
 
 
-def _value(field: Field, values: pa.Array) -> pa.LargeBinaryArray:
+def _value(field: Field, values: pa.Array) -> Slot:
     if field.kind is Kind.BINARY:
         return bare(base64_text(values), quote=True)
     texts = plain_text(field, values)
     if field.column.tp == layout.TIMESTAMP:
-        return mapped(texts, JSON_HTML, prefix=b'{"location":"UTC","value":"', suffix=b'"}')
+        return slot(texts, JSON_HTML, before=b'{"location":"UTC","value":"', after=b'"}')
     return quoted(texts, JSON_HTML) if field.kind in _TEXTS else bare(texts, quote=True)

@@ -18,6 +18,7 @@ from apiserver import arrow
 from apiserver.cursor import Scope
 from apiserver.decode import decode_rows
 from apiserver.formats import create_format
+from apiserver.formats.lines import written
 from apiserver.split import order_messages
 from schemas.model import Column
 from tistream.ids import Tenant
@@ -101,7 +102,7 @@ def test_native_values_are_those_of_the_text_form(name: tuple[str, str]) -> None
     expected = {
         (line["commit_ts"], line["key"]): (line, {c.name: c for c in part.table.visible_columns})
         for part in changes
-        for line in map(json.loads, fmt.rows(part).to_pylist())
+        for line in map(json.loads, written(fmt.rows(part)).to_pylist())
     }
     found = list(pages(scope, rows))
     seen = 0

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from apiserver import body
 from apiserver.changes import INSERT, TableChanges
 from apiserver.decode import Quarantined
+from apiserver.formats.lines import Block
+from apiserver.formats.pieces import bare
 from schemas.model import DdlEvent, Table
 
 TABLE = Table(
@@ -31,9 +33,10 @@ class Words:
     splits_updates: bool = False
     marks: bool = True
 
-    def rows(self, changes: TableChanges) -> pa.LargeBinaryArray:
-        words = [f"r{ts}.{order}" for ts, order in zip(changes.commit_ts, changes.order, strict=True)]
-        return pa.array([w.encode() for w in words], pa.large_binary())
+    def rows(self, changes: TableChanges) -> list[Block]:
+        words = [f"{ts}.{order}" for ts, order in zip(changes.commit_ts, changes.order, strict=True)]
+        halves = np.arange(len(words))[::2], np.arange(len(words))[1::2]
+        return [Block(at=at, pieces=[b"r", bare(pa.array([words[n] for n in at], pa.string()))]) for at in halves]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         return [f"d{event.commit_ts}.{n}".encode() for n in range(event.sub)]

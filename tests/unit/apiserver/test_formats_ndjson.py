@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats import create_format
+from apiserver.formats.lines import written
 from schemas.layout import row_layout
 from schemas.model import Column, DdlEvent, Table
 from tistream.codec.row.layout import storage_schema
@@ -103,7 +104,7 @@ def changes(kinds: list[int]) -> TableChanges:
 
 def test_every_type_of_value() -> None:
     fmt = create_format("ndjson")
-    lines = [json.loads(line) for line in fmt.rows(changes([INSERT, DELETE, UPDATE])).to_pylist()]
+    lines = [json.loads(line) for line in written(fmt.rows(changes([INSERT, DELETE, UPDATE]))).to_pylist()]
     row = {case[0]: case[8] for case in CASES}
     assert [line["type"] for line in lines] == ["insert", "delete", "update"]
     assert [line["columns"] for line in lines] == [row, None, row]
@@ -121,13 +122,13 @@ def test_every_type_of_value() -> None:
 
 
 def test_a_line_is_one_line_for_every_reader() -> None:
-    for line in create_format("ndjson").rows(changes([INSERT])).to_pylist():
+    for line in written(create_format("ndjson").rows(changes([INSERT]))).to_pylist():
         assert len(line.decode().splitlines()) == 1
 
 
 def test_no_rows_give_no_lines() -> None:
     for name in ("ndjson", "canal-json", "csv", "simple", "open-protocol", "debezium"):
-        assert create_format(name).rows(changes([])).to_pylist() == []
+        assert written(create_format(name).rows(changes([]))).to_pylist() == []
 
 
 def test_ddl_and_resolved_lines() -> None:

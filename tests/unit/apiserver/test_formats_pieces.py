@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apiserver.formats import pieces
-from apiserver.formats.pieces import HEX, JSON, JSON_HTML, JSON_LATIN1_HTML, JSON_ONE_LINE
+from apiserver.formats.lines import Block, write, written
+from apiserver.formats.pieces import HEX, JSON, JSON_HTML, JSON_LATIN1_HTML, JSON_ONE_LINE, Piece, Slot
 from tistream.errors import TiStreamError
 
 ANY_TIME = settings(deadline=None)  # the first call loads compiled code
@@ -23,7 +24,10 @@ TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), m
 BYTES = st.lists(st.none() | st.binary(max_size=12), max_size=8)
 
 
-def lines(array: pa.Array) -> list[bytes]:
+def lines(*parts: Piece, rows: int | None = None) -> list[bytes]:
+    count = next((len(p) for p in parts if isinstance(p, Slot)), rows)
+    assert count is not None
+    array = written([Block(at=np.arange(count), pieces=parts)])
     assert array.type == pa.large_binary()
     assert array.null_count == 0
     return list(array.to_pylist())
@@ -56,7 +60,7 @@ def test_latin1_json_reads_back_as_one_character_a_byte(values: list[bytes | Non
 @given(BYTES)
 def test_hex_and_base64(values: list[bytes | None]) -> None:
     array = pa.array(values, pa.binary())
-    assert lines(pieces.mapped(array, HEX, null=b"-")) == [b"-" if v is None else v.hex().encode() for v in values]
+    assert lines(pieces.slot(array, HEX, null=b"-")) == [b"-" if v is None else v.hex().encode() for v in values]
     wanted = [None if v is None else base64.b64encode(v).decode() for v in values]
     assert pieces.base64_text(array).to_pylist() == wanted
 
@@ -67,7 +71,7 @@ def test_hex_and_base64(values: list[bytes | None]) -> None:
 )
 def test_doubled_quotes_are_csv(texts: list[str]) -> None:
     table = pieces.byte_map({ord('"'): b'""'})
-    record = b",".join(lines(pieces.mapped(pa.array(texts), table, prefix=b'"', suffix=b'"'))).decode()
+    record = b",".join(lines(pieces.slot(pa.array(texts), table, before=b'"', after=b'"'))).decode()
     assert next(csv.reader(io.StringIO(record, newline=""))) == texts
 
 
@@ -124,21 +128,68 @@ def test_floats_in_go_style(plain: str, json_text: bytes, csv_text: bytes) -> No
     assert pieces.styled_floats(array, low=-4, high=6).to_pylist() == [csv_text, None]
 
 
-def test_a_piece_with_a_null_is_refused() -> None:
-    with pytest.raises(TiStreamError, match="whole"):
-        pieces.join([b"x", pa.array([b"a", None], pa.large_binary())], 2)
+def test_a_slot_of_another_length_is_refused() -> None:
+    with pytest.raises(TiStreamError, match="value for each line"):
+        Block(at=np.arange(2), pieces=[b"x", pieces.bare(pa.array(["a"]))])
 
 
-def test_a_piece_of_another_length_is_refused() -> None:
-    with pytest.raises(TiStreamError, match="whole"):
-        pieces.join([pa.array([b"a"], pa.large_binary())], 2)
+def test_a_byte_becomes_itself_or_several_bytes() -> None:
+    for entry in (b"", b"x", b"123456789"):
+        with pytest.raises(TiStreamError, match="becomes several"):
+            pieces.byte_map({65: entry})
 
 
 def test_constants_alone_give_a_line_a_row() -> None:
-    assert lines(pieces.join([b"a", b"b"], 3)) == [b"ab"] * 3
-    assert lines(pieces.join([], 2)) == [b"", b""]
+    assert lines(b"a", b"b", rows=3) == [b"ab"] * 3
+    assert lines(rows=2) == [b"", b""]
 
 
-def test_select() -> None:
-    mask = np.array([True, False])
-    assert lines(pieces.select(mask, b"yes", pa.array([b"1", b"2"], pa.large_binary()))) == [b"yes", b"2"]
+def test_a_choice_and_a_slot_that_is_not_in_every_row() -> None:
+    mask = np.array([True, False, True])
+    values = pieces.bare(pa.array(["1", "2", None]), quote=True)
+    assert lines(pieces.choice(mask, b"yes", b"no")) == [b"yes", b"no", b"yes"]
+    assert lines(b"<", pieces.only(mask, values.within(b"v=", b";")), b">") == [b'<v="1";>', b"<>", b"<v=null;>"]
+
+
+SLOTS = st.lists(
+    st.tuples(
+        st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=4), min_size=3, max_size=3),
+        st.lists(st.booleans(), min_size=3, max_size=3),
+        st.sampled_from([None, JSON, JSON_ONE_LINE, HEX]),
+        st.tuples(*[st.binary(max_size=3)] * 4),
+    ),
+    max_size=5,
+)
+
+
+def mapped(text: str, style: pieces.ByteMap | None) -> bytes:
+    if style is None:
+        return text.encode()
+    if style is HEX:
+        return text.encode().hex().encode()
+    whole = json.dumps(text, ensure_ascii=False)[1:-1].replace("\\b", "\\u0008").replace("\\f", "\\u000c")
+    if style is JSON_ONE_LINE:
+        whole = whole.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return whole.encode()
+
+
+@ANY_TIME
+@given(SLOTS, st.permutations(range(6)), st.sampled_from([b"", b"\r\n"]))
+def test_lines_of_several_blocks_stand_where_they_belong(
+    slots: list[tuple[list[str | None], list[bool], pieces.ByteMap | None, tuple[bytes, ...]]],
+    order: list[int],
+    end: bytes,
+) -> None:
+    parts: list[Piece] = []
+    wanted = [b""] * 3
+    for texts, present, style, (lead, before, after, instead) in slots:
+        values = pieces.slot(pa.array(texts, pa.string()), style, before=before, after=after, null=instead)
+        parts += [lead, values if all(present) else pieces.only(np.array(present), values)]
+        for n, text in enumerate(texts):
+            value = instead if text is None else before + mapped(text, style) + after
+            wanted[n] += lead + value * present[n]
+    blocks = [Block(at=np.array(order[:3]), pieces=parts), Block(at=np.array(order[3:]), pieces=[*parts, b"!"])]
+    offsets, data = write(blocks, end=end)
+    places = dict(zip(order, [*wanted, *(w + b"!" for w in wanted)], strict=True))
+    assert data.tobytes() == b"".join(places[n] + end for n in range(6))
+    assert np.diff(offsets.astype(np.int64)).tolist() == [len(places[n] + end) for n in range(6)]

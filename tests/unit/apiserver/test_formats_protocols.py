@@ -14,6 +14,7 @@ from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.formats import FormatOptions, create_format
 from apiserver.formats.debezium_ddl import Stated, stated_columns
 from apiserver.formats.debezium_schema import column_schema, key_schema
+from apiserver.formats.lines import written
 from apiserver.formats.rows import handle_columns
 from schemas.layout import row_layout
 from schemas.model import Column, DdlEvent, Index, IndexColumn, Table
@@ -67,7 +68,7 @@ def changes(of: Table, kind: int, after: list[Any], before: list[Any]) -> TableC
 
 
 def line(name: str, part: TableChanges, **options: Any) -> str:
-    (found,) = create_format(name, FormatOptions(**options)).rows(part).to_pylist()
+    (found,) = written(create_format(name, FormatOptions(**options)).rows(part)).to_pylist()
     return str(found.decode())
 
 

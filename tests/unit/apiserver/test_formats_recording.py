@@ -14,6 +14,7 @@ import pytest
 from apiserver.cursor import Scope
 from apiserver.decode import Decoding, decode_rows
 from apiserver.formats import FormatOptions, create_format
+from apiserver.formats.lines import written
 from apiserver.split import order_messages
 from tistream.ids import Tenant
 from tistream.testing.recording import committed_rows, expected, recorded_history
@@ -61,7 +62,7 @@ def encode(decoding: Decoding, kind: str) -> list[str]:
     events = history.events(history.start_ts, history.resolved_ts)
     found = [(e.commit_ts, 1, n, line) for n, e in enumerate(events) for line in fmt.ddl(e)]
     for part in changes:
-        lines = fmt.rows(part).to_pylist()
+        lines = written(fmt.rows(part)).to_pylist()
         found += [(int(ts), 0, int(n), line) for ts, n, line in zip(part.commit_ts, part.order, lines, strict=True)]
     return [line.decode() for *_, line in sorted(found)]
 
