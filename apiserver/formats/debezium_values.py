@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apiserver.formats.pieces import JSON, Slot, bare, base64_text, integer_text, large_binary, quoted, slot
+from apiserver.formats.pieces import JSON, Slot, bare, base64_text, large_binary, quoted, slot
 from apiserver.formats.rows import Field, as_float, json_float, plain_text
 from tistream.codec.row import layout
 from tistream.codec.row.layout import Kind
@@ -24,11 +24,11 @@ def value_json(field: Field, values: pa.Array) -> Slot:
     if kind is Kind.TIME:
         return _moment(field, values)
     if kind is Kind.DURATION:
-        return bare(integer_text(pc.divide(values, 1000)))
+        return bare(pc.divide(values, 1000))
     if kind is Kind.UNSIGNED and values.type.bit_width == 64:
-        return bare(integer_text(values.view(pa.int64())))
+        return bare(values.view(pa.int64()))
     if kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR):
-        return bare(integer_text(values))
+        return bare(values)
     if kind is Kind.DECIMAL:
         return json_float(float_plain(as_float(plain_text(field, values)), single=False))
     if kind in (Kind.FLOAT, Kind.DOUBLE):
@@ -73,7 +73,7 @@ def _moment(field: Field, values: pa.Array) -> Slot:
         count = seconds * 1_000_000 + micros if fine else seconds * 1000 + micros // 1000
     invalid = pa.scalar(0 if field.column.not_null else None, pa.int64())
     numbers = pc.if_else(pa.array(exists), pa.array(count), invalid)
-    return bare(integer_text(pc.if_else(values.is_valid(), numbers, pa.scalar(None, pa.int64()))))
+    return bare(pc.if_else(values.is_valid(), numbers, pa.scalar(None, pa.int64())))
 
 
 def _zoned(field: Field, values: pa.Array) -> Slot:

@@ -22,12 +22,14 @@ from tistream.codec.compiled import kernel
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.uint64]
 
-ABSENT, NULL, PLAIN, MAPPED = 0, 1, 2, 3  #: what a cell is: not there at all, null, copied as it is, changed by its map
+#: what a cell is: not there at all, null, text copied as it is, text that its map changes, a number, a negative number
+ABSENT, NULL, PLAIN, MAPPED, NUMBER, NEGATIVE = 0, 1, 2, 3, 4, 5
 ENTRY_MAX = 8  #: bytes that a byte may become
 
 _80, _A8, _A9 = 0x80, 0xA8, 0xA9
 _U202 = np.frombuffer(b"\\u202", np.uint8)
-_0, _1, _2, _3, _5, _6 = (np.uint64(n) for n in (0, 1, 2, 3, 5, 6))  # with plain numbers the sums would be floats
+# with plain numbers the sums would be floats
+_0, _1, _2, _3, _4, _5, _6, _10, _100, _10000 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 5, 6, 10, 100, 10000))
 
 _jit: Any = kernel  # what is decorated is called with arrays that mypy need not know
 
@@ -57,12 +59,25 @@ def _mapped_size(data, j, end, sizes):  # type: ignore[no-untyped-def]
 
 
 @_jit
+def _digits(value):  # type: ignore[no-untyped-def]
+    """How many digits a number has."""
+    n = _1
+    while value >= _10000:
+        value //= _10000
+        n += _4
+    while value >= _10:
+        value //= _10
+        n += _1
+    return n
+
+
+@_jit
 def measure(data, ends, state, style, sizes, spans, lengths):  # type: ignore[no-untyped-def]
     """Fill `lengths` (rows) with the bytes of each line, and mark in `state` the cells that their map changes.
 
     data      the text of all cells
-    ends      (slots, rows + 1): cell i of slot s is data[ends[s, i] : ends[s, i + 1]]
-    state     (slots, rows): ABSENT, NULL or PLAIN; PLAIN becomes MAPPED
+    ends      (slots, rows + 1): cell i of slot s is data[ends[s, i] : ends[s, i + 1]], or the number ends[s, i]
+    state     (slots, rows): what the cell is; PLAIN may become MAPPED
     style     (slots): number of the map, or -1 for none
     sizes     (maps, 256): how many bytes a byte becomes, 1 for itself; 0 for the first of U+2028 if that is escaped
     spans     (3 * slots + 2): where the constants begin and end; of each slot what stands before a value, what stands
@@ -84,6 +99,10 @@ def measure(data, ends, state, style, sizes, spans, lengths):  # type: ignore[no
                 lengths[i] += around + size
             elif state[s, i] == NULL:
                 lengths[i] += instead
+            elif state[s, i] == NUMBER:
+                lengths[i] += around + _digits(ends[s, i])
+            elif state[s, i] == NEGATIVE:
+                lengths[i] += around + _digits(ends[s, i]) + _1
 
 
 @_jit
@@ -119,6 +138,22 @@ def _copy_mapped(out, at, data, j, end, sizes, entries):  # type: ignore[no-unty
 
 
 @_jit
+def _put_number(out, at, value):  # type: ignore[no-untyped-def]
+    """Write the digits of a number to out[at:]. Returns the next place."""
+    end = at + _digits(value)
+    j = end
+    while value >= _10:
+        pair = value % _100
+        value //= _100
+        out[j - _1] = 48 + pair % _10
+        out[j - _2] = 48 + pair // _10
+        j -= _2
+    if j > at:
+        out[at] = 48 + value
+    return end
+
+
+@_jit
 def write(  # type: ignore[no-untyped-def]
     data, ends, state, style, sizes, entries, constants, spans, starts, out
 ):
@@ -126,22 +161,30 @@ def write(  # type: ignore[no-untyped-def]
 
     The arguments that both have are the same; `entries` (maps, 256, ENTRY_MAX) holds what each byte becomes.
     """
-    tail = 3 * len(style)
     for i in range(len(starts)):
         at = starts[i]
+        due = spans[0]  # what stands after a value is written together with what stands before the next
         for s in range(len(style)):
             c = 3 * s
-            if state[s, i] == PLAIN:
-                at = _copy(out, at, constants, spans[c], spans[c + 1])
+            what = state[s, i]
+            if what <= NULL:
+                at = _copy(out, at, constants, due, spans[c])
+                if what == NULL:
+                    at = _copy(out, at, constants, spans[c + 1], spans[c + 2])
+                due = spans[c + 3]
+                continue
+            at = _copy(out, at, constants, due, spans[c + 1])
+            if what == PLAIN:
                 at = _copy(out, at, data, ends[s, i], ends[s, i + 1])
-                at = _copy(out, at, constants, spans[c + 2], spans[c + 3])
-            elif state[s, i] == MAPPED:
-                at = _copy(out, at, constants, spans[c], spans[c + 1])
+            elif what == MAPPED:
                 at = _copy_mapped(out, at, data, ends[s, i], ends[s, i + 1], sizes[style[s]], entries[style[s]])
-                at = _copy(out, at, constants, spans[c + 2], spans[c + 3])
-            elif state[s, i] == NULL:
-                at = _copy(out, at, constants, spans[c + 1], spans[c + 2])
-        _copy(out, at, constants, spans[tail], spans[tail + 1])
+            else:
+                if what == NEGATIVE:
+                    out[at] = 45
+                    at += _1
+                at = _put_number(out, at, ends[s, i])
+            due = spans[c + 2]
+        _copy(out, at, constants, due, spans[len(spans) - 1])
 
 
 @_jit

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from apiserver.formats import kernels
-from apiserver.formats.pieces import ByteMap, Piece, Slot, constant, large_binary
+from apiserver.formats.pieces import ByteMap, Piece, Slot, Texts, constant, large_binary
 from tistream.errors import invariant
 
 
@@ -76,10 +76,16 @@ class _Ready:
         chunks = [np.empty(0, np.uint8)]
         size = 0
         for n, slot in enumerate(slots):
-            first, last = int(slot.offsets[0]), int(slot.offsets[-1])
-            np.add(slot.offsets, size - first, out=ends[n], casting="unsafe")
-            chunks.append(slot.data[first:last])
-            size += last - first
+            if isinstance(slot.values, Texts):
+                first, last = int(slot.values.offsets[0]), int(slot.values.offsets[-1])
+                np.add(slot.values.offsets, size - first, out=ends[n], casting="unsafe")
+                chunks.append(slot.values.data[first:last])
+                size += last - first
+            else:
+                negative = slot.values < 0
+                state[n] = np.where(negative, kernels.NEGATIVE, kernels.NUMBER)
+                ends[n, :rows] = slot.values.astype(np.uint64)
+                np.negative(ends[n, :rows], out=ends[n, :rows], where=negative)  # modulo 2**64: the magnitude
             if slot.valid is not None:
                 state[n, ~slot.valid] = kernels.NULL
             if slot.present is not None:
@@ -120,8 +126,7 @@ _NO_MAP = ByteMap(sizes=np.ones(256, np.uint8), entries=np.zeros((256, kernels.E
 
 
 def _folded(pieces: Sequence[Piece]) -> tuple[list[Slot], list[bytes]]:
-    """The slots, and the constants that `kernels.measure` describes: those before a slot are taken into its own, and
-    what always stands after a slot into those before the next one."""
+    """The slots, and the constants that `kernels.measure` describes: those before a slot are taken into its own."""
     slots: list[Slot] = []
     constants: list[bytes] = []
     lead = b""
@@ -134,7 +139,6 @@ def _folded(pieces: Sequence[Piece]) -> tuple[list[Slot], list[bytes]]:
             constants += [lead, b"", b""]
             lead = b""
         slots.append(piece)
-        always = piece.valid is None and piece.present is None
-        constants += [lead + piece.before, lead + piece.instead, b"" if always else piece.after]
-        lead = piece.after if always else b""
+        constants += [lead + piece.before, lead + piece.instead, piece.after]
+        lead = b""
     return slots, [*constants, lead]

@@ -29,7 +29,6 @@ from apiserver.formats.rows import (
     image,
     json_bytes,
     json_float,
-    number_text,
     plain_text,
 )
 from schemas.model import DdlEvent
@@ -58,13 +57,13 @@ class Ndjson(Encoder):
         pieces: list[Piece] = [
             b'{"type":"%b","database":%b,"table":%b,"table_id":'
             % (_TYPES[kind], json_bytes(table.db), json_bytes(table.name)),
-            number_text(changes.physical_id),
+            Slot(values=changes.physical_id),
             b',"key":',
             quoted(changes.key, HEX),
             b',"commit_ts":"',
             commit_ts(changes),
             b'","start_ts":"',
-            number_text(changes.start_ts),
+            Slot(values=changes.start_ts),
             b'","commit_time":"',
             _times(changes.commit_ts),
             b'","columns":',
@@ -108,7 +107,7 @@ def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
 def _value(field: Field, values: pa.Array) -> Slot:
     kind = field.kind
     if kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR):
-        return _integer(field, values)
+        return _integer(values)
     if kind in (Kind.FLOAT, Kind.DOUBLE):
         return json_float(plain_text(field, values))
     if kind is Kind.VECTOR:
@@ -124,13 +123,13 @@ def _value(field: Field, values: pa.Array) -> Slot:
     return quoted(plain_text(field, values), JSON_ONE_LINE)
 
 
-def _integer(field: Field, values: pa.Array) -> Slot:
-    texts = plain_text(field, values)
+def _integer(values: pa.Array) -> Slot:
     if values.type.bit_width < 64:
-        return bare(texts)
+        return bare(values)
     inside = pc.less_equal(values, pa.scalar(_EXACT_MAX, values.type))
     if pa.types.is_signed_integer(values.type):
         inside = pc.and_(inside, pc.greater_equal(values, pa.scalar(-_EXACT_MAX, values.type)))
     if pc.all(inside).as_py() is not False:
-        return bare(texts)
+        return bare(values)
+    texts = values.cast(pa.string())
     return bare(pc.if_else(inside, texts, pc.binary_join_element_wise('"', texts, '"', "")))

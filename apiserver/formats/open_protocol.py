@@ -26,7 +26,6 @@ from apiserver.formats.rows import (
     json_bytes,
     json_float,
     kept,
-    number_text,
     plain_text,
     public_indexes,
 )
@@ -53,7 +52,7 @@ class OpenProtocol(Encoder):
         names = b',"scm":%b,"tbl":%b,"t":%d' % (json_bytes(table.db), json_bytes(table.name), _ROW)
         pieces: list[Piece] = [b'{"key":{"ts":', commit_ts(changes), names]
         if table.partition_ids:
-            pieces += [b',"ptn":', number_text(changes.physical_id)]
+            pieces += [b',"ptn":', Slot(values=changes.physical_id)]
         pieces += [b'},"value":{"d":' if kind == DELETE else b'},"value":{"u":']
         pieces += image(fields, _values(table, fields, kept(changes, kind)))
         if kind == UPDATE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -63,12 +63,18 @@ _GO_SHORT = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f"
 _GO = byte_map({b: b"\\x%02x" % b for b in (*range(32), *range(127, 256))} | _GO_SHORT)
 
 
+class Texts(NamedTuple):
+    """Byte strings in one buffer."""
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]  #: rows + 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
     """A value in each row. Where `valid` does not hold there is `instead`, where `present` does not hold nothing."""
 
-    data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]  #: rows + 1, into `data`
+    values: Texts | npt.NDArray[np.integer]  #: integers are written in decimal
     valid: npt.NDArray[np.bool_] | None = None  #: None: in all rows
     present: npt.NDArray[np.bool_] | None = None  #: None: in all rows
     style: ByteMap | None = None  #: None: as it is
@@ -77,7 +83,7 @@ class Slot:
     instead: bytes = b"null"
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.values.offsets) - 1 if isinstance(self.values, Texts) else len(self.values)
 
     def within(self, lead: bytes, tail: bytes = b"") -> Slot:
         """The slot between two constants, whether there is a value or not."""
@@ -90,9 +96,15 @@ Piece: TypeAlias = bytes | Slot
 def slot(
     values: pa.Array, style: ByteMap | None = None, *, before: bytes = b"", after: bytes = b"", null: bytes = b"null"
 ) -> Slot:
-    """Text or binary values, every byte mapped if there is a style, between two constants; `null` for nulls."""
-    data, offsets, valid = buffers(values)
-    return Slot(data=data, offsets=offsets, valid=valid, style=style, before=before, after=after, instead=null)
+    """Text or binary values, every byte mapped if there is a style, or integers; between two constants; `null` for
+    nulls."""
+    found: Texts | npt.NDArray[np.integer]
+    if pa.types.is_integer(values.type):
+        found, valid = integers(values), validity(values)
+    else:
+        data, offsets, valid = buffers(values)
+        found = Texts(data, offsets)
+    return Slot(values=found, valid=valid, style=style, before=before, after=after, instead=null)
 
 
 def quoted(values: pa.Array, style: ByteMap = JSON) -> Slot:
@@ -113,17 +125,12 @@ def choice(mask: npt.NDArray[np.bool_], chosen: bytes, other: bytes) -> Slot:
 
 def constant(value: bytes, rows: int) -> Slot:
     """The same bytes in each row."""
-    return Slot(data=view(None, np.uint8), offsets=np.zeros(rows + 1, np.int64), before=value)
+    return Slot(values=Texts(view(None, np.uint8), np.zeros(rows + 1, np.int64)), before=value)
 
 
 def only(mask: npt.NDArray[np.bool_], whole: Slot) -> Slot:
     """The slot where the mask holds, else nothing at all."""
     return replace(whole, present=mask)
-
-
-def integer_text(values: pa.Array) -> pa.Array:
-    """Decimal text of integers; nulls stay."""
-    return values.cast(pa.string())
 
 
 def base64_text(values: pa.Array) -> pa.Array:
@@ -162,8 +169,19 @@ def buffers(values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int
     whole = view(offset_buffer, np.int64 if large else np.int32)
     offsets = whole[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
     offsets.flags.writeable = False
-    valid = pc.is_valid(values).to_numpy(zero_copy_only=False) if values.null_count else None
-    return view(data_buffer, np.uint8), offsets, valid
+    return view(data_buffer, np.uint8), offsets, validity(values)
+
+
+def validity(values: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Which values are no nulls; None when all are."""
+    valid: npt.NDArray[np.bool_] = pc.is_valid(values).to_numpy(zero_copy_only=False)
+    return valid if values.null_count else None
+
+
+def integers(values: pa.Array) -> npt.NDArray[np.integer]:
+    """The values of an integer array; what stands under a null is arbitrary."""
+    whole = view(values.buffers()[1] if len(values) else None, values.type.to_pandas_dtype())
+    return whole[values.offset : values.offset + len(values)]
 
 
 def large_binary(

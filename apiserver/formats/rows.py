@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, TableChanges
-from apiserver.formats.pieces import Piece, Slot, bare, choice, integer_text, only, styled_floats
+from apiserver.formats.pieces import Piece, Slot, bare, choice, only, styled_floats
 from apiserver.split import differs
 from schemas.layout import row_layout
 from schemas.model import STATE_PUBLIC, Column, Index, Table
@@ -114,9 +113,9 @@ def kept(changes: TableChanges, kind: int) -> pa.RecordBatch:
 
 
 def plain_text(field: Field, values: pa.Array) -> pa.Array:
-    """MySQL's text, but numbers for BIT, ENUM, SET and YEAR and floats without exponents; nulls stay."""
+    """MySQL's text, but floats without exponents, and integers as they are: those of BIT, ENUM, SET and YEAR, too."""
     if field.kind in _NUMBERS:
-        return integer_text(values)
+        return values
     if field.kind in _FLOATS:
         return float_plain(values, field.kind is Kind.FLOAT)
     return text(field.spec, values)
@@ -133,19 +132,14 @@ def json_float_of(value: float) -> object:
     return orjson.Fragment(str(int(Decimal(repr(value))))) if whole else value  # orjson refuses more than 64 bits
 
 
-def number_text(values: npt.NDArray[np.generic]) -> Slot:
-    """Integers as text."""
-    return bare(integer_text(pa.array(values)))
-
-
 def commit_ms(changes: TableChanges) -> Slot:
     """Unix milliseconds of the commits."""
-    return number_text(changes.commit_ts >> np.uint64(LOGICAL_BITS))
+    return Slot(values=changes.commit_ts >> np.uint64(LOGICAL_BITS))
 
 
 def commit_ts(changes: TableChanges) -> Slot:
     """The commit timestamps."""
-    return number_text(changes.commit_ts)
+    return Slot(values=changes.commit_ts)
 
 
 def as_float(texts: pa.Array) -> pa.Array:

@@ -23,7 +23,6 @@ from apiserver.formats.rows import (
     handle_columns,
     image,
     json_bytes,
-    number_text,
     plain_text,
     public_columns,
     public_indexes,
@@ -53,7 +52,7 @@ class Simple(Encoder):
         fields = sorted(fields_of(table), key=lambda f: f.column.name)
         pieces: list[Piece] = [
             b'{"version":1,"database":%b,"table":%b,"tableID":' % (json_bytes(table.db), json_bytes(table.name)),
-            number_text(changes.physical_id),
+            Slot(values=changes.physical_id),
             b',"type":"%b","commitTs":' % _TYPES[kind],
             commit_ts(changes),
             b',"buildTs":%d,"schemaVersion":%d' % (self.options.built_ms, table.update_ts),

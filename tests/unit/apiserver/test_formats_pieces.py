@@ -151,6 +151,25 @@ def test_a_choice_and_a_slot_that_is_not_in_every_row() -> None:
     assert lines(b"<", pieces.only(mask, values.within(b"v=", b";")), b">") == [b'<v="1";>', b"<>", b"<v=null;>"]
 
 
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64()])
+def test_numbers_of_all_widths(kind: pa.DataType) -> None:
+    bits = kind.bit_width
+    signed = [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, -1, 0, None, -100, 99, 10, 9]
+    unsigned = [2**bits - 1, 0, None, 100, 99, 10, 9]
+    for values, of in ((signed, kind), (unsigned, pa.type_for_alias(f"uint{bits}"))):
+        array = pa.array(values, of)
+        texts = [b"null" if v is None else b"%d" % v for v in values]
+        assert lines(pieces.bare(array)) == texts
+        assert lines(pieces.bare(array.slice(2, 3))) == texts[2:5]
+        assert lines(pieces.bare(array, quote=True))[0] == b'"%b"' % texts[0]
+
+
+@ANY_TIME
+@given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=8))
+def test_numbers_read_back(values: list[int | None]) -> None:
+    assert [json.loads(line) for line in lines(pieces.bare(pa.array(values, pa.int64())))] == values
+
+
 SLOTS = st.lists(
     st.tuples(
         st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=4), min_size=3, max_size=3),

@@ -104,6 +104,10 @@ def test_float_plain_never_has_an_exponent(value: float, single: bool, want: str
     got = float_plain(pa.array([value, None], pa.float64()), single)
     assert got.to_pylist() == [want, None]
     assert float_plain(pa.array([], pa.float32()), single).to_pylist() == []
+    beside = float_plain(pa.array([1e300, value, None, 0.5], pa.float64()).slice(1), single)  # others have an exponent
+    assert beside.to_pylist() == [want, None, "0.5"]
+    alone = float_plain(pa.array([2.25, value, None, 0.5], pa.float64()).slice(1), single)
+    assert alone.to_pylist() == [want, None, "0.5"]
 
 
 def test_labels() -> None:

@@ -33,6 +33,15 @@ def put_number(out: Bytes, to: Number, value: Number, width: Number) -> Number:
 
 
 @kernel
+def put_pair(out: Bytes, to: Number, value: Number) -> Number:
+    """Two digits of a number below 100. Returns the next position."""
+    at, number = np.uint64(to), np.uint8(value)
+    out[at] = _ZERO + number // 10
+    out[at + np.uint64(1)] = _ZERO + number % 10
+    return to + 2
+
+
+@kernel
 def put_fraction(out: Bytes, to: Number, micros: Number, digits: Number) -> Number:
     """Write "." and the first `digits` of six fraction digits; nothing for 0."""
     if digits == 0:
@@ -49,19 +58,19 @@ def put_date(out: Bytes, to: Number, year: Number, month: Number, day: Number) -
     """YYYY-MM-DD."""
     to = put_number(out, to, np.uint64(year), 4)
     out[to] = _MINUS
-    to = put_number(out, to + 1, np.uint64(month), 2)
+    to = put_pair(out, to + 1, month)
     out[to] = _MINUS
-    return put_number(out, to + 1, np.uint64(day), 2)
+    return put_pair(out, to + 1, day)
 
 
 @kernel
 def put_clock(out: Bytes, to: Number, hours: Number, minutes: Number, seconds: Number) -> Number:
     """HH:MM:SS; more digits for more than 99 hours."""
-    to = put_number(out, to, np.uint64(hours), 2)
+    to = put_pair(out, to, hours) if hours < 100 else put_number(out, to, np.uint64(hours), 2)
     out[to] = 58
-    to = put_number(out, to + 1, np.uint64(minutes), 2)
+    to = put_pair(out, to + 1, minutes)
     out[to] = 58
-    return put_number(out, to + 1, np.uint64(seconds), 2)
+    return put_pair(out, to + 1, seconds)
 
 
 @kernel
@@ -207,7 +216,10 @@ def float_chars(values: pa.Array, style: int) -> tuple[Int64s, Bytes]:
     shown = values.cast(pa.large_string())
     source = view(shown.buffers()[2], np.uint8)
     ends = view(shown.buffers()[1], np.int64)[shown.offset : shown.offset + len(shown) + 1]
+    if style == PLAIN and not (source == _E).any():  # without an exponent they are plain already
+        return ends, source
     offsets = np.empty(len(shown) + 1, np.int64)
     out = np.empty(FLOAT_CHARS_MAX * len(shown), np.uint8)
     restyle(source, ends, style, offsets, out)
+    offsets.flags.writeable = out.flags.writeable = False  # as above: kernels are compiled for one of the two
     return offsets, out
