@@ -85,8 +85,8 @@ def warm(columns: Sequence[tuple[int, int, int, int, str]]) -> None:
     history.advance(9)
     rows = [
         {
-            "table_id": 1, "op": 0, "key": b"t" + encode_int(1) + b"_r" + encode_int(n), "start_ts": 2, "commit_ts": 3,
-            "value": value, "old_value": old, "expire_ts": 0, "flags": 0,
+            "table_id": 1, "op": change.Op.PUT, "key": b"t" + encode_int(1) + b"_r" + encode_int(n), "start_ts": 2,
+            "commit_ts": 3, "value": value, "old_value": old, "expire_ts": 0, "flags": 0,
         }
         for n, (value, old) in enumerate([(row, old) for row in _EMPTY_ROWS for old in (None, row)])
     ]  # fmt: skip

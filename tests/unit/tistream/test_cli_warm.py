@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
 import pytest
 
+from apiserver.body import render
 from tistream.cli import warm
 from tistream.codec.row.decode import decode
 from tistream.codec.row.layout import Kind, kind_of
@@ -18,9 +22,21 @@ def test_every_kind_of_column_is_decoded_and_written(monkeypatch: pytest.MonkeyP
         seen.update(map(kind_of, layout.columns))
         return decoded
 
+    texts: list[bytes] = []
+
+    def kept(*args: Any) -> pa.Buffer:
+        content = render(*args)
+        texts.append(content.to_pybytes())
+        return content
+
     monkeypatch.setattr("apiserver.decode.decode", spy)
+    monkeypatch.setattr("apiserver.body.render", kept)
     for columns in (warm._INTEGERS, warm._COMMON, warm._RARE):
         warm.warm(columns)
+        last = f"c{len(columns) + 1}".encode()
+        assert [text.count(b"\n") for text in texts] == [4] * len(warm._FORMATS)
+        assert all(last in line for text in texts for line in text.splitlines())
+        texts.clear()
     assert seen == set(Kind)
 
 
