@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from tistream.testing.mariadb import mariadb, new_database
+from tistream.testing.ports import free_port
 from tistream.testing.processes import (
     TiStreamProcess,
     client,
-    free_port,
     pull_all,
     register,
     running,

@@ -18,11 +18,11 @@ from tistream.codec.batch_file import decode_batch_file, encode_batch_file
 from tistream.ids import Tenant
 from tistream.layout import BatchKey, buffer_prefix, parse
 from tistream.limits import FILE_BYTES_MAX
+from tistream.testing.ports import free_port
 from tistream.testing.processes import (
     TiStreamProcess,
     Up,
     client,
-    free_port,
     pull_all,
     register,
     wait_until_ready,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tistream.testing.processes import free_port
+from tistream.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^<!-- run -->\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)

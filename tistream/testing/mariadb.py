@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+from tistream.testing.ports import free_port
 
 PACKAGES = "mariadb-server-core mariadb-client-core"
 START_S = 30
@@ -31,7 +32,7 @@ def mariadb() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="tistream-mariadb-") as folder:
         root = Path(folder)
         shutil.copytree(_empty_datadir(), root / "data")
-        port = _free_port()
+        port = free_port()
         log = (root / "log").open("wb")
         process = subprocess.Popen(_server_command(root, port), stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -113,12 +114,6 @@ def _binary(name: str) -> str:
     if found is None:
         raise MariaDBError(f"{name} is missing; install it with: apt-get install -y --no-install-recommends {PACKAGES}")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

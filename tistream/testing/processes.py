@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +14,9 @@ from typing import Self
 
 from tistream.client import Client, connect
 from tistream.errors import TiStreamError
+from tistream.testing.ports import free_port
 
 READY_S = 60.0
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class TiStreamProcess:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tistream.testing.ports import free_port
+
 START_S = 60
 REGION = "us-east-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tistream-test", "AWS_SECRET_ACCESS_KEY": "tistream-test-secret"}
@@ -58,7 +60,7 @@ def s3_server() -> Iterator[S3Server]:
     """A running S3 server without buckets."""
     with tempfile.TemporaryDirectory(prefix="tistream-s3-") as folder:
         log = Path(folder) / "log"
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **CREDENTIALS})
@@ -72,12 +74,6 @@ def s3_server() -> Iterator[S3Server]:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
