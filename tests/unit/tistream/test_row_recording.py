@@ -2,6 +2,7 @@
 
 import functools
 import json
+import zlib
 from collections import defaultdict
 from typing import Any
 
@@ -44,6 +45,40 @@ def test_the_recording_covers_every_kind_of_column() -> None:
     kinds = {kind_of(column) for layout in images() for column in layout.columns}
     assert kinds == set(Kind)
     assert sum(map(len, images().values())) > 10_000
+
+
+def checksummed() -> list[tuple[RowLayout, bytes, bytes]]:
+    """(layout, key, row) of what TiDB wrote with a checksum."""
+    return [
+        (layout, row[1], raw)
+        for layout, rows in images().items()
+        for row in rows
+        for raw in row[2:]
+        if raw is not None and raw[0] == 0x80 and raw[1] & 2
+    ]
+
+
+def test_checksums_that_tidb_wrote_are_over_row_header_and_handle() -> None:
+    rows = checksummed()
+    assert {raw[-5] for _, _, raw in rows} == {2}
+    assert {len(key) == 19 for _, key, _ in rows} == {True, False}  # integer and clustered handles
+    for layout, key, raw in rows:
+        assert zlib.crc32(raw[:-4] + key[11:]) == int.from_bytes(raw[-4:], "little"), layout.name
+
+
+def test_a_changed_bit_in_any_byte_of_a_checksummed_row_or_of_its_handle_is_noticed() -> None:
+    tried = 0
+    for layout, key, raw in checksummed():
+        bits = [1 << (8 * at + at % 7) for at in range(len(raw))]
+        rows = [(int.from_bytes(raw, "little") ^ bit).to_bytes(len(raw), "little") for bit in bits]
+        keys = [key] * len(rows)
+        for at in range(11, len(key)):
+            keys.append(key[:at] + bytes([key[at] ^ 0x01]) + key[at + 1 :])
+            rows.append(raw)
+        found = decode(layout, pa.array([key, *keys], pa.binary()), pa.array([raw, *rows], pa.binary()))
+        assert [error.index for error in found.errors] == list(range(1, len(rows) + 1)), (layout.name, raw.hex())
+        tried += len(rows)
+    assert tried > 3_000
 
 
 @pytest.mark.parametrize("which", [2, 3], ids=["value", "old value"])

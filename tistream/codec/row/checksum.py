@@ -1,8 +1,13 @@
 """Row checksums: the trailer that TiDB writes when row level checksums are on.
 
 Version 2 covers the row bytes, the trailer's header byte and the handle; version 1 the record key in place of the
-handle, though some writers of version 1 hashed the handle too, so either is accepted. The extra checksum that such a
-row may carry while its table is changed is not verified. Version 0 is another thing: see `column_checksum`.
+handle, though some writers of version 1 hashed the handle too, so either is accepted. Version 0 is another thing: see
+`column_checksum`.
+
+The trailer has room for a second checksum. It belongs to version 0, where it is that of the columns of another schema;
+TiDB clears its bit when it writes versions 1 and 2, whose checksum is of bytes and needs no schema. A row that has one
+all the same must still match the first, which covers the trailer's header byte with that bit; the second one says
+nothing that could be checked.
 """
 
 from __future__ import annotations
