@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, select
@@ -56,7 +56,7 @@ class Catalog:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One write transaction: committed when the block ends, rolled back when it raises."""
-        with _mapped(), self._engine.connect() as conn:
+        with _mapped(), self._connect_writer() as conn:
             trans = conn.begin()
             try:
                 yield conn
@@ -74,7 +74,7 @@ class Catalog:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A place for one SELECT. Several would not see the same state."""
-        with _mapped(), self._reader.connect() as conn:
+        with _mapped(), self._connect_reader() as conn:
             yield conn
 
     def ping(self) -> None:
@@ -85,6 +85,12 @@ class Catalog:
     def close(self) -> None:
         """Close the pooled connections."""
         self._engine.dispose()
+
+    def _connect_writer(self) -> AbstractContextManager[Connection]:
+        return self._engine.connect()
+
+    def _connect_reader(self) -> AbstractContextManager[Connection]:
+        return self._reader.connect()
 
     @contextmanager
     def _migration_lock(self) -> Iterator[Connection]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from sqlalchemy import Connection, exc, func, select
+from sqlalchemy import Connection, bindparam, exc, func, select
 
 from tistream.catalog.engine import Catalog, is_duplicate
-from tistream.catalog.tables import ensure_row, now_ms, objects, of_tenant
+from tistream.catalog.tables import ensure_row, now_ms, objects, of_asked_tenant, of_tenant, tenant_ids
 from tistream.errors import Fenced
 from tistream.ids import Tenant
 
@@ -37,19 +37,43 @@ class ObjectState(StrEnum):
     DEAD = "dead"
 
 
+_o = objects.c
+_INSERT = objects.insert().values(changed_ms=now_ms())
+_SUPERSEDE = (
+    objects.update()
+    .where(_o.object_key == bindparam("asked_key"), _o.state == ObjectState.LIVE)
+    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms())
+)
+_BURY = (
+    objects.update()
+    .where(_o.object_key == bindparam("asked_key"), _o.state != ObjectState.LIVE)
+    .values(state=ObjectState.DEAD, changed_ms=now_ms())
+)
+_STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
+_SUPERSEDED = (
+    select(_o.object_key)
+    .where(
+        of_asked_tenant(objects),
+        _o.state == ObjectState.SUPERSEDED,
+        _o.changed_ms + bindparam("grace_ms") <= now_ms(),
+    )
+    .order_by(_o.changed_ms, _o.object_key)
+    .limit(bindparam("at_most"))
+)
+
+
 def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:
     """Publish an object. Fenced when its key has a row already: it was tombstoned, or is somebody else's."""
-    row = objects.insert().values(
-        object_key=object_key,
-        cluster_id=tenant.cluster_id,
-        tenant_id=tenant.tenant_id,
-        kind=kind,
-        state=ObjectState.LIVE,
-        bytes=object_bytes,
-        changed_ms=now_ms(),
-    )
+    row = {
+        "object_key": object_key,
+        "cluster_id": tenant.cluster_id,
+        "tenant_id": tenant.tenant_id,
+        "kind": kind,
+        "state": ObjectState.LIVE,
+        "bytes": object_bytes,
+    }
     try:
-        conn.execute(row)
+        conn.execute(_INSERT, row)
     except exc.IntegrityError as e:
         if not is_duplicate(e):
             raise
@@ -58,11 +82,7 @@ def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectK
 
 def supersede(conn: Connection, object_key: str) -> None:
     """Mark a live object as replaced; it may be collected after its grace period."""
-    conn.execute(
-        objects.update()
-        .where(objects.c.object_key == object_key, objects.c.state == ObjectState.LIVE)
-        .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms())
-    )
+    conn.execute(_SUPERSEDE, {"asked_key": object_key})
 
 
 def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
@@ -71,44 +91,28 @@ def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
         ensure_row(
             conn,
             objects,
+            timed="changed_ms",
             object_key=object_key,
             cluster_id=tenant.cluster_id,
             tenant_id=tenant.tenant_id,
             kind=ObjectKind.UNKNOWN,
             state=ObjectState.DEAD,
             bytes=0,
-            changed_ms=now_ms(),
         )
-        buried = conn.execute(
-            objects.update()
-            .where(objects.c.object_key == object_key, objects.c.state != ObjectState.LIVE)
-            .values(state=ObjectState.DEAD, changed_ms=now_ms())
-        )
-        return buried.rowcount == 1
+        return conn.execute(_BURY, {"asked_key": object_key}).rowcount == 1
 
 
 def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, ObjectState]:
     """key -> state, for those of the keys (at most a few hundred) that have a row."""
     with catalog.reading() as conn:
-        found = conn.execute(
-            select(objects.c.object_key, objects.c.state).where(objects.c.object_key.in_(list(object_keys)))
-        )
+        found = conn.execute(_STATES, {"asked_keys": list(object_keys)})
         return {key: ObjectState(state) for key, state in found}
 
 
 def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
     """Keys that were replaced at least `grace_ms` ago by the database's clock; `tombstone` each, then delete it."""
     with catalog.reading() as conn:
-        found = conn.execute(
-            select(objects.c.object_key)
-            .where(
-                of_tenant(objects, tenant),
-                objects.c.state == ObjectState.SUPERSEDED,
-                objects.c.changed_ms + grace_ms <= now_ms(),
-            )
-            .order_by(objects.c.changed_ms, objects.c.object_key)
-            .limit(limit)
-        )
+        found = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
         return list(found.scalars())
 
 

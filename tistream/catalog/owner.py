@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import or_, select
+from sqlalchemy import bindparam, or_, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import now_ms
@@ -18,7 +18,17 @@ from tistream.catalog.tables import owner as owner_table
 from tistream.errors import Fenced, invariant
 from tistream.limits import LEASE_MS
 
-_ROW = owner_table.c.id == 1
+_t = owner_table.c
+_ROW = _t.id == 1
+_STAY = owner_table.update().where(_ROW, _t.owner == bindparam("me")).values(heartbeat_ms=now_ms())
+_RENEW = _STAY.where(_t.epoch == bindparam("my_epoch"))
+_TAKE = (
+    owner_table.update()
+    .where(_ROW, or_(_t.epoch == 0, _t.heartbeat_ms + bindparam("lease_ms") < now_ms()))
+    .values(owner=bindparam("me"), epoch=_t.epoch + 1, heartbeat_ms=now_ms())
+)
+_EPOCH = select(_t.epoch).where(_ROW)
+_WHOLE = select(owner_table, now_ms().label("now_ms")).where(_ROW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,35 +44,24 @@ def acquire_owner(catalog: Catalog, me: str) -> int | None:
     """Become the owner, or stay it. Returns the epoch: unchanged when the row still names me, one more when the last
     owner has been silent for longer than LEASE_MS. None when somebody else owns it."""
     invariant(bool(me), "an owner has a name")
-    t = owner_table.c
     with catalog.transaction() as conn:
-        stayed = conn.execute(owner_table.update().where(_ROW, t.owner == me).values(heartbeat_ms=now_ms()))
-        if stayed.rowcount == 0:
-            taken = conn.execute(
-                owner_table.update()
-                .where(_ROW, or_(t.epoch == 0, t.heartbeat_ms + LEASE_MS < now_ms()))
-                .values(owner=me, epoch=t.epoch + 1, heartbeat_ms=now_ms())
-            )
-            if taken.rowcount == 0:
-                return None
-        return int(conn.execute(select(t.epoch).where(_ROW)).scalar_one())
+        stayed = conn.execute(_STAY, {"me": me}).rowcount
+        if not stayed and not conn.execute(_TAKE, {"me": me, "lease_ms": LEASE_MS}).rowcount:
+            return None
+        return int(conn.execute(_EPOCH).scalar_one())
 
 
 def renew_owner(catalog: Catalog, me: str, epoch: int) -> None:
     """Say that I still run assignment. Fenced when somebody else was elected."""
-    t = owner_table.c
     with catalog.transaction() as conn:
-        renewed = conn.execute(
-            owner_table.update().where(_ROW, t.owner == me, t.epoch == epoch).values(heartbeat_ms=now_ms())
-        )
-        if renewed.rowcount != 1:
+        if conn.execute(_RENEW, {"me": me, "my_epoch": epoch}).rowcount != 1:
             raise Fenced("somebody else runs assignment now", owner=me, epoch=epoch)
 
 
 def get_owner(catalog: Catalog) -> OwnerRow | None:
     """The last owner that was elected; None when there was none yet."""
     with catalog.reading() as conn:
-        row = conn.execute(select(owner_table, now_ms().label("now_ms")).where(_ROW)).one()
+        row = conn.execute(_WHOLE).one()
     if row.epoch == 0:
         return None
     return OwnerRow(owner=row.owner, epoch=row.epoch, heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live
-from tistream.catalog.tables import INT_MAX, of_tenant, schema_versions
+from tistream.catalog.tables import INT_MAX, of_asked_tenant, of_tenant, schema_versions, tenant_ids
 from tistream.errors import Fenced
 from tistream.ids import Tenant
+
+_LATEST = (
+    select(schema_versions.c.ts, schema_versions.c.object_key)
+    .where(of_asked_tenant(schema_versions), schema_versions.c.ts <= bindparam("upto_ts"))
+    .order_by(schema_versions.c.ts.desc())
+    .limit(1)
+)
 
 
 def add_schema_version(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_bytes: int) -> None:
@@ -31,15 +38,7 @@ def add_schema_version(catalog: Catalog, tenant: Tenant, ts: int, object_key: st
 
 def latest_schema_version(catalog: Catalog, tenant: Tenant, at_or_below: int | None = None) -> tuple[int, str] | None:
     """(ts, object key) of the newest history, or of the newest at or below a timestamp; None when there is none."""
-    v = schema_versions.c
-    query = (
-        select(v.ts, v.object_key)
-        .where(
-            of_tenant(schema_versions, tenant), v.ts <= min(INT_MAX if at_or_below is None else at_or_below, INT_MAX)
-        )
-        .order_by(v.ts.desc())
-        .limit(1)
-    )
+    upto_ts = INT_MAX if at_or_below is None else min(at_or_below, INT_MAX)
     with catalog.reading() as conn:
-        row = conn.execute(query).one_or_none()
+        row = conn.execute(_LATEST, {**tenant_ids(tenant), "upto_ts": upto_ts}).one_or_none()
     return None if row is None else (row.ts, row.object_key)

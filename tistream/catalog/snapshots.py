@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, and_, case, func, select
+from sqlalchemy import Connection, and_, bindparam, case, func, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live, supersede
@@ -22,6 +22,16 @@ from tistream.ids import Position, Tenant
 Positions = Mapping[int, Mapping[int, Position]]
 
 ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task holds as closed: all of its files may go
+
+
+_p = positions_table.c
+_POSITIONS = (
+    select(_p.store_id, _p.incarnation, _p.seq, _p.closed)
+    .where(_p.task_id == bindparam("asked_task"))
+    .order_by(_p.store_id, _p.incarnation)
+)
+_DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_task"))
+_SET_POINTER = tasks.update().where(tasks.c.task_id == bindparam("asked_task"))
 
 
 def positions(catalog: Catalog, task_id: int) -> dict[int, dict[int, Position]]:
@@ -50,11 +60,10 @@ def switch_snapshot(
         ).one_or_none()
         if before is None:
             return False
-        conn.execute(
-            tasks.update().where(tasks.c.task_id == task_id).values(snapshot_key=snapshot_key, snapshot_n=snapshot_n)
-        )
+        mine = {"asked_task": task_id}
+        conn.execute(_SET_POINTER, {**mine, "snapshot_key": snapshot_key, "snapshot_n": snapshot_n})
         _check_positions(task_id, _positions(conn, task_id), positions)
-        conn.execute(positions_table.delete().where(positions_table.c.task_id == task_id))
+        conn.execute(_DROP_POSITIONS, mine)
         rows = [
             {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
             for store_id, of_store in positions.items()
@@ -99,14 +108,8 @@ def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, 
 
 
 def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:
-    p = positions_table.c
-    rows = conn.execute(
-        select(p.store_id, p.incarnation, p.seq, p.closed)
-        .where(p.task_id == task_id)
-        .order_by(p.store_id, p.incarnation)
-    )
     found: dict[int, dict[int, Position]] = {}
-    for store_id, incarnation, seq, closed in rows:
+    for store_id, incarnation, seq, closed in conn.execute(_POSITIONS, {"asked_task": task_id}):
         found.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=closed)
     return found
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, select
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import Select, and_, bindparam, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import ensure_row, incarnations, of_tenant, stores, tenant_of
+from tistream.catalog.tables import ensure_row, incarnations, of_asked_tenant, stores, tenant_ids, tenant_of
 from tistream.catalog.tasks import holds_ownership
-from tistream.catalog.workers import lives
+from tistream.catalog.workers import asked_life_lives
 from tistream.ids import Tenant
 
 
@@ -31,27 +30,47 @@ class StoreRow:
     dispatcher_epoch: int  #: rises with each assignment
 
 
+_IS_STORE = and_(of_asked_tenant(stores), stores.c.store_id == bindparam("asked_store"))
+_IN_STORE = and_(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
+_IS_LIFE = and_(_IN_STORE, incarnations.c.incarnation == bindparam("asked_incarnation"))
+_ALL = select(stores).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+_OF_TENANT = _ALL.where(of_asked_tenant(stores))
+_OF_DISPATCHER = _ALL.where(stores.c.dispatcher == bindparam("asked_worker"), asked_life_lives())
+_NEW_LIFE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
+_NEWEST_LIFE = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
+_ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
+_NOTE_CUT_TS = stores.update().where(_IS_STORE, stores.c.max_cut_ts < bindparam("seen_cut_ts"))
+_RECLAIMED = (
+    select(incarnations.c.incarnation, incarnations.c.reclaimed_seq)
+    .where(_IN_STORE)
+    .order_by(incarnations.c.incarnation)
+)
+_DISPATCHER_EPOCH = select(stores.c.dispatcher_epoch).where(_IS_STORE).with_for_update(read=True)
+_RECLAIMED_OF_LIFE = select(incarnations.c.reclaimed_seq).where(_IS_LIFE).with_for_update()
+_RECLAIM = incarnations.update().where(_IS_LIFE)
+
+
 def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[int, int]:
     """Start a new life of a pusher: (its incarnation, the largest cut_ts known of the store). New stores are added."""
     with catalog.transaction() as conn:
-        key = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
+        key: dict[str, Any] = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
         ensure_row(conn, stores, **key, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
-        mine = _is_store(tenant, store_id)
-        conn.execute(stores.update().where(mine).values(incarnation=stores.c.incarnation + 1))
-        row = conn.execute(select(stores.c.incarnation, stores.c.max_cut_ts).where(mine)).one()
-        conn.execute(incarnations.insert().values(**key, incarnation=row.incarnation, reclaimed_seq=0))
+        mine = _store(tenant, store_id)
+        conn.execute(_NEW_LIFE, mine)
+        row = conn.execute(_NEWEST_LIFE, mine).one()
+        conn.execute(incarnations.insert(), {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
         return row.incarnation, row.max_cut_ts
 
 
 def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow]:
     """The stores of a tenant, or of all, ordered by id."""
-    return _read(catalog, *(() if tenant is None else (of_tenant(stores, tenant),)))
+    return _read(catalog, _ALL, {}) if tenant is None else _read(catalog, _OF_TENANT, tenant_ids(tenant))
 
 
 def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> list[StoreRow]:
     """The stores that are assigned to this life of the dispatcher, ordered by id. None when a newer life has
     registered."""
-    return _read(catalog, stores.c.dispatcher == worker_id, lives(worker_id, incarnation))
+    return _read(catalog, _OF_DISPATCHER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
 
 
 def assign_store(
@@ -63,9 +82,13 @@ def assign_store(
         if not holds_ownership(conn, owner_epoch):
             return None
         changed = conn.execute(
-            stores.update()
-            .where(_is_store(tenant, store_id), stores.c.dispatcher_epoch == seen_epoch)
-            .values(dispatcher=worker_id, dispatcher_epoch=seen_epoch + 1)
+            _ASSIGN,
+            {
+                **_store(tenant, store_id),
+                "seen_epoch": seen_epoch,
+                "dispatcher": worker_id,
+                "dispatcher_epoch": seen_epoch + 1,
+            },
         )
         return seen_epoch + 1 if changed.rowcount == 1 else None
 
@@ -73,21 +96,13 @@ def assign_store(
 def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) -> None:
     """Remember the largest cut_ts; a smaller one changes nothing."""
     with catalog.transaction() as conn:
-        conn.execute(
-            stores.update().where(_is_store(tenant, store_id), stores.c.max_cut_ts < cut_ts).values(max_cut_ts=cut_ts)
-        )
+        conn.execute(_NOTE_CUT_TS, {**_store(tenant, store_id), "seen_cut_ts": cut_ts, "max_cut_ts": cut_ts})
 
 
 def reclaimed(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
     """incarnation -> the seq at or below which files may be gone, for every incarnation issued."""
-    i = incarnations.c
-    query = (
-        select(i.incarnation, i.reclaimed_seq)
-        .where(of_tenant(incarnations, tenant), i.store_id == store_id)
-        .order_by(i.incarnation)
-    )
     with catalog.reading() as conn:
-        return {row.incarnation: row.reclaimed_seq for row in conn.execute(query)}
+        return dict(conn.execute(_RECLAIMED, _store(tenant, store_id)).all())
 
 
 def set_reclaimed(
@@ -96,27 +111,23 @@ def set_reclaimed(
     """Say that files at or below `seq` may be gone, before any is deleted. False when the caller does not dispatch this
     store any more or the incarnation does not exist. A value below what is recorded changes nothing."""
     with catalog.transaction() as conn:
-        held = conn.execute(
-            select(stores.c.dispatcher_epoch).where(_is_store(tenant, store_id)).with_for_update(read=True)
-        ).scalar()
-        if held != dispatcher_epoch:
+        of_store = _store(tenant, store_id)
+        if conn.execute(_DISPATCHER_EPOCH, of_store).scalar() != dispatcher_epoch:
             return False
-        i = incarnations.c
-        mine = and_(of_tenant(incarnations, tenant), i.store_id == store_id, i.incarnation == incarnation)
-        known = conn.execute(select(i.reclaimed_seq).where(mine).with_for_update()).scalar()
+        mine = {**of_store, "asked_incarnation": incarnation}
+        known = conn.execute(_RECLAIMED_OF_LIFE, mine).scalar()
         if known is not None and known < seq:
-            conn.execute(incarnations.update().where(mine).values(reclaimed_seq=seq))
+            conn.execute(_RECLAIM, {**mine, "reclaimed_seq": seq})
         return known is not None
 
 
-def _is_store(tenant: Tenant, store_id: int) -> ColumnElement[bool]:
-    return and_(of_tenant(stores, tenant), stores.c.store_id == store_id)
+def _store(tenant: Tenant, store_id: int) -> dict[str, Any]:
+    return {**tenant_ids(tenant), "asked_store": store_id}
 
 
-def _read(catalog: Catalog, *where: ColumnElement[bool]) -> list[StoreRow]:
-    query = select(stores).where(*where).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[StoreRow]:
     with catalog.reading() as conn:
-        return [_store_row(row) for row in conn.execute(query)]
+        return [_store_row(row) for row in conn.execute(query, asked)]
 
 
 def _store_row(row: Any) -> StoreRow:

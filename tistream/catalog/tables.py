@@ -7,10 +7,12 @@ The metadata is what the queries are written with; the migrations are what makes
   because zero is a legal id. Table ids are signed: a segment without a table may say so with a negative number.
 - Names that are compared are ASCII with a binary collation: "Sorter-1" and "sorter-1" are two workers.
 - Ages are computed from `now_ms()`, the database's own clock; no worker's clock is ever stored or compared.
+- A query that runs often is written once, with named parameters: building one costs more than running it on a row.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -19,12 +21,14 @@ from sqlalchemy import (
     Column,
     Connection,
     Index,
+    Insert,
     Integer,
     LargeBinary,
     MetaData,
     String,
     Table,
     and_,
+    bindparam,
     select,
 )
 from sqlalchemy import Text as SqlText
@@ -229,22 +233,38 @@ def of_tenant(table: Table, tenant: Tenant) -> ColumnElement[bool]:
     return and_(table.c.cluster_id == tenant.cluster_id, table.c.tenant_id == tenant.tenant_id)
 
 
+def of_asked_tenant(table: Table) -> ColumnElement[bool]:
+    """The rows of the tenant whose `tenant_ids` are among the parameters: for queries that are written once."""
+    return and_(table.c.cluster_id == bindparam("asked_cluster"), table.c.tenant_id == bindparam("asked_tenant"))
+
+
+def tenant_ids(tenant: Tenant) -> dict[str, Any]:
+    """The parameters of `of_asked_tenant`."""
+    return {"asked_cluster": tenant.cluster_id, "asked_tenant": tenant.tenant_id}
+
+
 def tenant_of(row: Any) -> Tenant:
     """The tenant that a row names."""
     return Tenant(row.cluster_id, row.tenant_id)
 
 
-def ensure_row(conn: Connection, table: Table, **values: Any) -> None:
+def ensure_row(conn: Connection, table: Table, *, timed: str | None = None, **values: Any) -> None:
     """Insert a row unless one with its primary key is there. Callers racing for one key wait for each other.
 
-    MySQL's plain INSERT leaves a shared lock on a duplicate, so that two callers who go on to update the row deadlock;
-    ON DUPLICATE KEY UPDATE takes the exclusive lock at once.
+    `timed` names a column that gets the database's time.
     """
-    if conn.dialect.name == "sqlite":
-        conn.execute(sqlite.insert(table).values(**values).on_conflict_do_nothing())
-    else:
-        same = {column.name: table.c[column.name] for column in table.primary_key}
-        conn.execute(mysql.insert(table).values(**values).on_duplicate_key_update(**same))
+    conn.execute(_ensuring(table, timed, conn.dialect.name == "sqlite"), values)
+
+
+@cache
+def _ensuring(table: Table, timed: str | None, is_sqlite: bool) -> Insert:
+    """MySQL's plain INSERT leaves a shared lock on a duplicate, so that two callers who go on to update the row
+    deadlock; ON DUPLICATE KEY UPDATE takes the exclusive lock at once."""
+    now = {} if timed is None else {timed: now_ms()}
+    if is_sqlite:
+        return sqlite.insert(table).values(**now).on_conflict_do_nothing()
+    same = {column.name: table.c[column.name] for column in table.primary_key}
+    return mysql.insert(table).values(**now).on_duplicate_key_update(**same)
 
 
 def next_numbers(conn: Connection, name: str, count: int) -> range:

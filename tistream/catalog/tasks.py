@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, func, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import of_tenant, owner, tasks, tenant_of
+from tistream.catalog.tables import of_asked_tenant, of_tenant, owner, tasks, tenant_ids, tenant_of
 from tistream.catalog.tenants import TaskKind
-from tistream.catalog.workers import lives
+from tistream.catalog.workers import asked_life_lives
 from tistream.errors import NotFound
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -52,20 +52,32 @@ class FrontierRow:
     reopen_id: int
 
 
+_ALL = select(tasks).order_by(tasks.c.task_id)
+_ONE = _ALL.where(tasks.c.task_id == bindparam("asked_task"))
+_OF_TENANT = _ALL.where(of_asked_tenant(tasks))
+_OF_WORKER = _ALL.where(tasks.c.owner == bindparam("asked_worker"), asked_life_lives())
+_ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
+_FRONTIER = (
+    select(tasks.c.start_key, tasks.c.end_key, tasks.c.upper, tasks.c.reopen_id)
+    .where(of_asked_tenant(tasks))
+    .order_by(tasks.c.start_key, tasks.c.task_id)
+)
+
+
 def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
     """The tasks of a tenant, or of all, ordered by id."""
-    return _read(catalog, *(() if tenant is None else (of_tenant(tasks, tenant),)))
+    return _read(catalog, _ALL, {}) if tenant is None else _read(catalog, _OF_TENANT, tenant_ids(tenant))
 
 
 def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[TaskRow]:
     """The tasks that are assigned to this life of the worker, ordered by id. None when a newer life has registered:
     an old one must never learn the epochs that fence it."""
-    return _read(catalog, tasks.c.owner == worker_id, lives(worker_id, incarnation))
+    return _read(catalog, _OF_WORKER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
 
 
 def get_task(catalog: Catalog, task_id: int) -> TaskRow:
     """The task's row. NotFound when there is none."""
-    found = _read(catalog, tasks.c.task_id == task_id)
+    found = _read(catalog, _ONE, {"asked_task": task_id})
     if not found:
         raise NotFound(f"there is no task {task_id}", task_id=task_id)
     return found[0]
@@ -74,8 +86,7 @@ def get_task(catalog: Catalog, task_id: int) -> TaskRow:
 def holds_ownership(conn: Connection, owner_epoch: int) -> bool:
     """Whether the election with this epoch is still in force, and keep it so until the transaction ends. Epoch 0
     is nobody's: it is the one before the first election."""
-    held = conn.execute(select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)).scalar()
-    return owner_epoch != 0 and held == owner_epoch
+    return owner_epoch != 0 and conn.execute(_ELECTED).scalar() == owner_epoch
 
 
 def assign_task(
@@ -113,14 +124,9 @@ def raise_reopen(catalog: Catalog, task_id: int, *, epoch: int) -> bool:
 def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
     """How far each range of the tenant is, over all its tasks, in key order; empty before activation."""
     with catalog.reading() as conn:
-        rows = conn.execute(
-            select(tasks.c.start_key, tasks.c.end_key, tasks.c.upper, tasks.c.reopen_id)
-            .where(of_tenant(tasks, tenant))
-            .order_by(tasks.c.start_key, tasks.c.task_id)
-        )
         return [
-            FrontierRow(range=KeyRange(row.start_key, row.end_key), upper=row.upper, reopen_id=row.reopen_id)
-            for row in rows
+            FrontierRow(range=KeyRange(start_key, end_key), upper=upper, reopen_id=reopen_id)
+            for start_key, end_key, upper, reopen_id in conn.execute(_FRONTIER, tenant_ids(tenant))
         ]
 
 
@@ -154,10 +160,9 @@ def _update(catalog: Catalog, task_id: int, epoch: int, **values: Any) -> bool:
         return changed.rowcount == 1
 
 
-def _read(catalog: Catalog, *where: ColumnElement[bool]) -> list[TaskRow]:
-    query = select(tasks).where(*where).order_by(tasks.c.task_id)
+def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[TaskRow]:
     with catalog.reading() as conn:
-        return [_task_row(row) for row in conn.execute(query)]
+        return [_task_row(row) for row in conn.execute(query, asked)]
 
 
 def _task_row(row: Any) -> TaskRow:

@@ -13,10 +13,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import INT_MAX, ensure_row, next_numbers, now_ms, of_tenant, tasks, tenant_of, tenants
+from tistream.catalog.tables import (
+    INT_MAX,
+    ensure_row,
+    next_numbers,
+    of_asked_tenant,
+    of_tenant,
+    tasks,
+    tenant_ids,
+    tenant_of,
+    tenants,
+)
 from tistream.errors import InvalidInput, NotFound
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -58,6 +68,11 @@ class NewTask:
     range: KeyRange
 
 
+_ONE = select(tenants).where(of_asked_tenant(tenants))
+_ALL = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
+_IN_STATE = _ALL.where(tenants.c.state == bindparam("asked_state"))
+
+
 def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyRange()) -> TenantRow:  # noqa: B008
     """Make the tenant known. Registering again changes nothing and returns the row that is there."""
     for name, value in (("cluster_id", tenant.cluster_id), ("tenant_id", tenant.tenant_id)):
@@ -67,6 +82,7 @@ def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyR
         ensure_row(
             conn,
             tenants,
+            timed="created_ms",
             cluster_id=tenant.cluster_id,
             tenant_id=tenant.tenant_id,
             state=TenantState.AWAITING_SNAPSHOT,
@@ -74,15 +90,14 @@ def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyR
             start_ts=0,
             start_key=key_range.start,
             end_key=key_range.end,
-            created_ms=now_ms(),
         )
-        return _tenant_row(conn.execute(select(tenants).where(of_tenant(tenants, tenant))).one())
+        return _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
 
 
 def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
     """The tenant's row; NotFound says how to register."""
     with catalog.reading() as conn:
-        row = conn.execute(select(tenants).where(of_tenant(tenants, tenant))).one_or_none()
+        row = conn.execute(_ONE, tenant_ids(tenant)).one_or_none()
     if row is None:
         raise NotFound(
             f"tenant {tenant} is not registered; register it with POST /v1/tenants or with "
@@ -95,11 +110,9 @@ def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
 
 def list_tenants(catalog: Catalog, state: TenantState | None = None) -> list[TenantRow]:
     """All tenants, or those in one state, ordered by id."""
-    query = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
-    if state is not None:
-        query = query.where(tenants.c.state == state)
     with catalog.reading() as conn:
-        return [_tenant_row(row) for row in conn.execute(query)]
+        found = conn.execute(_ALL) if state is None else conn.execute(_IN_STATE, {"asked_state": state})
+        return [_tenant_row(row) for row in found]
 
 
 def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, case, exists, select
+from sqlalchemy import ColumnElement, bindparam, case, exists, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
@@ -87,35 +87,41 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
         return int(conn.execute(select(workers.c.incarnation).where(mine)).scalar_one())
 
 
-def lives(worker_id: str, incarnation: int) -> ColumnElement[bool]:
-    """A condition for another table's query: this life is the newest of its id, and was not declared gone."""
+def asked_life_lives() -> ColumnElement[bool]:
+    """A condition for another table's query: the life that the parameters `asked_worker` and `asked_incarnation` name
+    is the newest of its id, and was not declared gone."""
     return exists().where(
-        workers.c.worker_id == worker_id,
-        workers.c.incarnation == incarnation,
+        workers.c.worker_id == bindparam("asked_worker"),
+        workers.c.incarnation == bindparam("asked_incarnation"),
         workers.c.state != WorkerState.GONE,
     )
+
+
+_BEAT = (
+    workers.update()
+    .where(workers.c.worker_id == bindparam("asked_worker"), workers.c.incarnation == bindparam("asked_incarnation"))
+    .values(
+        heartbeat_ms=now_ms(),
+        state=case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state),
+    )
+)
+_ALL = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
+_OF_KIND = _ALL.where(workers.c.kind == bindparam("asked_kind"))
 
 
 def heartbeat(catalog: Catalog, worker_id: str, incarnation: int) -> None:
     """Say that this life goes on, also after it was declared gone: a machine that slept too long may work again, and
     what it owned meanwhile went to others under new epochs. Fenced when a newer life has registered."""
-    revived = case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state)
     with catalog.transaction() as conn:
-        beat = conn.execute(
-            workers.update()
-            .where(workers.c.worker_id == worker_id, workers.c.incarnation == incarnation)
-            .values(heartbeat_ms=now_ms(), state=revived)
-        )
+        beat = conn.execute(_BEAT, {"asked_worker": worker_id, "asked_incarnation": incarnation})
         if beat.rowcount != 1:
             raise Fenced("a newer process runs under this worker's name", worker_id=worker_id, incarnation=incarnation)
 
 
 def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
     """All workers, or those of one kind, ordered by id."""
-    query = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
-    if kind is not None:
-        query = query.where(workers.c.kind == kind)
     with catalog.reading() as conn:
+        found = conn.execute(_ALL) if kind is None else conn.execute(_OF_KIND, {"asked_kind": kind})
         return [
             WorkerRow(
                 worker_id=row.worker_id,
@@ -125,7 +131,7 @@ def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
                 state=WorkerState(row.state),
                 heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms),
             )
-            for row in conn.execute(query)
+            for row in found
         ]
 
 

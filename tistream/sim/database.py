@@ -17,7 +17,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -53,12 +53,14 @@ class Database:
         self.statements: list[tuple[str, Any, bool]] = []  # of the transaction under way
         self._late: list[tuple[str, Any, bool]] | None = None
         event.listen(self.engine, "before_cursor_execute", self._note_statement)
+        self.connection = self.engine.connect()  # after the listener: a connection asks for them when it is made
 
     def now_ms(self) -> int:
         """Unix milliseconds by the database's clock."""
         return self.unix_ms() + self.offset_ms
 
     def close(self) -> None:
+        self.connection.close()
         event.remove(self.engine, "before_cursor_execute", self._note_statement)
 
     def query(self, sql: str, *args: object) -> list[Any]:
@@ -95,8 +97,7 @@ class Database:
         else:
             self._moved.clear()  # what was noted by a transaction that was rolled back
         for sql, args, many in late:
-            if not sql.startswith("BEGIN"):
-                (self.raw.executemany if many else self.raw.execute)(sql, args)
+            (self.raw.executemany if many else self.raw.execute)(sql, args)
         if not within:
             self.committed()
 
@@ -115,7 +116,6 @@ class SimCatalog(Catalog):
     def __init__(self, database: Database) -> None:
         self._db = database
         self._engine = database.engine
-        self._reader = self._engine.execution_options(tistream_begin="BEGIN")
 
     def close(self) -> None:
         """The engine outlives the run."""
@@ -155,6 +155,24 @@ class SimCatalog(Catalog):
             yield conn
         s.point()
 
+    def _connect_writer(self) -> AbstractContextManager[Connection]:
+        return _begun(self._db, "BEGIN IMMEDIATE")
+
+    def _connect_reader(self) -> AbstractContextManager[Connection]:
+        return _begun(self._db, "BEGIN")
+
+
+@contextmanager
+def _begun(database: Database, begin: str) -> Iterator[Connection]:
+    """The run's one connection, in a transaction: nobody else runs until it ends."""
+    database.raw.execute(begin)
+    try:
+        yield database.connection
+    finally:
+        database.connection.rollback()
+        if database.raw.in_transaction:  # the connection knows nothing of it: no statement came
+            database.raw.rollback()
+
 
 def _written(statement: str) -> str:
     """The table that a statement writes to; empty when it only reads."""
@@ -179,12 +197,6 @@ def _engine() -> tuple[Engine, sqlite3.Connection, str]:
         "BEGIN SELECT sim_upper(new.task_id, old.upper, new.upper); END;"
     )
     engine = create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
-
-    @event.listens_for(engine, "begin")
-    def _begin(conn: Connection) -> None:
-        if begin := conn.get_execution_options().get("tistream_begin", "BEGIN IMMEDIATE"):
-            conn.exec_driver_sql(begin)
-
     tables = [name for (name,) in raw.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
     empty = [f"DELETE FROM {name};" for name in tables]  # noqa: S608 - names of our own tables
     return engine, raw, "\n".join(["BEGIN;", *empty, *rows, "COMMIT;"])

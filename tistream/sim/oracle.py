@@ -130,11 +130,12 @@ class Oracle:
         apply, take = RangeWatermarkMap.apply, TaskCore.take
 
         def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
-            before = _steps(self_)
-            rows = self._promises.setdefault(id(self_), _Promises(self_)).rows
-            rows += [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
+            known = self._promises.get(id(self_))
+            if known is None:
+                known = self._promises[id(self_)] = _Promises(self_)
+            known.rows += [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
             moved = apply(self_, regions, store_id, incarnation, seq)
-            self._compare(self_, before, rows)
+            self._compare(known)
             return moved
 
         def taken(self_: TaskCore, w: int) -> pa.Table:
@@ -150,8 +151,9 @@ class Oracle:
         finally:
             RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
 
-    def _compare(self, map_: RangeWatermarkMap, before: list[tuple[bytes, int]], rows: list[dict[str, Any]]) -> None:
-        after = _steps(map_)
+    def _compare(self, known: _Promises) -> None:
+        before, after, rows = known.steps, _steps(known.map), known.rows
+        known.steps = after
         for at in sorted({key for key, _ in before} | {key for key, _ in after}):
             old, new = _at(before, at), _at(after, at)
             here = [r for r in rows if r["start_key"] <= at and end_before(at, r["end_key"])]
@@ -167,17 +169,17 @@ class Oracle:
 
 
 class _Promises:
-    """The watermark rows that one map was given and that may still lift something; keeps the map, so that its id stays
-    its own."""
+    """What one map was last seen to say, and the watermark rows that it was given and that may still lift something;
+    keeps the map, so that its id stays its own."""
 
     def __init__(self, map_: RangeWatermarkMap) -> None:
         self.map = map_
+        self.steps = _steps(map_)
         self.rows: list[dict[str, Any]] = list(map_.snapshot()[1].to_pylist())
 
 
 def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:
-    slices = map_.snapshot()[0]
-    return list(zip(slices["start_key"].to_pylist(), slices["w"].to_pylist(), strict=True))
+    return [(where.start, map_.start_ts if w is None else w) for where, w in map_.slices()]
 
 
 def _at(steps: list[tuple[bytes, int]], key: bytes) -> int:
