@@ -25,6 +25,8 @@ from typing import Any
 import greenlet  # type: ignore[import-untyped]
 
 _SAME_TIME_MAX = 200_000  # steps without time passing: somebody spins
+_SWITCH_CHANCE = 0.05  # of a switch at a place where a thread does not wait
+_HASHED_AT_ONCE = 1 << 14  # bytes of the trace
 
 
 class Livelock(Exception):
@@ -49,12 +51,13 @@ class Process:
 class Task:
     """A simulated thread."""
 
-    __slots__ = ("args", "done", "greenlet", "name", "process", "serial", "thread", "ticket", "timed_out")
+    __slots__ = ("done", "greenlet", "mark", "name", "process", "serial", "thread", "ticket", "timed_out")
 
     def __init__(self, process: Process, name: str, serial: int) -> None:
         self.process = process
         self.name = name
         self.serial = serial
+        self.mark = serial.to_bytes(4, "little")  #: a step of it in the trace
         self.ticket = 0  #: rises with each park: an old timer does not wake a new wait
         self.timed_out = False
         self.done = False
@@ -76,8 +79,12 @@ class Scheduler:
         self._timers: list[tuple[float, int, Any, int]] = []
         self._numbers = count(1)
         self._hub = greenlet.getcurrent()
+        self._hub_switch = self._hub.switch
         self._tasks: set[Task] = set()
         self._hash = hashlib.blake2b(digest_size=8)
+        self._unhashed = bytearray()  # the trace's end
+        self._random = self.rand.random
+        self._randbits = self.rand.getrandbits
         self._since_time_moved = 0
         self.on_crash: Callable[[Process], None] = lambda _: None
 
@@ -86,10 +93,12 @@ class Scheduler:
     def trace(self, label: str) -> None:
         """Say what happened; it becomes part of the trace."""
         task = self.current
-        self._hash.update(f"{task.serial if task else 0} {label}\n".encode())
+        self._unhashed += f"{task.serial if task else 0} {label}\n".encode()
 
     @property
     def trace_hash(self) -> str:
+        self._hash.update(self._unhashed)
+        self._unhashed.clear()
         return self._hash.hexdigest()
 
     def spawn(self, process: Process, run: Callable[[], None], name: str) -> Task:
@@ -121,7 +130,8 @@ class Scheduler:
         if not self.closing and not task.done:
             task.ticket += 1
             task.timed_out = False
-            self._make_runnable(task)
+            if not task.process.dead:
+                self._runnable.append(task)
 
     # -- called by the running task
 
@@ -136,20 +146,27 @@ class Scheduler:
                 if not process.crash_in:
                     self.on_crash(process)
         self._make_runnable(task)
-        self._to_hub()
+        self._hub_switch()
+        if self.closing:
+            raise greenlet.GreenletExit
 
     def maybe(self) -> None:
         """A scheduling point now and then: threads are also switched where they do not wait."""
-        if self.current is not None and not self.closing and self.rand.random() < 0.05:
+        if self.current is not None and not self.closing and self._random() < _SWITCH_CHANCE:
             self.point()
 
     def park(self, timeout_s: float | None = None) -> bool:
         """Stop until `wake`, or until the time is up. Whether it was woken."""
-        task = self._mine()
+        task = self.current
+        if task is None or self.closing:
+            task = self._mine()
         task.ticket += 1
         if timeout_s is not None:
-            heapq.heappush(self._timers, (self.now + max(0.0, timeout_s), next(self._numbers), task, task.ticket))
-        self._to_hub()
+            at = self.now + timeout_s if timeout_s > 0 else self.now
+            heapq.heappush(self._timers, (at, next(self._numbers), task, task.ticket))
+        self._hub_switch()
+        if self.closing:
+            raise greenlet.GreenletExit
         return not task.timed_out
 
     def sleep(self, seconds: float) -> None:
@@ -177,8 +194,8 @@ class Scheduler:
     def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> bool:
         """Go on until that time, or until `stop` says so (asked whenever time moves). Whether `stop` said so."""
         while True:
-            while self._runnable:
-                self._step()
+            if self._runnable:
+                self._run_all()
                 if self.failed is not None:
                     return False
             if stop():
@@ -202,8 +219,9 @@ class Scheduler:
         at = self._timers[0][0]
         if at > self.now:
             self.now, self._since_time_moved = at, 0
-        while self._timers and self._timers[0][0] <= self.now:
-            _, _, what, ticket = heapq.heappop(self._timers)
+        timers, now = self._timers, self.now
+        while timers and timers[0][0] <= now:
+            _, _, what, ticket = heapq.heappop(timers)
             if ticket < 0:
                 what()
             elif what.ticket == ticket and not what.done:
@@ -211,28 +229,37 @@ class Scheduler:
                 what.timed_out = True
                 self._make_runnable(what)
 
-    def _step(self) -> None:
-        runnable = self._runnable
-        at = self.rand.randrange(len(runnable)) if len(runnable) > 1 else 0
-        task = runnable[at]
-        runnable[at] = runnable[-1]
-        runnable.pop()
-        process = task.process
-        if process.dead:
-            return
-        if process.paused:
-            process.held.append(task)
-            return
-        self.steps += 1
-        self._since_time_moved += 1
-        if self._since_time_moved > _SAME_TIME_MAX:
-            raise Livelock(f"{task.name} of {process.name} among others")
-        self._hash.update(task.serial.to_bytes(4, "little"))
-        self.current = task
-        task.greenlet.switch()
-        self.current = None
-        if task.done:
-            self._tasks.discard(task)
+    def _run_all(self) -> None:
+        """Let runnable tasks go on until there is none, or until one has failed."""
+        runnable, randbits = self._runnable, self._randbits
+        while runnable and self.failed is None:
+            task = runnable.pop()
+            if runnable:  # any of them, as `randrange` would pick it
+                n = len(runnable) + 1
+                bits = n.bit_length()
+                while (at := randbits(bits)) >= n:
+                    pass
+                if at < n - 1:
+                    runnable[at], task = task, runnable[at]
+            process = task.process
+            if process.dead:
+                continue
+            if process.paused:
+                process.held.append(task)
+                continue
+            self.steps += 1
+            self._since_time_moved += 1
+            if self._since_time_moved > _SAME_TIME_MAX:
+                raise Livelock(f"{task.name} of {process.name} among others")
+            self._unhashed += task.mark
+            self.current = task
+            task.greenlet.switch()
+            self.current = None
+            if task.done:
+                self._tasks.discard(task)
+        if len(self._unhashed) > _HASHED_AT_ONCE:
+            self._hash.update(self._unhashed)
+            self._unhashed.clear()
 
     def _make_runnable(self, task: Task) -> None:
         if not task.process.dead and not self.closing:
@@ -244,8 +271,3 @@ class Scheduler:
         if self.current is None:
             raise RuntimeError("only a simulated thread can wait")
         return self.current
-
-    def _to_hub(self) -> None:
-        self._hub.switch()
-        if self.closing:
-            raise greenlet.GreenletExit

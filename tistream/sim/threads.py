@@ -83,9 +83,9 @@ class Lock(_Waitable):
 
     def acquire(self, blocking: bool = True, timeout: float = _NEVER) -> bool:
         scheduler().maybe()
-        if self._held and not blocking:
-            return False
-        if not self._wait_until(lambda: not self._held, None if timeout < 0 else timeout):
+        if self._held and (
+            not blocking or not self._wait_until(lambda: not self._held, None if timeout < 0 else timeout)
+        ):
             return False
         self._held = True
         return True
@@ -94,7 +94,8 @@ class Lock(_Waitable):
         if not self._held:
             raise RuntimeError("release unlocked lock")
         self._held = False
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def locked(self) -> bool:
         return self._held
@@ -121,9 +122,9 @@ class RLock(_Waitable):
             self._depth += 1
             return True
         s.maybe()
-        if self._depth and not blocking:
-            return False
-        if not self._wait_until(lambda: not self._depth, None if timeout < 0 else timeout):
+        if self._depth and (
+            not blocking or not self._wait_until(lambda: not self._depth, None if timeout < 0 else timeout)
+        ):
             return False
         self._owner, self._depth = me, 1
         return True
