@@ -19,12 +19,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 
 from tistream.catalog.engine import Catalog
 from tistream.errors import CatalogUnavailable
+from tistream.sim.connection import QuickConnection
 from tistream.sim.faults import Dice
 from tistream.sim.scheduler import Scheduler
 
@@ -53,14 +54,15 @@ class Database:
         self.statements: list[tuple[str, Any, bool]] = []  # of the transaction under way
         self._late: list[tuple[str, Any, bool]] | None = None
         event.listen(self.engine, "before_cursor_execute", self._note_statement)
-        self.connection = self.engine.connect()  # after the listener: a connection asks for them when it is made
+        self.whole = self.engine.connect()  # after the listener: a connection asks for them when it is made
+        self.connection = QuickConnection(self.raw, self.whole, self._note)
 
     def now_ms(self) -> int:
         """Unix milliseconds by the database's clock."""
         return self.unix_ms() + self.offset_ms
 
     def close(self) -> None:
-        self.connection.close()
+        self.whole.close()
         event.remove(self.engine, "before_cursor_execute", self._note_statement)
 
     def query(self, sql: str, *args: object) -> list[Any]:
@@ -102,6 +104,9 @@ class Database:
             self.committed()
 
     def _note_statement(self, _c: Any, _cursor: Any, statement: str, args: Any, _ctx: Any, many: bool) -> None:
+        self._note(statement, args, many)
+
+    def _note(self, statement: str, args: Any, many: bool) -> None:
         if self._late is not None and _written(statement) in {_written(sql) for sql, _, _ in self._late} - {""}:
             self.land()
         self.statements.append((statement, args, many))
@@ -167,11 +172,9 @@ def _begun(database: Database, begin: str) -> Iterator[Connection]:
     """The run's one connection, in a transaction: nobody else runs until it ends."""
     database.raw.execute(begin)
     try:
-        yield database.connection
+        yield cast("Connection", database.connection)
     finally:
         database.connection.rollback()
-        if database.raw.in_transaction:  # the connection knows nothing of it: no statement came
-            database.raw.rollback()
 
 
 def _written(statement: str) -> str:
