@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from tistream.sim.results import Results
     from tistream.sim.run import Outcome
 
 _MUTANT_SEEDS = 2000
 _STORY_LINES = 60
+_WHY_CHARS = 120  # of a violation, in the line that keeps its seed
+_AHEAD = 16  # seeds for each process that wait: a long one does not hold up the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,12 @@ def sim(
     without: Annotated[str, typer.Option(help="Faults and events to leave out, separated by commas.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 1,
     story: Annotated[bool, typer.Option("--story", help="Tell the whole story of the run.")] = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Keep what came of --seeds in this file, and leave out what it has already.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Add a line for each seed that fails, as tests/sim/regressions has them.")
+    ] = None,
 ) -> None:
     """Play the whole service on simulated time, with faults: nothing may be lost, doubled or out of order."""
     from tistream.sim.mutants import MUTANTS
@@ -55,16 +68,21 @@ def sim(
     for given, known_names in ((mutant, MUTANTS), (profile, PROFILES)):
         if given is not None and given not in known_names:
             raise typer.BadParameter(f"there is no '{given}'; known are {', '.join(sorted(known_names))}")
-    left_out = frozenset(filter(None, without.split(",")))
     chosen = profile or (MUTANTS[mutant].scenario if mutant else None)
-    work = [_Job(number, chosen, mutant, actions, left_out) for number in _range(seed, seeds, bool(mutant))]
-    failed = _play(work, jobs, stop_at_first=mutant is not None, story=story, shrink=shrink)
+    job = _Job(0, chosen, mutant, actions, frozenset(filter(None, without.split(","))))
+    player = _Player(jobs=jobs, story=story, shrink=shrink, keep=keep)
+    if results is None:
+        failed = player.play([replace(job, seed=n) for n in _range(seed, seeds, mutant is not None)])
+    else:
+        if seeds is None or mutant or without or actions is not None:
+            raise typer.BadParameter("--results is for --seeds, and for whole runs")
+        failed = player.play_into(results, _range(None, seeds, False), job)
     raise typer.Exit(1 if failed else 0)
 
 
-def _range(seed: int | None, seeds: str | None, mutant: bool) -> Sequence[int]:
+def _range(seed: int | None, seeds: str | None, mutant: bool) -> range:
     if seed is not None:
-        return [seed]
+        return range(seed, seed + 1)
     if seeds is not None:
         first, _, last = seeds.partition(":")
         if not (first.isdecimal() and last.isdecimal()):
@@ -73,41 +91,106 @@ def _range(seed: int | None, seeds: str | None, mutant: bool) -> Sequence[int]:
     return range(_MUTANT_SEEDS if mutant else 1)
 
 
-def _play(work: Sequence[_Job], jobs: int, *, stop_at_first: bool, story: bool, shrink: bool) -> int:
-    """Play them all; how many failed."""
-    began, events, played, failed = time.monotonic(), 0, 0, 0
-    for job, outcome in _outcomes(work, jobs):
-        events, played = events + outcome.events, played + 1
-        if outcome.held:
-            if story:
-                print("\n".join(outcome.story))
-            if len(work) == 1:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Player:
+    """Plays seeds and says what came of them."""
+
+    jobs: int
+    story: bool
+    shrink: bool
+    keep: Path | None
+
+    def play(self, work: Sequence[_Job]) -> int:
+        """Play them all, or until a mutant is noticed; how many failed."""
+        speed, failed = _Speed(), 0
+        for job, outcome in self._outcomes(work):
+            speed.add(outcome)
+            failed += self._tell(job, outcome)
+            if len(work) == 1 and outcome.held:
                 print(f"seed {outcome.seed} ({outcome.profile}): held, trace {outcome.trace_hash}")
-            continue
-        failed += 1
-        _report(job, outcome, whole=story, shrink=shrink)
-        if stop_at_first:
-            break
-    took = max(time.monotonic() - began, 1e-9)
-    print(
-        f"{played} seeds, {failed} failed, {events} events; "
-        f"{events / took:.0f} events/s, {60 * played / took:.0f} seeds/min",
-        file=sys.stderr,
-    )
-    return failed
+            if job.mutant and failed:
+                break
+        print(f"{speed.played} seeds, {failed} failed, {speed}", file=sys.stderr)
+        return failed
+
+    def play_into(self, path: Path, seeds: range, job: _Job) -> int:
+        """Play those that the file does not have, and add them to it; how many failed, those it had included."""
+        from tistream.sim.results import Results
+
+        results, profile = Results(path), job.profile or ""
+        speed, pieces = _Speed(), results.missing(seeds, profile)
+        outcomes = self._outcomes([replace(job, seed=seed) for piece in pieces for seed in piece])
+        for piece in pieces:
+            played: list[Outcome] = []
+            for done, outcome in islice(outcomes, len(piece)):
+                speed.add(outcome)
+                self._tell(done, outcome)
+                played.append(outcome)
+            results.add(piece, profile, played)
+            print(f"seeds {piece.start}:{piece.stop} played; {speed}", file=sys.stderr, flush=True)
+        print("\n".join(results.summary()))
+        return _failed(results, seeds)
+
+    def _outcomes(self, work: Sequence[_Job]) -> Iterator[tuple[_Job, Outcome]]:
+        """In the order of the work, whoever plays it."""
+        if self.jobs == 1 or len(work) == 1:
+            yield from ((job, self._without_story(_run(job))) for job in work)
+            return
+        # Not by fork: the libraries' own threads would be missing in the child.
+        with ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn")) as pool:
+            left = iter(work)
+            ahead = deque((job, pool.submit(_run, job)) for job in islice(left, self.jobs * _AHEAD))
+            try:
+                while ahead:
+                    job, future = ahead.popleft()
+                    outcome = self._without_story(future.result())
+                    ahead.extend((more, pool.submit(_run, more)) for more in islice(left, 1))
+                    yield job, outcome
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _without_story(self, outcome: Outcome) -> Outcome:
+        """Nobody wants to hear what went well, and there may be thousands."""
+        return replace(outcome, story=()) if outcome.held and not self.story else outcome
+
+    def _tell(self, job: _Job, outcome: Outcome) -> bool:
+        """Say what is to be said of a run; whether it failed."""
+        if outcome.held:
+            if self.story:
+                print("\n".join(outcome.story))
+            return False
+        if self.shrink:
+            from tistream.sim.shrink import smaller
+
+            def again(actions: int | None, without: frozenset[str]) -> Outcome:
+                return _run(replace(job, actions=actions, without=without))
+
+            outcome, actions, without = smaller(outcome, again, job.actions, job.without)
+            job = replace(job, actions=actions, without=without)
+        lines = outcome.story if self.story or self.shrink else outcome.story[-_STORY_LINES:]
+        print("\n".join(lines))
+        for violation in outcome.violations:
+            print(f"seed {outcome.seed} ({outcome.profile}): {violation}")
+        print(f"repeat: {_again(job, outcome)}", flush=True)
+        if self.keep is not None:
+            _keep(self.keep, job, outcome)
+        return True
 
 
-def _outcomes(work: Sequence[_Job], jobs: int) -> Iterator[tuple[_Job, Outcome]]:
-    if jobs == 1 or len(work) == 1:
-        yield from ((job, _run(job)) for job in work)
-        return
-    with ProcessPoolExecutor(jobs, max_tasks_per_child=None) as pool:
-        futures = [(job, pool.submit(_run, job)) for job in work]
-        try:
-            for job, future in futures:
-                yield job, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+class _Speed:
+    """How fast it goes."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self.played = self.events = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.played += 1
+        self.events += outcome.events
+
+    def __str__(self) -> str:
+        took = max(time.monotonic() - self._began, 1e-9)
+        return f"{self.events} events; {self.events / took:.0f} events/s, {60 * self.played / took:.0f} seeds/min"
 
 
 def _run(job: _Job) -> Outcome:
@@ -120,23 +203,25 @@ def _run(job: _Job) -> Outcome:
         return run(job.seed, job.profile, actions=job.actions, without=job.without)
 
 
-def _report(job: _Job, outcome: Outcome, *, whole: bool, shrink: bool) -> None:
-    """What failed, one line that repeats it, and the story."""
-    from tistream.sim.shrink import smaller
+def _failed(results: Results, seeds: range) -> int:
+    return sum(found["seed"] in seeds for line in results.lines for found in line.violations)
 
-    if shrink:
 
-        def again(actions: int | None, without: frozenset[str]) -> Outcome:
-            return _run(_Job(job.seed, job.profile, job.mutant, actions, without))
-
-        outcome, actions, without = smaller(outcome, again, job.actions, job.without)
-        job = _Job(job.seed, job.profile, job.mutant, actions, without)
-    lines = outcome.story if whole or shrink else outcome.story[-_STORY_LINES:]
-    print("\n".join(lines))
-    for violation in outcome.violations:
-        print(f"seed {outcome.seed} ({outcome.profile}): {violation}")
+def _again(job: _Job, outcome: Outcome) -> str:
+    """The command that repeats a run."""
     parts = [f"tistream sim --seed {outcome.seed} --profile {outcome.profile}"]
     parts += [f"--mutant {job.mutant}"] if job.mutant else []
     parts += [f"--actions {job.actions}"] if job.actions is not None else []
     parts += [f"--without {','.join(sorted(job.without))}"] if job.without else []
-    print(f"repeat: {' '.join(parts)}", flush=True)
+    return " ".join(parts)
+
+
+def _keep(path: Path, job: _Job, outcome: Outcome) -> None:
+    """Write the seed down for the tests."""
+    parts = [str(outcome.seed), outcome.profile]
+    parts += [f"actions={job.actions}"] if job.actions is not None else []
+    parts += [f"without={','.join(sorted(job.without))}"] if job.without else []
+    why = f"{job.mutant}: {outcome.violations[0]}" if job.mutant else outcome.violations[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{' '.join(parts)}  # {' '.join(why.split())[:_WHY_CHARS]}\n")

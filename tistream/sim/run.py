@@ -29,10 +29,20 @@ class Outcome:
     events: int  #: scheduling steps
     violations: tuple[str, ...]
     story: tuple[str, ...]
-    committed: int  #: rows that the upstream committed
-    pulls: int
+    simulated_s: float
+    counts: dict[str, int]  #: how much happened: see `_counts`
     labels: tuple[str, ...]  #: faults and events that happened, for `without`
     seconds: float
+
+    @property
+    def committed(self) -> int:
+        """Rows that the upstream committed."""
+        return self.counts["committed"]
+
+    @property
+    def pulls(self) -> int:
+        """Pulls that were compared with the truth."""
+        return self.counts["pulls"]
 
     @property
     def held(self) -> bool:
@@ -68,12 +78,28 @@ def run(
             events=s.steps,
             violations=tuple(oracle.violations),
             story=tuple(f"{at:8.3f} {who:16} {text}" for at, who, text in world.story),
-            committed=len(world.workload.committed),
-            pulls=oracle.pulls,
+            simulated_s=s.now,
+            counts=_counts(world),
             labels=(*sorted(hit), *(event.label for event in world.plan)),
             seconds=time.process_time() - began,
         )
     return outcome
+
+
+def _counts(world: World) -> dict[str, int]:
+    """How much happened in a run, to compare runs and their cost by."""
+    return {
+        "events": world.scheduler.steps,
+        "committed": len(world.workload.committed),
+        "pulls": world.oracle.pulls,
+        "rows": world.oracle.rows,
+        "transactions": world.database.transactions,
+        "puts": world.bucket.puts,
+        "gets": world.bucket.gets,
+        "processes": len(world.running),
+        "crashes": world.crashes,
+        "faults": sum(sum(dice.hit.values()) for dice in world.dice.values()),
+    }
 
 
 @contextlib.contextmanager

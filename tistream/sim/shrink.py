@@ -8,6 +8,8 @@ from tistream.sim.run import Outcome
 
 Again = Callable[[int | None, frozenset[str]], Outcome]
 
+_ACTIONS = (5, 10, 20, 30, 40, 60, 80, 100, 120, 160, 200, 250)
+
 
 def smaller(
     outcome: Outcome, again: Again, actions: int | None, without: frozenset[str]
@@ -18,17 +20,19 @@ def smaller(
     def same(tried: Outcome) -> bool:
         return not tried.held and _kind(tried) == kind
 
-    for count in (10, 20, 40, 60, 80):
-        if actions is not None and count >= actions:
-            break
-        tried = again(count, without)
-        if same(tried):
-            outcome, actions = tried, count
-            break
+    def fewer(outcome: Outcome, actions: int | None) -> tuple[Outcome, int | None]:
+        for count in _ACTIONS:
+            if actions is not None and count >= actions:
+                break
+            if same(tried := again(count, without)):
+                return tried, count
+        return outcome, actions
+
+    outcome, actions = fewer(outcome, actions)
     for label in sorted(outcome.labels, key=lambda name: "#" not in name):
-        tried = again(actions, without | {label})
-        if same(tried):
+        if same(tried := again(actions, without | {label})):
             outcome, without = tried, without | {label}
+    outcome, actions = fewer(outcome, actions)
     return outcome, actions, without
 
 

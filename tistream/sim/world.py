@@ -80,6 +80,7 @@ class World:
         self.running: list[Running] = []
         self.resting = False
         self.rested = False
+        self.crashes = 0
         self._numbers = 0
         text = json.dumps(self.workload.schema_snapshot()).encode()
         key = str(SchemaSnapKey(tenant=TENANT, ts=self.start_ts))
@@ -174,7 +175,7 @@ class World:
 
     def _plan(self, rand: random.Random) -> list[Event]:
         events: list[Event] = []
-        length = 1.5 + self.actions * self.profile.action_s
+        length = 1.5 + self.profile.actions * self.profile.action_s  # fewer actions leave the plan as it is
         for kind, count in self.profile.chaos.items():
             for _ in range(count):
                 amount = rand.choice([0.2, 1.0, LEASE_MS / 1000 + 1.5]) + rand.random()
@@ -224,6 +225,7 @@ class World:
 
     def _crash_now(self, process: Process, pause_s: float = 1.0) -> None:
         if not process.dead:
+            self.crashes += 1
             self.scheduler.kill(process)
             self.tell(f"{process.name} is dead")
             self._again(next(r for r in self.running if r.process is process), pause_s)
