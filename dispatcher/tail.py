@@ -166,10 +166,11 @@ class Tail:
         now = self._clock.monotonic()
         if given_up := self._given_up(incarnation, seq):
             return Failed(error=given_up, until=now + self._timing.retry_s, tries=1)
-        file = self._cache.take(self._key(incarnation, seq))
+        key = self._key(incarnation, seq)
+        file = self._cache.take(key)
         if file is None:
             self._look(incarnation, seq, now)
-            file = self._cache.take(self._key(incarnation, seq))  # an executor may have done it at once
+            file = self._cache.take(key)  # an executor may have done it at once
         if file is not None:
             for later in range(seq + 1, seq + 1 + ahead):
                 if self._cache.room_ahead() and not self._cache.holds(self._key(incarnation, later)):

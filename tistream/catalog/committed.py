@@ -25,6 +25,7 @@ from tistream.catalog.tenants import TaskKind
 from tistream.errors import invariant
 from tistream.ids import Tenant
 
+_ADD_SEGMENTS = segments.insert()
 _TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of an expression
 
 
@@ -80,7 +81,7 @@ def commit_flush(
         if object_key is not None and kinds:
             insert_live(conn, tenant, object_key, ObjectKind.COMMITTED, object_bytes)
             rows = [_values(tenant, object_key, kinds, a, s) for a in advanced for s in a.segments]
-            conn.execute(segments.insert(), rows)
+            conn.execute(_ADD_SEGMENTS, rows)
         return frozenset(a.task_id for a in advanced)
 
 

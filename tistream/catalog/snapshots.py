@@ -31,6 +31,7 @@ _POSITIONS = (
     .order_by(_p.store_id, _p.incarnation)
 )
 _DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_task"))
+_ADD_POSITIONS = positions_table.insert()
 _SET_POINTER = tasks.update().where(tasks.c.task_id == bindparam("asked_task"))
 
 
@@ -70,7 +71,7 @@ def switch_snapshot(
             for incarnation, p in of_store.items()
         ]
         if rows:
-            conn.execute(positions_table.insert(), rows)
+            conn.execute(_ADD_POSITIONS, rows)
         insert_live(conn, tenant_of(before), snapshot_key, ObjectKind.SNAPSHOT, object_bytes)
         if before.snapshot_key is not None:
             supersede(conn, before.snapshot_key)

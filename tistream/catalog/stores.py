@@ -47,6 +47,7 @@ _RECLAIMED = (
 )
 _DISPATCHER_EPOCH = select(stores.c.dispatcher_epoch).where(_IS_STORE).with_for_update(read=True)
 _RECLAIMED_OF_LIFE = select(incarnations.c.reclaimed_seq).where(_IS_LIFE).with_for_update()
+_ADD_LIFE = incarnations.insert()
 _RECLAIM = incarnations.update().where(_IS_LIFE)
 
 
@@ -58,7 +59,7 @@ def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[
         mine = _store(tenant, store_id)
         conn.execute(_NEW_LIFE, mine)
         row = conn.execute(_NEWEST_LIFE, mine).one()
-        conn.execute(incarnations.insert(), {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
+        conn.execute(_ADD_LIFE, {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
         return row.incarnation, row.max_cut_ts
 
 

@@ -112,6 +112,8 @@ def _unpack(kind: str, data: memoryview, at: int) -> int:
 
 
 def _check_nulls(batch: pa.RecordBatch) -> None:
+    if not any(column.null_count for column in batch.columns):
+        return
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
             raise ValueError(f"column {field.name} has nulls")

@@ -165,25 +165,33 @@ class _LivePrewrites:
         self._seen: list[pl.DataFrame] = []
 
     def remember(self, rows: pa.RecordBatch) -> None:
-        says_little = (pl.col("op") == Op.PUT) & (pl.col("value").bin.size().fill_null(0) == 0)
-        told = _frame(rows, "value").filter(~says_little)
-        if told.height:
-            self._seen.append(told.select("key", "start_ts"))
+        told = _prewrites(rows)
+        if told.any():
+            sizes = pc.fill_null(pc.binary_length(rows.column("value")), 0).to_numpy()
+            told &= (sizes > 0) | (rows.column("op").to_numpy() != Op.PUT)  # a PUT without its value says little
+        if told.any():
+            self._seen.append(_identities(rows).filter(pl.Series(told)))
 
     def without_older(self, scanned: pa.RecordBatch) -> pa.RecordBatch:
-        if not self._seen:
+        prewrites = _prewrites(scanned)
+        if not self._seen or not prewrites.any():
             return scanned
         self._seen = [pl.concat(self._seen).unique()]
-        older = _frame(scanned).join(self._seen[0], on=["key", "start_ts"], how="semi")["row"].to_numpy()
+        rows = _identities(scanned).with_row_index("row").filter(pl.Series(prewrites))
+        older = rows.join(self._seen[0], on=["key", "start_ts"], how="semi")["row"].to_numpy()
         keep = np.ones(scanned.num_rows, np.bool_)
         keep[older] = False
         return scanned.filter(pa.array(keep)) if len(older) else scanned
 
 
-def _frame(rows: pa.RecordBatch, *more: str) -> pl.DataFrame:
-    """The PREWRITE rows, with their numbers as `row`."""
-    columns = pa.table({name: rows.column(name) for name in ("kind", "op", "key", "start_ts", *more)})
-    return pl.DataFrame(columns).with_row_index("row").filter(pl.col("kind") == RowKind.PREWRITE)
+def _prewrites(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = rows.column("kind").to_numpy() == RowKind.PREWRITE
+    return mask
+
+
+def _identities(rows: pa.RecordBatch) -> pl.DataFrame:
+    """What a prewrite is known by."""
+    return pl.DataFrame(pa.table({name: rows.column(name) for name in ("key", "start_ts")}))
 
 
 class _Marks:

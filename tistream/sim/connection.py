@@ -85,6 +85,9 @@ class _Result:
     def scalars(self) -> Iterator[Any]:
         return (row[0] for row in self._rows)
 
+    def first(self) -> Any:
+        return self._rows[0] if self._rows else None
+
     def one_or_none(self) -> Any:
         if len(self._rows) > 1:
             raise exc.MultipleResultsFound("Multiple rows were found when one or none was required")

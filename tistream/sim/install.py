@@ -8,11 +8,13 @@ import random
 import secrets
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from dispatcher.router import directory
+from tistream.codec.batch_file import decode_batch_file
 from tistream.sim import threads
 
 ROOMS = ("apiserver", "dispatcher", "metaserver", "schemas", "sorter", "tistream.pusher", "tistream.catalog")
@@ -44,6 +46,8 @@ def installed(rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s:
         (concurrent.futures.ThreadPoolExecutor, threads.ThreadPoolExecutor),
         (random, chance),
         (secrets, hidden),
+        (decode_batch_file, _remembering(decode_batch_file, lambda key, data: (key, data))),
+        (directory, _remembering(directory, lambda rows, regions: (id(rows), id(regions)))),
     ]
     for module in _modules():
         for name, value in list(vars(module).items()):
@@ -59,6 +63,21 @@ def installed(rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s:
     finally:
         for module, name, value in changed:
             setattr(module, name, value)
+
+
+def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which depends on nothing but its arguments and is asked the same thing by every process of a run.
+    What it was given is kept, so that ids stay theirs. Errors are not remembered."""
+    known: dict[Any, tuple[Any, Any]] = {}
+
+    def remembered(*given: Any) -> Any:
+        key = key_of(*given)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = function(*given), given
+        return found[0]
+
+    return remembered
 
 
 def _modules() -> list[ModuleType]:
