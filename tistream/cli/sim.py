@@ -56,18 +56,34 @@ def sim(
     keep: Annotated[
         Path | None, typer.Option(help="Add a line for each seed that fails, as tests/sim/regressions has them.")
     ] = None,
+    crash_points: Annotated[
+        bool, typer.Option("--crash-points", help="Kill before and after every PUT, DELETE and COMMIT of a scenario.")
+    ] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="With --crash-points: of a small scenario, and a second time in each run.")
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="With --crash-points: play only every N-th of them.")] = 1,
+    crash_point: Annotated[
+        str | None, typer.Option(help="Play one run with these crash points, such as 17:after,40:before.")
+    ] = None,
 ) -> None:
     """Play the whole service on simulated time, with faults: nothing may be lost, doubled or out of order."""
+    from tistream.sim.crash_points import SCENARIOS
     from tistream.sim.mutants import MUTANTS
-    from tistream.sim.profiles import PROFILES
 
     if list_mutants:
         for known in MUTANTS.values():
             print(f"{known.name:32} {known.scenario:10} {known.rule}")
         return
-    for given, known_names in ((mutant, MUTANTS), (profile, PROFILES)):
+    for given, known_names in ((mutant, MUTANTS), (profile, SCENARIOS)):
         if given is not None and given not in known_names:
             raise typer.BadParameter(f"there is no '{given}'; known are {', '.join(sorted(known_names))}")
+    if crash_points or crash_point is not None:
+        from tistream.cli.sim_crash import plan_of, play_all, play_one
+
+        plan = plan_of(profile, seed, mutant, pairs=pairs, every=every)
+        held = play_all(plan, jobs) if crash_point is None else play_one(plan, crash_point, whole=story)
+        raise typer.Exit(0 if held else 1)
     chosen = profile or (MUTANTS[mutant].scenario if mutant else None)
     job = _Job(0, chosen, mutant, actions, frozenset(filter(None, without.split(","))))
     player = _Player(jobs=jobs, story=story, shrink=shrink, keep=keep)

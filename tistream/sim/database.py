@@ -25,12 +25,14 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 
 from tistream.catalog.engine import Catalog
 from tistream.errors import CatalogUnavailable
+from tistream.sim.boundaries import Boundaries, Killed, Point, Side
 from tistream.sim.connection import QuickConnection
 from tistream.sim.faults import Dice
 from tistream.sim.scheduler import Scheduler
 
 _UNIX_EPOCH_DAYS = 2440587.5
 _DAY_MS = 86_400_000.0
+_ALIVE = ("UPDATE owner SET heartbeat_ms", "UPDATE workers SET state=CASE")  # "I am still there"
 
 
 class Database:
@@ -45,6 +47,7 @@ class Database:
         self.read_only = False
         self.away = False
         self.transactions = 0
+        self.boundaries = Boundaries(scheduler)
         self.engine, self.raw, rows = _engine()
         self.raw.executescript(rows)
         self.raw.create_function("julianday", 1, lambda _: _UNIX_EPOCH_DAYS + self.now_ms() / _DAY_MS)
@@ -80,6 +83,15 @@ class Database:
         for moved in self._moved:
             self.on_upper(*moved)
         self._moved.clear()
+
+    def reach_commit(self) -> Point | None:
+        """The transaction under way is about to be committed; where its process dies if it does so behind it."""
+        written = sorted({_written(sql) for sql, _, _ in self.statements} - {""})
+        alive = all(sql.startswith(_ALIVE) for sql, _, _ in self.statements if _written(sql))
+        point = self.boundaries.reach(f"COMMIT {' '.join(written) or 'of nothing'}", alive=alive)
+        if point is not None and point.side is not Side.AFTER:
+            raise Killed(point)
+        return point
 
     def postpone(self) -> None:
         """The transaction under way is rolled back now and lands later."""
@@ -134,19 +146,30 @@ class SimCatalog(Catalog):
         if fault == "db_away" or db.read_only or db.away:
             raise CatalogUnavailable("the catalog is away", determinate=True)
         db.begin()
-        with super().transaction() as conn:
+        with self._dying(), super().transaction() as conn:
             yield conn
+            point = db.reach_commit()
             if fault in ("db_undone", "db_late"):
                 if fault == "db_late":
                     db.postpone()
                 db.tell(fault)
                 raise CatalogUnavailable("no reply to COMMIT", determinate=False)
         db.committed()
+        if point is not None:
+            db.boundaries.strike(point)
         s.point("commit")
         s.sleep(db.dice.latency() / 4)
         if fault == "db_lost":
             db.tell(fault)
             raise CatalogUnavailable("no reply to COMMIT", determinate=False)
+
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        """Around a transaction: a process that was killed in it dies once it is rolled back."""
+        try:
+            yield
+        except Killed as e:
+            self._db.boundaries.strike(e.point)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

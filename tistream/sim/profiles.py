@@ -46,6 +46,7 @@ class Profile:
     flush_s: float = 0.4
     snapshot_s: float = 2.5
     queue_bytes: int = 1 << 20  #: of a pusher's uploads
+    restart_s: float = 1.0  #: after which the supervisor starts a process that died at a crash point
     faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
     chaos: Mapping[str, int] = field(
         default_factory=lambda: {"crash": 3, "crash_io": 3, "pause": 2, "stop": 1, "double": 1, "outage": 1, "jump": 1}

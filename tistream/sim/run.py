@@ -7,12 +7,13 @@ import gc
 import random
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import structlog
 
 from tistream.sim import threads
+from tistream.sim.boundaries import Boundary, Point
 from tistream.sim.install import installed
 from tistream.sim.profiles import PROFILES, Profile, profile_of
 from tistream.sim.scheduler import Livelock
@@ -33,6 +34,8 @@ class Outcome:
     counts: dict[str, int]  #: how much happened: see `_counts`
     labels: tuple[str, ...]  #: faults and events that happened, for `without`
     seconds: float
+    boundaries: tuple[Boundary, ...]  #: PUTs, DELETEs and COMMITs, in order
+    struck: tuple[Point, ...]  #: crash points that were reached
 
     @property
     def committed(self) -> int:
@@ -55,12 +58,14 @@ def run(
     *,
     actions: int | None = None,
     without: frozenset[str] = frozenset(),
+    points: Collection[Point] = (),
 ) -> Outcome:
     """Run a scenario (the seed's own when none is named). `actions` shortens the upstream, `without` leaves out faults
-    and events by the names that `Outcome.labels` shows."""
+    and events by the names that `Outcome.labels` shows; at `points` processes are killed."""
     chosen = PROFILES[profile] if isinstance(profile, str) else profile or profile_of(seed)
     began = time.process_time()
-    with _prepared(seed, chosen, chosen.actions if actions is None else actions, without) as world:
+    length = chosen.actions if actions is None else actions
+    with _prepared(seed, chosen, length, without, points) as world:
         s, oracle = world.scheduler, world.oracle
         try:
             world.run()
@@ -82,6 +87,8 @@ def run(
             counts=_counts(world),
             labels=(*sorted(hit), *(event.label for event in world.plan)),
             seconds=time.process_time() - began,
+            boundaries=tuple(world.boundaries.passed),
+            struck=tuple(world.boundaries.struck),
         )
     return outcome
 
@@ -103,11 +110,13 @@ def _counts(world: World) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _prepared(seed: int, profile: Profile, actions: int, without: frozenset[str]) -> Iterator[World]:
+def _prepared(
+    seed: int, profile: Profile, actions: int, without: frozenset[str], points: Collection[Point]
+) -> Iterator[World]:
     """A world with the simulation installed; everything is put back afterwards."""
     logging = structlog.get_config()
     gc.disable()  # a run is short, and its greenlets are a lot to look through
-    world = World(f"{seed}/{profile.name}", profile, actions=actions, without=without)
+    world = World(f"{seed}/{profile.name}", profile, actions=actions, without=without, points=points)
     threads.use(world.scheduler)
     story_logger(world.tell)
     chance = random.Random(f"{seed}/{profile.name}/chance")

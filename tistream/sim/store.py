@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from tistream.errors import ObjectNotFound, StoreUnavailable
 from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
 from tistream.objectstore.protocol import ObjectInfo
+from tistream.sim.boundaries import LATE_S, Boundaries, Point, Side
 from tistream.sim.faults import Dice
 from tistream.sim.scheduler import Scheduler
 
@@ -38,12 +39,21 @@ class Bucket:
         self.all_there_at = 0.0  #: when the last late request will have arrived
         self.on_delete: Callable[[str], None] = lambda _: None
         self.puts = self.gets = 0
+        self.boundaries = Boundaries(scheduler)
 
     def send(self, delay_s: float, arrive: Callable[[], None]) -> None:
         """Let a request arrive after so long, whatever becomes of its sender."""
         at = self.scheduler.now + delay_s
         self.all_there_at = max(self.all_there_at, at) if delay_s > _SOON_S else self.all_there_at
         self.scheduler.call_at(at, arrive)
+
+    def strike(self, point: Point, arrive: Callable[[], None]) -> None:
+        """The sender of a request dies at this point. Does not return."""
+        if point.side is Side.AFTER:
+            arrive()
+        elif point.side is Side.LATE:
+            self.send(LATE_S, arrive)
+        self.boundaries.strike(point)
 
 
 class SimStore:
@@ -57,6 +67,7 @@ class SimStore:
         b, s, copy = self._bucket, self._bucket.scheduler, bytes(data)
         s.point(f"put {key}")
         b.puts += 1
+        point = b.boundaries.reach(f"PUT {key}")
         fault = b.dice.roll("put_refused", "put_lost", "put_late", "put_nowhere")
         takes = b.dice.latency()
         if fault == "put_refused":
@@ -70,6 +81,8 @@ class SimStore:
             if fault:
                 b.tell(f"{fault}: {key} arrives now")
 
+        if point is not None:
+            b.strike(point, arrive)
         if fault == "put_late":
             b.send(takes + 0.2 + b.dice.rand.random() ** 3 * 20.0, arrive)
         elif fault != "put_nowhere":
@@ -130,6 +143,7 @@ class SimStore:
         check_key(key)
         b, s = self._bucket, self._bucket.scheduler
         s.point(f"delete {key}")
+        point = b.boundaries.reach(f"DELETE {key}")
         fault = b.dice.roll("delete_refused", "delete_late")
         takes = b.dice.latency()
         if fault == "delete_refused":
@@ -141,6 +155,8 @@ class SimStore:
                 b.on_delete(key)
                 del b.objects[key]
 
+        if point is not None:
+            b.strike(point, arrive)
         b.send(takes + b.dice.rand.random() * 5.0 if fault else takes * 0.6, arrive)
         s.sleep(takes)
         s.point(f"delete done {key}")

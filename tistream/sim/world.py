@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass
 
 import structlog
@@ -23,6 +23,7 @@ from tistream.catalog.tenants import register_tenant
 from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
 from tistream.layout import SchemaSnapKey
 from tistream.sim import threads
+from tistream.sim.boundaries import Boundaries, Point
 from tistream.sim.database import Database, SimCatalog
 from tistream.sim.faults import Dice
 from tistream.sim.network import Network
@@ -39,6 +40,7 @@ LEASE_MS = 3000
 HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 _REST_S = 60.0
+_PUSH_AND_PULL = ("pusher", "reader")  # what is not there any more when leftovers are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,11 @@ class Event:
 
 
 class World:
-    """Everything of one run. `without` leaves faults (by name) and events (by label) out."""
+    """Everything of one run. `without` leaves faults (by name) and events (by label) out; at `points` processes die."""
 
-    def __init__(self, seed: str, profile: Profile, *, actions: int, without: frozenset[str]) -> None:
+    def __init__(
+        self, seed: str, profile: Profile, *, actions: int, without: frozenset[str], points: Collection[Point] = ()
+    ) -> None:
         self.profile, self.actions, self.without = profile, actions, without
         self.story: list[tuple[float, str, str]] = []
         s = self.scheduler = Scheduler(seed)
@@ -70,6 +74,7 @@ class World:
         self.dice = dice
         self.bucket = Bucket(s, dice["store"], self.unix_ms, self.tell)
         self.database = Database(s, dice["catalog"], self.unix_ms, self.tell)
+        self.boundaries = self.bucket.boundaries = self.database.boundaries = Boundaries(s, points, self._strike)
         self.network = Network(s, dice["network"])
         self.start_ts = tso.compose(START_MS)
         self.cluster = new_cluster(profile.upstream, floor_ts=self.start_ts)
@@ -230,15 +235,22 @@ class World:
             self.tell(f"{process.name} is dead")
             self._again(next(r for r in self.running if r.process is process), pause_s)
 
+    def _strike(self, process: Process, point: Point) -> None:
+        self.tell(f"crash point {point}: {self.boundaries.passed[point.number - 1].what}")
+        self._crash_now(process, self.profile.restart_s)
+
     def _again(self, running: Running, pause_s: float) -> None:
         """The supervisor starts it again."""
 
         def begin() -> None:
-            if not self.rested and not self._newer(running):
+            if not self._over_for(running) and not self._newer(running):
                 self.tell(f"{running.name} is started again")
                 self.start(running.role, running.name)
 
         self.scheduler.call_at(self.scheduler.now + pause_s, begin)
+
+    def _over_for(self, running: Running) -> bool:
+        return self.rested and running.role in _PUSH_AND_PULL
 
     def _newer(self, running: Running) -> list[Running]:
         """Living processes of its name that began later: they are what the supervisor looks after."""
@@ -315,7 +327,7 @@ class World:
             return
         self.rested = True
         for r in self.running:
-            if r.role in ("pusher", "reader"):
+            if r.role in _PUSH_AND_PULL:
                 self.scheduler.kill(r.process)
 
         def close() -> None:
@@ -323,11 +335,14 @@ class World:
                 issue_incarnation(SimCatalog(self.database), TENANT, store_id)
 
         threads.spawn(main, close, "close incarnations")
-        self._until(lambda: not self._wrong(leftovers=True), "leftovers")
+        self._until(self._is_clean, "leftovers")
         if not self._is_over():
             return
         for what in self._wrong(leftovers=True)[:4]:
             self.tell(what)
+
+    def _is_clean(self) -> bool:
+        return self.scheduler.now > self.bucket.all_there_at and not self._wrong(leftovers=True)
 
     def _wrong(self, *, leftovers: bool) -> list[str]:
         return self.oracle.bijection(self.bucket.objects, leftovers=leftovers)
