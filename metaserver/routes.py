@@ -4,6 +4,7 @@
     GET  /v1/clusters/{c}/tenants/{t}/push                               where to write, and what the tenant waits for
     GET  /v1/clusters/{c}/tenants/{t}/frontier                           where new tenures may start
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            a new life of a pusher
+    GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            which life of a pusher is the newest
     POST /v1/clusters/{c}/tenants/{t}/tasks/{id}:retry                   let a stopped task try again
 
 All of it is answered from the catalog, so any process may serve it, elected or not. 64-bit numbers travel as text,
@@ -18,7 +19,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.stores import issue_incarnation
+from tistream.catalog.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.tasks import clear_task_error, frontier, get_task, raise_reopen
 from tistream.catalog.tenants import TenantRow, TenantState, get_tenant, register_tenant
 from tistream.errors import Fenced, NotFound
@@ -68,6 +69,12 @@ class NewIncarnation(BaseModel):
 
     incarnation: int
     max_cut_ts: str = Field(description="the largest cut_ts known of the store; no new file may have a lower one")
+
+
+class NewestIncarnation(BaseModel):
+    """The one life of a store's pusher whose files will be read on and on."""
+
+    incarnation: int = Field(description="0 when none was issued")
 
 
 class RetriedTask(BaseModel):
@@ -123,6 +130,16 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         incarnation, max_cut_ts = issue_incarnation(catalog, row.tenant, store_id)
         return NewIncarnation(incarnation=incarnation, max_cut_ts=str(max_cut_ts))
+
+    @routes.get(
+        f"{base}/stores/{{store_id}}/incarnations",
+        operation_id="get_incarnation",
+        summary="The newest life of a store's pusher",
+        description="A pusher that is told another number than its own has been replaced, and ends.",
+    )
+    def read_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewestIncarnation:
+        row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
+        return NewestIncarnation(incarnation=newest_incarnation(catalog, row.tenant, store_id))
 
     @routes.post(f"{base}/tasks/{{task_id}}:retry", operation_id="retry_task", summary="Let a stopped task try again")
     def retry(cluster_id: _Id, tenant_id: _Id, task_id: _Id) -> RetriedTask:

@@ -15,6 +15,7 @@ HEAD_BYTES_MAX = 1 << 20
 UPLOADS_IN_FLIGHT_MAX = 4
 UPLOAD_QUEUE_BYTES_MAX = 256 << 20  # encoded batch files that wait; a pusher that has more drops its stream
 FRONTIER_CACHE_MS = 200  # a pusher uses a frontier this old without asking again
+INCARNATION_CHECK_MS = 2_000  # a pusher asks so often whether it is still the newest one of its store
 PREFETCH_FILES_MAX = 8
 FEED_QUEUE_BATCHES_MAX = 16
 

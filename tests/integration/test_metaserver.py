@@ -248,9 +248,12 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
 def test_incarnations_rise_and_carry_the_largest_cut_ts_as_text(http: TestClient, catalog: Catalog) -> None:
     register_tenant(catalog, T)
     url = f"{BASE}/stores/7/incarnations"
+    assert http.get(url).json() == {"incarnation": 0}
     assert http.post(url).json() == {"incarnation": 1, "max_cut_ts": "0"}
     note_cut_ts(catalog, T, 7, (1 << 62) + 1)
     assert http.post(url).json() == {"incarnation": 2, "max_cut_ts": str((1 << 62) + 1)}
+    assert http.get(url).json() == {"incarnation": 2}
+    assert http.get(f"{BASE}/stores/8/incarnations").json() == {"incarnation": 0}
 
 
 def test_the_frontier_covers_every_task_in_key_order(
@@ -278,6 +281,7 @@ def test_a_stopped_task_tries_again_with_new_tenures(http: TestClient, catalog: 
         ("GET", f"{BASE}/push", 404, "TS-1010"),
         ("GET", f"{BASE}/frontier", 404, "TS-1010"),
         ("POST", f"{BASE}/stores/7/incarnations", 404, "TS-1010"),
+        ("GET", f"{BASE}/stores/7/incarnations", 404, "TS-1010"),
         ("POST", f"{BASE}/tasks/99:retry", 404, "TS-1010"),
         ("GET", "/v1/clusters/x/tenants/1/push", 400, "TS-1001"),
         ("GET", f"/v1/clusters/{1 << 64}/tenants/1/push", 400, "TS-1001"),

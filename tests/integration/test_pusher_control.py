@@ -77,9 +77,10 @@ def control(server: Server) -> Iterator[HttpControl]:
     made.close()
 
 
-def test_the_three_requests(server: Server, control: HttpControl) -> None:
+def test_the_four_requests(server: Server, control: HttpControl) -> None:
     server.answers = {
         ("POST", f"{ROOT}/stores/5/incarnations"): (200, {"incarnation": 3, "max_cut_ts": str((1 << 60) + 1)}),
+        ("GET", f"{ROOT}/stores/5/incarnations"): (200, {"incarnation": 4}),
         ("GET", f"{ROOT}/frontier"): (
             200,
             [{"start_key": "", "end_key": "74", "upper": str((1 << 60) + 3), "reopen_id": 2}],
@@ -87,6 +88,7 @@ def test_the_three_requests(server: Server, control: HttpControl) -> None:
         ("GET", f"{ROOT}/push"): (200, {"object_store": "file:///b", "state": "ACTIVE"}),
     }
     assert control.issue_incarnation(5) == IncarnationGrant(incarnation=3, max_cut_ts=(1 << 60) + 1)
+    assert control.newest_incarnation(5) == 4
     assert control.frontier() == [FrontierEntry(range=KeyRange(b"", b"t"), upper=(1 << 60) + 3, reopen_id=2)]
     assert control.push_bundle() == PushBundle(object_store="file:///b", state="ACTIVE")
     assert {r[2] for r in server.requests} == {"Bearer secret"}

@@ -63,6 +63,13 @@ def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[
         return row.incarnation, row.max_cut_ts
 
 
+def newest_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> int:
+    """The largest incarnation issued to this store; 0 when it is unknown."""
+    with catalog.reading() as conn:
+        found = conn.execute(_NEWEST_LIFE, _store(tenant, store_id)).first()
+        return 0 if found is None else int(found.incarnation)
+
+
 def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow]:
     """The stores of a tenant, or of all, ordered by id."""
     return _read(catalog, _ALL, {}) if tenant is None else _read(catalog, _OF_TENANT, tenant_ids(tenant))

@@ -1,8 +1,9 @@
 """What a pusher asks of the control plane, and the HTTP end of it.
 
-Three requests, all safe to repeat, none on the way of the data:
+Four requests, all safe to repeat, none on the way of the data:
 
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new life of a pusher, and where time stood
+    GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    which life is the newest
     GET  /v1/clusters/{c}/tenants/{t}/frontier                   where new tenures may start
     GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and what the tenant waits for
 
@@ -67,6 +68,10 @@ class Control(Protocol):
         """A number above all given out before for this store."""
         ...
 
+    def newest_incarnation(self, store_id: int) -> int:
+        """The number given out last for this store; 0 when there is none."""
+        ...
+
     def frontier(self) -> Sequence[FrontierEntry]:
         """The tenant's tasks in key order; empty while it waits for its schema snapshot."""
         ...
@@ -93,6 +98,9 @@ class HttpControl:
             f"stores/{store_id}/incarnations",
             lambda a: IncarnationGrant(incarnation=int(a["incarnation"]), max_cut_ts=int(a["max_cut_ts"])),
         )
+
+    def newest_incarnation(self, store_id: int) -> int:
+        return self._request("GET", f"stores/{store_id}/incarnations", lambda a: int(a["incarnation"]))
 
     def frontier(self) -> Sequence[FrontierEntry]:
         return self._request("GET", "frontier", lambda a: [_entry(e) for e in a])

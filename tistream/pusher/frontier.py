@@ -65,6 +65,11 @@ def wants_reopen(opened_with: Frontier, now: Frontier, region: KeyRange) -> bool
     return False
 
 
+def pause_after_error(took_s: float) -> float:
+    """Seconds until the control plane is asked again, after a request that failed and took so long."""
+    return max(_PAUSE_AFTER_ERROR_S, _PAUSE_SHARE * took_s)
+
+
 class FrontierReader:
     """The newest frontier that could be read. Used from one thread; may be shared by the pushers of a process."""
 
@@ -89,7 +94,7 @@ class FrontierReader:
                 raise
             self.error = e
             failed = self._clock.monotonic()
-            self._fresh_until = failed + max(_PAUSE_AFTER_ERROR_S, _PAUSE_SHARE * (failed - now))
+            self._fresh_until = failed + pause_after_error(failed - now)
             return self._frontier
         self.error = None
         self._frontier = answer or self._frontier

@@ -10,6 +10,7 @@ Relations:
   ends the incarnation, keeps trying the few files under way, and once they are through it comes back as a new
   incarnation whose tenures start at the frontier. The files given up are a gap that ends the old incarnation; nothing
   is lost, because the new opening scans send again what lies above the frontier;
+- a pusher that was replaced by a newer one of its store ends (`replaced`);
 - another writer's bytes under one of our keys means that somebody else owns the incarnation: the pusher stops.
 
 What it does not do: run a thread of its own (who owns it calls `step`), pick stores, read anything from the bucket.
@@ -34,6 +35,7 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.batcher import Batcher, BatchFile
 from tistream.pusher.control import Control, IncarnationGrant, retrying
 from tistream.pusher.frontier import Frontier, FrontierReader, checkpoint_for, wants_reopen
+from tistream.pusher.replaced import ReplacedCheck
 from tistream.pusher.source import Source, TenureClosed, TenureOpened, Tick
 from tistream.pusher.uploader import Uploader, UploadStats
 from tistream.service import Backoff
@@ -63,6 +65,7 @@ class PusherWorker:
         name = f"push-{control.tenant}-{source.store_id}"
         self._uploader = Uploader(store, name=name, clock=clock, rand=rand, queue_bytes_max=queue_bytes_max)
         self._grant: IncarnationGrant | None = None
+        self._replaced = ReplacedCheck(control, clock, source.store_id)
         self._batcher = Batcher()
         self._stalled = False
         self._never = threading.Event()
@@ -105,13 +108,16 @@ class PusherWorker:
     def step(self, timeout_s: float = 0.0) -> None:
         """Take what the source has, waiting up to `timeout_s` for it, and queue the files that come of it.
 
-        Raises what stopped the uploads: ObjectConflict when somebody else owns the incarnation."""
+        Raises Fenced when a newer pusher of the store has begun, and what stopped the uploads: ObjectConflict when
+        somebody else owns the incarnation."""
         self._check()
         if self._stalled and not self._come_back():
             pause_s = min(timeout_s, _STALLED_WAIT_S)
             if self._uploader.wait_until_idle(pause_s):  # then the control plane is what is awaited
                 self._clock.wait(self._never, pause_s)
             return
+        if self._grant is not None:
+            self._replaced.check(self._grant.incarnation)
         for event in self._source.poll(timeout_s, self._checkpoint_of):
             if isinstance(event, TenureOpened):
                 self._opened_with[event.tenure] = self._asked.pop(event.range)

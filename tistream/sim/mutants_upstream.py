@@ -44,6 +44,14 @@ def _cut_falls() -> Iterator[None]:
         yield
 
 
+@register("older-life-goes-on", "a pusher goes on although a newer incarnation of its store was issued", "schemas")
+def _older_life_goes_on() -> Iterator[None]:
+    from tistream.pusher.replaced import ReplacedCheck
+
+    with replaced(ReplacedCheck, "check", lambda self, incarnation: None):
+        yield
+
+
 @register("locks-not-resolved", "resolved_ts passes undecided prewrites")
 def _locks_not_resolved() -> Iterator[None]:
     from tistream.simulator.cluster import Cluster

@@ -20,7 +20,7 @@ from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
 from sorter.worker import SorterWorker
-from tistream.catalog.stores import issue_incarnation
+from tistream.catalog.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.tasks import frontier
 from tistream.catalog.tenants import get_tenant
 from tistream.errors import CatalogUnavailable, ErrorKind, Fenced, TiStreamError
@@ -68,6 +68,9 @@ class SimControl:
     def issue_incarnation(self, store_id: int) -> IncarnationGrant:
         incarnation, max_cut_ts = self._ask(lambda: issue_incarnation(self._catalog, TENANT, store_id))
         return IncarnationGrant(incarnation=incarnation, max_cut_ts=max_cut_ts)
+
+    def newest_incarnation(self, store_id: int) -> int:
+        return int(self._ask(lambda: newest_incarnation(self._catalog, TENANT, store_id)))
 
     def frontier(self) -> Sequence[FrontierEntry]:
         rows = self._ask(lambda: frontier(self._catalog, TENANT))

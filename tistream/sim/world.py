@@ -243,7 +243,7 @@ class World:
         """The supervisor starts it again."""
 
         def begin() -> None:
-            if not self._over_for(running) and not self._newer(running):
+            if not self._over_for(running) and not self._living(running.name):
                 self.tell(f"{running.name} is started again")
                 self.start(running.role, running.name)
 
@@ -252,9 +252,9 @@ class World:
     def _over_for(self, running: Running) -> bool:
         return self.rested and running.role in _PUSH_AND_PULL
 
-    def _newer(self, running: Running) -> list[Running]:
-        """Living processes of its name that began later: they are what the supervisor looks after."""
-        return [r for r in self.running if r.name == running.name and r.number > running.number and not r.process.dead]
+    def _living(self, name: str) -> list[Running]:
+        """Processes of this name: while there is one, of whatever age, its supervisor sees no need for another."""
+        return [r for r in self.running if r.name == name and not r.process.dead]
 
     def _rest(self) -> None:
         """Faults end and the upstream decides what is open."""

@@ -14,6 +14,7 @@ from tistream.catalog.stores import (
     assign_store,
     issue_incarnation,
     list_stores,
+    newest_incarnation,
     note_cut_ts,
     reclaimed,
     set_reclaimed,
@@ -288,6 +289,8 @@ class CommittedLogSuite:
         got = together(12, lambda _: issue_incarnation(catalog, T, 0))
         assert sorted(got) == [(n, 0) for n in range(1, 13)]
         assert reclaimed(catalog, T, 0) == dict.fromkeys(range(1, 13), 0)
+        assert newest_incarnation(catalog, T, 0) == 12
+        assert newest_incarnation(catalog, OTHER, 0) == 0
         assert issue_incarnation(catalog, OTHER, 0) == (1, 0)
 
     def test_a_new_incarnation_knows_the_largest_cut_ts(self, catalog: Catalog) -> None:

@@ -31,6 +31,10 @@ class MemoryControl:
         self.incarnations[store_id] += 1
         return IncarnationGrant(incarnation=self.incarnations[store_id], max_cut_ts=self.max_cut_ts[store_id])
 
+    def newest_incarnation(self, store_id: int) -> int:
+        self._request()
+        return self.incarnations[store_id]
+
     def frontier(self) -> Sequence[FrontierEntry]:
         self._request()
         return list(self.entries)

@@ -10,10 +10,11 @@ from itertools import count
 import pytest
 
 from tistream.change import Op
-from tistream.errors import InvalidInput, ObjectConflict, StoreUnavailable
+from tistream.errors import Fenced, InvalidInput, ObjectConflict, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import BatchKey
+from tistream.limits import INCARNATION_CHECK_MS
 from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.frontier import FrontierEntry, FrontierReader
 from tistream.pusher.model_source import ModelSource
@@ -218,6 +219,47 @@ def test_coming_back_waits_for_the_control_plane() -> None:
         rig.control.away = False
         rig.tick()
         assert rig.worker.stalled is False
+        rig.durable()
+        rig.check()
+    finally:
+        rig.store.gate.set()
+        rig.worker.close()
+
+
+def test_a_pusher_ends_when_a_newer_one_has_begun(rig: Rig) -> None:
+    rig.tick()
+    assert rig.control.issue_incarnation(1).incarnation == 2
+    rig.clock.advance(INCARNATION_CHECK_MS / 1000)
+    with pytest.raises(Fenced) as caught:
+        rig.worker.step()
+    assert (caught.value.facts["incarnation"], caught.value.facts["newest"]) == (1, 2)
+    rig.durable()
+    assert [f.key.seq for f in batch_files(rig.store)[1, 1]] == [1]
+
+
+def test_a_pusher_of_another_store_ends_nothing(rig: Rig) -> None:
+    rig.control.issue_incarnation(2)
+    for _ in range(5):
+        rig.tick()
+    rig.durable()
+    rig.check()
+
+
+def test_coming_back_is_not_being_replaced() -> None:
+    rig = Rig(queue_bytes_max=1)
+    try:
+        rig.store.gate.clear()
+        for _ in range(12):
+            rig.tick()
+        assert rig.worker.stalled
+        rig.clock.advance(60)  # a check is due, but nothing is written meanwhile
+        rig.worker.step()
+        rig.store.gate.set()
+        while rig.worker.stalled:
+            rig.worker.step(0.05)
+        assert rig.worker.incarnation == 2
+        rig.clock.advance(60)
+        rig.tick()
         rig.durable()
         rig.check()
     finally:
