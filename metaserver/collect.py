@@ -55,9 +55,11 @@ class Collector:
 
     def _replaced(self, tenant: Tenant) -> int:
         deleted = 0
-        for key in superseded_objects(self._catalog, tenant, grace_ms=self._grace_ms, limit=_KEYS_AT_ONCE):
-            deleted += self._bury(tenant, key)
-        return deleted
+        while True:  # a buried key does not come again, so this ends
+            keys = superseded_objects(self._catalog, tenant, grace_ms=self._grace_ms, limit=_KEYS_AT_ONCE)
+            deleted += sum(self._bury(tenant, key) for key in keys)
+            if len(keys) < _KEYS_AT_ONCE:
+                return deleted
 
     def _orphans(self, tenant: Tenant) -> int:
         deleted = 0
