@@ -63,7 +63,7 @@ class Plan:
         return found[offset % self.every :: self.every]
 
 
-PAIRS = Plan(scenario="crash-pairs", seed=2, pairs=True, sides=(Side.BEFORE, Side.AFTER), signs_of_life=False)
+PAIRS = Plan(scenario="crash-pairs", seed=6, pairs=True, sides=(Side.BEFORE, Side.AFTER), signs_of_life=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
