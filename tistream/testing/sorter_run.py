@@ -40,6 +40,7 @@ class SorterRun:
     """A run in progress."""
 
     def __init__(self) -> None:
+        self.ranges = dict(RANGES)
         self.durable = {task: Durable(START_TS) for task in RANGES}
         self.world = World(KEYS, STORES, START_TS, lambda: min(d.upper for d in self.durable.values()))
         self.cores = {task: self._new_core(task) for task in RANGES}
@@ -130,23 +131,29 @@ class SorterRun:
 
     # -- the task
 
-    def flush(self, task: int, *, lands: bool = True) -> None:
-        """Write out what can be. Without `lands` the outcome stays unknown and is tried again later."""
+    def flush(self, task: int, *, lands: bool = True, at_most: int | None = None) -> None:
+        """Write out what can be, or of that only what lies at or below a timestamp. Without `lands` the outcome stays
+        unknown and is tried again later."""
         core = self.cores[task]
         w = core.pending()
         if w is None:
             return
+        w = w if at_most is None else min(w, at_most)
         rows = served(core.take(w))
-        range_ = RANGES[task]
+        range_ = self.ranges[task]
         truth = [row for row in self.world.truth(core.upper, w) if row.key in range_]
         assert rows == truth, f"task {task} in ({core.upper}, {w}]: served {rows}, committed {truth}"
         if lands:
             self.rows += len(rows)
+            self.landed(task, core.upper, w)
             if task in self.oracles and w == core.watermark():
                 assert self.oracles[task].flush() == rows, "the oracle writes other rows"
             self.durable[task].upper = w
             core.flushed(w)
             core.check()
+
+    def landed(self, task: int, after: int, upto: int) -> None:
+        """A flush of (after, upto] is durable. For subclasses."""
 
     def snapshot(self, task: int) -> None:
         self.durable[task].snapshot = self.cores[task].snapshot()
@@ -166,14 +173,14 @@ class SorterRun:
             self._drain()
         for task, core in self.cores.items():
             stats = core.stats()
-            last = max((t.commit_ts for t in self.world.txns if t.key in RANGES[task]), default=START_TS)
+            last = max((t.commit_ts for t in self.world.txns if t.key in self.ranges[task]), default=START_TS)
             assert core.upper >= last, f"stuck at {core.upper}: {[str(s) for s in core.explain()]}"
             held = (stats.open_prewrites, stats.waiting_commits, stats.ready_rows)
             assert held == (0, 0, 0), f"left behind: {stats}"
 
     def random_step(self, rand: random.Random) -> None:
         """One step of any kind, the common ones more often."""
-        key, store, task = rand.choice(KEYS), rand.randint(1, STORES), rand.choice(list(RANGES))
+        key, store, task = rand.choice(KEYS), rand.randint(1, STORES), rand.choice(list(self.ranges))
         steps = (
             (6, lambda: self.prewrite(key, rand.choice([b"v", b"w", None]), old=rand.random() < 0.5)),
             (1, lambda: self.begin(key)),
@@ -205,7 +212,7 @@ class SorterRun:
 
     def _new_core(self, task: int) -> TaskCore:
         durable = self.durable[task]
-        core = TaskCore(task, RANGES[task], START_TS, durable.upper)
+        core = TaskCore(task, self.ranges[task], START_TS, durable.upper)
         if durable.snapshot is not None:
             core.restore(durable.snapshot, durable.snapshot.positions)
         return core
