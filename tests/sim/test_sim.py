@@ -55,6 +55,27 @@ def test_an_event_wakes_who_waits_and_a_timeout_takes_its_time(scheduler: Schedu
     assert seen == [(False, 2.0), (True, 4.0)]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_who_is_woken_just_as_its_time_is_up_goes_on_once(seed: int) -> None:
+    scheduler = Scheduler(str(seed))
+    threads.use(scheduler)
+    event, ends = threads.Event(), []
+
+    def wait() -> None:
+        event.wait(2.0)
+        scheduler.sleep(3.0)
+        ends.append(scheduler.now)
+
+    def set_it() -> None:
+        scheduler.sleep(2.0)
+        event.set()
+
+    play(scheduler, wait, wait, set_it)
+    scheduler.close()
+    threads.use(None)
+    assert ends == [5.0, 5.0]
+
+
 def test_a_lock_is_held_by_one_and_a_condition_gives_it_back(scheduler: Scheduler) -> None:
     lock, inside, most = threads.Lock(), [0], [0]
 

@@ -51,7 +51,7 @@ class Process:
 class Task:
     """A simulated thread."""
 
-    __slots__ = ("done", "greenlet", "mark", "name", "process", "serial", "thread", "ticket", "timed_out")
+    __slots__ = ("done", "greenlet", "mark", "name", "parked", "process", "serial", "thread", "ticket", "timed_out")
 
     def __init__(self, process: Process, name: str, serial: int) -> None:
         self.process = process
@@ -60,6 +60,7 @@ class Task:
         self.mark = serial.to_bytes(4, "little")  #: a step of it in the trace
         self.ticket = 0  #: rises with each park: an old timer does not wake a new wait
         self.timed_out = False
+        self.parked = False  #: waits; a task that may go on already is not made runnable once more
         self.done = False
         self.thread: Any = None
         self.greenlet: Any = None
@@ -128,10 +129,11 @@ class Scheduler:
     def wake(self, task: Task) -> None:
         """Let a parked task go on."""
         if not self.closing and not task.done:
-            task.ticket += 1
-            task.timed_out = False
-            if not task.process.dead:
-                self._runnable.append(task)
+            task.timed_out = False  # also when its time was up at this very moment
+            if task.parked:
+                task.parked = False
+                task.ticket += 1
+                self._make_runnable(task)
 
     # -- called by the running task
 
@@ -161,6 +163,7 @@ class Scheduler:
         if task is None or self.closing:
             task = self._mine()
         task.ticket += 1
+        task.parked = True
         if timeout_s is not None:
             at = self.now + timeout_s if timeout_s > 0 else self.now
             heapq.heappush(self._timers, (at, next(self._numbers), task, task.ticket))
@@ -226,6 +229,7 @@ class Scheduler:
                 what()
             elif what.ticket == ticket and not what.done:
                 what.ticket += 1
+                what.parked = False
                 what.timed_out = True
                 self._make_runnable(what)
 
