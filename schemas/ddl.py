@@ -27,7 +27,11 @@ from schemas.snapshot import is_system_database
 from schemas.tidb_json import Json
 from tistream.errors import DecodeError
 
+ALREADY_KNOWN = "table already known"
 STATE_DONE = 4
+STATE_SYNCED = 6  #: done, and out of the job table
+STATE_QUEUEING = 8
+STATES_ENDED = frozenset({3, STATE_DONE, 5, STATE_SYNCED})  #: 3 and 5: rolled back, cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class Job:
     state: int
     schema_id: int
     table_id: int
+    created_ts: int = 0  #: when the user asked for it
     schema_name: str  #: lower case: only to recognise system databases
     query: str
     start_ts: int
@@ -100,6 +105,7 @@ def parse_job(data: Json, *, start_ts: int, commit_ts: int) -> Job:
             state=int(data.get("state") or 0),
             schema_id=int(data.get("schema_id") or 0),
             table_id=int(data.get("table_id") or 0),
+            created_ts=int(data.get("start_ts") or 0),
             schema_name=data.get("schema_name") or "",
             query=data.get("query") or "",
             start_ts=start_ts,
@@ -126,7 +132,7 @@ def skip_reason(job: Job, state: SchemaState) -> str:
         return "of no consequence for rows"
     created = [info.get("id") for info in _created(job)]
     if created and all(state.table(int(table_id or 0)) for table_id in created):
-        return "table already known"
+        return ALREADY_KNOWN
     return ""
 
 
@@ -215,7 +221,7 @@ def _recover_database(job: Job, state: SchemaState) -> Change:
     """The database comes back with the tables that went with it, under their old ids."""
     db = _defined_database(job)
     recover = (job.args.get("recover_info") or {}) if isinstance(job.args, Mapping) else {}
-    listed = [entry["TableInfo"] for entry in recover.get("RecoverTableInfos") or ()]
+    listed = [entry["TableInfo"] for entry in recover.get("RecoverTableInfos") or ()] or job.table_infos
     if listed:
         tables = [tidb_json.table(info, db_id=db.id, db=db.name) for info in listed]
     else:

@@ -1,6 +1,6 @@
 """The schema of one tenant at every timestamp from its snapshot on.
 
-    History(start).apply(job) ... .advance(W)      then every question at a timestamp in [start.ts, resolved_ts]
+    History(start).take(step) ... .advance(W)      then every question at a timestamp in [start.ts, resolved_ts]
 
 A version holds from the commit timestamp of the job that made it. A row committed at c is decoded with the version in
 force at c - 1, so callers ask `table_at(physical_id, c - 1)`. A physical id becomes known at the DDL's own commit:
@@ -8,8 +8,9 @@ rows that a partition DDL copied earlier find nothing, and must not be delivered
 
 Relations:
 
-- jobs are applied in (commit_ts, schema version) order, each id once; one at or below `resolved_ts` that is not known
-  raises BrokenPromise, because answers already given would have been wrong;
+- each step is taken once, in order; jobs are applied in (commit_ts, schema version) order, each id once. A job at or
+  below `resolved_ts` that is not known raises BrokenPromise, because answers already given would have been wrong;
+- what a running job writes to the meta range is kept as its drafts until it ends (see `schemas.merge`);
 - answers at a timestamp at or below `resolved_ts` never change;
 - tables are shared, never copied: two timestamps with the same version give the same object;
 - the start is never touched: what jobs change lies over it, so a copy costs what changed, not what exists;
@@ -21,14 +22,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
 
 import numpy as np
 
-from schemas import ddl, saved
+from schemas import ddl, merge, saved
 from schemas.ddl import Change, Job
 from schemas.diff import SchemaDiff, diff
+from schemas.merge import Drafts
+from schemas.meta import Step
 from schemas.model import Database, DdlEvent, Table
 from schemas.names import no_database, no_table
 from schemas.saved import Chain, Fetch, Increment
@@ -62,6 +66,7 @@ class History:
         self._resolved_ts = start.ts
         self._changes: list[Change] = []
         self._applied: set[int] = set()
+        self._drafts: dict[int, Drafts] = {}  # by id of the job that is writing them
         self._databases: dict[int, Database] = dict(start.databases)  # in force after the last change
         self._db_lines: dict[str, Timeline[Database]] = {}  # by lower-case name
         # of what changed since the start; the first entry of a line is what the start says
@@ -87,23 +92,52 @@ class History:
         """Declare the history complete up to `ts`. Never goes back."""
         self._resolved_ts = max(self._resolved_ts, ts)
 
+    def take(self, step: Step) -> list[DdlEvent]:
+        """Take in what one transaction committed; the events of the jobs that it finished. DecodeError for a job that
+        makes no sense or that the meta range contradicts, BrokenPromise for one that comes too late."""
+        if step.commit_ts <= self._start.ts:
+            return []
+        if step.definitions:
+            self._drafts[step.owner] = merge.with_definitions(self._drafts.get(step.owner, ()), step.definitions)
+        events = [event for job in step.jobs for event in self._settle(job)]
+        self._record(merge.adopted(self._drafts.pop(0, ()), self.current, step.commit_ts, self._schema_version))
+        return events
+
+    def _settle(self, job: Job) -> list[DdlEvent]:
+        """What the job and its drafts come to, once it has ended."""
+        if job.id in self._applied:
+            self._drafts.pop(job.id, None)
+            return []
+        if job.state not in ddl.STATES_ENDED:
+            return []
+        drafts = self._drafts.pop(job.id, ())
+        if job.state == ddl.STATE_SYNCED and merge.was_missed(job, drafts, self.current, self._start.ts):
+            job = replace(job, state=ddl.STATE_DONE)
+        return self._record(merge.settled(job, drafts, self.current, self._schema_version))
+
     def apply(self, job: Job) -> list[DdlEvent]:
-        """Take in a finished job; [] for one that is known already or changes nothing. DecodeError for one that makes
-        no sense, BrokenPromise for one that comes too late."""
+        """Take in a finished job at its word; [] for one that is known already or changes nothing."""
         if job.id in self._applied or job.commit_ts <= self._start.ts or ddl.skip_reason(job, self.current):
             return []
-        if job.commit_ts <= self._resolved_ts:
-            raise BrokenPromise(
-                "a DDL job was committed below the schema watermark",
-                job_id=job.id,
-                commit_ts=job.commit_ts,
-                resolved_ts=self._resolved_ts,
-            )
-        if self._changes and job.order < (self._changes[-1].commit_ts, self._changes[-1].schema_version):
-            raise BrokenPromise("a DDL job came out of order", job_id=job.id, commit_ts=job.commit_ts)
-        change = ddl.apply(job, self.current)
+        return self._record(ddl.apply(job, self.current))
+
+    def _record(self, change: Change | None) -> list[DdlEvent]:
+        if change is None:
+            return []
+        facts = {"job_id": change.job_id, "commit_ts": change.commit_ts}
+        if change.commit_ts <= self._resolved_ts:
+            late = "a DDL job was committed below the schema watermark"
+            raise BrokenPromise(late, **facts, resolved_ts=self._resolved_ts)
+        last = self._changes[-1] if self._changes else None
+        if last and (change.commit_ts, change.schema_version) < (last.commit_ts, last.schema_version):
+            raise BrokenPromise("a DDL job came out of order", **facts)
         self._take(change)
         return list(change.events)
+
+    @property
+    def _schema_version(self) -> int:
+        """The newest that a change had."""
+        return self._changes[-1].schema_version if self._changes else self._start.schema_version
 
     @property
     def current(self) -> _Current:
@@ -156,6 +190,7 @@ class History:
         for name in (
             "_changes",
             "_applied",
+            "_drafts",
             "_databases",
             "_db_lines",
             "_table_lines",
@@ -313,7 +348,8 @@ class History:
             put=put,
             gone=touched - put.keys(),
         )
-        return _restored(start, self.job_table, self._resolved_ts, self._changes[len(forgotten) :])
+        changes = self._changes[len(forgotten) :]
+        return _restored(start, self.job_table, self._resolved_ts, changes, self._drafts)
 
     def changes_since(self, ts: int) -> bool:
         """Whether any job changed something after `ts`."""
@@ -331,6 +367,7 @@ class History:
                 "schema_version": self._start.schema_version,
                 "databases": sorted(self._start.databases.values(), key=lambda db: db.id),
             },
+            "drafts": saved.drafts_json(self._drafts),
             "tables": self._start.index(),
             "blocks": {"rows": [rows for rows, _ in blocks], "lengths": [len(packed) for _, packed in blocks]},
         }
@@ -339,7 +376,8 @@ class History:
     def dump_increment(self, chain: Chain, after_ts: int) -> bytes:
         """The bytes of an increment: the changes after `after_ts`, which must not lie below the start."""
         self._check(after_ts)
-        return saved.pack_increment(chain, after_ts, self._resolved_ts, self._changes_in(after_ts, self._resolved_ts))
+        changes = self._changes_in(after_ts, self._resolved_ts)
+        return saved.pack_increment(chain, after_ts, self._resolved_ts, changes, self._drafts)
 
     @classmethod
     def load(cls, data: bytes) -> History:
@@ -365,6 +403,7 @@ class History:
             )
         for change in increment.changes:
             self._take(change)
+        self._drafts = dict(increment.drafts)
         self.advance(increment.resolved_ts)
 
 
@@ -386,12 +425,15 @@ def _opened(opening: saved.Opening, fetch: Fetch) -> tuple[SavedTables, History]
         job_table, resolved_ts = saved.table_of(head["job_table"]), int(head["resolved_ts"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
-    return tables, _restored(start, job_table, resolved_ts, opening.changes)
+    return tables, _restored(start, job_table, resolved_ts, opening.changes, opening.drafts)
 
 
-def _restored(start: Start, job_table: Table, resolved_ts: int, changes: Iterable[Change]) -> History:
+def _restored(
+    start: Start, job_table: Table, resolved_ts: int, changes: Iterable[Change], drafts: Mapping[int, Drafts]
+) -> History:
     history = object.__new__(History)
     history._begin(start, job_table)
+    history._drafts = dict(drafts)
     for change in changes:
         history._take(change)
     history.advance(resolved_ts)

@@ -1,7 +1,8 @@
 """The schema history of every tenant, kept up to date from the committed log.
 
 A history begins with the newest saved one, or with the snapshot that the tenant pushed. From there on it follows the
-committed rows of the DDL job table up to the schema watermark, the lowest `upper` of the tenant's DDL tasks.
+committed rows of the DDL job table and of the meta range up to the schema watermark, the lowest `upper` of the tenant's
+DDL tasks.
 
 Relations:
 
@@ -31,6 +32,7 @@ from schemas.ddl import Job, parse_job
 from schemas.history import History
 from schemas.kept import KeptHistories
 from schemas.layout import row_layout
+from schemas.meta import Definition, Step, read_meta, steps_of
 from schemas.model import Table
 from schemas.saved import decompress
 from schemas.snapshot import SchemaSnapshot, parse_pushed
@@ -55,18 +57,18 @@ _JOB_META = "job_meta"
 
 
 class JobSource(Protocol):
-    """Where histories begin and jobs come from."""
+    """Where histories begin and steps come from."""
 
     def begin(self, tenant: Tenant) -> History:
         """The newest history that is kept anywhere. NotFound while the tenant has none."""
         ...
 
     def watermark(self, tenant: Tenant) -> int:
-        """Every finished job up to this timestamp is in the committed log."""
+        """Every step up to this timestamp is in the committed log."""
         ...
 
-    def jobs(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> Sequence[Job]:
-        """The jobs whose row was committed in (after_ts, upto_ts], in apply order, finished or not."""
+    def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> Sequence[Step]:
+        """What was committed about schemas in (after_ts, upto_ts], in apply order."""
         ...
 
     def save(self, tenant: Tenant, history: History, *, news_only: bool = False) -> None:
@@ -104,7 +106,7 @@ class SchemaRegistry:
         clock: Clock | None = None,
     ) -> None:
         """Without `saving` histories are saved only by `save`."""
-        self._source = source or CommittedJobs(catalog, store)
+        self._source = source or CommittedSteps(catalog, store)
         self._saving = saving
         self._clock = clock or SystemClock()
         self._held: dict[Tenant, _Held] = {}
@@ -130,14 +132,14 @@ class SchemaRegistry:
 
     def _follow(self, tenant: Tenant, held: _Held, upto_ts: int) -> None:
         known = held.history
-        jobs = self._source.jobs(tenant, known.job_table, known.resolved_ts, upto_ts)
-        if jobs:
+        steps = self._source.steps(tenant, known.job_table, known.resolved_ts, upto_ts)
+        if steps:
             known = known.copy()
-            for job in jobs:
-                known.apply(job)
+            for step in steps:
+                known.take(step)
         known.advance(upto_ts)
         held.history = known
-        held.jobs_unsaved += len(jobs)
+        held.jobs_unsaved += sum(len(step.jobs) for step in steps)
 
     def _save_if_due(self, tenant: Tenant, held: _Held, policy: SavePolicy) -> None:
         now = self._clock.monotonic()
@@ -178,8 +180,8 @@ class SchemaRegistry:
             return self._locks.setdefault(tenant, threading.Lock())
 
 
-class CommittedJobs:
-    """Histories and jobs from the catalog and the object store: all I/O of this room."""
+class CommittedSteps:
+    """Histories and steps from the catalog and the object store: all I/O of this room."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
         self._catalog = catalog
@@ -211,11 +213,18 @@ class CommittedJobs:
         uppers = [task.upper for task in list_tasks(self._catalog, tenant) if task.kind == TaskKind.DDL]
         return min(uppers, default=0)
 
-    def jobs(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> list[Job]:
-        found: list[Job] = []
+    def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> list[Step]:
+        jobs: list[Job] = []
+        definitions: list[Definition] = []
         for segment in self._segments(tenant, after_ts, upto_ts):
-            found.extend(read_jobs(self._rows(segment), job_table, after_ts, upto_ts))
-        return sorted(found, key=lambda job: job.order)
+            rows = self._rows(segment)
+            jobs.extend(read_jobs(rows, job_table, after_ts, upto_ts))
+            for found in read_meta(rows, after_ts, upto_ts):
+                if isinstance(found, Job):
+                    jobs.append(found)
+                else:
+                    definitions.append(found)
+        return steps_of(jobs, definitions)
 
     def _segments(self, tenant: Tenant, after_ts: int, upto_ts: int) -> list[SegmentRow]:
         limit = _SEGMENTS_ASKED
@@ -226,7 +235,6 @@ class CommittedJobs:
                 after_ts=after_ts,
                 upto_ts=upto_ts,
                 kind=TaskKind.DDL,
-                table_ids=(DDL_JOB_TABLE_ID,),
                 limit=limit,
             )
             if len(found) < limit:

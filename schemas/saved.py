@@ -8,7 +8,8 @@ An object is a prefix and zstd frames, so `zstd -d` shows all of it as lines of 
 
 A *base* holds the start snapshot and changes; its head has the ids, names and databases of all tables and where their
 blocks are, so that opening parses no table. An *increment* holds only the changes in (after_ts, resolved_ts] and names
-the base and the increments before it. The form is ours, versioned by `format`: anything else raises CorruptObject.
+the base and the increments before it. Both hold the drafts of jobs that run at their end, because what those wrote to
+the log lies before it. The form is ours, versioned by `format`: anything else raises CorruptObject.
 
 Every frame carries a checksum of its contents. Equal histories give equal bytes: tables with the same `id >> 7` share
 a block, whatever way the history came to be.
@@ -26,11 +27,13 @@ import orjson
 import zstandard
 
 from schemas.ddl import Change
+from schemas.merge import Drafts
+from schemas.meta import Definition
 from schemas.model import Column, Database, DdlEvent, Index, IndexColumn, Table
 from tistream.errors import CorruptObject
 from tistream.limits import SEGMENT_BYTES_MAX
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_BITS = 7  #: tables whose ids agree above these bits share a block
 _ZSTD_LEVEL = 3
 _PREFIX = struct.Struct("<IIIQ")
@@ -48,6 +51,7 @@ class Opening:
     name: str  #: of the object, for errors
     head: Mapping[str, Any]
     changes: tuple[Change, ...]
+    drafts: Mapping[int, Drafts]  #: by job, at the end
     blocks_at: int  #: offset of the first block
 
 
@@ -70,6 +74,7 @@ class Increment:
     after_ts: int
     resolved_ts: int
     changes: tuple[Change, ...]
+    drafts: Mapping[int, Drafts]  #: by job, at `resolved_ts`
 
 
 def pack(head: Mapping[str, Any], changes: Iterable[Change], blocks: Iterable[bytes] = ()) -> bytes:
@@ -79,9 +84,17 @@ def pack(head: Mapping[str, Any], changes: Iterable[Change], blocks: Iterable[by
     return b"".join((prefix, opening, *blocks))
 
 
-def pack_increment(chain: Chain, after_ts: int, resolved_ts: int, changes: Iterable[Change]) -> bytes:
+def pack_increment(
+    chain: Chain, after_ts: int, resolved_ts: int, changes: Iterable[Change], drafts: Mapping[int, Drafts]
+) -> bytes:
     """The bytes of an increment that stands at the end of `chain`."""
-    return pack({"kind": "increment", "chain": chain, "after_ts": after_ts, "resolved_ts": resolved_ts}, changes)
+    head = {"kind": "increment", "chain": chain, "after_ts": after_ts, "resolved_ts": resolved_ts}
+    return pack({**head, "drafts": drafts_json(drafts)}, changes)
+
+
+def drafts_json(drafts: Mapping[int, Drafts]) -> dict[str, list[Definition]]:
+    """As a head holds them: the same for the same drafts, in whatever order they were written."""
+    return {str(job_id): sorted(drafts[job_id], key=lambda d: (d.db_id, d.table_id)) for job_id in sorted(drafts)}
 
 
 def open_object(name: str, fetch: Fetch) -> Opening:
@@ -99,13 +112,15 @@ def open_object(name: str, fetch: Fetch) -> Opening:
         changes, rest = _first_frame(rest)
         if rest:
             raise CorruptObject("a schema history has bytes that belong to nothing", object_key=name)
+        parsed = orjson.loads(head)
         return Opening(
             name=name,
-            head=orjson.loads(head),
+            head=parsed,
+            drafts={int(job_id): tuple(map(_definition, found)) for job_id, found in parsed["drafts"].items()},
             changes=tuple(change_of(orjson.loads(line)) for line in changes.splitlines()),
             blocks_at=_PREFIX.size + length,
         )
-    except (KeyError, IndexError, TypeError, ValueError, zstandard.ZstdError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, zstandard.ZstdError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=name, reason=repr(error)) from error
 
 
@@ -120,7 +135,12 @@ def increment_of(opening: Opening) -> Increment | None:
     except (KeyError, TypeError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
     return Increment(
-        name=opening.name, chain=chain, after_ts=after_ts, resolved_ts=resolved_ts, changes=opening.changes
+        name=opening.name,
+        chain=chain,
+        after_ts=after_ts,
+        resolved_ts=resolved_ts,
+        changes=opening.changes,
+        drafts=opening.drafts,
     )
 
 
@@ -212,6 +232,10 @@ def change_of(data: Mapping[str, Any]) -> Change:
         put_tables=puts,
         events=tuple(_event(e, puts) for e in data["events"]),
     )
+
+
+def _definition(data: dict[str, Any]) -> Definition:
+    return Definition(**{**data, "info": _bytes(data["info"])})
 
 
 def _event(data: dict[str, Any], puts: tuple[Table, ...]) -> DdlEvent:

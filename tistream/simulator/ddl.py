@@ -2,7 +2,8 @@
 
 `UpstreamSchema` holds databases and TableInfo objects as TiDB keeps them. `propose` makes up a job that fits the
 schema; its row in `mysql.tidb_ddl_job` is written queued, running and done, and the commit of the done row is the
-moment at which the schema changes: `Ddl.apply` is called then, and only then do tables look different.
+moment at which the schema changes: `Ddl.apply` is called then, and only then do tables look different. The meta range
+gets the new definitions with the done row, those of a RENAME with the running one.
 
 Relations: ids (databases, tables, partitions, jobs, columns) are never used twice; a partition holds the handles
 [HANDLES * i, HANDLES * (i + 1)); the last table that is left is never dropped; tables of `Ddl.tables` may not be
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.meta import database_key, table_key
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.simulator.profiles import FIRST_TABLE_ID
 from tistream.simulator.rows import BIGINT, DOUBLE, INT, LONGBLOB, MEDIUMTEXT, VARCHAR, Value, row_v1, row_v2
@@ -26,6 +28,7 @@ HANDLES = 100  #: of a partition
 MYSQL_ID, FIRST_DB_ID = 1, 90
 QUEUED, RUNNING, DONE = 8, 1, 4
 _PUBLIC = 5
+_RENAME = 14
 
 Json = dict[str, Any]
 
@@ -39,7 +42,15 @@ class Ddl:
     query: str
     tables: frozenset[int]  #: logical ids of the tables whose rows must not straddle it
     body: Json  #: schema_id, table_id, schema_name, table_name, DBInfo, TableInfo
+    meta: Mapping[bytes, Json | None]  #: what it writes to the meta range; None deletes
     apply: Callable[[], None]
+
+    def definitions(self, *, state: int, start_ts: int) -> dict[bytes, bytes | None]:
+        """What a step writes to the meta range."""
+        if state != (RUNNING if self.type == _RENAME else DONE):
+            return {}
+        dated = {key: info and {**info, "update_timestamp": start_ts} for key, info in self.meta.items()}
+        return {key: json.dumps(info).encode() if info else None for key, info in dated.items()}
 
     def row(self, *, state: int, schema_version: int, start_ts: int, old_format: bool) -> bytes:
         """The job's row in the job table."""
@@ -201,7 +212,8 @@ class UpstreamSchema:
         def apply() -> None:
             self.databases[db_id] = name
 
-        return self._database_job(1, db_id, name, f"CREATE DATABASE `{name}`", frozenset(), apply)
+        meta = {database_key(db_id): _database(db_id, name)}
+        return self._database_job(1, db_id, name, f"CREATE DATABASE `{name}`", frozenset(), meta, apply)
 
     def _drop_database(self, rand: random.Random) -> Ddl:
         db_id = rand.choice(self._droppable_databases())
@@ -213,7 +225,8 @@ class UpstreamSchema:
             for table_id in tables:
                 del self.tables[table_id]
 
-        return self._database_job(2, db_id, name, f"DROP DATABASE `{name}`", tables, apply)
+        meta = dict.fromkeys([database_key(db_id), *(table_key(db_id, i) for i in sorted(tables))])
+        return self._database_job(2, db_id, name, f"DROP DATABASE `{name}`", tables, meta, apply)
 
     def _create_table(self, rand: random.Random) -> Ddl:
         db_id, table_id = rand.choice(sorted(self.databases)), self._id()
@@ -246,7 +259,7 @@ class UpstreamSchema:
         _, old = self._any(rand)
         db_id, info = rand.choice(sorted(self.databases)), copy.deepcopy(old)
         info["name"] = _name(f"Renamed{self._next_job}")
-        return self._table_job(14, db_id, info, "RENAME TABLE t TO {}", old_id=old["id"])
+        return self._table_job(_RENAME, db_id, info, "RENAME TABLE t TO {}", old_id=old["id"])
 
     def _truncate(self, rand: random.Random) -> Ddl:
         db_id, old = self._any(rand)
@@ -292,12 +305,24 @@ class UpstreamSchema:
             "DBInfo": None,
             "TableInfo": {**info, "state": 0} if gone else info,
         }
+        meta: dict[bytes, Json | None] = {}
+        if old_id is not None:
+            meta[table_key(self.tables[old_id][0], old_id)] = None
+        if not gone:
+            meta[table_key(db_id, info["id"])] = info
         query = query.format(f"`{self.databases[db_id]}`.`{name}`")
         blocked = frozenset() if old_id is None else frozenset({old_id})
-        return Ddl(job_id=self._next_job, type=kind, query=query, tables=blocked, body=body, apply=apply)
+        return Ddl(job_id=self._next_job, type=kind, query=query, tables=blocked, body=body, meta=meta, apply=apply)
 
     def _database_job(
-        self, kind: int, db_id: int, name: str, query: str, tables: frozenset[int], change: Callable[[], None]
+        self,
+        kind: int,
+        db_id: int,
+        name: str,
+        query: str,
+        tables: frozenset[int],
+        meta: Mapping[bytes, Json | None],
+        change: Callable[[], None],
     ) -> Ddl:
         def apply() -> None:
             self.version += 1
@@ -311,7 +336,7 @@ class UpstreamSchema:
             "DBInfo": _database(db_id, name),
             "TableInfo": None,
         }
-        return Ddl(job_id=self._next_job, type=kind, query=query, tables=tables, body=body, apply=apply)
+        return Ddl(job_id=self._next_job, type=kind, query=query, tables=tables, body=body, meta=meta, apply=apply)
 
     def _any(self, rand: random.Random, *, partitioned: bool = False) -> tuple[int, Json]:
         return rand.choice([entry for entry in self.tables.values() if entry[1]["partition"] or not partitioned])

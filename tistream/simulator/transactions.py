@@ -24,7 +24,7 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -227,19 +227,21 @@ class Transactions:
         """Whether an open transaction has written to one of the tables."""
         return any(txn.tables & tables for txn in self.open)
 
-    # -- transactions on one key, for who needs them whole ---------------------------------------------------------
+    # -- transactions of others, for who needs them whole ----------------------------------------------------------
 
-    def prewrite_one(self, key: bytes, value_of: Callable[[int], bytes | None]) -> Txn:
-        """A transaction of its own that has prewritten the key; `value_of` is asked with its start_ts."""
+    def prewrite_all(self, values_at: Callable[[int], Mapping[bytes, bytes | None]]) -> Txn:
+        """A transaction of its own that has prewritten the values of these keys, asked for with its start_ts."""
         self._number += 1
         txn = Txn(self._number, "optimistic", self._tso.next(), wants=0)
-        self._prewrite(txn, key, value_of(txn.start_ts))
+        for key, value in values_at(txn.start_ts).items():
+            self._prewrite(txn, key, value)
         return txn
 
-    def commit_one(self, txn: Txn) -> int:
-        """Commit what `prewrite_one` gave; its commit_ts."""
+    def commit_all(self, txn: Txn) -> int:
+        """Commit what `prewrite_all` gave; its commit_ts."""
         self._commits(txn, self._tso.next())
-        self._resolve(txn)
+        for key in txn.left:
+            self._cluster.commit(key, start_ts=txn.start_ts, commit_ts=txn.commit_ts, with_value=True)
         return txn.commit_ts
 
     # -- moves -----------------------------------------------------------------------------------------------------
@@ -441,5 +443,7 @@ class Transactions:
 
 def _name(key: bytes) -> str:
     """Table and handle, for people."""
+    if not key.startswith(b"t"):
+        return repr(key)
     parsed = parse_key(key)
     return f"t{parsed.table_id}/r{getattr(parsed, 'handle', '?')}"

@@ -147,25 +147,28 @@ class _Jobs:
             self._finishing = self._prewrite(job, DONE)
             return self._said(job, "prewrites its end")
         if self._finishing is not None:
-            self._txns.schema_ts = self._txns.commit_one(self._finishing)
+            self._txns.schema_ts = self._txns.commit_all(self._finishing)
             self._finishing = None
             job.apply()
             self.blocked = frozenset()
             self._txns.counts[f"ddl {job.type}"] += 1
             return self._said(job, f"is done at {self._txns.schema_ts}")
-        self._txns.commit_one(self._txns.prewrite_one(record_key(DDL_JOB_TABLE_ID, job.job_id), lambda _: None))
+        self._txns.commit_all(self._txns.prewrite_all(lambda _: {record_key(DDL_JOB_TABLE_ID, job.job_id): None}))
         self._job, self._phase = None, 0
         return self._said(job, "leaves the queue")
 
     def _write(self, job: Ddl, state: int) -> None:
-        self._txns.commit_one(self._prewrite(job, state))
+        self._txns.commit_all(self._prewrite(job, state))
 
     def _prewrite(self, job: Ddl, state: int) -> Txn:
         key, version = record_key(DDL_JOB_TABLE_ID, job.job_id), self._schema.version + 1
-        return self._txns.prewrite_one(
-            key,
-            lambda ts: job.row(state=state, schema_version=version, start_ts=ts, old_format=self._old_format),
-        )
+
+
+        def values_at(ts: int) -> dict[bytes, bytes | None]:
+            row = job.row(state=state, schema_version=version, start_ts=ts, old_format=self._old_format)
+            return {key: row, **job.definitions(state=state, start_ts=ts)}
+
+        return self._txns.prewrite_all(values_at)
 
     def _said(self, job: Ddl, what: str) -> str:
         return f"DDL job {job.job_id} {what}: {job.query}"

@@ -29,11 +29,12 @@ from tistream.catalog.tasks import TaskRow, list_tasks
 from tistream.catalog.tenants import activate_tenant, register_tenant
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.segment_file import SegmentInfo
+from tistream.codec.table_key import META_RANGE
 from tistream.errors import invariant
 from tistream.ids import Tenant
 from tistream.layout import CommittedKey, SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.testing.recording import RECORDING, committed_rows
+from tistream.testing.recording import RECORDING, committed_rows, meta_rows
 
 TENANT = Tenant(1, 1)
 _IN_A_TABLE = [(name, "ascending") for name in ("table_id", "commit_ts", "start_ts", "key")]
@@ -46,13 +47,14 @@ def recording_end() -> int:
 
 @dataclass
 class LogBuilder:
-    """See the module. `rows` (schema change.COMMITTED) replaces the recording's."""
+    """See the module. `rows` and `meta` (schema change.COMMITTED) replace the recording's."""
 
     catalog: Catalog
     store: ObjectStore
     tenant: Tenant = TENANT
     data_tasks: int = 3
     rows: pa.Table = field(default_factory=committed_rows)
+    meta: pa.Table = field(default_factory=meta_rows)
 
     def __post_init__(self) -> None:
         self._file_numbers = itertools.count(1)
@@ -119,7 +121,7 @@ class LogBuilder:
         invariant(len(advanced) == len(due), "nobody else writes to a built log")
 
     def _rows_of(self, task: TaskRow, upto: int) -> pa.Table:
-        rows = self.rows
+        rows = self.meta if task.range == META_RANGE else self.rows
         keep = pc.and_(
             pc.greater(rows["commit_ts"], pa.scalar(task.upper, pa.uint64())),
             pc.less_equal(rows["commit_ts"], pa.scalar(upto, pa.uint64())),

@@ -18,20 +18,19 @@ import pyarrow.compute as pc
 import zstandard
 
 import tistream
-from schemas.ddl import parse_job
+from schemas.ddl import Job
 from schemas.history import History
-from schemas.layout import row_layout
-from schemas.snapshot import parse_pushed
+from schemas.meta import Definition, Step, read_meta, steps_of
+from schemas.registry import read_jobs
+from schemas.snapshot import PushedSchema, parse_pushed
 from tistream import change
-from tistream.codec.row.decode import decode
-from tistream.codec.table_key import DDL_JOB_TABLE_ID
-from tistream.errors import invariant
+from tistream.codec.table_key import is_record
+from tistream.ts import TS_MAX
 
 RECORDING = Path(tistream.__file__).parent / "recording"
 EXPECTED = Path(tistream.__file__).parents[1] / "tests" / "expected"
 
 _NOT_DELIVERED = 0xFF00  # txn_source bits that TiKV never sends
-_RECORD = b"_r"
 
 
 def objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -41,11 +40,20 @@ def objects(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-@functools.cache
 def committed_rows() -> pa.Table:
     """All record rows that TiKV would have delivered, schema change.COMMITTED, by (commit_ts, start_ts, key)."""
+    return _committed()[0]
+
+
+def meta_rows() -> pa.Table:
+    """As `committed_rows`, of the meta range."""
+    return _committed()[1]
+
+
+@functools.cache
+def _committed() -> tuple[pa.Table, pa.Table]:
     open_rows: dict[tuple[str, str], dict[str, Any]] = {}
-    rows: list[dict[str, Any] | None] = []
+    rows: list[dict[str, Any]] = []
     for event in objects(RECORDING / "events.ndjson.zst"):
         if event["t"] not in ("PREWRITE", "COMMIT", "COMMITTED", "ROLLBACK"):
             continue
@@ -59,18 +67,18 @@ def committed_rows() -> pa.Table:
         else:
             written = event if event["t"] == "COMMITTED" else open_rows.pop(who)
             rows.append(_row(event, written))
-    found = pa.Table.from_pylist([row for row in rows if row is not None], schema=change.COMMITTED)
+    found = pa.Table.from_pylist(rows, schema=change.COMMITTED)
     by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
-    return found.take(pc.sort_indices(found, sort_keys=by)).combine_chunks()
+    found = found.take(pc.sort_indices(found, sort_keys=by))
+    of_meta = pc.starts_with(found["key"], "m")
+    return found.filter(is_record(found["key"])).combine_chunks(), found.filter(of_meta).combine_chunks()
 
 
-def _row(commit: dict[str, Any], written: dict[str, Any]) -> dict[str, Any] | None:
+def _row(commit: dict[str, Any], written: dict[str, Any]) -> dict[str, Any]:
     key = bytes.fromhex(commit["key"])
-    if key[:1] != b"t" or key[9:11] != _RECORD:
-        return None
     value, old = written.get("value"), written.get("old_value")
     return {
-        "table_id": int.from_bytes(key[1:9], "big") - (1 << 63),
+        "table_id": int.from_bytes(key[1:9], "big") - (1 << 63) if key[:1] == b"t" else 0,
         "op": int(change.Op[commit["op"]]),
         "key": key,
         "start_ts": int(commit["start_ts"]),
@@ -82,27 +90,27 @@ def _row(commit: dict[str, Any], written: dict[str, Any]) -> dict[str, Any] | No
     }
 
 
+def recorded_start() -> PushedSchema:
+    """The schema that the recording begins with."""
+    return parse_pushed(json.loads((RECORDING / "schema_snapshot.json").read_bytes()))
+
+
+@functools.cache
+def recorded_steps() -> tuple[Step, ...]:
+    """What every transaction of the recording wrote about schemas: job rows and the meta range, in apply order."""
+    jobs = list(read_jobs(committed_rows(), recorded_start().job_table, 0, TS_MAX))
+    found = list(read_meta(meta_rows(), 0, TS_MAX))
+    jobs += [job for job in found if isinstance(job, Job)]
+    return tuple(steps_of(jobs, (each for each in found if isinstance(each, Definition))))
+
+
 @functools.cache
 def recorded_history() -> History:
-    """The schema at every timestamp of the recording. Shared: do not apply jobs to it."""
-    pushed = parse_pushed(json.loads((RECORDING / "schema_snapshot.json").read_bytes()))
+    """The schema at every timestamp of the recording. Shared: do not add to it."""
+    pushed = recorded_start()
     history = History(pushed.snapshot, pushed.job_table)
-    rows = committed_rows()
-    of_jobs = pc.equal(rows["table_id"], pa.scalar(DDL_JOB_TABLE_ID, pa.int64()))
-    puts = rows.filter(pc.and_(of_jobs, pc.is_valid(rows["value"]))).combine_chunks()
-    decoded = decode(row_layout(pushed.job_table), puts["key"].combine_chunks(), puts["value"].combine_chunks())
-    invariant(not decoded.errors, "every row of the job table decodes", errors=decoded.errors[:3])
-    jobs = [
-        parse_job(json.loads(meta), start_ts=start_ts, commit_ts=commit_ts)
-        for meta, start_ts, commit_ts in zip(
-            decoded.batch["job_meta"].to_pylist(),
-            puts["start_ts"].to_pylist(),
-            puts["commit_ts"].to_pylist(),
-            strict=True,
-        )
-    ]
-    for job in sorted(jobs, key=lambda j: j.order):
-        history.apply(job)
+    for step in recorded_steps():
+        history.take(step)
     history.advance(int(json.loads((RECORDING / "meta.json").read_bytes())["last_resolved_ts"]))
     return history
 

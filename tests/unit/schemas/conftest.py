@@ -19,6 +19,7 @@ from schemas.snapshot import PushedSchema, parse_pushed
 
 RECORDING = Path(tistream.__file__).parent / "recording"
 JOB_ROWS = "748000fffffffffffe5f72"  # record keys of the DDL job table, as the recording writes keys
+META_KEYS = "6d"
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -64,19 +65,21 @@ def read_row_v1(data: bytes) -> dict[int, Any]:
     return dict(zip(values[::2], values[1::2], strict=True))
 
 
-def job_rows() -> Iterator[tuple[int, int, bytes]]:
-    """(start_ts, commit_ts, row) of every committed PUT in the DDL job table, in the order of application."""
+def written(of: str) -> Iterator[tuple[int, int, bytes, bytes | None]]:
+    """(start_ts, commit_ts, key, value or None) of every committed row whose key in hex begins with `of`."""
     prewritten: dict[tuple[str, str], str] = {}
     for line in lines(RECORDING / "events.ndjson.zst"):
-        if JOB_ROWS not in line:
+        if of not in line:
             continue
         event = json.loads(line)
         key = (event["key"], event["start_ts"])
+        if not event["key"].startswith(of):
+            continue
         if event["t"] == "PREWRITE" and event["op"] == "PUT":
             prewritten[key] = event["value"]
-        if event["t"] in ("COMMIT", "COMMITTED") and event["op"] == "PUT":
-            value = event.get("value") or prewritten[key]
-            yield int(event["start_ts"]), int(event["commit_ts"]), bytes.fromhex(value)
+        if event["t"] in ("COMMIT", "COMMITTED"):
+            value = bytes.fromhex(event.get("value") or prewritten[key]) if event["op"] == "PUT" else None
+            yield int(event["start_ts"]), int(event["commit_ts"]), bytes.fromhex(event["key"]), value
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +90,14 @@ def pushed() -> PushedSchema:
 @pytest.fixture(scope="session")
 def job_puts() -> list[tuple[int, int, bytes]]:
     """(start_ts, commit_ts, row) of every PUT in the DDL job table, in commit order."""
-    return sorted(job_rows(), key=lambda row: row[1])
+    found = [(start_ts, commit_ts, row) for start_ts, commit_ts, _, row in written(JOB_ROWS) if row is not None]
+    return sorted(found, key=lambda row: row[1])
+
+
+@pytest.fixture(scope="session")
+def meta_writes() -> list[tuple[int, int, bytes, bytes | None]]:
+    """(start_ts, commit_ts, key, value or None) of everything in the meta range, in commit order."""
+    return sorted(written(META_KEYS), key=lambda row: row[1])
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +112,7 @@ def jobs(job_puts: list[tuple[int, int, bytes]]) -> list[Job]:
 
 @pytest.fixture
 def history(pushed: PushedSchema, jobs: list[Job]) -> History:
-    """The whole recording applied, known up to its end."""
+    """The whole recording by its jobs alone, known up to its end."""
     found = History(pushed.snapshot, pushed.job_table)
     for job in jobs:
         found.apply(job)

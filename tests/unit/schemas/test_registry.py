@@ -26,6 +26,7 @@ from tistream.catalog.tasks import list_tasks
 from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.change import Op
 from tistream.codec.committed_file import build_committed_file
+from tistream.codec.segment_file import SegmentInfo
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_key, record_range
 from tistream.errors import DecodeError, NotFound, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
@@ -42,7 +43,7 @@ class DictStore:
     """An object store in a dict: write-once, and it counts what is read."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
-    reads: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)  #: keys, with the offset where a part was read
     refuses: bool = False
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -52,12 +53,16 @@ class DictStore:
 
     def get(self, key: str) -> bytes:
         self.reads.append(key)
+        return self._found(key)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self.reads.append(f"{key} {offset}")
+        return self._found(key)[offset : offset + length]
+
+    def _found(self, key: str) -> bytes:
         if key not in self.objects:
             raise ObjectNotFound(key=key)
         return self.objects[key]
-
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return self.get(key)[offset : offset + length]
 
     def size(self, key: str) -> int:
         return len(self.objects[key])
@@ -69,17 +74,20 @@ class DictStore:
         self.objects.pop(key, None)
 
 
-def committed(rows: list[tuple[int, int, bytes]], op: int = Op.PUT) -> pa.Table:
-    """Rows of the DDL job table in the committed log; the handle does not matter here."""
-    rows = sorted(rows, key=lambda row: (row[1], row[0]))
+Written = tuple[int, int, bytes, bytes | None]  # start_ts, commit_ts, key, value
+
+
+def committed(table_id: int, rows: list[Written]) -> pa.Table:
+    """Rows in the committed log."""
+    rows = sorted(rows, key=lambda row: (row[1], row[0], row[2]))
     n = len(rows)
     columns = {
-        "table_id": [DDL_JOB_TABLE_ID] * n,
-        "op": [op] * n,
-        "key": [record_key(DDL_JOB_TABLE_ID, i) for i in range(n)],
-        "start_ts": [start_ts for start_ts, _, _ in rows],
-        "commit_ts": [commit_ts for _, commit_ts, _ in rows],
-        "value": [value for _, _, value in rows],
+        "table_id": [table_id] * n,
+        "op": [Op.DELETE if value is None else Op.PUT for *_, value in rows],
+        "key": [key for _, _, key, _ in rows],
+        "start_ts": [start_ts for start_ts, *_ in rows],
+        "commit_ts": [commit_ts for _, commit_ts, *_ in rows],
+        "value": [value for *_, value in rows],
         "old_value": [None] * n,
         "expire_ts": [0] * n,
         "flags": [0] * n,
@@ -87,10 +95,17 @@ def committed(rows: list[tuple[int, int, bytes]], op: int = Op.PUT) -> pa.Table:
     return pa.table(columns, schema=change.COMMITTED)
 
 
-class Log:
-    """A tenant's committed log with two DDL tasks: the meta range and the job table."""
+def committed_jobs(rows: list[tuple[int, int, bytes]]) -> pa.Table:
+    """Rows of the DDL job table; the handle does not matter here."""
+    return committed(DDL_JOB_TABLE_ID, [(s, c, record_key(DDL_JOB_TABLE_ID, n), v) for n, (s, c, v) in enumerate(rows)])
 
-    def __init__(self, directory: Path, pushed: PushedSchema) -> None:
+
+class Log:
+    """A tenant's committed log with two DDL tasks: the meta range and the job table. A flush up to a timestamp holds all
+    that `meta` has up to there."""
+
+    def __init__(self, directory: Path, pushed: PushedSchema, meta: list[Written]) -> None:
+        self.meta = meta
         self.catalog, self.store = Catalog(f"sqlite:///{directory}/catalog.db"), DictStore()
         self.catalog.migrate()
         self.start_ts = pushed.snapshot.ts
@@ -106,37 +121,54 @@ class Log:
 
     def flush(self, rows: list[tuple[int, int, bytes]], upto_ts: int, *, meta_upto_ts: int | None = None) -> None:
         meta, jobs, _ = list_tasks(self.catalog, TENANT)
+        meta_upto = upto_ts if meta_upto_ts is None else meta_upto_ts
+        of_meta = [row for row in self.meta if meta.upper < row[1] <= meta_upto]
         self.files += 1
         key = CommittedKey(tenant=TENANT, sorter="sorter-1", incarnation=1, seq=self.files)
-        data, segments = build_committed_file(key, [(jobs.task_id, committed(rows))], f"write-{self.files}")
-        self.store.put(str(key), data)
-        new = tuple(
-            NewSegment(
-                segment_no=s.number,
-                start_key=s.start_key,
-                end_key=s.end_key,
-                table_lo=s.table_lo,
-                table_hi=s.table_hi,
-                lo_ts=s.lo_ts,
-                hi_ts=s.hi_ts,
-                rows=s.rows,
-                offset=s.offset,
-                length=s.length,
-                crc=s.crc,
-            )
-            for s in segments[jobs.task_id]
-        )
+        parts = [(meta.task_id, committed(0, of_meta)), (jobs.task_id, committed_jobs(rows))]
+        data, segments = build_committed_file(key, parts, f"write-{self.files}")
+        written = any(segments.values())
+        if written:
+            self.store.put(str(key), data)
         advances = [
-            TaskAdvance(task_id=jobs.task_id, epoch=0, seen_upper=jobs.upper, new_upper=upto_ts, segments=new),
-            TaskAdvance(task_id=meta.task_id, epoch=0, seen_upper=meta.upper, new_upper=meta_upto_ts or upto_ts),
+            TaskAdvance(
+                task_id=task.task_id,
+                epoch=0,
+                seen_upper=task.upper,
+                new_upper=upper,
+                segments=tuple(_new_segment(s) for s in segments[task.task_id]),
+            )
+            for task, upper in ((meta, meta_upto), (jobs, upto_ts))
         ]
-        done = commit_flush(self.catalog, tenant=TENANT, object_key=str(key), object_bytes=len(data), advances=advances)
+        done = commit_flush(
+            self.catalog,
+            tenant=TENANT,
+            object_key=str(key) if written else None,
+            object_bytes=len(data),
+            advances=advances,
+        )
         assert len(done) == 2
 
 
+def _new_segment(info: SegmentInfo) -> NewSegment:
+    return NewSegment(
+        segment_no=info.number,
+        start_key=info.start_key,
+        end_key=info.end_key,
+        table_lo=info.table_lo,
+        table_hi=info.table_hi,
+        lo_ts=info.lo_ts,
+        hi_ts=info.hi_ts,
+        rows=info.rows,
+        offset=info.offset,
+        length=info.length,
+        crc=info.crc,
+    )
+
+
 @pytest.fixture
-def log(tmp_path: Path, pushed: PushedSchema) -> Iterator[Log]:
-    found = Log(tmp_path, pushed)
+def log(tmp_path: Path, pushed: PushedSchema, meta_writes: list[Written]) -> Iterator[Log]:
+    found = Log(tmp_path, pushed, meta_writes)
     yield found
     found.catalog.close()
 
@@ -163,7 +195,7 @@ def test_the_history_follows_the_committed_log(
         assert found.snapshot(upto_ts) == history.snapshot(upto_ts)
     assert first.events(log.start_ts, first.resolved_ts) == []  # what was handed out stays as it was
     committed_reads = [key for key in log.store.reads if key.startswith("committed/")]
-    assert len(committed_reads) == len(set(committed_reads)) == len(cuts) - 1  # each file once
+    assert len(committed_reads) == len(set(committed_reads)) == 2 * (len(cuts) - 1)  # each segment once
     assert registry.tables(TENANT, "Shop", end) == history.tables("shop", end)
 
 
@@ -277,7 +309,7 @@ def test_many_threads_share_one_catching_up(log: Log, job_puts: list[tuple[int, 
         thread.join()
     assert len({id(history) for history in found}) == 1
     once = [key for key in log.store.reads if not key.startswith("schemas/")]
-    assert len(once) == len(set(once)) == 2  # the snapshot and the one file
+    assert len(once) == len(set(once)) == 3  # the snapshot and the file's two segments
 
 
 def test_more_segments_than_one_page(
@@ -301,9 +333,10 @@ def row_v2(column_id: int, value: bytes) -> bytes:
 def test_job_rows_of_both_formats_are_read(pushed: PushedSchema, jobs: list[Job]) -> None:
     meta_id = next(c.id for c in pushed.job_table.columns if c.name == "job_meta")
     meta = json.dumps({"id": 5, "type": 1, "state": 4, "binlog": {"SchemaVersion": 9}}).encode()
-    table = committed([(10, 20, row_v2(meta_id, meta))])
+    table = committed_jobs([(10, 20, row_v2(meta_id, meta))])
     (job,) = read_jobs(table, pushed.job_table, 0, 100)
     assert (job.id, job.type, job.state, job.schema_version, job.start_ts, job.commit_ts) == (5, 1, 4, 9, 10, 20)
     assert list(read_jobs(table, pushed.job_table, 20, 100)) == []
     assert list(read_jobs(table, pushed.job_table, 0, 19)) == []
-    assert list(read_jobs(committed([(10, 20, b"")], op=Op.DELETE), pushed.job_table, 0, 100)) == []
+    gone = committed(DDL_JOB_TABLE_ID, [(10, 20, record_key(DDL_JOB_TABLE_ID, 5), None)])
+    assert list(read_jobs(gone, pushed.job_table, 0, 100)) == []

@@ -1,0 +1,232 @@
+"""How jobs and the meta range become one: the job says when and why, the meta range says what the tables are.
+
+While a job runs, the definitions that its transactions wrote are *drafts*: nobody decodes with them. When the job is
+done they are settled:
+
+    completed(job, drafts)                    what the job does not carry is taken from its drafts
+    reconciled(job, change, drafts, state)    what the job says of a table must be what the meta range holds; what it
+                                              does not speak of is taken from the meta range
+    adopted(drafts, state)                    a job that means nothing here, or none at all: the meta range counts
+
+A table without a draft is, in the meta range, as it was before: that is the state in force. Two definitions agree when
+they decode rows alike and have the same names and ids: comments, timestamps and non-public parts do not matter. When
+they do not agree DecodeError names table, job and timestamp, and the history stays where it was: one of the two is
+wrong, and nobody can say which. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from schemas import ddl, tidb_json
+from schemas.actions import EVENTS, Action, action_name
+from schemas.ddl import Change, Job, SchemaState
+from schemas.meta import Definition
+from schemas.model import STATE_PUBLIC, Database, Table
+from schemas.snapshot import is_system_database
+from schemas.tidb_json import Json
+from tistream.errors import DecodeError
+
+#: the newest definitions that a job has written so far, in the order in which they were first written
+Drafts = tuple[Definition, ...]
+
+
+def with_definitions(drafts: Drafts, newer: Iterable[Definition]) -> Drafts:
+    """The drafts after another step of the job."""
+    found = {(d.db_id, d.table_id): d for d in drafts}
+    found.update({(d.db_id, d.table_id): d for d in newer})
+    return tuple(found.values())
+
+
+def completed(job: Job, drafts: Drafts) -> Job:
+    """The job with definitions from its drafts where it carries none."""
+    tables = {d.table_id: _json(d) for d in drafts if d.table_id and d.info is not None}
+    databases = [_json(d) for d in drafts if not d.table_id and d.info is not None]
+    if not job.db_info and len(databases) == 1:
+        job = replace(job, db_info=databases[0])
+    match job.type:
+        case Action.CREATE_TABLES | Action.RECOVER_SCHEMA if not job.table_infos:
+            return replace(job, table_infos=tuple(tables[i] for i in sorted(tables)))
+        case Action.RENAME_TABLES if not job.table_infos:
+            return replace(job, table_infos=tuple(tables[i] for i in _renamed_ids(job) if i in tables))
+        case Action.EXCHANGE_PARTITION if not job.table_info:
+            tables = {i: info for i, info in tables.items() if info.get("partition")}
+    if job.table_info or not tables:
+        return job
+    if len(tables) == 1:
+        return replace(job, table_info=next(iter(tables.values())))
+    return replace(job, table_info=tables.get(job.table_id))
+
+
+def _renamed_ids(job: Job) -> list[int]:
+    if isinstance(job.args, Mapping):
+        return [int(entry.get("table_id") or 0) for entry in job.args.get("rename_table_infos") or ()]
+    return [int(table_id) for table_id in job.args[3]] if isinstance(job.args, list) and len(job.args) >= 6 else []
+
+
+def reconciled(job: Job, change: Change, drafts: Drafts, state: SchemaState) -> Change:
+    """`change` with what only the meta range says. DecodeError when the two disagree."""
+    meta = _View.of(drafts, state)
+    puts = {t.id: t for t in change.put_tables}
+    spoken = {*puts, *change.drop_tables}
+    for table_id in sorted(spoken):
+        said, held = puts.get(table_id), meta.table(table_id)
+        before = state.table(table_id)
+        if said is None and before is not None and before.db_id in change.drop_databases:
+            continue  # went with its database
+        if not _alike(said, held):
+            raise _disagreement(job, said, held, before)
+    for db_id, db in {**dict.fromkeys(change.drop_databases), **{d.id: d for d in change.put_databases}}.items():
+        if (held_db := meta.databases.get(db_id)) != db:
+            named = db or held_db
+            raise DecodeError(
+                "a DDL job and the meta range disagree about a database",
+                database=named.name if named else "",
+                job_id=job.id,
+                action=action_name(job.type),
+                commit_ts=job.commit_ts,
+            )
+    return _with_rest(change, meta, state, spoken)
+
+
+def settled(job: Job, drafts: Drafts, state: SchemaState, schema_version: int) -> Change | None:
+    """What an ended job comes to; None for nothing. Raises as `ddl.apply` and `reconciled` do."""
+    if ddl.skip_reason(job, state):
+        return adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id)
+    return reconciled(job, ddl.apply(completed(job, drafts), state), drafts, state)
+
+
+def adopted(
+    drafts: Drafts, state: SchemaState, commit_ts: int, schema_version: int, *, job_id: int = 0
+) -> Change | None:
+    """What the meta range holds that the state does not, where no finished job speaks of it. None for nothing."""
+    if not drafts:
+        return None
+    nothing = Change(job_id=job_id, commit_ts=commit_ts, schema_version=schema_version)
+    change = _with_rest(nothing, _View.of(drafts, state), state, set())
+    return None if change == nothing else change
+
+
+def was_missed(job: Job, drafts: Drafts, state: SchemaState, start_ts: int) -> bool:
+    """Whether a job of the upstream's own history, which the state does not know, is to be applied now: some versions
+    create tables in one transaction, without a row that says so. DecodeError for any other that went by unseen."""
+    reason = ddl.skip_reason(replace(job, state=ddl.STATE_DONE), state)
+    if job.type not in EVENTS or reason not in ("", ddl.ALREADY_KNOWN):
+        return False
+    creates = job.type in (Action.CREATE_TABLE, Action.CREATE_TABLES)
+    if creates and not reason and drafts and all(d.start_ts == job.start_ts for d in drafts):
+        return True
+    if job.created_ts > start_ts:  # else its row may be older than what is known
+        raise DecodeError(
+            "a DDL job has finished, but the row that says so never came",
+            job_id=job.id,
+            action=action_name(job.type),
+            table_id=job.table_id,
+            commit_ts=job.commit_ts,
+        )
+    return False
+
+
+def _with_rest(change: Change, meta: _View, state: SchemaState, spoken: set[int]) -> Change:
+    """`change` and every drafted table and database that it does not speak of."""
+    named = {*change.drop_databases, *(db.id for db in change.put_databases)}
+    databases = {i: db for i, db in meta.drafted_databases.items() if i not in named and state.databases.get(i) != db}
+    held = {i: t for i, t in meta.drafted.items() if i not in spoken and not _alike(t, state.table(i))}
+    gone = tuple(i for i, db in databases.items() if db is None and i in state.databases)
+    left = {i for db_id in gone for i in state.tables_of(db_id)} - spoken - {i for i, t in held.items() if t}
+    return replace(
+        change,
+        drop_databases=change.drop_databases + gone,
+        put_databases=change.put_databases + tuple(db for db in databases.values() if db is not None),
+        drop_tables=change.drop_tables + tuple(sorted(left | {i for i, t in held.items() if t is None})),
+        put_tables=change.put_tables + tuple(t for t in held.values() if t is not None),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """The meta range at a commit: what drafts say, and elsewhere the state in force."""
+
+    state: SchemaState
+    databases: Mapping[int, Database]
+    drafted_databases: Mapping[int, Database | None]
+    drafted: Mapping[int, Table | None]
+
+    @classmethod
+    def of(cls, drafts: Drafts, state: SchemaState) -> _View:
+        """Databases that are neither known nor drafted are TiDB's own, and so are their tables."""
+        drafted_databases: dict[int, Database | None] = {}
+        for d in drafts:
+            if d.table_id:
+                continue
+            db = None if d.info is None else tidb_json.database(_json(d))
+            if db is None or (db.state == STATE_PUBLIC and not is_system_database(db.name)):
+                drafted_databases[d.db_id] = db
+        databases = {**state.databases}
+        for db_id, db in drafted_databases.items():
+            databases.pop(db_id, None)
+            if db is not None:
+                databases[db_id] = db
+        drafted: dict[int, Table | None] = {}
+        for d in sorted((d for d in drafts if d.table_id), key=lambda d: d.info is not None):
+            # deletions first: a table that moves is deleted in one database and put in the other
+            if d.info is None:
+                if d.db_id in state.databases:
+                    drafted[d.table_id] = None
+            elif d.db_id in databases and (info := _json(d)).get("state") == STATE_PUBLIC:
+                drafted[d.table_id] = tidb_json.table(info, db_id=d.db_id, db=databases[d.db_id].name)
+        return cls(state=state, databases=databases, drafted_databases=drafted_databases, drafted=drafted)
+
+    def table(self, table_id: int) -> Table | None:
+        return self.drafted[table_id] if table_id in self.drafted else self.state.table(table_id)
+
+
+def _json(definition: Definition) -> Json:
+    try:
+        found: Json = orjson.loads(definition.info or b"")
+    except orjson.JSONDecodeError as error:
+        raise DecodeError(
+            "a definition of the meta range is not JSON",
+            database_id=definition.db_id,
+            table_id=definition.table_id,
+            commit_ts=definition.commit_ts,
+        ) from error
+    return found
+
+
+def _alike(a: Table | None, b: Table | None) -> bool:
+    return a is b or (a is not None and b is not None and _facts(a) == _facts(b))
+
+
+def _facts(table: Table) -> dict[str, Any]:
+    """What decoding, splitting and naming rest on."""
+    facts: dict[str, Any] = {"id": table.id, "database": table.db_id, "name": table.name, "kind": table.kind}
+    if table.kind != "table":
+        return facts
+    return facts | {
+        "partitions": table.partition_ids,
+        "handle": (table.pk_is_handle, table.is_common_handle, table.common_handle_version),
+        "columns": [replace(c, comment="") for c in table.visible_columns],
+        "indexes": [i for i in table.indexes if i.state == STATE_PUBLIC],
+    }
+
+
+def _disagreement(job: Job, said: Table | None, held: Table | None, before: Table | None) -> DecodeError:
+    named = said or held or before
+    assert named is not None
+    mine, theirs = (_facts(t) if t else {} for t in (said, held))
+    differs = [name for name in _facts(named) if mine.get(name) != theirs.get(name)] if said and held else ["existence"]
+    return DecodeError(
+        "a DDL job and the meta range disagree about a table",
+        database=named.db,
+        table=named.name,
+        table_id=named.id,
+        job_id=job.id,
+        action=action_name(job.type),
+        commit_ts=job.commit_ts,
+        differs=differs,
+    )

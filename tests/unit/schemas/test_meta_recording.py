@@ -1,0 +1,216 @@
+"""The two sources of schemas against each other on the recording: job rows and the meta range."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from schemas.ddl import Job
+from schemas.history import History
+from schemas.meta import Definition, Step
+from schemas.snapshot import PushedSchema
+from schemas.tidb_json import table as table_of
+from tistream.errors import DecodeError
+from tistream.testing.recording import recorded_steps
+
+DONE = 4
+
+
+@pytest.fixture(scope="module")
+def steps() -> tuple[Step, ...]:
+    return recorded_steps()
+
+
+def begun(pushed: PushedSchema) -> History:
+    return History(pushed.snapshot, pushed.job_table)
+
+
+def played(history: History, steps: tuple[Step, ...] | list[Step], until: int) -> History:
+    for step in steps:
+        history.take(step)
+    history.advance(until)
+    return history
+
+
+def of_key(key: bytes) -> tuple[int, int] | None:
+    """(database id, table id) of the key of a table's definition; None for any other key."""
+    name, at = text_of(key, 1)
+    if not name.startswith(b"DB:"):
+        return None
+    field, _ = text_of(key, at + 8)
+    return (int(name[3:]), int(field[6:])) if field.startswith(b"Table:") else None
+
+
+def text_of(key: bytes, at: int) -> tuple[bytes, int]:
+    """A text in groups of eight bytes and a marker, and where it ends."""
+    text = b""
+    while True:
+        text, marker, at = text + key[at : at + 8], key[at + 8], at + 9
+        if marker != 255:
+            return text[: len(text) + marker - 255], at
+
+
+def test_every_table_is_in_the_meta_range_what_jobs_made_of_it(
+    history: History, pushed: PushedSchema, steps: tuple[Step, ...], meta_writes: list[tuple[int, int, bytes, bytes | None]]
+) -> None:
+    """At each finished job, for every table: the same ids, names, columns, types, indexes and partitions."""
+    names = {db.id: db.name for step in steps for db in history.databases(max(step.commit_ts, history.start_ts))}
+    held = {t.id: (t.db_id, t) for t in pushed.snapshot.tables.values()}
+    writes = sorted(meta_writes, key=lambda w: (w[1], w[0], w[3] is not None))  # deletions before puts
+    finished = sorted({job.commit_ts for step in steps for job in step.jobs if job.state == DONE})
+    at = compared = 0
+    exchanged = set()
+    for ts in finished:
+        while at < len(writes) and writes[at][1] <= ts:
+            (_, _, key, value), at = writes[at], at + 1
+            named = of_key(key)
+            if named is None or named[0] not in names:
+                continue
+            db_id, table_id = named
+            if value is not None:
+                held[table_id] = db_id, table_of(json.loads(value), db_id=db_id, db=names[db_id])
+            elif held[table_id][0] == db_id:
+                del held[table_id]
+        found = history.snapshot(ts).tables
+        assert found.keys() == held.keys(), ts
+        for table_id, table in found.items():
+            _, other = held[table_id]
+            if replace(table, update_ts=0) == replace(other, update_ts=0) and table.update_ts != other.update_ts:
+                exchanged.add(table.name)  # counts as updated with the partitioned one, as TiCDC has it
+                table = replace(table, update_ts=other.update_ts)
+            assert replace(table, db=other.db) == other, (ts, table.name)
+            compared += 1
+    assert compared > 10_000
+    assert exchanged == {"p_swap"}
+
+
+def test_both_sources_together_make_the_history_that_the_jobs_alone_make(
+    history: History, pushed: PushedSchema, steps: tuple[Step, ...]
+) -> None:
+    assert played(begun(pushed), steps, history.resolved_ts).dump() == history.dump()
+
+
+def bare(job: Job) -> Job:
+    return replace(job, db_info=None, table_info=None, table_infos=())
+
+
+def test_jobs_without_their_definitions_make_the_same_history_from_the_meta_range(
+    history: History, pushed: PushedSchema, steps: tuple[Step, ...]
+) -> None:
+    """The same versions, so every row of the recording is decoded alike, and the same events."""
+    stripped = [replace(step, jobs=tuple(map(bare, step.jobs))) for step in steps]
+    assert played(begun(pushed), stripped, history.resolved_ts).dump() == history.dump()
+
+
+def test_every_definition_was_written_by_a_job_and_no_draft_is_left(
+    history: History, pushed: PushedSchema, steps: tuple[Step, ...]
+) -> None:
+    """What the merge rests on: definitions commit in the transaction of a job's row."""
+    assert all(step.owner for step in steps if step.definitions)
+    assert played(begun(pushed), steps, history.resolved_ts)._drafts == {}
+
+
+def test_drafts_outlive_a_restart_at_any_moment(
+    history: History, pushed: PushedSchema, steps: tuple[Step, ...]
+) -> None:
+    """A saved history knows what jobs under way have written: their rows are not read again."""
+    found, kept = begun(pushed), 0
+    for step in steps:
+        found.take(step)
+        found.advance(step.commit_ts)
+        if found._drafts:
+            kept += 1
+            found = History.load(found.dump())
+    found.advance(history.resolved_ts)
+    assert kept > 300
+    assert found.dump() == history.dump()
+
+
+Break = Callable[[Job, Step], Step]
+
+
+def broken(pushed: PushedSchema, steps: tuple[Step, ...], change: Break) -> Iterator[tuple[Job, DecodeError | None]]:
+    """Per finished job what comes of it when each of its steps is changed, in the place where it happened."""
+    whole = begun(pushed)
+    done = {job.id: job for step in steps for job in step.jobs if job.state == DONE}
+    firsts, lasts = {}, {}
+    for at, step in enumerate(steps):
+        for job in step.jobs:
+            firsts.setdefault(job.id, at)
+            lasts[job.id] = at
+    starting = {at: done[job_id] for job_id, at in firsts.items() if job_id in done}
+    for at, step in enumerate(steps):
+        if (job := starting.get(at)) is not None:
+            hurt, error = whole.copy(), None
+            try:
+                for each in steps[at : lasts[job.id] + 1]:
+                    hurt.take(change(job, each) if job.id in {j.id for j in each.jobs} else each)
+            except DecodeError as caught:
+                error = caught
+            yield job, error
+        whole.take(step)
+
+
+#: kinds whose jobs may leave columns, indexes, names and ids as they were
+HARMLESS = {17, 13, 22, 39, 41, 65, 67}
+
+
+def blamed(job: Job, error: DecodeError) -> bool:
+    return (error.facts["job_id"], error.facts["commit_ts"]) == (job.id, job.commit_ts)
+
+
+def test_a_definition_that_is_missing_in_the_meta_range_is_noticed(
+    pushed: PushedSchema, steps: tuple[Step, ...]
+) -> None:
+    found = list(broken(pushed, steps, lambda _, step: replace(step, definitions=())))
+    assert len(found) == 230
+    assert all(blamed(job, error) for job, error in found if error is not None)
+    assert {job.type for job, error in found if error is None} == HARMLESS
+    assert sum(error is None for _, error in found) == 12
+
+
+def other_type(definition: Definition) -> Definition:
+    """The same table with another type of its last public column, or another name if it has none."""
+    if definition.info is None or not definition.table_id:
+        return definition
+    info = json.loads(definition.info)
+    columns = [column for column in info.get("cols") or () if column["state"] == 5 and not column["hidden"]]
+    if columns and not info["view"]:
+        columns[-1]["type"]["Tp"] = 10 if columns[-1]["type"]["Tp"] != 10 else 3
+    else:
+        info["name"] = {"O": "other", "L": "other"}
+    return replace(definition, info=json.dumps(info).encode())
+
+
+def test_a_definition_that_is_another_in_the_meta_range_is_noticed(
+    pushed: PushedSchema, steps: tuple[Step, ...]
+) -> None:
+    def change(_: Job, step: Step) -> Step:
+        return replace(step, definitions=tuple(map(other_type, step.definitions)))
+
+    kinds_without_puts = {1, 2, 4, 24, 26}
+    adopted = {39}  # whatever the meta range says: nothing that the job says is used
+    for job, error in broken(pushed, steps, change):
+        if job.type in kinds_without_puts | adopted:
+            assert error is None, job
+            continue
+        assert error is not None, job
+        assert blamed(job, error)
+        assert {"database", "table", "table_id", "differs"} <= error.facts.keys()
+        assert set(error.facts["differs"]) <= {"columns", "name"}  # type: ignore[call-overload]
+
+
+def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps: tuple[Step, ...]) -> None:
+    def without(_: Job, step: Step) -> Step:
+        return replace(step, jobs=tuple(j for j in step.jobs if j.state != DONE))
+
+    for job, error in broken(pushed, steps, without):
+        if job.type in (34, 39):  # nobody is told of these: what they wrote is adopted
+            assert error is None
+        else:
+            assert error is not None, job
+            assert error.facts["job_id"] == job.id
+            assert error.message.endswith("never came")
