@@ -43,15 +43,16 @@ class Services:
         checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
         problems: Callable[[], list[dict[str, object]]] = list,
     ) -> Services:
-        """The usual set over one catalog and one object store."""
+        """The usual set over one catalog and one object store. `problems` are those of the other parts."""
+        registry = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock)
         return cls(
             catalog=catalog,
             store=store,
             clock=clock,
-            registry=SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock),
+            registry=registry,
             reader=LogReader(catalog, store),
             checks=checks,
-            problems=problems,
+            problems=lambda: [*problems(), *(problem.shown() for problem in registry.problems())],
         )
 
     def served(self, tenant: Tenant) -> tuple[tenants.TenantRow, History | None, int]:

@@ -94,7 +94,8 @@ class History:
 
     def take(self, step: Step) -> list[DdlEvent]:
         """Take in what one transaction committed; the events of the jobs that it finished. DecodeError for a job that
-        makes no sense or that the meta range contradicts, BrokenPromise for one that comes too late."""
+        makes no sense or that the meta range contradicts, BrokenPromise for one that comes too late: the history is
+        then of no use any more, a copy that was made before still is."""
         if step.commit_ts <= self._start.ts:
             return []
         if step.definitions:

@@ -218,8 +218,10 @@ def _facts(table: Table) -> dict[str, Any]:
 def _disagreement(job: Job, said: Table | None, held: Table | None, before: Table | None) -> DecodeError:
     named = said or held or before
     assert named is not None
-    mine, theirs = (_facts(t) if t else {} for t in (said, held))
-    differs = [name for name in _facts(named) if mine.get(name) != theirs.get(name)] if said and held else ["existence"]
+    differs = ["existence"]
+    if said is not None and held is not None:
+        mine, theirs = _facts(said), _facts(held)
+        differs = [fact for fact in mine if fact in theirs and mine[fact] != theirs[fact]]
     return DecodeError(
         "a DDL job and the meta range disagree about a table",
         database=named.db,

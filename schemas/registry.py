@@ -8,7 +8,7 @@ Relations:
 
 - the watermark is read before the segments: whatever it covers is then visible;
 - a history is published whole: readers keep the object they got, and when jobs arrive a changed copy takes its place;
-- a failure publishes nothing: the next caller starts again from the last good history;
+- a failure publishes nothing: the next caller starts again from the last good history, and `problems` says why;
 - a pushed snapshot is parsed once: it is saved right away, and from then on its tables are parsed when asked for;
 - with a SavePolicy, jobs that were applied are saved in passing. A save that fails is logged and tried again later: the
   log holds the jobs all the same.
@@ -45,10 +45,11 @@ from tistream.clock import Clock, SystemClock
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.codec.row.decode import decode
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, is_record
-from tistream.errors import CorruptObject, DecodeError, NotFound, TiStreamError
+from tistream.errors import CorruptObject, DecodeError, ErrorKind, NotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -110,13 +111,25 @@ class SchemaRegistry:
         self._saving = saving
         self._clock = clock or SystemClock()
         self._held: dict[Tenant, _Held] = {}
+        self._stuck: dict[Tenant, TiStreamError] = {}
         self._locks: dict[Tenant, threading.Lock] = {}
         self._locks_guard = threading.Lock()
 
     def history(self, tenant: Tenant) -> History:
         """The history, complete up to the schema watermark of this moment."""
         with self._lock(tenant):
-            return self._caught_up(tenant).history
+            try:
+                found = self._caught_up(tenant).history
+            except TiStreamError as error:
+                if error.kind is ErrorKind.CORRUPT:
+                    self._stuck[tenant] = error
+                raise
+            self._stuck.pop(tenant, None)
+            return found
+
+    def problems(self) -> list[Problem]:
+        """The tenants whose schema could not be followed when it was last asked for, and why."""
+        return [Problem.of(f"schemas/{tenant}", error) for tenant, error in list(self._stuck.items())]
 
     def _caught_up(self, tenant: Tenant) -> _Held:
         held = self._held.get(tenant)

@@ -44,6 +44,17 @@ class Problem:
             return cls(source=source, code=error.code, message=error.message, facts=dict(error.facts), fatal=fatal)
         return cls(source=source, code=TiStreamError.code, message=f"{type(error).__name__}: {error}", fatal=fatal)
 
+    def shown(self) -> dict[str, object]:
+        """As JSON for people."""
+        facts = {k: v.hex() if isinstance(v, bytes) else str(v) for k, v in self.facts.items()}
+        return {
+            "source": self.source,
+            "code": self.code,
+            "message": self.message,
+            "fatal": self.fatal,
+            "facts": facts,
+        }
+
 
 class Service(Protocol):
     """A part with a life of its own."""

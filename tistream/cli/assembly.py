@@ -169,7 +169,7 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
     from apiserver.deps import Services
 
     def problems() -> list[dict[str, object]]:
-        return [_shown(p) for service in services for p in service.problems()]
+        return [p.shown() for service in services for p in service.problems()]
 
     def running() -> None:
         stopped = [p for service in services for p in service.problems() if p.fatal]
@@ -224,16 +224,6 @@ def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
         snapshot_interval_s=settings.snapshot_interval_ms / 1000,
         spill=Spill(settings.memory_mb << 20, Path(settings.spill_folder) if settings.spill_folder else None),
     )
-
-
-def _shown(problem: Problem) -> dict[str, object]:
-    return {
-        "source": problem.source,
-        "code": problem.code,
-        "message": problem.message,
-        "fatal": problem.fatal,
-        "facts": {k: v.hex() if isinstance(v, bytes) else str(v) for k, v in problem.facts.items()},
-    }
 
 
 def _sections(where: Mapping[str, Mapping[str, str]]) -> dict[str, object]:

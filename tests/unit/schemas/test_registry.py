@@ -297,6 +297,46 @@ def test_a_row_that_cannot_be_read_stops_the_history_where_it_was(
         assert caught.value.facts["commit_ts"] == good + 2
 
 
+def test_a_restart_in_the_middle_of_a_job_keeps_what_it_has_written(
+    log: Log, job_puts: list[tuple[int, int, bytes]], jobs: list[Job], history: History
+) -> None:
+    """The definitions of a RENAME and of a multi-schema change are written before their last row."""
+    log.activate()
+    middles = []
+    for kind in (14, 47, 61):
+        done = next(job for job in jobs if job.type == kind and job.state == 4)
+        middles.append(max(job.commit_ts for job in jobs if job.id == done.id and job.commit_ts < done.commit_ts))
+    cuts = [log.start_ts, *sorted(middles), history.resolved_ts]
+    for after_ts, upto_ts in pairwise(cuts):
+        log.flush([row for row in job_puts if after_ts < row[1] <= upto_ts], upto_ts)
+        registry = SchemaRegistry(log.catalog, log.store)
+        assert registry.save(TENANT) == upto_ts
+    assert sum(key.startswith("schemas/") for key in log.store.objects) == len(cuts)
+    assert SchemaRegistry(log.catalog, log.store).history(TENANT).dump() == history.dump()
+
+
+def test_a_disagreement_stops_the_history_and_is_a_problem(
+    log: Log, job_puts: list[tuple[int, int, bytes]], jobs: list[Job]
+) -> None:
+    """The meta range lacks a definition: the schema stands still below the job, and says why."""
+    log.activate()
+    done = next(job for job in jobs if job.type == 5 and job.state == 4)
+    good = done.commit_ts - 1
+    log.meta = [row for row in log.meta if row[1] != done.commit_ts]
+    registry = SchemaRegistry(log.catalog, log.store)
+    log.flush([row for row in job_puts if row[1] <= good], good)
+    assert registry.history(TENANT).resolved_ts == good
+    assert registry.problems() == []
+    log.flush([row for row in job_puts if row[1] > good], job_puts[-1][1])
+    for _ in range(2):
+        with pytest.raises(DecodeError, match="disagree"):
+            registry.history(TENANT)
+    (problem,) = registry.problems()
+    assert (problem.source, problem.code) == (f"schemas/{TENANT}", "TS-1021")
+    assert {"table_id": done.table_id, "job_id": done.id, "commit_ts": done.commit_ts}.items() <= problem.facts.items()
+    assert problem.facts["table"] == "evolve"
+
+
 def test_many_threads_share_one_catching_up(log: Log, job_puts: list[tuple[int, int, bytes]]) -> None:
     log.activate()
     log.flush(job_puts, job_puts[-1][1])

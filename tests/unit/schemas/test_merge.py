@@ -1,0 +1,316 @@
+"""Jobs and the meta range together, for what the recording does not hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from schemas import ddl
+from schemas.ddl import Job
+from schemas.history import History
+from schemas.meta import Definition, Step
+from schemas.model import Database, Table
+from schemas.snapshot import SchemaSnapshot
+from schemas.tidb_json import table as table_of
+from tistream.errors import BrokenPromise, DecodeError
+
+START = 100
+DONE, ROLLED_BACK, CANCELLED, SYNCED, RUNNING = 4, 3, 5, 6, 1
+
+
+def name(text: str) -> dict[str, str]:
+    return {"O": text, "L": text.lower()}
+
+
+def column(number: int, state: int = 5) -> dict[str, Any]:
+    kind = {"Tp": 3, "Flag": 3 if number == 1 else 0, "Flen": 11}
+    return {"id": number, "name": name(f"C{number}"), "offset": number - 1, "state": state, "type": kind}
+
+
+def info(table_id: int, text: str, *, columns: int = 1, partitions: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+    found = {"id": table_id, "name": name(text), "cols": [column(i + 1) for i in range(columns)]}
+    found |= {"index_info": None, "state": 5, "pk_is_handle": True}
+    if partitions:
+        definitions = [{"id": i, "name": name(f"p{i}")} for i in partitions]
+        found["partition"] = {"enable": True, "definitions": definitions}
+    return found | more
+
+
+def db_info(db_id: int, text: str, state: int = 5) -> dict[str, Any]:
+    return {"id": db_id, "db_name": name(text), "state": state}
+
+
+def job(kind: int, commit_ts: int, **more: Any) -> Job:
+    data: dict[str, Any] = {"id": 7, "type": kind, "state": DONE, "schema_id": 1, "schema_name": "shop"}
+    data |= {"query": "the user's text", "start_ts": commit_ts - 5} | more
+    binlog = {"SchemaVersion": commit_ts} | data.pop("binlog", {})
+    return ddl.parse_job(data | {"binlog": binlog}, start_ts=commit_ts - 1, commit_ts=commit_ts)
+
+
+def wrote(commit_ts: int, table_id: int, found: dict[str, Any] | None, *, db_id: int = 1) -> Definition:
+    text = None if found is None else json.dumps(found).encode()
+    return Definition(start_ts=commit_ts - 1, commit_ts=commit_ts, db_id=db_id, table_id=table_id, info=text)
+
+
+def step(commit_ts: int, *parts: Job | Definition) -> Step:
+    return Step(
+        start_ts=commit_ts - 1,
+        commit_ts=commit_ts,
+        jobs=tuple(p for p in parts if isinstance(p, Job)),
+        definitions=tuple(p for p in parts if isinstance(p, Definition)),
+    )
+
+
+@pytest.fixture
+def history() -> History:
+    """Two databases; Shop.Orders (10), Shop.Parts (20: partitions 21, 22)."""
+    databases = {1: Database(id=1, name="Shop"), 2: Database(id=2, name="Store")}
+    tables: list[Table] = [
+        table_of(info(10, "Orders"), db_id=1, db="Shop"),
+        table_of(info(20, "Parts", partitions=(21, 22)), db_id=1, db="Shop"),
+    ]
+    start = SchemaSnapshot(ts=START, databases=databases, tables={t.id: t for t in tables})
+    return History(start, job_table=tables[0])
+
+
+def shape(history: History) -> dict[str, tuple[tuple[int, ...], int]]:
+    """name -> (physical ids, number of columns that are delivered), at the end."""
+    history.advance(1000)
+    tables = history.snapshot(1000).tables.values()
+    return {f"{t.db}.{t.name}": (t.physical_ids, len(t.visible_columns)) for t in tables}
+
+
+ORDERS, PARTS = {"Shop.Orders": ((10,), 1)}, {"Shop.Parts": ((21, 22), 1)}
+
+
+# ---- what the job does not carry
+
+
+def test_a_job_without_its_definition_takes_it_from_the_meta_range(history: History) -> None:
+    (event,) = history.take(step(110, job(5, 110, table_id=10), wrote(110, 10, info(10, "Orders", columns=2))))
+    assert (event.kind, event.table, event.version and len(event.version.columns)) == ("add column", "Orders", 2)
+    assert shape(history) == PARTS | {"Shop.Orders": ((10,), 2)}
+
+
+def test_a_batch_of_new_tables_without_definitions(history: History) -> None:
+    query = "create table A (x int); create table B (x int)"
+    made = (wrote(110, 31, info(31, "B")), wrote(110, 30, info(30, "A")))
+    events = history.take(step(110, job(60, 110, query=query), *made))
+    assert [(e.table, e.query) for e in events] == [("A", "create table A (x int)"), ("B", "create table B (x int)")]
+    assert shape(history).keys() == {"Shop.Orders", "Shop.Parts", "Shop.A", "Shop.B"}
+
+
+@pytest.mark.parametrize("form", ["object", "array"])
+def test_a_swap_of_names_without_definitions(history: History, form: str) -> None:
+    clauses = [(10, "Orders", 2, "Tmp"), (20, "Parts", 1, "Orders")]
+    args: Any = [[1, 1], [2, 1], [name("Tmp"), name("Orders")], [10, 20], [], [name("Orders"), name("Parts")]]
+    if form == "object":
+        entries = [
+            {"old_schema_id": 1, "old_table_name": name(o), "new_schema_id": d, "new_table_name": name(n), "table_id": i}
+            for i, o, d, n in clauses
+        ]
+        args = {"rename_table_infos": entries}
+    moved = (wrote(105, 10, None), wrote(105, 10, info(10, "Tmp"), db_id=2))
+    other = wrote(105, 20, info(20, "Orders", partitions=(21, 22)))
+    history.take(step(105, job(47, 105, state=RUNNING), *moved, other))
+    events = history.take(step(110, job(47, 110, raw_args=args)))
+    assert [(e.old_table, e.db, e.table) for e in events] == [("Orders", "Store", "Tmp"), ("Parts", "Shop", "Orders")]
+    assert shape(history) == {"Store.Tmp": ((10,), 1), "Shop.Orders": ((21, 22), 1)}
+
+
+def test_an_exchange_without_its_definition(history: History) -> None:
+    swapped = (
+        wrote(110, 10, None),
+        wrote(110, 21, info(21, "Orders")),
+        wrote(110, 20, info(20, "Parts", partitions=(10, 22))),
+    )
+    (event,) = history.take(step(110, job(42, 110, table_id=10), *swapped))
+    assert (event.table, event.version and event.version.name) == ("Orders", "Parts")
+    assert shape(history) == {"Shop.Orders": ((21,), 1), "Shop.Parts": ((10, 22), 1)}
+
+
+def test_a_truncate_without_its_definition(history: History) -> None:
+    made = (wrote(110, 20, None), wrote(110, 40, info(40, "Parts", partitions=(41, 42))))
+    (event,) = history.take(step(110, job(11, 110, table_id=20), *made))
+    assert event.table_id == 40
+    assert shape(history) == ORDERS | {"Shop.Parts": ((41, 42), 1)}
+
+
+def test_a_database_without_its_definition(history: History) -> None:
+    (event,) = history.take(step(110, job(1, 110, schema_id=3), wrote(110, 0, db_info(3, "New"), db_id=3)))
+    assert (event.db, event.db_id) == ("New", 3)
+    history.advance(110)
+    assert history.database("new", 110).id == 3
+
+
+def test_a_recovered_database_whose_drop_is_not_known(history: History) -> None:
+    made = (wrote(110, 0, db_info(9, "Old"), db_id=9), wrote(110, 90, info(90, "T", columns=2), db_id=9))
+    assert history.take(step(110, job(63, 110, schema_id=9), *made)) == []
+    assert shape(history)["Old.T"] == ((90,), 2)
+
+
+def test_a_job_without_a_definition_anywhere_is_refused(history: History) -> None:
+    with pytest.raises(DecodeError, match="no table definition"):
+        history.take(step(110, job(5, 110, table_id=10)))
+
+
+# ---- what the job does not speak of
+
+
+@pytest.mark.parametrize("kind", [250, 30, 62])
+def test_what_a_newer_or_ignored_job_did_is_taken_from_the_meta_range(history: History, kind: int) -> None:
+    made = (wrote(110, 10, info(10, "Orders", columns=3)), wrote(110, 20, None), wrote(110, 30, info(30, "New")))
+    assert history.take(step(110, job(kind, 110, table_id=10), *made)) == []
+    assert shape(history) == {"Shop.Orders": ((10,), 3), "Shop.New": ((30,), 1)}
+
+
+def test_another_table_that_a_job_changes_in_passing_is_taken_from_the_meta_range(history: History) -> None:
+    found = info(10, "Orders", columns=2)
+    child = wrote(110, 20, info(20, "Parts", columns=2, partitions=(21, 22)))
+    changed = job(5, 110, table_id=10, binlog={"TableInfo": found})
+    (event,) = history.take(step(110, changed, wrote(110, 10, found), child))
+    assert event.table == "Orders"
+    assert shape(history) == {"Shop.Orders": ((10,), 2), "Shop.Parts": ((21, 22), 2)}
+
+
+def test_what_no_job_wrote_is_adopted_when_it_is_committed(history: History) -> None:
+    for ts, table_id, found in ((110, 10, info(10, "Orders", columns=2)), (120, 20, None), (130, 30, info(30, "New"))):
+        assert history.take(step(ts, wrote(ts, table_id, found))) == []
+    history.take(step(140, wrote(140, 0, db_info(3, "Third"), db_id=3), wrote(140, 50, info(50, "X"), db_id=3)))
+    history.take(step(150, wrote(150, 0, None, db_id=2)))
+    assert shape(history) == {"Shop.Orders": ((10,), 2), "Shop.New": ((30,), 1), "Third.X": ((50,), 1)}
+    assert [len(history.table_at(10, ts).columns) for ts in (109, 110)] == [1, 2]  # type: ignore[union-attr]
+    assert [db.name for db in history.databases(1000)] == ["Shop", "Third"]
+    assert history.snapshot(1000).schema_version == 0
+
+
+def test_a_definition_below_the_watermark_is_a_broken_promise(history: History) -> None:
+    history.advance(150)
+    with pytest.raises(BrokenPromise):
+        history.take(step(150, wrote(150, 10, info(10, "Orders", columns=2))))
+
+
+def test_what_was_committed_before_the_start_does_not_count(history: History) -> None:
+    assert history.take(step(START, wrote(START, 10, None))) == []
+    assert shape(history) == ORDERS | PARTS
+
+
+def test_tables_of_system_databases_are_left_out(history: History) -> None:
+    made = (wrote(110, 0, db_info(50, "SYS"), db_id=50), wrote(110, 51, info(51, "t"), db_id=50))
+    assert history.take(step(110, *made)) == []
+    assert history.take(step(120, wrote(120, 52, info(52, "t"), db_id=1234))) == []
+    assert shape(history) == ORDERS | PARTS
+
+
+# ---- jobs under way
+
+
+def test_nothing_that_a_running_job_wrote_shows_before_it_is_done(history: History) -> None:
+    done = info(10, "Orders", columns=2)
+    for ts, state in ((105, 1), (106, 2), (107, 3), (108, 5)):
+        found = {**done, "cols": [column(1), column(2, state)]}
+        history.take(step(ts, job(61, ts, state=RUNNING, table_id=10), wrote(ts, 10, found)))
+    history.take(step(110, job(61, 110, table_id=10, binlog={"TableInfo": done})))
+    history.advance(120)
+    assert [len(history.table_at(10, ts).columns) for ts in (108, 109, 110)] == [1, 1, 2]  # type: ignore[union-attr]
+
+
+def test_two_jobs_at_once_do_not_mix(history: History) -> None:
+    half = {**info(10, "Orders", columns=2), "cols": [column(1), column(2, 1)]}
+    parts = info(20, "Parts", columns=2, partitions=(21, 22))
+    history.take(step(105, job(5, 105, id=1, state=RUNNING, table_id=10), wrote(105, 10, half)))
+    history.take(step(106, job(5, 106, id=2, table_id=20, binlog={"TableInfo": parts}), wrote(106, 20, parts)))
+    assert shape(history.copy()) == ORDERS | {"Shop.Parts": ((21, 22), 2)}
+    done = info(10, "Orders", columns=2)
+    history.take(step(110, job(5, 110, id=1, table_id=10, binlog={"TableInfo": done}), wrote(110, 10, done)))
+    assert shape(history) == {"Shop.Orders": ((10,), 2), "Shop.Parts": ((21, 22), 2)}
+
+
+@pytest.mark.parametrize("state", [ROLLED_BACK, CANCELLED])
+def test_a_job_that_was_not_done_leaves_what_the_meta_range_holds(history: History, state: int) -> None:
+    half = {**info(10, "Orders"), "cols": [column(1), column(2, 1)]}
+    history.take(step(105, job(5, 105, state=RUNNING, table_id=10), wrote(105, 10, half)))
+    assert history.take(step(110, job(5, 110, state=state, table_id=10), wrote(110, 10, info(10, "Orders")))) == []
+    assert shape(history) == ORDERS | PARTS
+    assert not history.changes_since(START)
+    assert history.copy()._drafts == {}
+
+
+# ---- disagreement
+
+
+@pytest.mark.parametrize(
+    ("said", "held", "differs"),
+    [
+        (info(10, "Orders", columns=2), info(10, "Orders"), ["columns"]),
+        (info(10, "Orders"), info(10, "Others"), ["name"]),
+        (info(10, "Orders"), info(10, "Orders", pk_is_handle=False), ["handle"]),
+        (info(10, "Orders"), info(10, "Orders", partitions=(11, 12)), ["partitions"]),
+        (info(10, "Orders"), info(10, "Orders", view={"view_select": "x"}), ["kind"]),
+        (info(10, "Orders"), None, ["existence"]),
+    ],
+)
+def test_a_disagreement_about_a_table_is_refused(
+    history: History, said: dict[str, Any], held: dict[str, Any] | None, differs: list[str]
+) -> None:
+    with pytest.raises(DecodeError, match="disagree about a table") as caught:
+        history.take(step(110, job(5, 110, table_id=10, binlog={"TableInfo": said}), wrote(110, 10, held)))
+    found = caught.value.facts
+    assert (found["table_id"], found["job_id"], found["commit_ts"], found["database"]) == (10, 7, 110, "Shop")
+    assert found["differs"] == differs
+
+
+def test_a_drop_that_the_meta_range_does_not_know_is_refused(history: History) -> None:
+    with pytest.raises(DecodeError, match="disagree") as caught:
+        history.take(step(110, job(4, 110, table_id=10, binlog={"TableInfo": info(10, "Orders", state=0)})))
+    assert (caught.value.facts["table"], caught.value.facts["differs"]) == ("Orders", ["existence"])
+
+
+@pytest.mark.parametrize("held", [None, db_info(3, "Other")])
+def test_a_disagreement_about_a_database_is_refused(history: History, held: dict[str, Any] | None) -> None:
+    said = job(1, 110, schema_id=3, binlog={"DBInfo": db_info(3, "New")})
+    with pytest.raises(DecodeError, match="disagree about a database"):
+        history.take(step(110, said, wrote(110, 0, held, db_id=3)))
+
+
+def test_a_dropped_database_takes_its_tables_along(history: History) -> None:
+    dropped = job(2, 110, binlog={"DBInfo": db_info(1, "Shop", state=0)})
+    with pytest.raises(DecodeError, match="disagree about a database"):
+        history.copy().take(step(110, dropped))
+    (event,) = history.take(step(110, dropped, wrote(110, 0, None), wrote(110, 10, None)))
+    assert event.db == "Shop"
+    assert shape(history) == {}
+
+
+def test_comments_and_times_do_not_matter(history: History) -> None:
+    said = info(10, "Orders", columns=2, comment="a", update_timestamp=5)
+    held = info(10, "Orders", columns=2, comment="b", update_timestamp=6)
+    held["cols"].append(column(3, 2))
+    history.take(step(110, job(5, 110, table_id=10, binlog={"TableInfo": said}), wrote(110, 10, held)))
+    assert shape(history) == PARTS | {"Shop.Orders": ((10,), 2)}
+
+
+# ---- jobs in the upstream's own history
+
+
+def test_a_table_that_was_created_without_a_job_row(history: History) -> None:
+    created = job(3, 110, state=SYNCED, table_id=30, binlog={"TableInfo": info(30, "New")})
+    (event,) = history.take(step(110, created, wrote(110, 30, info(30, "New"))))
+    assert (event.kind, event.table, event.commit_ts) == ("create table", "New", 110)
+    assert "Shop.New" in shape(history)
+
+
+def test_a_job_that_finished_unseen_is_refused(history: History) -> None:
+    found = info(10, "Orders", columns=2)
+    history.take(step(108, job(5, 108, state=RUNNING, table_id=10), wrote(108, 10, found)))
+    with pytest.raises(DecodeError, match="never came") as caught:
+        history.take(step(112, job(5, 112, state=SYNCED, table_id=10, binlog={"TableInfo": found})))
+    assert (caught.value.facts["job_id"], caught.value.facts["table_id"]) == (7, 10)
+
+
+def test_a_job_that_finished_before_the_start_may_end_after_it(history: History) -> None:
+    old = job(5, 112, state=SYNCED, table_id=10, start_ts=START - 5, binlog={"TableInfo": info(10, "Orders")})
+    assert history.take(step(112, old)) == []
+    assert shape(history) == ORDERS | PARTS
