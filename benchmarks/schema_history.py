@@ -1,8 +1,8 @@
 """Opening a saved schema history of 100,000 tables, one lookup and one DDL: lazily, against parsing all of it.
 
 Both sides read the same tables of ten columns from memory. The lazy side opens the base, finds one table, and applies
-one DDL to a copy; the other parses every table into a history and does the same. Also yielded: what a copy costs for
-each catch-up against copying an index of all tables.
+one DDL to a copy, as its job and the meta range tell it; the other parses every table into a history and does the same.
+Also yielded: what a copy costs for each catch-up against copying an index of all tables.
 
 python -m benchmarks.schema_history     milliseconds and memory of one opening each, in processes of their own
 """
@@ -21,6 +21,7 @@ from benchmarks.harness import Result, compare
 from schemas import saved
 from schemas.ddl import Job
 from schemas.history import History
+from schemas.meta import Definition, Step
 from schemas.model import Column, Database, Index, IndexColumn, Table
 from schemas.snapshot import SchemaSnapshot
 
@@ -65,15 +66,16 @@ def table(n: int) -> Table:
     )
 
 
-def drop(n: int) -> Job:
+def drop(n: int) -> Step:
     """DROP TABLE of the n-th table."""
-    return Job(
+    gone = table(n)
+    job = Job(
         id=1,
         type=4,
         state=4,
-        schema_id=1,
-        table_id=1_000 + 2 * n,
-        schema_name="tenant_1",
+        schema_id=gone.db_id,
+        table_id=gone.id,
+        schema_name=gone.db,
         query="DROP TABLE t",
         start_ts=START + 1,
         commit_ts=START + 2,
@@ -83,6 +85,8 @@ def drop(n: int) -> Job:
         table_infos=(),
         args=None,
     )
+    meta = Definition(start_ts=START + 1, commit_ts=START + 2, db_id=gone.db_id, table_id=gone.id, info=None)
+    return Step(start_ts=START + 1, commit_ts=START + 2, jobs=(job,), definitions=(meta,))
 
 
 def databases() -> dict[int, Database]:
@@ -117,7 +121,7 @@ def used(history: History) -> tuple[Table, set[int]]:
     """One lookup and one DDL: the table that was found, the ids of another after it was dropped."""
     found = history.find("tenant_40", "orders_79000", START)
     grown = history.copy()
-    grown.apply(drop(5))
+    grown.take(drop(5))
     grown.advance(START + 10)
     return found, grown.physical_ids("tenant_1", "orders_5", START + 2, START + 10)
 

@@ -115,7 +115,7 @@ def read_meta(rows: pa.Table, after_ts: int, upto_ts: int) -> Iterator[Definitio
 def _read(key: bytes, value: bytes | None, start_ts: int, commit_ts: int) -> Definition | Job | None:
     name, at = decode_bytes(key, 1)
     flag, at = int.from_bytes(key[at : at + _FLAG_BYTES], "big"), at + _FLAG_BYTES
-    if flag == _LIST and name in _JOB_LISTS or flag == _HASH and name == _JOB_HISTORY:
+    if (flag == _LIST and name in _JOB_LISTS) or (flag == _HASH and name == _JOB_HISTORY):
         return None if value is None else _job(value, start_ts, commit_ts)
     if flag != _HASH or not name.startswith((_DATABASE, _DATABASES)):
         return None

@@ -163,7 +163,6 @@ class _Jobs:
     def _prewrite(self, job: Ddl, state: int) -> Txn:
         key, version = record_key(DDL_JOB_TABLE_ID, job.job_id), self._schema.version + 1
 
-
         def values_at(ts: int) -> dict[bytes, bytes | None]:
             row = job.row(state=state, schema_version=version, start_ts=ts, old_format=self._old_format)
             return {key: row, **job.definitions(state=state, start_ts=ts)}

@@ -29,7 +29,9 @@ def column(number: int, state: int = 5) -> dict[str, Any]:
     return {"id": number, "name": name(f"C{number}"), "offset": number - 1, "state": state, "type": kind}
 
 
-def info(table_id: int, text: str, *, columns: int = 1, partitions: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+def info(
+    table_id: int, text: str, *, columns: int = 1, partitions: tuple[int, ...] = (), **more: Any
+) -> dict[str, Any]:
     found = {"id": table_id, "name": name(text), "cols": [column(i + 1) for i in range(columns)]}
     found |= {"index_info": None, "state": 5, "pk_is_handle": True}
     if partitions:
@@ -108,7 +110,13 @@ def test_a_swap_of_names_without_definitions(history: History, form: str) -> Non
     args: Any = [[1, 1], [2, 1], [name("Tmp"), name("Orders")], [10, 20], [], [name("Orders"), name("Parts")]]
     if form == "object":
         entries = [
-            {"old_schema_id": 1, "old_table_name": name(o), "new_schema_id": d, "new_table_name": name(n), "table_id": i}
+            {
+                "old_schema_id": 1,
+                "old_table_name": name(o),
+                "new_schema_id": d,
+                "new_table_name": name(n),
+                "table_id": i,
+            }
             for i, o, d, n in clauses
         ]
         args = {"rename_table_infos": entries}

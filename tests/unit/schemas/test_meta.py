@@ -18,9 +18,7 @@ DB_1_TABLE_2 = "6d44423a3100000000fb00000000000000685461626c653a3200fe"
 DB_112_TABLE_116 = "6d44423a3131320000fd00000000000000685461626c653a3131ff3600000000000000f8"
 DB_1_TID_2 = "6d44423a3100000000fb00000000000000685449443a32000000fc"
 JOB_LIST_0 = "6d44444c4a6f624c69ff7374000000000000f9000000000000006c8000000000000000"
-JOB_HISTORY_120 = (
-    "6d44444c4a6f624869ff73746f7279000000fc00000000000000680000000000000078ff0000000000000000f7"
-)
+JOB_HISTORY_120 = "6d44444c4a6f624869ff73746f7279000000fc00000000000000680000000000000078ff0000000000000000f7"
 OTHERS = [
     "6d4e657874476c6f62ff616c494400000000fb0000000000000073",  # NextGlobalID
     "6d536368656d615665ff7273696f6e4b6579ff0000000000000000f70000000000000073",  # SchemaVersionKey
@@ -67,7 +65,14 @@ def test_jobs_of_the_meta_range_are_read_and_their_removal_says_nothing(key: str
     meta = json.dumps({"id": 120, "type": 3, "state": 6, "start_ts": 9, "binlog": {"SchemaVersion": 4}}).encode()
     (job,) = read((key, meta))
     assert isinstance(job, Job)
-    assert (job.id, job.state, job.created_ts, job.start_ts, job.commit_ts, job.schema_version) == (120, 6, 9, 10, 20, 4)
+    assert (job.id, job.state, job.created_ts, job.start_ts, job.commit_ts, job.schema_version) == (
+        120,
+        6,
+        9,
+        10,
+        20,
+        4,
+    )
     assert read((key, None)) == []
 
 

@@ -54,7 +54,10 @@ def text_of(key: bytes, at: int) -> tuple[bytes, int]:
 
 
 def test_every_table_is_in_the_meta_range_what_jobs_made_of_it(
-    history: History, pushed: PushedSchema, steps: tuple[Step, ...], meta_writes: list[tuple[int, int, bytes, bytes | None]]
+    history: History,
+    pushed: PushedSchema,
+    steps: tuple[Step, ...],
+    meta_writes: list[tuple[int, int, bytes, bytes | None]],
 ) -> None:
     """At each finished job, for every table: the same ids, names, columns, types, indexes and partitions."""
     names = {db.id: db.name for step in steps for db in history.databases(max(step.commit_ts, history.start_ts))}

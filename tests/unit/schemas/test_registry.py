@@ -101,8 +101,7 @@ def committed_jobs(rows: list[tuple[int, int, bytes]]) -> pa.Table:
 
 
 class Log:
-    """A tenant's committed log with two DDL tasks: the meta range and the job table. A flush up to a timestamp holds all
-    that `meta` has up to there."""
+    """A tenant's committed log with two DDL tasks: the meta range and the job table. A flush holds what `meta` has."""
 
     def __init__(self, directory: Path, pushed: PushedSchema, meta: list[Written]) -> None:
         self.meta = meta
