@@ -31,7 +31,7 @@ import numpy as np
 from schemas import ddl, merge, saved
 from schemas.ddl import Change, Job
 from schemas.diff import SchemaDiff, diff
-from schemas.merge import Drafts
+from schemas.merge import Disagreement, Drafts
 from schemas.meta import Step
 from schemas.model import Database, DdlEvent, Table
 from schemas.names import no_database, no_table
@@ -42,6 +42,7 @@ from schemas.timeline import Timeline, VersionIntervals
 from tistream.errors import BrokenPromise, CorruptObject, TsExpired, TsOutOfRange
 
 _SNAPSHOTS_KEPT = 8
+_DISAGREEMENTS_KEPT = 8
 _NO_DATABASE: Timeline[Database] = Timeline()
 
 
@@ -67,6 +68,7 @@ class History:
         self._changes: list[Change] = []
         self._applied: set[int] = set()
         self._drafts: dict[int, Drafts] = {}  # by id of the job that is writing them
+        self.disagreements: tuple[Disagreement, ...] = ()  #: the newest; they are not saved
         self._databases: dict[int, Database] = dict(start.databases)  # in force after the last change
         self._db_lines: dict[str, Timeline[Database]] = {}  # by lower-case name
         # of what changed since the start; the first entry of a line is what the start says
@@ -94,7 +96,7 @@ class History:
 
     def take(self, step: Step) -> list[DdlEvent]:
         """Take in what one transaction committed; the events of the jobs that it finished. DecodeError for a job that
-        makes no sense or that the meta range contradicts, BrokenPromise for one that comes too late: the history is
+        makes no sense, BrokenPromise for one that comes too late: the history is
         then of no use any more, a copy that was made before still is."""
         if step.commit_ts <= self._start.ts:
             return []
@@ -114,7 +116,9 @@ class History:
         drafts = self._drafts.pop(job.id, ())
         if job.state == ddl.STATE_SYNCED and merge.was_missed(job, drafts, self.current, self._start.ts):
             job = replace(job, state=ddl.STATE_DONE)
-        return self._record(merge.settled(job, drafts, self.current, self._schema_version))
+        change, doubts = merge.settled(job, drafts, self.current, self._schema_version)
+        self.disagreements = (*self.disagreements, *doubts)[-_DISAGREEMENTS_KEPT:]
+        return self._record(change)
 
     def apply(self, job: Job) -> list[DdlEvent]:
         """Take in a finished job at its word; [] for one that is known already or changes nothing."""

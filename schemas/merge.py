@@ -4,14 +4,14 @@ While a job runs, the definitions that its transactions wrote are *drafts*: nobo
 done they are settled:
 
     completed(job, drafts)                    what the job does not carry is taken from its drafts
-    reconciled(job, change, drafts, state)    what the job says of a table must be what the meta range holds; what it
-                                              does not speak of is taken from the meta range
+    reconciled(job, change, drafts, state)    what the job does not speak of is taken from its drafts; what both speak
+                                              of is compared
     adopted(drafts, state)                    a job that means nothing here, or none at all: the meta range counts
 
 A table without a draft is, in the meta range, as it was before: that is the state in force. Two definitions agree when
-they decode rows alike and have the same names and ids: comments, timestamps and non-public parts do not matter. When
-they do not agree DecodeError names table, job and timestamp, and the history stays where it was: one of the two is
-wrong, and nobody can say which. Pure.
+they decode rows alike and have the same names and ids: comments, timestamps and non-public parts do not matter. Where
+they do not agree the job counts, as it does for other consumers of jobs, and a `Disagreement` names table, job and
+timestamp: it ought not to happen. Pure.
 """
 
 from __future__ import annotations
@@ -30,6 +30,48 @@ from schemas.model import STATE_PUBLIC, Database, Table
 from schemas.snapshot import is_system_database
 from schemas.tidb_json import Json
 from tistream.errors import DecodeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """A job and the meta range say different things of a database or a table."""
+
+    job_id: int
+    action: str
+    commit_ts: int
+    database: str
+    table: str = ""
+    table_id: int = 0
+    differs: tuple[str, ...]  #: in which facts
+
+    @classmethod
+    def about_table(cls, job: Job, said: Table | None, held: Table | None, before: Table | None) -> Disagreement:
+        named = said or held or before
+        differs = ["existence"]
+        if said is not None and held is not None:
+            mine, theirs = _facts(said), _facts(held)
+            differs = [fact for fact in mine if fact in theirs and mine[fact] != theirs[fact]]
+        return cls(
+            job_id=job.id,
+            action=action_name(job.type),
+            commit_ts=job.commit_ts,
+            database=named.db if named else "",
+            table=named.name if named else "",
+            table_id=named.id if named else 0,
+            differs=tuple(differs),
+        )
+
+    @classmethod
+    def about_database(cls, job: Job, said: Database | None, held: Database | None) -> Disagreement:
+        named = said or held
+        return cls(
+            job_id=job.id,
+            action=action_name(job.type),
+            commit_ts=job.commit_ts,
+            database=named.name if named else job.schema_name,
+            differs=("definition" if said and held else "existence",),
+        )
+
 
 #: the newest definitions that a job has written so far, in the order in which they were first written
 Drafts = tuple[Definition, ...]
@@ -68,35 +110,30 @@ def _renamed_ids(job: Job) -> list[int]:
     return [int(table_id) for table_id in job.args[3]] if isinstance(job.args, list) and len(job.args) >= 6 else []
 
 
-def reconciled(job: Job, change: Change, drafts: Drafts, state: SchemaState) -> Change:
-    """`change` with what only the meta range says. DecodeError when the two disagree."""
+def reconciled(job: Job, change: Change, drafts: Drafts, state: SchemaState) -> tuple[Change, list[Disagreement]]:
+    """`change` with what only the meta range says, and where the two disagree."""
     meta = _View.of(drafts, state)
-    puts = {t.id: t for t in change.put_tables}
-    spoken = {*puts, *change.drop_tables}
-    for table_id in sorted(spoken):
-        said, held = puts.get(table_id), meta.table(table_id)
-        before = state.table(table_id)
+    tables = {**dict.fromkeys(change.drop_tables), **{t.id: t for t in change.put_tables}}
+    databases = {**dict.fromkeys(change.drop_databases), **{db.id: db for db in change.put_databases}}
+    found: list[Disagreement] = []
+    for db_id, db in sorted(databases.items()):
+        if (held_db := meta.databases.get(db_id)) != db:
+            found.append(Disagreement.about_database(job, db, held_db))
+    for table_id, said in sorted(tables.items()):
+        held, before = meta.table(table_id), state.table(table_id)
         if said is None and before is not None and before.db_id in change.drop_databases:
             continue  # went with its database
         if not _alike(said, held):
-            raise _disagreement(job, said, held, before)
-    for db_id, db in {**dict.fromkeys(change.drop_databases), **{d.id: d for d in change.put_databases}}.items():
-        if (held_db := meta.databases.get(db_id)) != db:
-            named = db or held_db
-            raise DecodeError(
-                "a DDL job and the meta range disagree about a database",
-                database=named.name if named else "",
-                job_id=job.id,
-                action=action_name(job.type),
-                commit_ts=job.commit_ts,
-            )
-    return _with_rest(change, meta, state, spoken)
+            found.append(Disagreement.about_table(job, said, held, before))
+    return _with_rest(change, meta, state, set(tables)), found
 
 
-def settled(job: Job, drafts: Drafts, state: SchemaState, schema_version: int) -> Change | None:
-    """What an ended job comes to; None for nothing. Raises as `ddl.apply` and `reconciled` do."""
+def settled(
+    job: Job, drafts: Drafts, state: SchemaState, schema_version: int
+) -> tuple[Change | None, list[Disagreement]]:
+    """What an ended job comes to, None for nothing, and where it and its drafts disagreed. Raises as `ddl.apply`."""
     if ddl.skip_reason(job, state):
-        return adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id)
+        return adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id), []
     return reconciled(job, ddl.apply(completed(job, drafts), state), drafts, state)
 
 
@@ -213,22 +250,3 @@ def _facts(table: Table) -> dict[str, Any]:
         "columns": [replace(c, comment="") for c in table.visible_columns],
         "indexes": [i for i in table.indexes if i.state == STATE_PUBLIC],
     }
-
-
-def _disagreement(job: Job, said: Table | None, held: Table | None, before: Table | None) -> DecodeError:
-    named = said or held or before
-    assert named is not None
-    differs = ["existence"]
-    if said is not None and held is not None:
-        mine, theirs = _facts(said), _facts(held)
-        differs = [fact for fact in mine if fact in theirs and mine[fact] != theirs[fact]]
-    return DecodeError(
-        "a DDL job and the meta range disagree about a table",
-        database=named.db,
-        table=named.name,
-        table_id=named.id,
-        job_id=job.id,
-        action=action_name(job.type),
-        commit_ts=job.commit_ts,
-        differs=differs,
-    )

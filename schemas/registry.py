@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +55,7 @@ log = structlog.get_logger(__name__)
 
 _SEGMENTS_ASKED = 1024
 _JOB_META = "job_meta"
+_DISAGREE = "a DDL job and the meta range disagree; the job counts"
 
 
 class JobSource(Protocol):
@@ -128,8 +129,13 @@ class SchemaRegistry:
             return found
 
     def problems(self) -> list[Problem]:
-        """The tenants whose schema could not be followed when it was last asked for, and why."""
-        return [Problem.of(f"schemas/{tenant}", error) for tenant, error in list(self._stuck.items())]
+        """The tenants whose schema could not be followed when it was last asked for, and where sources disagreed."""
+        stuck = [Problem.of(f"schemas/{tenant}", error) for tenant, error in list(self._stuck.items())]
+        return stuck + [
+            Problem(source=f"schemas/{tenant}", code=DecodeError.code, message=_DISAGREE, facts=asdict(found))
+            for tenant, held in list(self._held.items())
+            for found in held.history.disagreements
+        ]
 
     def _caught_up(self, tenant: Tenant) -> _Held:
         held = self._held.get(tenant)
@@ -147,9 +153,12 @@ class SchemaRegistry:
         known = held.history
         steps = self._source.steps(tenant, known.job_table, known.resolved_ts, upto_ts)
         if steps:
-            known = known.copy()
+            known, seen = known.copy(), known.disagreements
             for step in steps:
                 known.take(step)
+            for found in known.disagreements:
+                if found not in seen:
+                    log.warning(_DISAGREE, tenant=str(tenant), **asdict(found))
         known.advance(upto_ts)
         held.history = known
         held.jobs_unsaved += sum(len(step.jobs) for step in steps)

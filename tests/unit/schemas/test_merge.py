@@ -260,36 +260,44 @@ def test_a_job_that_was_not_done_leaves_what_the_meta_range_holds(history: Histo
         (info(10, "Orders"), None, ["existence"]),
     ],
 )
-def test_a_disagreement_about_a_table_is_refused(
+def test_where_a_job_and_the_meta_range_disagree_the_job_counts_and_it_is_said(
     history: History, said: dict[str, Any], held: dict[str, Any] | None, differs: list[str]
 ) -> None:
-    with pytest.raises(DecodeError, match="disagree about a table") as caught:
-        history.take(step(110, job(5, 110, table_id=10, binlog={"TableInfo": said}), wrote(110, 10, held)))
-    found = caught.value.facts
-    assert (found["table_id"], found["job_id"], found["commit_ts"], found["database"]) == (10, 7, 110, "Shop")
-    assert found["differs"] == differs
+    alone = history.copy()
+    one = job(5, 110, table_id=10, binlog={"TableInfo": said})
+    assert history.take(step(110, one, wrote(110, 10, held))) == alone.apply(one)
+    assert shape(history) == shape(alone)
+    (found,) = history.disagreements
+    assert (found.table_id, found.job_id, found.commit_ts, found.database) == (10, 7, 110, "Shop")
+    assert list(found.differs) == differs
 
 
-def test_a_drop_that_the_meta_range_does_not_know_is_refused(history: History) -> None:
-    with pytest.raises(DecodeError, match="disagree") as caught:
-        history.take(step(110, job(4, 110, table_id=10, binlog={"TableInfo": info(10, "Orders", state=0)})))
-    assert (caught.value.facts["table"], caught.value.facts["differs"]) == ("Orders", ["existence"])
+def test_a_drop_that_the_meta_range_does_not_know_is_said(history: History) -> None:
+    history.take(step(110, job(4, 110, table_id=10, binlog={"TableInfo": info(10, "Orders", state=0)})))
+    assert shape(history) == PARTS
+    (found,) = history.disagreements
+    assert (found.table, found.differs) == ("Orders", ("existence",))
 
 
 @pytest.mark.parametrize("held", [None, db_info(3, "Other")])
-def test_a_disagreement_about_a_database_is_refused(history: History, held: dict[str, Any] | None) -> None:
+def test_a_disagreement_about_a_database_is_said(history: History, held: dict[str, Any] | None) -> None:
     said = job(1, 110, schema_id=3, binlog={"DBInfo": db_info(3, "New")})
-    with pytest.raises(DecodeError, match="disagree about a database"):
-        history.take(step(110, said, wrote(110, 0, held, db_id=3)))
+    history.take(step(110, said, wrote(110, 0, held, db_id=3)))
+    history.advance(110)
+    assert [db.name for db in history.databases(110)] == ["New", "Shop", "Store"]
+    (found,) = history.disagreements
+    assert (found.database, found.table, found.job_id) == ("New", "", 7)
 
 
 def test_a_dropped_database_takes_its_tables_along(history: History) -> None:
     dropped = job(2, 110, binlog={"DBInfo": db_info(1, "Shop", state=0)})
-    with pytest.raises(DecodeError, match="disagree about a database"):
-        history.copy().take(step(110, dropped))
+    unsure = history.copy()
+    unsure.take(step(110, dropped))
+    assert [found.database for found in unsure.disagreements] == ["Shop"]
     (event,) = history.take(step(110, dropped, wrote(110, 0, None), wrote(110, 10, None)))
     assert event.db == "Shop"
-    assert shape(history) == {}
+    assert shape(history) == shape(unsure) == {}
+    assert history.disagreements == ()
 
 
 def test_comments_and_times_do_not_matter(history: History) -> None:

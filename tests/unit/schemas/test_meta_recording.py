@@ -10,6 +10,7 @@ import pytest
 
 from schemas.ddl import Job
 from schemas.history import History
+from schemas.merge import Disagreement
 from schemas.meta import Definition, Step
 from schemas.snapshot import PushedSchema
 from schemas.tidb_json import table as table_of
@@ -135,7 +136,9 @@ def test_drafts_outlive_a_restart_at_any_moment(
 Break = Callable[[Job, Step], Step]
 
 
-def broken(pushed: PushedSchema, steps: tuple[Step, ...], change: Break) -> Iterator[tuple[Job, DecodeError | None]]:
+def broken(
+    pushed: PushedSchema, steps: tuple[Step, ...], change: Break
+) -> Iterator[tuple[Job, DecodeError | tuple[Disagreement, ...]]]:
     """Per finished job what comes of it when each of its steps is changed, in the place where it happened."""
     whole = begun(pushed)
     done = {job.id: job for step in steps for job in step.jobs if job.state == DONE}
@@ -147,13 +150,13 @@ def broken(pushed: PushedSchema, steps: tuple[Step, ...], change: Break) -> Iter
     starting = {at: done[job_id] for job_id, at in firsts.items() if job_id in done}
     for at, step in enumerate(steps):
         if (job := starting.get(at)) is not None:
-            hurt, error = whole.copy(), None
+            hurt = whole.copy()
             try:
                 for each in steps[at : lasts[job.id] + 1]:
                     hurt.take(change(job, each) if job.id in {j.id for j in each.jobs} else each)
+                yield job, hurt.disagreements
             except DecodeError as caught:
-                error = caught
-            yield job, error
+                yield job, caught
         whole.take(step)
 
 
@@ -161,8 +164,9 @@ def broken(pushed: PushedSchema, steps: tuple[Step, ...], change: Break) -> Iter
 HARMLESS = {17, 13, 22, 39, 41, 65, 67}
 
 
-def blamed(job: Job, error: DecodeError) -> bool:
-    return (error.facts["job_id"], error.facts["commit_ts"]) == (job.id, job.commit_ts)
+def blamed(job: Job, found: DecodeError | tuple[Disagreement, ...]) -> bool:
+    assert isinstance(found, tuple)
+    return {(each.job_id, each.commit_ts) for each in found} == {(job.id, job.commit_ts)}
 
 
 def test_a_definition_that_is_missing_in_the_meta_range_is_noticed(
@@ -170,9 +174,9 @@ def test_a_definition_that_is_missing_in_the_meta_range_is_noticed(
 ) -> None:
     found = list(broken(pushed, steps, lambda _, step: replace(step, definitions=())))
     assert len(found) == 230
-    assert all(blamed(job, error) for job, error in found if error is not None)
-    assert {job.type for job, error in found if error is None} == HARMLESS
-    assert sum(error is None for _, error in found) == 12
+    assert all(blamed(job, said) for job, said in found if said)
+    assert {job.type for job, said in found if not said} == HARMLESS
+    assert sum(not said for _, said in found) == 12
 
 
 def other_type(definition: Definition) -> Definition:
@@ -196,14 +200,14 @@ def test_a_definition_that_is_another_in_the_meta_range_is_noticed(
 
     kinds_without_puts = {1, 2, 4, 24, 26}
     adopted = {39}  # whatever the meta range says: nothing that the job says is used
-    for job, error in broken(pushed, steps, change):
+    for job, found in broken(pushed, steps, change):
+        assert not isinstance(found, DecodeError)
         if job.type in kinds_without_puts | adopted:
-            assert error is None, job
+            assert found == (), job
             continue
-        assert error is not None, job
-        assert blamed(job, error)
-        assert {"database", "table", "table_id", "differs"} <= error.facts.keys()
-        assert set(error.facts["differs"]) <= {"columns", "name"}  # type: ignore[call-overload]
+        assert blamed(job, found), job
+        assert all(each.database and each.table and each.table_id for each in found)
+        assert {fact for each in found for fact in each.differs} <= {"columns", "name"}
 
 
 def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps: tuple[Step, ...]) -> None:
@@ -212,8 +216,8 @@ def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps:
 
     for job, error in broken(pushed, steps, without):
         if job.type in (34, 39):  # nobody is told of these: what they wrote is adopted
-            assert error is None
+            assert error == ()
         else:
-            assert error is not None, job
+            assert isinstance(error, DecodeError), job
             assert error.facts["job_id"] == job.id
             assert error.message.endswith("never came")

@@ -298,6 +298,7 @@ def history_of(workload: Workload) -> History:
     definitions = [found for found in read_meta(rows, 0, TS_MAX) if isinstance(found, Definition)]
     for step in steps_of(jobs, definitions):
         history.take(step)
+    assert history.disagreements == ()
     history.advance(workload.tick())
     return history
 
