@@ -236,6 +236,22 @@ def test_two_jobs_at_once_do_not_mix(history: History) -> None:
     assert shape(history) == {"Shop.Orders": ((10,), 2), "Shop.Parts": ((21, 22), 2)}
 
 
+def test_a_copy_has_drafts_of_its_own(history: History) -> None:
+    """The registry changes a copy and throws it away when something fails."""
+    done = info(10, "Orders", columns=2)
+    last = step(110, job(5, 110, table_id=10))
+    history.take(step(105, job(5, 105, state=RUNNING, table_id=10), wrote(105, 10, done)))
+    for _ in range(2):
+        copied = history.copy()
+        copied.take(last)
+        assert shape(copied) == PARTS | {"Shop.Orders": ((10,), 2)}
+
+
+def test_a_definition_that_is_not_public_is_not_a_table(history: History) -> None:
+    history.take(step(110, wrote(110, 30, info(30, "New", state=2)), wrote(110, 10, info(10, "Orders", state=1))))
+    assert shape(history) == ORDERS | PARTS
+
+
 @pytest.mark.parametrize("state", [ROLLED_BACK, CANCELLED])
 def test_a_job_that_was_not_done_leaves_what_the_meta_range_holds(history: History, state: int) -> None:
     half = {**info(10, "Orders"), "cols": [column(1), column(2, 1)]}
@@ -316,6 +332,16 @@ def test_a_table_that_was_created_without_a_job_row(history: History) -> None:
     (event,) = history.take(step(110, created, wrote(110, 30, info(30, "New"))))
     assert (event.kind, event.table, event.commit_ts) == ("create table", "New", 110)
     assert "Shop.New" in shape(history)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_table_that_was_there_before_the_history_says_so_is_refused(history: History, earlier: bool) -> None:
+    """Its rows may lie before that: the row of the job that says when it began is missing."""
+    found = info(30, "New")
+    if earlier:
+        history.take(step(108, job(3, 108, state=RUNNING, table_id=30), wrote(108, 30, found)))
+    with pytest.raises(DecodeError, match="never came"):
+        history.take(step(112, job(3, 112, state=SYNCED, table_id=30, binlog={"TableInfo": found})))
 
 
 def test_a_job_that_finished_unseen_is_refused(history: History) -> None:
