@@ -13,19 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, Update, and_, bindparam, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, ObjectState, insert_live
-from tistream.catalog.tables import INT_MAX, objects, of_tenant, segments, tasks
+from tistream.catalog.tables import INT_MAX, objects, of_asked_tenant, segments, tasks, tenant_ids
 from tistream.catalog.tenants import TaskKind
 from tistream.errors import invariant
 from tistream.ids import Tenant
 
 _ADD_SEGMENTS = segments.insert()
+_LIVE = (
+    select(segments)
+    .join(objects, objects.c.object_key == segments.c.object_key)
+    .where(
+        of_asked_tenant(segments),
+        segments.c.kind == bindparam("asked_kind"),
+        segments.c.hi_ts > bindparam("after_ts"),
+        segments.c.lo_ts <= bindparam("upto_ts"),
+        objects.c.state == ObjectState.LIVE,
+    )
+    .order_by(segments.c.lo_ts, segments.c.hi_ts, segments.c.object_key, segments.c.segment_no)
+    .limit(bindparam("at_most"))
+)
 _TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of an expression
 
 
@@ -110,24 +124,15 @@ def find_segments(
     """
     if table_ids is not None and not table_ids:
         return []
-    where = [
-        of_tenant(segments, tenant),
-        segments.c.kind == kind,
-        segments.c.hi_ts > min(after_ts, INT_MAX),
-        segments.c.lo_ts <= min(upto_ts, INT_MAX),
-        objects.c.state == ObjectState.LIVE,
-    ]
-    if table_ids is not None:
-        where.append(_touches(table_ids))
-    query = (
-        select(segments)
-        .join(objects, objects.c.object_key == segments.c.object_key)
-        .where(*where)
-        .order_by(segments.c.lo_ts, segments.c.hi_ts, segments.c.object_key, segments.c.segment_no)
-        .limit(limit)
-    )
+    query = _LIVE if table_ids is None else _LIVE.where(_touches(table_ids))
+    asked = {
+        "asked_kind": kind,
+        "after_ts": min(after_ts, INT_MAX),
+        "upto_ts": min(upto_ts, INT_MAX),
+        "at_most": limit,
+    }
     with catalog.reading() as conn:
-        return [_segment_row(row) for row in conn.execute(query)]
+        return [_segment_row(row) for row in conn.execute(query, {**tenant_ids(tenant), **asked})]
 
 
 def _check_advances(object_key: str | None, advances: Sequence[TaskAdvance]) -> None:
@@ -152,18 +157,19 @@ def _check_advances(object_key: str | None, advances: Sequence[TaskAdvance]) -> 
             )
 
 
-def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
-    changed = conn.execute(
-        tasks.update()
-        .where(
-            tasks.c.task_id == a.task_id,
-            of_tenant(tasks, tenant),
-            tasks.c.epoch == a.epoch,
-            tasks.c.upper == a.seen_upper,
-        )
-        .values(upper=a.new_upper)
+@cache
+def _advancing() -> Update:
+    return tasks.update().where(
+        tasks.c.task_id == bindparam("asked_task"),
+        of_asked_tenant(tasks),
+        tasks.c.epoch == bindparam("my_epoch"),
+        tasks.c.upper == bindparam("seen_upper"),
     )
-    return changed.rowcount == 1
+
+
+def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
+    seen = {"asked_task": a.task_id, "my_epoch": a.epoch, "seen_upper": a.seen_upper}
+    return conn.execute(_advancing(), {**tenant_ids(tenant), **seen, "upper": a.new_upper}).rowcount == 1
 
 
 def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:

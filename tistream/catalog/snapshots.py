@@ -9,12 +9,14 @@ each (store, incarnation) of a task `seq` never falls, `closed` is final, and a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, func, select
+from sqlalchemy import Connection, Select, and_, bindparam, case, func, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live, supersede
-from tistream.catalog.tables import INT_MAX, incarnations, of_tenant, tasks, tenant_of
+from tistream.catalog.tables import INT_MAX, incarnations, of_asked_tenant, tasks, tenant_ids, tenant_of
 from tistream.catalog.tables import positions as positions_table
 from tistream.errors import invariant
 from tistream.ids import Position, Tenant
@@ -54,14 +56,11 @@ def switch_snapshot(
     """Make a new snapshot the task's state. False when the epoch is stale or a snapshot at or above `snapshot_n` is
     there. Fenced when the object's key already has a row. `positions` are all of the task's, not only what moved."""
     with catalog.transaction() as conn:
-        before = conn.execute(
-            select(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.snapshot_key)
-            .where(tasks.c.task_id == task_id, tasks.c.epoch == epoch, tasks.c.snapshot_n < snapshot_n)
-            .with_for_update()
-        ).one_or_none()
+        mine = {"asked_task": task_id}
+        seen = {"my_epoch": epoch, "new_n": snapshot_n}
+        before = conn.execute(_switching(), {**mine, **seen}).one_or_none()
         if before is None:
             return False
-        mine = {"asked_task": task_id}
         conn.execute(_SET_POINTER, {**mine, "snapshot_key": snapshot_key, "snapshot_n": snapshot_n})
         _check_positions(task_id, _positions(conn, task_id), positions)
         conn.execute(_DROP_POSITIONS, mine)
@@ -78,6 +77,19 @@ def switch_snapshot(
         return True
 
 
+@cache
+def _switching() -> Select[Any]:
+    return (
+        select(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.snapshot_key)
+        .where(
+            tasks.c.task_id == bindparam("asked_task"),
+            tasks.c.epoch == bindparam("my_epoch"),
+            tasks.c.snapshot_n < bindparam("new_n"),
+        )
+        .with_for_update()
+    )
+
+
 def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
     """For every incarnation issued: the seq up to which every task of the tenant has durably consumed it.
 
@@ -85,6 +97,13 @@ def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, 
     when the tenant has no tasks yet: its files wait. One statement, so a task that appears meanwhile is in it or finds
     nothing reclaimed beyond its inherited positions.
     """
+    with catalog.reading() as conn:
+        found = conn.execute(_floors(), {**tenant_ids(tenant), "asked_store": store_id})
+        return {incarnation: int(floor) for incarnation, floor in found}
+
+
+@cache
+def _floors() -> Select[Any]:
     p = positions_table.c
     consumed = case((p.closed, ALL_CONSUMED), else_=func.coalesce(p.seq, 0))
     joined = incarnations.outerjoin(
@@ -97,15 +116,13 @@ def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, 
             p.incarnation == incarnations.c.incarnation,
         ),
     )
-    query = (
+    return (
         select(incarnations.c.incarnation, func.min(consumed))
         .select_from(joined)
-        .where(of_tenant(incarnations, tenant), incarnations.c.store_id == store_id)
+        .where(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
         .group_by(incarnations.c.incarnation)
         .order_by(incarnations.c.incarnation)
     )
-    with catalog.reading() as conn:
-        return {incarnation: int(floor) for incarnation, floor in conn.execute(query)}
 
 
 def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
-from sqlalchemy import ColumnElement, bindparam, case, exists, select
+from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
@@ -48,6 +49,16 @@ class WorkerRow:
     heartbeat_age_ms: int  #: by the database's clock
 
 
+_ME = workers.c.worker_id == bindparam("asked_worker")
+_NEW_LIFE = workers.update().where(_ME).values(incarnation=workers.c.incarnation + 1, heartbeat_ms=now_ms())
+_INCARNATION = select(workers.c.incarnation).where(_ME)
+_FENCE_STORES = (
+    stores.update()
+    .where(stores.c.dispatcher == bindparam("asked_worker"))
+    .values(dispatcher_epoch=stores.c.dispatcher_epoch + 1)
+)
+
+
 def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -> int:
     """Start a life under this id. Returns its incarnation, which is larger than any before.
 
@@ -66,25 +77,16 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
             state=WorkerState.UP,
             heartbeat_ms=0,
         )
-        mine = workers.c.worker_id == worker_id
-        conn.execute(
-            workers.update()
-            .where(mine)
-            .values(
-                kind=kind,
-                address=address,
-                incarnation=workers.c.incarnation + 1,
-                state=WorkerState.UP,
-                heartbeat_ms=now_ms(),
-            )
-        )
-        conn.execute(tasks.update().where(tasks.c.owner == worker_id).values(epoch=tasks.c.epoch + 1))
-        conn.execute(
-            stores.update()
-            .where(stores.c.dispatcher == worker_id)
-            .values(dispatcher_epoch=stores.c.dispatcher_epoch + 1)
-        )
-        return int(conn.execute(select(workers.c.incarnation).where(mine)).scalar_one())
+        me = {"asked_worker": worker_id}
+        conn.execute(_NEW_LIFE, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
+        conn.execute(_fencing_tasks(), me)
+        conn.execute(_FENCE_STORES, me)
+        return int(conn.execute(_INCARNATION, me).scalar_one())
+
+
+@cache
+def _fencing_tasks() -> Update:
+    return tasks.update().where(tasks.c.owner == bindparam("asked_worker")).values(epoch=tasks.c.epoch + 1)
 
 
 def asked_life_lives() -> ColumnElement[bool]:
@@ -99,7 +101,7 @@ def asked_life_lives() -> ColumnElement[bool]:
 
 _BEAT = (
     workers.update()
-    .where(workers.c.worker_id == bindparam("asked_worker"), workers.c.incarnation == bindparam("asked_incarnation"))
+    .where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
     .values(
         heartbeat_ms=now_ms(),
         state=case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state),

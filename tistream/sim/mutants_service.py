@@ -12,7 +12,7 @@ from tistream.sim.mutants import register, replaced, reworded
 def _no_upper_guard() -> Iterator[None]:
     from tistream.catalog import committed
 
-    with reworded(committed, "_advance", ("tasks.c.upper == a.seen_upper,", "")):
+    with reworded(committed, "_advancing", ('tasks.c.upper == bindparam("seen_upper"),', "")):
         yield
 
 
@@ -20,19 +20,16 @@ def _no_upper_guard() -> Iterator[None]:
 def _no_epoch_guard() -> Iterator[None]:
     from tistream.catalog import committed
 
-    with reworded(committed, "_advance", ("tasks.c.epoch == a.epoch,", "")):
+    with reworded(committed, "_advancing", ('tasks.c.epoch == bindparam("my_epoch"),', "")):
         yield
 
 
 @register("stale-snapshot", "an owner that was replaced may still switch the snapshot", scenario="owners")
 def _stale_snapshot() -> Iterator[None]:
-    from sorter import runner
     from tistream.catalog import snapshots
 
-    with (
-        reworded(snapshots, "switch_snapshot", ("tasks.c.epoch == epoch, tasks.c.snapshot_n < snapshot_n", "True")),
-        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
-    ):
+    epoch, number = 'tasks.c.epoch == bindparam("my_epoch"),', 'tasks.c.snapshot_n < bindparam("new_n"),'
+    with reworded(snapshots, "_switching", (epoch, ""), (number, "")):
         yield
 
 
@@ -62,13 +59,9 @@ def _torn_snapshot() -> Iterator[None]:
 
 @register("register-keeps-epochs", "a new life of a worker does not raise the epochs of what its name owns", "owners")
 def _register_keeps_epochs() -> Iterator[None]:
-    from sorter import worker
     from tistream.catalog import workers
 
-    with (
-        reworded(workers, "register_worker", ("epoch=tasks.c.epoch + 1", "epoch=tasks.c.epoch")),
-        replaced(worker, "register_worker", workers.register_worker),
-    ):
+    with reworded(workers, "_fencing_tasks", ("epoch=tasks.c.epoch + 1", "epoch=tasks.c.epoch")):
         yield
 
 
@@ -135,13 +128,9 @@ def _reclaim_from_memory() -> Iterator[None]:
 
 @register("floor-forgets-tasks", "a task without a position does not hold the files it has yet to read", "reclaim")
 def _floor_forgets_tasks() -> Iterator[None]:
-    from dispatcher import reclaim
     from tistream.catalog import snapshots
 
-    with (
-        reworded(snapshots, "durable_floor", ("func.coalesce(p.seq, 0)", "func.coalesce(p.seq, ALL_CONSUMED)")),
-        replaced(reclaim, "durable_floor", snapshots.durable_floor),
-    ):
+    with reworded(snapshots, "_floors", ("func.coalesce(p.seq, 0)", "func.coalesce(p.seq, ALL_CONSUMED)")):
         yield
 
 
