@@ -54,7 +54,7 @@ integration: $(STAMP_DEV) $(STAMP_DEBIAN)
 	$(BIN)/pytest -n 2 tests/integration tests/packaging
 
 sim: $(STAMP_DEV)
-	SIM_SEEDS=$${SIM_SEEDS:-40} $(BIN)/pytest -n 2 tests/sim
+	SIM_SEEDS=$${SIM_SEEDS:-500} $(BIN)/pytest -n 2 tests/sim
 
 e2e: $(STAMP_DEV) $(STAMP_DEBIAN)
 	$(BIN)/pytest tests/e2e
