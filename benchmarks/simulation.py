@@ -21,7 +21,7 @@ SEEDS = (2, 4)  # of the usual scenario
 ACTIONS = 80
 THREADS = 24
 RUNS = 7
-TARGET = 30
+TARGET = 40
 BARE_REPEATED = 5  # within a run, for it takes little
 
 

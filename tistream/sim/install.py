@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -30,34 +31,46 @@ _THREADING = SimpleNamespace(
     BoundedSemaphore=threads.Semaphore,
     current_thread=threads.current_thread,
 )
+#: what is replaced wherever a room's module has it
+_REPLACED = (
+    threading,
+    queue,
+    concurrent.futures.ThreadPoolExecutor,
+    random,
+    secrets,
+    decode_batch_file,
+    directory,
+)
+_CONSTANTS = ("LEASE_MS", "HEARTBEAT_MS", "SWEEP_S")
 _QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
 
 
 @contextmanager
 def installed(rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float) -> Iterator[None]:
     """Replace what the rooms' modules took from the standard library. Leases and sweeps are shortened."""
-    changed: list[tuple[ModuleType, str, Any]] = []
-    constants = {"LEASE_MS": lease_ms, "HEARTBEAT_MS": heartbeat_ms, "SWEEP_S": sweep_s}
+    constants = dict(zip(_CONSTANTS, (lease_ms, heartbeat_ms, sweep_s), strict=True))
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
     hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
-    replace: list[tuple[object, Any]] = [
-        (threading, _THREADING),
-        (queue, _QUEUE),
-        (concurrent.futures.ThreadPoolExecutor, threads.ThreadPoolExecutor),
-        (random, chance),
-        (secrets, hidden),
-        (decode_batch_file, _remembering(decode_batch_file, lambda key, data: (key, data))),
-        (directory, _remembering(directory, lambda rows, regions: (id(rows), id(regions)))),
-    ]
-    for module in _modules():
-        for name, value in list(vars(module).items()):
-            for old, new in replace:
-                if value is old:
-                    changed.append((module, name, value))
-                    setattr(module, name, new)
-            if name in constants:
-                changed.append((module, name, value))
-                setattr(module, name, constants[name])
+    instead = dict(
+        zip(
+            map(id, _REPLACED),
+            (
+                _THREADING,
+                _QUEUE,
+                threads.ThreadPoolExecutor,
+                chance,
+                hidden,
+                _remembering(decode_batch_file, lambda key, data: (key, data)),
+                _remembering(directory, lambda rows, regions: (id(rows), id(regions))),
+            ),
+            strict=True,
+        )
+    )
+    changed: list[tuple[ModuleType, str, Any]] = []
+    for module, name in _places(len(sys.modules)):
+        value = vars(module)[name]
+        changed.append((module, name, value))
+        setattr(module, name, constants[name] if name in constants else instead.get(id(value), value))
     try:
         yield
     finally:
@@ -78,6 +91,18 @@ def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Ca
         return found[0]
 
     return remembered
+
+
+@lru_cache(maxsize=1)
+def _places(_loaded: int) -> list[tuple[ModuleType, str]]:
+    """Modules and names that something is replaced at; looked for again when a module has been loaded."""
+    replaced = set(map(id, _REPLACED))
+    return [
+        (module, name)
+        for module in _modules()
+        for name, value in vars(module).items()
+        if name in _CONSTANTS or id(value) in replaced
+    ]
 
 
 def _modules() -> list[ModuleType]:
