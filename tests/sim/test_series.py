@@ -26,6 +26,8 @@ def outcome(seed: int = 0, *violations: str, labels: tuple[str, ...] = ()) -> Ou
         counts={"events": 10, "pulls": seed},
         labels=labels,
         seconds=0.25,
+        boundaries=(),
+        struck=(),
     )
 
 
