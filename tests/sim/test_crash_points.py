@@ -101,6 +101,15 @@ def test_a_part_of_the_enumeration_holds(plan: Plan) -> None:
     assert (tally.pairs >= 20) is plan.pairs
 
 
+def test_several_processes_come_to_the_same(calm: Outcome) -> None:
+    plan = replace(PAIRS, every=60)
+    *_, alone = enumerate_points(plan)
+    *_, shared = enumerate_points(plan, jobs=2)
+    assert (alone.singles, alone.pairs) == (shared.singles, shared.pairs)
+    assert alone.singles
+    assert not shared.failures
+
+
 @pytest.mark.parametrize("mutant", ["torn-snapshot", "commit-before-put"])
 def test_a_broken_rule_that_only_a_crash_shows_is_found(mutant: str) -> None:
     plan = replace(SMALL, sides=(Side.AFTER,), mutant=mutant)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 
 from tistream.sim.boundaries import Boundary, Point, Side
 from tistream.sim.mutants import MUTANTS
@@ -144,7 +145,8 @@ def _parts(plan: Plan, firsts: list[Point], jobs: int) -> Iterator[Tally]:
     if jobs == 1:
         yield from (_from(plan, first, offset) for offset, first in enumerate(firsts))
         return
-    with ProcessPoolExecutor(jobs, max_tasks_per_child=None) as pool:
+    # Not by fork: the libraries' own threads would be missing in the child.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         try:
             yield from (f.result() for f in [pool.submit(_from, plan, first, at) for at, first in enumerate(firsts)])
         finally:
