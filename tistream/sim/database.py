@@ -53,6 +53,7 @@ class Database:
         self.raw.create_function("julianday", 1, lambda _: _UNIX_EPOCH_DAYS + self.now_ms() / _DAY_MS)
         self.raw.create_function("sim_upper", 3, self._note_upper)
         self.on_upper: Callable[[int, int, int], None] = lambda *_: None  #: task, old, new; after COMMIT
+        self.on_commit: Callable[[], None] = lambda: None
         self._moved: list[tuple[int, int, int]] = []
         self.statements: list[tuple[str, Any, bool]] = []  # of the transaction under way
         self._late: list[tuple[str, Any, bool]] | None = None
@@ -80,6 +81,7 @@ class Database:
     def committed(self) -> None:
         """A transaction has been committed."""
         self.transactions += 1
+        self.on_commit()
         for moved in self._moved:
             self.on_upper(*moved)
         self._moved.clear()

@@ -1,9 +1,13 @@
 """What must hold, checked while a run goes on and when it has come to rest.
 
 upstream commits    above everything that was served before                                    (P2)
-every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3)
+every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3); nothing is
+                    served that some task, of data or of DDL, has not written yet
 every watermark     a slice rises exactly as far as the admission rule lets it, and never falls
 every flush         at or below the watermark of the task; `upper` never falls, frontier and W neither
+every owner         one life of one worker for each epoch of a task
+every feed          file n + 1 right behind file n
+every transaction   see `catalog_rules`
 every deletion      of what nobody needs: no live object, none without a tombstone, no file above reclaimed_seq
 at rest             all is served, no task stopped, nothing missing, nothing left over
 """
@@ -17,11 +21,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from dispatcher.subscription import Subscription
 from sorter.core import TaskCore
+from sorter.runner import TaskRunner
 from sorter.watermark import RangeWatermarkMap
+from tistream.catalog.tasks import TaskRow
+from tistream.feed import FeedBatch, FeedRequest
+from tistream.ids import Position
 from tistream.keyrange import end_before
 from tistream.layout import BatchKey, CommittedKey, SnapshotKey, parse
 from tistream.sim.database import Database
+from tistream.sim.scheduler import Process
 from tistream.simulator.transactions import CommittedRow
 
 _COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
@@ -41,6 +51,7 @@ class Oracle:
         self._uppers: dict[int, int] = {}
         self._frontier = 0
         self._promises: dict[int, _Promises] = {}
+        self._lives: dict[tuple[int, int], Process] = {}  # (task, epoch) -> who acts under it
 
     def violated(self, what: str) -> None:
         """Something that must hold does not."""
@@ -69,6 +80,9 @@ class Oracle:
         had been told when this pull began: pulls that run side by side may end in any order."""
         self.pulls += 1
         self.rows += rows.num_rows
+        ((lowest,),) = self.database.query("SELECT min(upper) FROM tasks")
+        if resolved > lowest:
+            self.violated(f"served: {who} was told {resolved}, a task has written up to {lowest} only")
         if resolved < seen and who.startswith("final"):
             self.violated(f"served: {resolved} after {seen}")
         self.served_max = max(self.served_max, resolved, upto)
@@ -124,10 +138,31 @@ class Oracle:
                     wrong.append(f"left over {key} ({rows.get(key)})")
         return wrong
 
+    def loaded(self, task_id: int, epoch: int) -> None:
+        """The running process has taken up a task under an epoch."""
+        current = self.database.scheduler.current
+        process = current.process if current is not None else None
+        first = self._lives.setdefault((task_id, epoch), process)
+        if first is not process:
+            self.violated(f"owners: {first} and {process} both act for task {task_id} under epoch {epoch}")
+
+    def delivered(self, request: FeedRequest, handed: dict[int, int], batch: FeedBatch | None) -> None:
+        """A dispatcher gives out the next batch of a stream; `handed` is where the stream was."""
+        if batch is None:
+            return
+        was = handed.get(batch.incarnation, request.positions.get(batch.incarnation, Position(seq=0)).seq)
+        if batch.seq != was + (not batch.closes):
+            self.violated(
+                f"gap: task {request.task_id} was given file {batch.incarnation}/{batch.seq} of store "
+                f"{request.store_id} behind {was}"
+            )
+        handed[batch.incarnation] = batch.seq
+
     @contextmanager
     def watching_cores(self) -> Iterator[None]:
         """Compare every watermark map with the rule itself, and every flush with its map."""
         apply, take = RangeWatermarkMap.apply, TaskCore.take
+        load, following = TaskRunner.load, Subscription.next
 
         def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
             known = self._promises.get(id(self_))
@@ -144,12 +179,27 @@ class Oracle:
                 self.violated(f"flush: task {self_.task_id} wrote up to {w}, its watermark is {lowest}")
             return take(self_, w)
 
+        def loaded(row: TaskRow, catalog: Any, store: Any) -> TaskRunner:
+            runner = load(row, catalog, store)
+            self.loaded(row.task_id, row.epoch)
+            return runner
+
+        def delivered(self_: Subscription, timeout_s: float) -> FeedBatch | None:
+            batch = following(self_, timeout_s)
+            self.delivered(self_._request, handed.setdefault(self_, {}), batch)
+            return batch
+
+        handed: dict[Subscription, dict[int, int]] = {}
         RangeWatermarkMap.apply = watched  # type: ignore[method-assign,assignment]
         TaskCore.take = taken  # type: ignore[method-assign,assignment]
+        TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
+        Subscription.next = delivered  # type: ignore[method-assign]
         try:
             yield
         finally:
             RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
+            Subscription.next = following  # type: ignore[method-assign]
+            TaskRunner.load = classmethod(load.__func__)  # type: ignore[attr-defined,method-assign,assignment]
 
     def _compare(self, known: _Promises) -> None:
         before, after, rows = known.steps, _steps(known.map), known.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from tistream.sim.upstream import Habits
 from tistream.simulator import profiles as upstream
 
 #: a little of everything
@@ -46,6 +47,9 @@ class Profile:
     flush_s: float = 0.4
     snapshot_s: float = 2.5
     queue_bytes: int = 1 << 20  #: of a pusher's uploads
+    scan_rows: tuple[int | None, ...] = (None, None, 2)  #: of opening scans with each poll; a pusher draws one
+    habits: Habits = Habits()  #: of the stores, in what they may do as they like
+    amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds, one more at most, that a pause or an outage lasts
     restart_s: float = 1.0  #: after which the supervisor starts a process that died at a crash point
     faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
     chaos: Mapping[str, int] = field(

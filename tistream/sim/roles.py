@@ -197,7 +197,8 @@ def _push(
         world.scheduler,
         world.tso,
         tick_s=world.profile.tick_s,
-        scan_rows=rand.choice([None, None, 2]),
+        scan_rows=rand.choice(world.profile.scan_rows),
+        habits=world.profile.habits,
     )
     worker = PusherWorker(
         source=source,

@@ -24,6 +24,7 @@ from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
 from tistream.layout import SchemaSnapKey
 from tistream.sim import threads
 from tistream.sim.boundaries import Boundaries, Point
+from tistream.sim.catalog_rules import CatalogRules
 from tistream.sim.database import Database, SimCatalog
 from tistream.sim.faults import Dice
 from tistream.sim.network import Network
@@ -32,6 +33,7 @@ from tistream.sim.profiles import Profile
 from tistream.sim.roles import TENANT, Running, SimClock, read_once, run_role
 from tistream.sim.scheduler import Process, Scheduler
 from tistream.sim.store import Bucket, SimStore
+from tistream.sim.upstream import CoarseWorkload
 from tistream.simulator.profiles import new_cluster
 from tistream.simulator.workload import Workload
 
@@ -78,10 +80,12 @@ class World:
         self.network = Network(s, dice["network"])
         self.start_ts = tso.compose(START_MS)
         self.cluster = new_cluster(profile.upstream, floor_ts=self.start_ts)
-        self.workload = Workload(self.rand.getrandbits(32), self.cluster, profile.upstream)
+        kind = CoarseWorkload if profile.habits.coarse_tso else Workload
+        self.workload = kind(self.rand.getrandbits(32), self.cluster, profile.upstream)
         self.oracle = Oracle(self.workload.committed, self.database, self.tell)
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_upper = self.oracle.upper_moved
+        self.database.on_commit = CatalogRules(self.database, self.bucket.objects, self.oracle.violated).look
         self.running: list[Running] = []
         self.resting = False
         self.rested = False
@@ -183,7 +187,7 @@ class World:
         length = 1.5 + self.profile.actions * self.profile.action_s  # fewer actions leave the plan as it is
         for kind, count in self.profile.chaos.items():
             for _ in range(count):
-                amount = rand.choice([0.2, 1.0, LEASE_MS / 1000 + 1.5]) + rand.random()
+                amount = rand.choice(self.profile.amounts) + rand.random()
                 role = rand.choice(self.profile.victims)
                 events.append(Event(len(events), 1.0 + rand.random() * length, kind, role, amount))
         return [e for e in events if e.label not in self.without and e.kind not in self.without]

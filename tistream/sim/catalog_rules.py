@@ -1,0 +1,115 @@
+"""What every transaction must keep, looked at when it has been committed: the rows before and after are compared.
+
+epochs      a task's epoch never falls, and rises whenever its owner changes
+flushes     new segments lie in (old upper, new upper] of their task, and are written by the life that owns it
+snapshots   the pointer is switched by an owner of the newest epoch only, and the positions are always those of the
+            state that the pointer names: nobody ever sees one without the other
+
+What is asked of the running services' guards is asked of the rows here, so a guard that is left out is noticed as soon
+as somebody gets through who must not, whether or not that does any harm later in the same run. A late transaction may
+land together with the next one of another process: both show as one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tistream.codec.segment_file import SegmentFile
+from tistream.layout import CommittedKey, SnapshotKey, parse
+from tistream.sim.database import Database
+
+_Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    owner: str | None
+    epoch: int
+    upper: int
+    snapshot_key: str | None
+
+
+class CatalogRules:
+    """The rules of one run's catalog. `objects` is the bucket."""
+
+    def __init__(
+        self, database: Database, objects: Mapping[str, tuple[bytes, int]], violated: Callable[[str], None]
+    ) -> None:
+        self._database, self._objects, self._violated = database, objects, violated
+        self._tasks: dict[int, _Task] = {}
+        self._positions: dict[int, _Positions] = {}
+        self._segments = 0  # the largest rowid that was seen
+
+    def look(self) -> None:
+        """A transaction has been committed."""
+        query = self._database.query
+        rows = query("SELECT task_id, owner, epoch, upper, snapshot_key FROM tasks")
+        tasks = {task_id: _Task(*row) for task_id, *row in rows}
+        for task_id, now in tasks.items():
+            was = self._tasks.get(task_id)
+            if was is not None and now != was:
+                self._check_epoch(task_id, was, now)
+        self._check_segments(tasks)
+        self._check_positions(tasks)
+        self._tasks = tasks
+
+    def _check_epoch(self, task_id: int, was: _Task, now: _Task) -> None:
+        if now.epoch < was.epoch or (now.owner != was.owner and now.epoch == was.epoch):
+            self._violated(
+                f"epoch: task {task_id} went from {was.owner} at {was.epoch} to {now.owner} at {now.epoch}"
+            )
+        if now.snapshot_key != was.snapshot_key and now.snapshot_key is not None:
+            key = parse(now.snapshot_key)
+            if not isinstance(key, SnapshotKey) or not was.epoch <= key.epoch <= now.epoch:
+                self._violated(f"fenced: task {task_id} at epoch {now.epoch} has got the snapshot {now.snapshot_key}")
+
+    def _check_segments(self, tasks: Mapping[int, _Task]) -> None:
+        query = self._database.query
+        found = query(
+            "SELECT task_id, min(lo_ts), max(hi_ts), object_key, max(rowid) FROM segments WHERE rowid > ? "
+            "GROUP BY task_id, object_key ORDER BY 1, 2",
+            self._segments,
+        )
+        reached: dict[int, int] = {}
+        for task_id, lo_ts, hi_ts, key, rowid in found:
+            self._segments = max(self._segments, rowid)
+            was, now = self._tasks[task_id], tasks[task_id]
+            above = reached.get(task_id, was.upper)
+            if not above < lo_ts <= hi_ts <= now.upper:
+                self._violated(f"segments: task {task_id}, from {above} to {now.upper}: {key} has [{lo_ts}, {hi_ts}]")
+            reached[task_id] = hi_ts
+            if was.epoch == now.epoch:
+                self._check_author(task_id, now, key)
+
+    def _check_author(self, task_id: int, now: _Task, key: str) -> None:
+        named = parse(key)
+        ((life,),) = self._database.query("SELECT max(incarnation) FROM workers WHERE worker_id = ?", now.owner)
+        if not isinstance(named, CommittedKey) or (named.sorter, named.incarnation) != (now.owner, life):
+            self._violated(f"fenced: {key} is of task {task_id}, which is {now.owner}'s in its life {life}")
+
+    def _check_positions(self, tasks: Mapping[int, _Task]) -> None:
+        positions: dict[int, _Positions] = {}
+        for task_id, store, incarnation, seq, closed in self._database.query(
+            "SELECT task_id, store_id, incarnation, seq, closed FROM positions"
+        ):
+            positions.setdefault(task_id, {})[store, incarnation] = seq, bool(closed)
+        for task_id, task in tasks.items():
+            found, was = positions.get(task_id, {}), self._tasks.get(task_id)
+            switched = was is None or was.snapshot_key != task.snapshot_key
+            if not switched and found == self._positions.get(task_id, {}):
+                continue
+            if found != self._of_snapshot(task.snapshot_key):
+                self._violated(f"torn: the positions of task {task_id} are not those of {task.snapshot_key}")
+        self._positions = positions
+
+    def _of_snapshot(self, key: str | None) -> _Positions:
+        """The positions that belong to a snapshot, as it tells by itself."""
+        if key is None or key not in self._objects:
+            return {}
+        told = SegmentFile.open(key, self._objects[key][0]).head["positions"]
+        return {
+            (int(store), int(incarnation)): (seq, bool(closed))
+            for store, lives in told.items()
+            for incarnation, (seq, closed) in lives.items()
+        }
