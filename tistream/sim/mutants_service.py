@@ -164,13 +164,15 @@ def _gap_skipped() -> Iterator[None]:
         yield
 
 
-@register("gap-accepted", "dispatcher and sorter both pass over a file that is missing", scenario="upstream")
+@register("gap-accepted", "dispatcher, stream and sorter all pass over a file that is missing", scenario="upstream")
 def _gap_accepted() -> Iterator[None]:
     from dispatcher.subscription import Subscription
     from sorter.core import TaskCore
+    from tistream.sim.network import SimStream
 
     with (
         reworded(Subscription, "_step", _SKIP),
+        reworded(SimStream, "_handed_out", ("known.closed or not follows", "known.closed")),
         reworded(TaskCore, "_is_next", ("at.closed or batch.seq > expected", "at.closed")),
     ):
         yield

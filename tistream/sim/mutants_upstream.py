@@ -31,12 +31,12 @@ def _cut_before_records() -> Iterator[None]:
         yield
 
 
-@register("cut-falls", "a new incarnation starts below the largest cut_ts of its store", scenario="upstream")
+@register("cut-falls", "a new incarnation starts below the largest cut_ts of its store", scenario="lives")
 def _cut_falls() -> Iterator[None]:
     from tistream.pusher.batcher import Batcher
     from tistream.pusher.worker import PusherWorker
 
-    slow = f"cut_ts=cut_ts - ({_TWO_SECONDS} if self._seq < 5 else 0),\n"
+    slow = f"cut_ts=cut_ts - ({5 * _TWO_SECONDS} if self._seq < 5 else 0),\n"
     with (
         replaced(PusherWorker, "_check_cut", lambda self, cut_ts: None),
         reworded(Batcher, "_tick", ("cut_ts=cut_ts,\n", slow)),
@@ -44,7 +44,7 @@ def _cut_falls() -> Iterator[None]:
         yield
 
 
-@register("older-life-goes-on", "a pusher goes on although a newer incarnation of its store was issued", "schemas")
+@register("older-life-goes-on", "a pusher goes on although a newer incarnation of its store was issued", "lives")
 def _older_life_goes_on() -> Iterator[None]:
     from tistream.pusher.replaced import ReplacedCheck
 

@@ -58,6 +58,26 @@ class Profile:
     victims: tuple[str, ...] = ("pusher", "dispatcher", "sorter", "meta")
 
 
+#: pipelined transactions that write a few long values again and again, while leaders move
+SCANS = replace(
+    upstream.PIPELINED,
+    stores=3,
+    tables=1,
+    rows=3,
+    open_max=5,
+    keys_max=2,
+    patience=2,
+    interactive=0.0,
+    rollbacks=0.05,
+    deletes=0.1,
+    long_values=0.9,
+    generations=0.0,
+    fakes=False,
+    transactions=(("pipelined", 10), ("optimistic", 2), ("one_phase", 2)),
+    actions=(("begin", 14), ("advance", 60), ("rewrite_lock", 4), ("split", 1), ("merge", 2), ("move_leader", 5)),
+)
+
+
 def _only(**faults: float) -> dict[str, float]:
     return {"slow": 0.03, "slow_s": 0.5, **faults}
 
@@ -118,6 +138,55 @@ PROFILES: dict[str, Profile] = {
             victims=("pusher", "dispatcher"),
         ),
         Profile(name="schemas", about="DDL all the time, a little of everything else", upstream=upstream.DDL),
+        Profile(
+            name="spread",
+            about="stores tick and look at their locks at times of their own; sorters die with old snapshots",
+            upstream=replace(upstream.TINY, stores=3, tables=2, rows=4, open_max=8, patience=10, rollbacks=0.2),
+            habits=Habits(apart=0.3, fetched=0.6, resolved=0.25),
+            dispatchers=1,
+            metas=1,
+            snapshot_s=3.5,
+            faults=_only(db_lost=0.01, net_cut=0.01),
+            chaos={"crash": 6, "pause": 2},
+            victims=("sorter",),
+        ),
+        Profile(
+            name="scans",
+            about="opening scans take long, and locks are written again meanwhile; resolved ts come before their end",
+            upstream=SCANS,
+            habits=Habits(apart=0.2, fetched=0.1, resolved=0.05, before_ready=True),
+            dispatchers=1,
+            metas=1,
+            scan_rows=(1,),
+            tick_s=0.4,
+            faults=_only(slow=0.1, slow_s=1.5),
+            chaos={"crash": 2, "stop": 1},
+            victims=("pusher", "sorter"),
+        ),
+        Profile(
+            name="coarse",
+            about="timestamps are few: a store's tick often has that of the one before, and of another store's",
+            upstream=replace(upstream.TINY, stores=2, rows=4, open_max=6, patience=3, interactive=0.4),
+            habits=Habits(coarse_tso=True),
+            actions=200,
+            action_s=0.08,
+            dispatchers=1,
+            metas=1,
+            tick_s=0.15,
+            faults=_only(net_cut=0.01),
+            chaos={"crash": 1, "pause": 1},
+            victims=("pusher", "sorter"),
+        ),
+        Profile(
+            name="lives",
+            about="pushers die, pause and run twice; the service itself is well",
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            faults=_only(slow=0.15, slow_s=2.0, put_late=0.1, put_lost=0.05),
+            chaos={"crash": 3, "crash_io": 2, "double": 3, "pause": 2},
+            victims=("pusher",),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }

@@ -117,7 +117,7 @@ class CoarseWorkload(Workload):
 
     def tick(self) -> int:
         tso = self._tso
-        tso.ticked_ts = tso.last = max(tso.last, self._cluster.now_ts)
+        tso.ticked_ts = tso.last = max(tso.last, tso._cluster.now_ts)
         return tso.ticked_ts
 
     def advance_to(self, ts: int) -> None:
