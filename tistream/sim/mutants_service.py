@@ -156,7 +156,7 @@ def _collected_without_tombstone() -> Iterator[None]:
         yield
 
 
-@register("gap-skipped", "the dispatcher passes over a file that is missing and takes a later one", scenario="upstream")
+@register("gap-skipped", "the dispatcher passes over a file that is missing and takes a later one", scenario="order")
 def _gap_skipped() -> Iterator[None]:
     from dispatcher.subscription import Subscription
 
@@ -164,7 +164,7 @@ def _gap_skipped() -> Iterator[None]:
         yield
 
 
-@register("gap-accepted", "dispatcher, stream and sorter all pass over a file that is missing", scenario="upstream")
+@register("gap-accepted", "dispatcher, stream and sorter all pass over a file that is missing", scenario="order")
 def _gap_accepted() -> Iterator[None]:
     from dispatcher.subscription import Subscription
     from sorter.core import TaskCore
@@ -178,7 +178,7 @@ def _gap_accepted() -> Iterator[None]:
         yield
 
 
-@register("closed-goes-on", "an incarnation that ended at a gap goes on behind it", scenario="upstream")
+@register("closed-goes-on", "an incarnation that ended at a gap goes on behind it", scenario="order")
 def _closed_goes_on() -> Iterator[None]:
     from dispatcher.subscription import Subscription
     from sorter.core import TaskCore

@@ -18,11 +18,11 @@ def _no_admission() -> Iterator[None]:
         yield
 
 
-@register("counts-before-ready", "a tenure counts although its opening scan goes on", scenario="overflow")
+@register("counts-before-ready", "a tenure counts although its opening scan goes on", scenario="scans")
 def _counts_before_ready() -> Iterator[None]:
     from sorter import watermark
 
-    with reworded(watermark, "_said", ("np.where(ready, resolved, np.uint64(0))", "resolved")):
+    with reworded(watermark, "_said", ("np.where(ready, resolved, np.uint64(0))", "resolved.copy()")):
         yield
 
 

@@ -7,7 +7,7 @@ of that, so that resolved timestamps of all kinds meet files, prewrites and comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ class Habits:
     fetched: float = 0.0  #: before a tick, at which the timestamp of its resolved ts is fetched
     resolved: float = 0.0  #: before a tick, at which the locks are looked at and the resolved ts is sent; <= fetched
     before_ready: bool = False  #: a resolved ts is sent although the opening scan goes on: nobody may count on it yet
+    scan_s: float = 0.0  #: seconds, not a share: between two pieces of the opening scans of a store
     coarse_tso: bool = False  #: two ticks have one timestamp unless one was allocated in between
 
     @property
@@ -54,6 +55,7 @@ class SimSource(ModelSource):
         self._due = scheduler.now + tick_s * (0.5 + habits.apart * (store_id - 1))
         self._fetched = 0  # the timestamp of the next resolved ts, if it is there
         self._said = False  # the resolved ts of this tick was sent
+        self._scan_due = 0.0
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
         s = self._scheduler
@@ -63,11 +65,18 @@ class SimSource(ModelSource):
                 self._tick_plainly()
             else:
                 self._tick_by_habit()
-        return super().poll(0.0, checkpoint_of)
+        events = super().poll(0.0, checkpoint_of)
+        if s.now >= self._scan_due:
+            self._scan_due = s.now + self._habits.scan_s
+        return events
 
     def drop(self) -> None:
         super().drop()
         self._fetched, self._said = 0, False
+
+    def _scanned(self, tenure: int) -> Iterator[SourceEvent]:
+        if self._scheduler.now >= self._scan_due:
+            yield from super()._scanned(tenure)
 
     def _next_moment(self) -> float:
         habits, share = self._habits, 0.0
