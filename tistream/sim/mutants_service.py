@@ -16,7 +16,7 @@ def _no_upper_guard() -> Iterator[None]:
         yield
 
 
-@register("no-epoch-guard", "a flush moves `upper` for an owner that was replaced", scenario="owners")
+@register("no-epoch-guard", "a flush moves `upper` for an owner that was replaced", scenario="zombies")
 def _no_epoch_guard() -> Iterator[None]:
     from tistream.catalog import committed
 
@@ -24,7 +24,7 @@ def _no_epoch_guard() -> Iterator[None]:
         yield
 
 
-@register("stale-snapshot", "an owner that was replaced may still switch the snapshot", scenario="owners")
+@register("stale-snapshot", "an owner that was replaced may still switch the snapshot", scenario="zombies")
 def _stale_snapshot() -> Iterator[None]:
     from tistream.catalog import snapshots
 

@@ -43,7 +43,7 @@ def _dead_by_start_ts() -> Iterator[None]:
         yield
 
 
-@register("dead-at-cut-ts", "a prewrite is dead when W equals its file's cut_ts")
+@register("dead-at-cut-ts", "a prewrite is dead when W equals its file's cut_ts", scenario="coarse")
 def _dead_at_cut_ts() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
@@ -56,7 +56,7 @@ def _dead_at_cut_ts() -> Iterator[None]:
         yield
 
 
-@register("dead-while-commit-waits", "a prewrite is dead by cut_ts although its commit waits", scenario="reclaim")
+@register("dead-while-commit-waits", "a prewrite is dead by cut_ts although its commit waits", scenario="spread")
 def _dead_while_commit_waits() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
@@ -68,15 +68,31 @@ def _dead_while_commit_waits() -> Iterator[None]:
         yield
 
 
-@register(
-    "rollback-beats-commit",
-    "a rollback deletes a prewrite whose commit waits (an overlapped rollback)",
-    scenario="reclaim",
-)
+@register("rollback-beats-commit", "a rollback of a transaction deletes a prewrite whose commit waits", scenario="spread")
 def _rollback_beats_commit() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
     with reworded(PrewriteBuffer, "_without_ended", ("rollbacks[~committing]", "rollbacks")):
+        yield
+
+
+@register("overlapped-commit-deleted", "a rollback deletes the waiting commit whose commit_ts it overlaps", "spread")
+def _overlapped_commit_deleted() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    old = "self._add_whole(rows, outcomes, ready)"
+    gone = 'self.commits.kill(rows.needles(rows.of_kind(RowKind.ROLLBACK), "start_ts"), "commit_ts")'
+    with reworded(PrewriteBuffer, "take_in", (old, f"{gone}; {old}")):
+        yield
+
+
+@register("promise-before-duplicates", "what came before is taken for a broken promise when it comes again", "upstream")
+def _promise_before_duplicates() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    early = "self._refuse(told(rows, *late_rows(rows, rows.of_kind(RowKind.COMMITTED), watermarks)))"
+    old = "outcomes = self._sort_out(rows, at, ready)"
+    with reworded(PrewriteBuffer, "take_in", (old, f"{early}; {old}")):
         yield
 
 
@@ -122,7 +138,7 @@ def _early_commits_forgotten() -> Iterator[None]:
         yield
 
 
-@register("undecided-not-held", "the watermark passes a commit of which nobody knows the prewrite", scenario="overflow")
+@register("undecided-not-held", "the watermark passes a commit of which nobody knows the prewrite", scenario="doubt")
 def _undecided_not_held() -> Iterator[None]:
     from sorter.core import TaskCore
 
@@ -179,7 +195,7 @@ def _taken_rows_leave() -> Iterator[None]:
         yield
 
 
-@register("restore-lifts-w", "a restored W is lifted to `upper`, so that prewrites die early", scenario="reclaim")
+@register("restore-lifts-w", "a restored W is lifted to `upper`, so that prewrites die early", scenario="spread")
 def _restore_lifts_w() -> Iterator[None]:
     from sorter.core import TaskCore
 
@@ -188,7 +204,7 @@ def _restore_lifts_w() -> Iterator[None]:
         yield
 
 
-@register("restore-keeps-written", "ready rows at or below `upper` stay after a restore", scenario="reclaim")
+@register("restore-keeps-written", "ready rows at or below `upper` stay after a restore", scenario="spread")
 def _restore_keeps_written() -> Iterator[None]:
     from sorter.sort_buffer import SortBuffer
 
@@ -196,7 +212,7 @@ def _restore_keeps_written() -> Iterator[None]:
         yield
 
 
-@register("restore-keeps-commits", "waiting commits at or below `upper` stay after a restore", scenario="reclaim")
+@register("restore-keeps-commits", "waiting commits at or below `upper` stay after a restore", scenario="spread")
 def _restore_keeps_commits() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 

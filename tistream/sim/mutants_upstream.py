@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tistream.sim.mutants import register, replaced, reworded
+from tistream.sim.mutants import MUTANTS, register, replaced, reworded
 
 _TWO_SECONDS = 2000 << 18  # as a timestamp
 
@@ -70,6 +70,50 @@ def _closing_row_left_out() -> Iterator[None]:
         yield
 
 
+@register("closing-row-awaited", "as closing-row-left-out, and tenures open at what was resolved, not written", "spread")
+def _closing_row_awaited() -> Iterator[None]:
+    with MUTANTS["closing-row-left-out"].patch(), MUTANTS["opens-at-resolved"].patch():
+        yield
+
+
+@register("opens-at-resolved", "a tenure opens at what the one before it has resolved, above `upper`", "spread")
+def _opens_at_resolved() -> Iterator[None]:
+    """Legal as long as closing rows are there: what was resolved is also said."""
+    from tistream.pusher.worker import PusherWorker
+    from tistream.sim.upstream import SimSource
+
+    whole, resolve = PusherWorker._checkpoint_of, SimSource._resolve
+
+    def checkpoint_of(self: Any, region: Any) -> int | None:
+        published = whole(self, region)
+        said = vars(self._source._cluster).get("said", [])
+        return published and max([published, *(ts for range_, ts in said if range_ == region)])
+
+    def said(self: Any, fetched_ts: int) -> None:
+        resolve(self, fetched_ts)
+        told, by = self._came[-1], vars(self._cluster).setdefault("said", [])
+        for tenure, ts in zip(told.tenures.tolist(), told.resolved_ts.tolist(), strict=True):
+            by.append((self._tenures[tenure].region.range, ts))
+
+    with replaced(PusherWorker, "_checkpoint_of", checkpoint_of), replaced(SimSource, "_resolve", said):
+        yield
+
+
+@register("incarnation-issued-twice", "a pusher that starts again goes on under the incarnation of its earlier life")
+def _incarnation_issued_twice() -> Iterator[None]:
+    from tistream.catalog.stores import newest_incarnation
+    from tistream.sim import roles
+
+    whole = roles.issue_incarnation
+
+    def issue(catalog: Any, tenant: Any, store_id: int) -> Any:
+        newest = newest_incarnation(catalog, tenant, store_id)
+        return (newest, 0) if newest else whole(catalog, tenant, store_id)
+
+    with replaced(roles, "issue_incarnation", issue):
+        yield
+
+
 @register("opens-above-frontier", "a tenure opens at its pusher's newest time, above the published `upper`", "upstream")
 def _opens_above_frontier() -> Iterator[None]:
     from tistream.pusher.worker import PusherWorker
@@ -101,7 +145,7 @@ def _scan_without_prewrites() -> Iterator[None]:
         yield
 
 
-@register("scan-behind-live", "an opening scan's prewrite may stand behind a newer live one", scenario="overflow")
+@register("scan-behind-live", "an opening scan's prewrite may stand behind a newer live one", scenario="scans")
 def _scan_behind_live() -> Iterator[None]:
     from tistream.pusher.batcher import Batcher
 

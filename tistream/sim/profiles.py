@@ -58,14 +58,23 @@ class Profile:
     victims: tuple[str, ...] = ("pusher", "dispatcher", "sorter", "meta")
 
 
+_OVERLAPPED = tuple((name, 12 if name == "roll_back_committed" else weight) for name, weight in upstream.TINY.actions)
+
+
+def _with_moves(weight: int) -> upstream.Weights:
+    """The actions of an upstream whose leaders move so often."""
+    others = (("begin", 14), ("advance", 60), ("rewrite_lock", 4), ("split", 1), ("merge", 2))
+    return (*others, ("move_leader", weight))
+
+
 #: pipelined transactions that write a few long values again and again, while leaders move
 SCANS = replace(
     upstream.PIPELINED,
     stores=3,
     tables=1,
     rows=3,
-    open_max=4,
-    keys_max=5,
+    open_max=5,
+    keys_max=2,
     patience=2,
     interactive=0.0,
     rollbacks=0.05,
@@ -74,7 +83,7 @@ SCANS = replace(
     generations=0.0,
     fakes=False,
     transactions=(("pipelined", 10), ("optimistic", 2), ("one_phase", 2)),
-    actions=(("begin", 14), ("advance", 60), ("rewrite_lock", 1), ("split", 1), ("merge", 2), ("move_leader", 3)),
+    actions=_with_moves(3),
 )
 
 
@@ -142,7 +151,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             name="spread",
             about="stores tick and look at their locks at times of their own; sorters die with old snapshots",
-            upstream=replace(upstream.TINY, stores=3, tables=2, rows=4, open_max=8, patience=10, rollbacks=0.2),
+            upstream=replace(upstream.TINY, stores=3, tables=2, rows=4, open_max=8, patience=10, rollbacks=0.2, actions=_OVERLAPPED),
             habits=Habits(apart=0.3, fetched=0.6, resolved=0.25),
             dispatchers=1,
             metas=1,
@@ -155,16 +164,40 @@ PROFILES: dict[str, Profile] = {
             name="scans",
             about="opening scans take long, and locks are written again meanwhile; resolved ts come before their end",
             upstream=SCANS,
-            habits=Habits(apart=0.2, fetched=0.1, resolved=0.05, before_ready=True, scan_s=0.4),
+            habits=Habits(apart=0.2, fetched=0.1, resolved=0.05, before_ready=True, scan_s=0.25, flush_into_scans=True),
             dispatchers=1,
             metas=1,
             scan_rows=(1,),
-            actions=480,
-            action_s=0.025,
             tick_s=0.4,
             faults=_only(slow=0.1, slow_s=1.5),
             chaos={"crash": 2, "stop": 1},
             victims=("pusher", "sorter"),
+        ),
+        Profile(
+            name="doubt",
+            about="leaders move faster than opening scans end: nobody knows which prewrite was committed",
+            upstream=replace(SCANS, actions=_with_moves(5)),
+            dispatchers=1,
+            metas=1,
+            scan_rows=(1,),
+            tick_s=0.4,
+            faults=_only(slow=0.1, slow_s=1.5),
+            chaos={"crash": 2, "stop": 1},
+            victims=("pusher", "sorter"),
+        ),
+        Profile(
+            name="zombies",
+            about="sorters sleep beyond their lease in the middle of long requests, and go on when they were replaced",
+            upstream=replace(upstream.TINY, rows=4, patience=2, interactive=0.0),
+            sorters=3,
+            dispatchers=1,
+            tick_s=0.3,
+            flush_s=0.2,
+            snapshot_s=0.5,
+            amounts=(3.4, 4.0),
+            faults=_only(slow=0.5, slow_s=2.5),
+            chaos={"pause": 9},
+            victims=("sorter",),
         ),
         Profile(
             name="coarse",

@@ -16,6 +16,8 @@ from tistream.pusher.model_source import ModelSource
 from tistream.pusher.source import CheckpointOf, Resolved, SourceEvent, Tick
 from tistream.sim.scheduler import Scheduler
 from tistream.simulator.cluster import Cluster
+from tistream.simulator.mvcc import Lock
+from tistream.simulator.transactions import State
 from tistream.simulator.workload import Workload
 
 
@@ -28,6 +30,7 @@ class Habits:
     resolved: float = 0.0  #: before a tick, at which the locks are looked at and the resolved ts is sent; <= fetched
     before_ready: bool = False  #: a resolved ts is sent although the opening scan goes on: nobody may count on it yet
     scan_s: float = 0.0  #: seconds, not a share: between two pieces of the opening scans of a store
+    flush_into_scans: bool = False  #: pipelined transactions write again what an opening scan is about to say
     coarse_tso: bool = False  #: two ticks have one timestamp unless one was allocated in between
 
     @property
@@ -118,6 +121,30 @@ class SimSource(ModelSource):
         }
         tenures = np.fromiter(said, np.int64, len(said))
         self._came.append(Resolved(tenures=tenures, resolved_ts=np.fromiter(said.values(), np.uint64, len(said))))
+
+
+def workload_of(habits: Habits) -> type[Workload]:
+    """The kind of workload that goes with them."""
+    return CoarseWorkload if habits.coarse_tso else EagerWorkload if habits.flush_into_scans else Workload
+
+
+class EagerWorkload(Workload):
+    """A Workload whose pipelined transactions write a key again while an opening scan has yet to say its lock."""
+
+    def step(self) -> str:
+        return self._flush_into_scan() or super().step()
+
+    def _flush_into_scan(self) -> str:
+        txns, cluster = self._txns, self._tso._cluster
+        writing = {t.start_ts: t for t in txns.open if t.kind == "pipelined" and t.state is State.WRITING}
+        for region in cluster.regions():
+            for subscription in cluster._subscriptions.get(region.region_id, ()):
+                for key, what in subscription.unscanned or ():
+                    txn = writing.get(what.start_ts) if isinstance(what, Lock) else None
+                    if txn is not None and cluster.lock(key) is what:
+                        txns._prewrite(txn, key, txns._row(key))
+                        return f"txn {txn.number} prewrites {txns._place(key)} again, under an opening scan"
+        return ""
 
 
 class CoarseWorkload(Workload):

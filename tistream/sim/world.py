@@ -33,9 +33,8 @@ from tistream.sim.profiles import Profile
 from tistream.sim.roles import TENANT, Running, SimClock, read_once, run_role
 from tistream.sim.scheduler import Process, Scheduler
 from tistream.sim.store import Bucket, SimStore
-from tistream.sim.upstream import CoarseWorkload
+from tistream.sim.upstream import workload_of
 from tistream.simulator.profiles import new_cluster
-from tistream.simulator.workload import Workload
 
 START_MS = 1_750_000_000_000
 LEASE_MS = 3000
@@ -80,7 +79,7 @@ class World:
         self.network = Network(s, dice["network"])
         self.start_ts = tso.compose(START_MS)
         self.cluster = new_cluster(profile.upstream, floor_ts=self.start_ts)
-        kind = CoarseWorkload if profile.habits.coarse_tso else Workload
+        kind = workload_of(profile.habits)
         self.workload = kind(self.rand.getrandbits(32), self.cluster, profile.upstream)
         self.oracle = Oracle(self.workload.committed, self.database, self.tell)
         self.bucket.on_delete = self.oracle.deleting
