@@ -1,7 +1,8 @@
 """What every transaction must keep, looked at when it has been committed: the rows before and after are compared.
 
 epochs      a task's epoch never falls, and rises whenever its owner changes
-flushes     new segments lie in (old upper, new upper] of their task, and are written by the life that owns it
+flushes     `upper` is moved by an owner of the newest epoch only. New segments lie in (old upper, new upper] of their
+            task, and are written by the life that owns it
 snapshots   the pointer is switched by an owner of the newest epoch only, and the positions are always those of the
             state that the pointer names: nobody ever sees one without the other
 
@@ -12,12 +13,17 @@ land together with the next one of another process: both show as one step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+from sorter import publisher
+from tistream.catalog.committed import TaskAdvance
 from tistream.codec.segment_file import SegmentFile
 from tistream.layout import CommittedKey, SnapshotKey, parse
 from tistream.sim.database import Database
+from tistream.sim.scheduler import Process
 
 _Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
 
@@ -40,6 +46,28 @@ class CatalogRules:
         self._tasks: dict[int, _Task] = {}
         self._positions: dict[int, _Positions] = {}
         self._segments = 0  # the largest rowid that was seen
+        self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
+
+    @contextmanager
+    def watching_flushes(self) -> Iterator[None]:
+        """Learn for which owner a flush is."""
+        commit_flush = publisher.commit_flush
+
+        def watched(*args: Any, advances: Sequence[TaskAdvance], **named: Any) -> frozenset[int]:
+            task = self._database.scheduler.current
+            if task is None:
+                return commit_flush(*args, advances=advances, **named)
+            self._flushes[task.process] = advances
+            try:
+                return commit_flush(*args, advances=advances, **named)
+            finally:
+                del self._flushes[task.process]
+
+        publisher.commit_flush = watched
+        try:
+            yield
+        finally:
+            publisher.commit_flush = commit_flush
 
     def look(self) -> None:
         """A transaction has been committed."""
@@ -50,6 +78,7 @@ class CatalogRules:
             was = self._tasks.get(task_id)
             if was is not None and now != was:
                 self._check_epoch(task_id, was, now)
+        self._check_flush(tasks)
         self._check_segments(tasks)
         self._check_positions(tasks)
         self._tasks = tasks
@@ -63,6 +92,13 @@ class CatalogRules:
             key = parse(now.snapshot_key)
             if not isinstance(key, SnapshotKey) or not was.epoch <= key.epoch <= now.epoch:
                 self._violated(f"fenced: task {task_id} at epoch {now.epoch} has got the snapshot {now.snapshot_key}")
+
+    def _check_flush(self, tasks: Mapping[int, _Task]) -> None:
+        current = self._database.scheduler.current
+        for a in self._flushes.get(current.process, ()) if current is not None else ():
+            was, now = self._tasks[a.task_id], tasks[a.task_id]
+            if was.upper != now.upper == a.new_upper and was.epoch > a.epoch:
+                self._violated(f"fenced: task {a.task_id} is at epoch {was.epoch}, a flush of {a.epoch} moved it")
 
     def _check_segments(self, tasks: Mapping[int, _Task]) -> None:
         query = self._database.query

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tistream.sim.mutants import MUTANTS, register, replaced, reworded
@@ -72,13 +73,13 @@ def _closing_row_left_out() -> Iterator[None]:
 
 @register("closing-row-awaited", "as closing-row-left-out, and tenures open at what was resolved, not written", "spread")
 def _closing_row_awaited() -> Iterator[None]:
-    with MUTANTS["closing-row-left-out"].patch(), MUTANTS["opens-at-resolved"].patch():
+    with MUTANTS["closing-row-left-out"].patch(), opening_at_resolved():
         yield
 
 
-@register("opens-at-resolved", "a tenure opens at what the one before it has resolved, above `upper`", "spread")
-def _opens_at_resolved() -> Iterator[None]:
-    """Legal as long as closing rows are there: what was resolved is also said."""
+@contextmanager
+def opening_at_resolved() -> Iterator[None]:
+    """A tenure opens at what the one before it has resolved. Legal as long as closing rows say that too."""
     from tistream.pusher.worker import PusherWorker
     from tistream.sim.upstream import SimSource
 

@@ -30,6 +30,7 @@ from tistream.feed import FeedBatch, FeedRequest
 from tistream.ids import Position
 from tistream.keyrange import end_before
 from tistream.layout import BatchKey, CommittedKey, SnapshotKey, parse
+from tistream.sim.catalog_rules import CatalogRules
 from tistream.sim.database import Database
 from tistream.sim.scheduler import Process
 from tistream.simulator.transactions import CommittedRow
@@ -45,6 +46,7 @@ class Oracle:
     def __init__(self, committed: Sequence[CommittedRow], database: Database, tell: Callable[[str], None]) -> None:
         self.committed, self.database, self.tell = committed, database, tell
         self.violations: list[str] = []
+        self.rules = CatalogRules(database, {}, self.violated)
         self.served_max = 0
         self.pulls = self.rows = 0
         self._below = 0  # truth rows at or below what has been served
@@ -195,7 +197,8 @@ class Oracle:
         TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
         Subscription.next = delivered  # type: ignore[method-assign]
         try:
-            yield
+            with self.rules.watching_flushes():
+                yield
         finally:
             RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
             Subscription.next = following  # type: ignore[method-assign]

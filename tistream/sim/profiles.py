@@ -83,7 +83,7 @@ SCANS = replace(
     generations=0.0,
     fakes=False,
     transactions=(("pipelined", 10), ("optimistic", 2), ("one_phase", 2)),
-    actions=_with_moves(3),
+    actions=_with_moves(1),
 )
 
 
@@ -169,9 +169,10 @@ PROFILES: dict[str, Profile] = {
             metas=1,
             scan_rows=(1,),
             tick_s=0.4,
-            faults=_only(slow=0.1, slow_s=1.5),
-            chaos={"crash": 2, "stop": 1},
-            victims=("pusher", "sorter"),
+            amounts=(0.2,),
+            faults=_only(slow=0.05, slow_s=0.5),
+            chaos={"crash": 8},
+            victims=("pusher",),
         ),
         Profile(
             name="doubt",

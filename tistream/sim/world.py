@@ -84,7 +84,8 @@ class World:
         self.oracle = Oracle(self.workload.committed, self.database, self.tell)
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_upper = self.oracle.upper_moved
-        self.database.on_commit = CatalogRules(self.database, self.bucket.objects, self.oracle.violated).look
+        self.oracle.rules = CatalogRules(self.database, self.bucket.objects, self.oracle.violated)
+        self.database.on_commit = self.oracle.rules.look
         self.running: list[Running] = []
         self.resting = False
         self.rested = False
