@@ -68,7 +68,9 @@ def _dead_while_commit_waits() -> Iterator[None]:
         yield
 
 
-@register("rollback-beats-commit", "a rollback of a transaction deletes a prewrite whose commit waits", scenario="spread")
+@register(
+    "rollback-beats-commit", "a rollback of a transaction deletes a prewrite whose commit waits", scenario="spread"
+)
 def _rollback_beats_commit() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 

@@ -71,7 +71,9 @@ def _closing_row_left_out() -> Iterator[None]:
         yield
 
 
-@register("closing-row-awaited", "as closing-row-left-out, and tenures open at what was resolved, not written", "spread")
+@register(
+    "closing-row-awaited", "as closing-row-left-out, and tenures open at what was resolved, not written", "spread"
+)
 def _closing_row_awaited() -> Iterator[None]:
     with MUTANTS["closing-row-left-out"].patch(), opening_at_resolved():
         yield
@@ -102,14 +104,12 @@ def opening_at_resolved() -> Iterator[None]:
 
 @register("incarnation-issued-twice", "a pusher that starts again goes on under the incarnation of its earlier life")
 def _incarnation_issued_twice() -> Iterator[None]:
-    from tistream.catalog.stores import newest_incarnation
+    from tistream.catalog.stores import issue_incarnation, newest_incarnation
     from tistream.sim import roles
-
-    whole = roles.issue_incarnation
 
     def issue(catalog: Any, tenant: Any, store_id: int) -> Any:
         newest = newest_incarnation(catalog, tenant, store_id)
-        return (newest, 0) if newest else whole(catalog, tenant, store_id)
+        return (newest, 0) if newest else issue_incarnation(catalog, tenant, store_id)
 
     with replaced(roles, "issue_incarnation", issue):
         yield

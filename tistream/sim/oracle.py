@@ -53,7 +53,7 @@ class Oracle:
         self._uppers: dict[int, int] = {}
         self._frontier = 0
         self._promises: dict[int, _Promises] = {}
-        self._lives: dict[tuple[int, int], Process] = {}  # (task, epoch) -> who acts under it
+        self._lives: dict[tuple[int, int], Process | None] = {}  # (task, epoch) -> who acts under it
 
     def violated(self, what: str) -> None:
         """Something that must hold does not."""
@@ -195,7 +195,7 @@ class Oracle:
         RangeWatermarkMap.apply = watched  # type: ignore[method-assign,assignment]
         TaskCore.take = taken  # type: ignore[method-assign,assignment]
         TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
-        Subscription.next = delivered  # type: ignore[method-assign]
+        Subscription.next = delivered  # type: ignore[method-assign,assignment]
         try:
             with self.rules.watching_flushes():
                 yield

@@ -48,7 +48,7 @@ class Profile:
     snapshot_s: float = 2.5
     queue_bytes: int = 1 << 20  #: of a pusher's uploads
     scan_rows: tuple[int | None, ...] = (None, None, 2)  #: of opening scans with each poll; a pusher draws one
-    habits: Habits = Habits()  #: of the stores, in what they may do as they like
+    habits: Habits = field(default_factory=Habits)  #: of the stores, in what they may do as they like
     amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds, one more at most, that a pause or an outage lasts
     restart_s: float = 1.0  #: after which the supervisor starts a process that died at a crash point
     faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
@@ -58,7 +58,17 @@ class Profile:
     victims: tuple[str, ...] = ("pusher", "dispatcher", "sorter", "meta")
 
 
-_OVERLAPPED = tuple((name, 12 if name == "roll_back_committed" else weight) for name, weight in upstream.TINY.actions)
+#: some transactions that take a while, and rollbacks that overlap commits
+SPREAD = replace(
+    upstream.TINY,
+    stores=3,
+    tables=2,
+    rows=4,
+    open_max=8,
+    patience=10,
+    rollbacks=0.2,
+    actions=tuple((name, 12 if name == "roll_back_committed" else weight) for name, weight in upstream.TINY.actions),
+)
 
 
 def _with_moves(weight: int) -> upstream.Weights:
@@ -151,7 +161,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             name="spread",
             about="stores tick and look at their locks at times of their own; sorters die with old snapshots",
-            upstream=replace(upstream.TINY, stores=3, tables=2, rows=4, open_max=8, patience=10, rollbacks=0.2, actions=_OVERLAPPED),
+            upstream=SPREAD,
             habits=Habits(apart=0.3, fetched=0.6, resolved=0.25),
             dispatchers=1,
             metas=1,
