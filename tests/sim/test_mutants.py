@@ -1,7 +1,7 @@
 """Evidence that the simulator checks something: each rule is broken once, and must be noticed.
 
-The quick ones only. The others are tried by hand (`tistream sim --mutant NAME`): docs/correctness.md, "Mutants", says
-how many seeds each took, and which cannot be noticed and why.
+Those that take at most three seeds. The others are tried by hand (`tistream sim --mutant NAME`): docs/correctness.md,
+"Mutants", says how many seeds each took, and which tests catch the three that no run can notice.
 """
 
 from __future__ import annotations
