@@ -97,6 +97,7 @@ class TaskCore:
         self._ready = SortBuffer()
         self._positions: dict[int, dict[int, Position]] = {}
         self._next_row_no = 0
+        self._ask_again: list[Undecided] = []  # what a snapshot held undecided, until the next batch
 
     @property
     def upper(self) -> int:
@@ -118,10 +119,13 @@ class TaskCore:
                 self._take_rows(batch)
             self._prewrites.learn(batch.regions, store, incarnation)
             moved = self._watermarks.apply(batch.regions, store, incarnation, batch.seq)
-            asking = self._prewrites.settle(self._watermarks, self._ready) if moved or batch.rows.num_rows else []
+            asking = self._ask_again
+            if moved or batch.rows.num_rows:
+                asking = asking + self._prewrites.settle(self._watermarks, self._ready)
         except BrokenPromise as e:
             raise _told(e, self.task_id, batch) from e
         self._positions.setdefault(store, {})[incarnation] = Position(seq=batch.seq)
+        self._ask_again = []
         return [NeedReopen(task_id=self.task_id, undecided=undecided) for undecided in asking]
 
     def watermark(self) -> int | None:
@@ -191,9 +195,10 @@ class TaskCore:
 
     def restore(self, snapshot: CoreSnapshot, positions: Positions) -> None:
         """Take over a snapshot into a new core, cut to its range. `positions` are the catalog's: they were switched
-        together with the snapshot. W stays what it was: the replay lifts it, and prewrites must not die early."""
+        together with the snapshot. W stays what it was: the replay lifts it, and prewrites must not die early. What was
+        undecided holds it at once, and is asked for again with the next batch."""
         self._watermarks.restore(snapshot.slices, snapshot.waiting)
-        self._prewrites.restore(snapshot.open, snapshot.commits, self.range, self._upper)
+        self._ask_again = self._prewrites.restore(snapshot.open, snapshot.commits, self.range, self._upper)
         self._ready.restore(snapshot.ready, self.range, self._upper)
         self._positions = {store: dict(lives) for store, lives in positions.items()}
         last = self._prewrites.last_row_no()

@@ -215,16 +215,17 @@ class PrewriteBuffer:
         open_ = frame_of_all(self.open.runs, OPEN).sort("row_no")
         return to_arrow(open_, OPEN), to_arrow(frame_of_all(self.commits.runs, COMMITS).sort(VERSION), COMMITS)
 
-    def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> None:
-        """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since; undecided ones
-        will ask again, because nobody knows whether they were heard."""
-        held = within(from_arrow(commits), range_).with_columns(asked=pl.lit(value=False))
+    def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> list[Undecided]:
+        """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
+        hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
+        held = within(from_arrow(commits), range_)
         served = held.filter(pl.col("commit_ts") <= upper)
         held = held.join(served, on=VERSION, how="anti")
         kept = within(from_arrow(open_), range_).join(served, on=TXN, how="anti", maintain_order="left")
         for frame, schema, runs in ((kept, OPEN, self.open), (held, COMMITS, self.commits)):
             for part in run_sized(frame):
                 runs.add(run_of(part, schema))
+        return _undecided(held.filter(pl.col("asked")))
 
     def check(self, at: Limits, ready: SortBuffer) -> None:
         """Raise when a relation of the module's docstring does not hold."""
@@ -406,14 +407,12 @@ class PrewriteBuffer:
             at = np.arange(len(done))
             self.open.kill(done.needles(at, "start_ts"), "start_ts")
             self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
-        new = doubtful.filter(~pl.col("asked")).sort(VERSION)
+        new = doubtful.filter(~pl.col("asked"))
         if new.height:
             asked = run_of(new.with_columns(asked=pl.lit(value=True)), COMMITS)
             self.commits.kill(asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
             self.commits.add(asked)
-        return [
-            Undecided(**row) for row in new.select("key", "start_ts", "commit_ts", "region_id", "store_id").to_dicts()
-        ]
+        return _undecided(new)
 
     def _bury(self, watermarks: RangeWatermarkMap) -> None:
         """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
@@ -431,6 +430,11 @@ class PrewriteBuffer:
     def _refuse(self, rows: pl.DataFrame | None) -> None:
         if rows is not None:
             break_promise(rows)
+
+
+def _undecided(commits: pl.DataFrame) -> list[Undecided]:
+    names = ("key", "start_ts", "commit_ts", "region_id", "store_id")
+    return [Undecided(**row) for row in commits.sort(VERSION).select(names).to_dicts()]
 
 
 def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:

@@ -220,3 +220,12 @@ def _restore_keeps_commits() -> Iterator[None]:
 
     with reworded(PrewriteBuffer, "restore", ('pl.col("commit_ts") <= upper', 'pl.col("commit_ts") < 0')):
         yield
+
+
+@register("restore-lets-go", "undecided commits do not hold the watermark after a restore", scenario="doubt")
+def _restore_lets_go() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    held = "held = within(from_arrow(commits), range_)"
+    with reworded(PrewriteBuffer, "restore", (held, f"{held}.with_columns(asked=pl.lit(value=False))")):
+        yield

@@ -235,13 +235,14 @@ class PlainPrewriteBuffer:
         """(open prewrites, waiting commits), schemas OPEN and COMMITS."""
         return to_arrow(self.open.sort("row_no"), OPEN), to_arrow(self.commits.sort(VERSION), COMMITS)
 
-    def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> None:
-        """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since; undecided ones
-        will ask again, because nobody knows whether they were heard."""
-        held = within(from_arrow(commits), range_).with_columns(asked=pl.lit(value=False))
+    def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> list[Undecided]:
+        """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
+        hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
+        held = within(from_arrow(commits), range_)
         served = held.filter(pl.col("commit_ts") <= upper)
         self.commits = held.join(served, on=VERSION, how="anti")
         self.open = within(from_arrow(open_), range_).join(served, on=TXN, how="anti")
+        return _named(self.commits.filter(pl.col("asked")))
 
     def check(self, at: Limits, ready: PlainSortBuffer) -> None:
         """Raise when a relation of the module's docstring does not hold."""
@@ -358,8 +359,12 @@ def _candidate(row: dict[str, int]) -> Candidate:
 
 def _asking(doubtful: pl.DataFrame) -> list[Undecided]:
     """The commits that become undecided now, in a fixed order."""
-    new = doubtful.filter(~pl.col("asked")).sort(VERSION)
-    return [Undecided(**row) for row in new.select("key", "start_ts", "commit_ts", "region_id", "store_id").to_dicts()]
+    return _named(doubtful.filter(~pl.col("asked")))
+
+
+def _named(commits: pl.DataFrame) -> list[Undecided]:
+    names = ("key", "start_ts", "commit_ts", "region_id", "store_id")
+    return [Undecided(**row) for row in commits.sort(VERSION).select(names).to_dicts()]
 
 
 def joined(*frames: pl.DataFrame) -> pl.DataFrame:

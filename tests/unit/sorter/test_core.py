@@ -185,14 +185,19 @@ def test_an_undecided_commit_is_decided_by_a_copy_that_brings_the_value() -> Non
     assert d.write() == [(b"a", 16, b"new")]
 
 
-def test_an_undecided_commit_asks_again_after_a_restart() -> None:
+def test_an_undecided_commit_holds_the_watermark_at_once_and_asks_again_after_a_restart() -> None:
     d = Driver()
     undecided(d)
+    assert d.file(upto=30) == []
     again = Driver(TaskCore(1, KeyRange(), 10, 10))
     snapshot = d.core.snapshot()
     again.core.restore(snapshot, snapshot.positions)
     again.seq = d.seq
-    assert len(again.file(upto=30)) == 1
+    assert again.core.watermark() == 15
+    assert again.core.stats().undecided_commits == 1
+    (effect,) = again.file(upto=30)
+    assert (effect.undecided.key, effect.undecided.commit_ts) == (b"a", 16)
+    assert again.file(upto=31) == []
     assert again.core.watermark() == 15
 
 
