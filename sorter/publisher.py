@@ -24,7 +24,7 @@ import pyarrow as pa
 import structlog
 
 from sorter.core import TaskCore
-from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush, uppers
+from tistream.catalog.committed import TaskAdvance, commit_flush, new_segment, uppers
 from tistream.catalog.engine import Catalog
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.segment_file import SegmentInfo
@@ -157,21 +157,5 @@ def _advance(t: _Taken, segments: Sequence[SegmentInfo]) -> TaskAdvance:
         epoch=p.epoch,
         seen_upper=p.core.upper,
         new_upper=t.w,
-        segments=tuple(_new_segment(s) for s in segments),
-    )
-
-
-def _new_segment(s: SegmentInfo) -> NewSegment:
-    return NewSegment(
-        segment_no=s.number,
-        start_key=s.start_key,
-        end_key=s.end_key,
-        table_lo=s.table_lo,
-        table_hi=s.table_hi,
-        lo_ts=s.lo_ts,
-        hi_ts=s.hi_ts,
-        rows=s.rows,
-        offset=s.offset,
-        length=s.length,
-        crc=s.crc,
+        segments=tuple(new_segment(s) for s in segments),
     )

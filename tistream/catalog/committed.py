@@ -23,6 +23,7 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, ObjectState, insert_live
 from tistream.catalog.tables import INT_MAX, objects, of_asked_tenant, segments, tasks, tenant_ids
 from tistream.catalog.tenants import TaskKind
+from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import invariant
 from tistream.ids import Tenant
 
@@ -58,6 +59,23 @@ class NewSegment:
     offset: int  #: bytes from the start of the object
     length: int  #: bytes in the object
     crc: int
+
+
+def new_segment(info: SegmentInfo) -> NewSegment:
+    """The segment that a file's footer describes."""
+    return NewSegment(
+        segment_no=info.number,
+        start_key=info.start_key,
+        end_key=info.end_key,
+        table_lo=info.table_lo,
+        table_hi=info.table_hi,
+        lo_ts=info.lo_ts,
+        hi_ts=info.hi_ts,
+        rows=info.rows,
+        offset=info.offset,
+        length=info.length,
+        crc=info.crc,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,12 +23,11 @@ import zstandard
 from metaserver.tiles import lay_out
 from schemas.snapshot import parse_pushed
 from tistream import change
-from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
+from tistream.catalog.committed import TaskAdvance, commit_flush, new_segment
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tasks import TaskRow, list_tasks
 from tistream.catalog.tenants import activate_tenant, register_tenant
 from tistream.codec.committed_file import build_committed_file
-from tistream.codec.segment_file import SegmentInfo
 from tistream.codec.table_key import META_RANGE
 from tistream.errors import invariant
 from tistream.ids import Tenant
@@ -110,7 +109,7 @@ class LogBuilder:
                 epoch=task.epoch,
                 seen_upper=task.upper,
                 new_upper=upto,
-                segments=tuple(_new_segment(s) for s in segments[task.task_id]),
+                segments=tuple(new_segment(s) for s in segments[task.task_id]),
             )
             for task in due
         ]
@@ -139,19 +138,3 @@ def with_broken_value(rows: pa.Table, at: int) -> pa.Table:
     broken = pa.array([b"\xee not a row"], pa.binary())
     values = pa.concat_arrays([values.slice(0, at), broken, values.slice(at + 1)])
     return rows.set_column(rows.schema.get_field_index("value"), change.COMMITTED.field("value"), values)
-
-
-def _new_segment(info: SegmentInfo) -> NewSegment:
-    return NewSegment(
-        segment_no=info.number,
-        start_key=info.start_key,
-        end_key=info.end_key,
-        table_lo=info.table_lo,
-        table_hi=info.table_hi,
-        lo_ts=info.lo_ts,
-        hi_ts=info.hi_ts,
-        rows=info.rows,
-        offset=info.offset,
-        length=info.length,
-        crc=info.crc,
-    )

@@ -20,13 +20,12 @@ from schemas.history import History
 from schemas.registry import SavePolicy, SchemaRegistry, read_jobs
 from schemas.snapshot import PushedSchema
 from tistream import change
-from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
+from tistream.catalog.committed import TaskAdvance, commit_flush, new_segment
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tasks import list_tasks
 from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.change import Op
 from tistream.codec.committed_file import build_committed_file
-from tistream.codec.segment_file import SegmentInfo
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_key, record_range
 from tistream.errors import DecodeError, NotFound, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
@@ -135,7 +134,7 @@ class Log:
                 epoch=0,
                 seen_upper=task.upper,
                 new_upper=upper,
-                segments=tuple(_new_segment(s) for s in segments[task.task_id]),
+                segments=tuple(new_segment(s) for s in segments[task.task_id]),
             )
             for task, upper in ((meta, meta_upto), (jobs, upto_ts))
         ]
@@ -147,22 +146,6 @@ class Log:
             advances=advances,
         )
         assert len(done) == 2
-
-
-def _new_segment(info: SegmentInfo) -> NewSegment:
-    return NewSegment(
-        segment_no=info.number,
-        start_key=info.start_key,
-        end_key=info.end_key,
-        table_lo=info.table_lo,
-        table_hi=info.table_hi,
-        lo_ts=info.lo_ts,
-        hi_ts=info.hi_ts,
-        rows=info.rows,
-        offset=info.offset,
-        length=info.length,
-        crc=info.crc,
-    )
 
 
 @pytest.fixture
