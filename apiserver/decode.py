@@ -4,6 +4,8 @@ A row committed at c is decoded with the table version of c - 1. Rows of physica
 changes of any table (partition DDL copies rows into ids that become known only when it finishes; dropped tables leave
 nothing): they are not delivered. Index entries are not delivered either; system databases are not in the history.
 
+A delete whose old value the upstream does not tell has, as the row before it, what its key says and NULL elsewhere.
+
 A row that cannot be decoded is quarantined: it comes out as a Quarantined record that names table, column, key and
 offset, and nothing else is affected.
 """
@@ -11,19 +13,21 @@ offset, and nothing else is affected.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from apiserver.changes import TableChanges
 from apiserver.cursor import Scope
 from apiserver.split import build_changes
 from schemas.history import History
-from schemas.layout import row_layout
+from schemas.layout import key_layout, row_layout
 from schemas.model import Table
-from tistream.codec.row.decode import Decoded, decode
+from tistream.change import FLAG_OLD_VALUE_UNKNOWN, Op
+from tistream.codec.row.decode import EMPTY_ROW, Decoded, decode
 from tistream.codec.table_key import is_record
 
 
@@ -92,7 +96,7 @@ def _decode_table(table: Table, rows: pa.Table) -> tuple[TableChanges, list[Quar
     layout = row_layout(table)
     keys = rows["key"].combine_chunks()
     after = decode(layout, keys, rows["value"].combine_chunks())
-    before = decode(layout, keys, rows["old_value"].combine_chunks())
+    before = _with_keys(table, rows, decode(layout, keys, rows["old_value"].combine_chunks()))
     failed = _quarantine(table, rows, after, before)
     if failed:
         keep = np.ones(rows.num_rows, dtype=bool)
@@ -100,6 +104,30 @@ def _decode_table(table: Table, rows: pa.Table) -> tuple[TableChanges, list[Quar
         mask = pa.array(keep)
         return build_changes(table, rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
     return build_changes(table, rows, after.batch, before.batch), failed
+
+
+def _with_keys(table: Table, rows: pa.Table, before: Decoded) -> Decoded:
+    """The old images, with what the key says where a delete has none although there was a row."""
+    unknown = pc.greater(pc.bit_wise_and(rows["flags"], pa.scalar(FLAG_OLD_VALUE_UNKNOWN, pa.uint8())), 0)
+    deletes = pc.and_(unknown, pc.equal(rows["op"], pa.scalar(int(Op.DELETE), pa.uint8())))
+    at = np.flatnonzero(deletes.to_numpy())
+    known = key_layout(table)
+    if not len(at) or not known.columns:
+        return before
+    keys = rows["key"].combine_chunks().take(pa.array(at))
+    said = decode(known, keys, pa.array([EMPTY_ROW] * len(at), pa.binary()))
+    place = np.full(rows.num_rows, -1, np.int64)
+    place[at] = np.arange(len(at))
+    take = pa.array(place, mask=place < 0)
+    columns = [
+        pc.coalesce(column, said.batch.column(name).take(take)) if name in said.batch.schema.names else column
+        for name, column in zip(before.batch.schema.names, before.batch.columns, strict=True)
+    ]
+    errors = [replace(e, index=int(at[e.index])) for e in said.errors]
+    return Decoded(
+        batch=pa.RecordBatch.from_arrays(columns, schema=before.batch.schema),
+        errors=tuple(sorted([*before.errors, *errors], key=lambda e: e.index)),
+    )
 
 
 def _quarantine(table: Table, rows: pa.Table, after: Decoded, before: Decoded) -> list[Quarantined]:

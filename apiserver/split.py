@@ -1,7 +1,8 @@
 """From decoded rows to ordered messages: what kind of change each row is, which updates are split, and their order.
 
 A row with a new value and an old one is an update, with a new value only an insert, without a new value a delete; a row
-that says neither (put without a value, delete of a key that did not exist) is no change and is dropped.
+that says neither (put without a value, delete of a key that did not exist) is no change and is dropped. Where the
+upstream does not tell old values (FLAG_OLD_VALUE_UNKNOWN) a put is an insert and a delete always a delete.
 
 Where the protocol wants it, an update that changes a column of any unique index becomes a delete and an insert. Values
 are compared as decoded. Within one transaction and one physical table the order is deletes, updates, inserts, each in
@@ -20,21 +21,24 @@ import pyarrow.compute as pc
 
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from schemas.model import Table
-from tistream.change import Op
+from tistream.change import FLAG_OLD_VALUE_UNKNOWN, Op
 
 _DROPPED = 255
 _RANK = np.array([2, 1, 0], np.int8)  # by kind: deletes, updates, inserts
 
 
 def classify(
-    op: npt.NDArray[np.uint8], value_is_null: npt.NDArray[np.bool_], old_is_null: npt.NDArray[np.bool_]
+    op: npt.NDArray[np.uint8],
+    value_is_null: npt.NDArray[np.bool_],
+    old_is_null: npt.NDArray[np.bool_],
+    flags: npt.NDArray[np.uint8],
 ) -> npt.NDArray[np.uint8]:
     """INSERT, UPDATE or DELETE of each row; 255 for rows that change nothing."""
     put = op == Op.PUT
     kind = np.full(len(op), _DROPPED, np.uint8)
     kind[put & ~value_is_null & old_is_null] = INSERT
     kind[put & ~value_is_null & ~old_is_null] = UPDATE
-    kind[(op == Op.DELETE) & ~old_is_null] = DELETE
+    kind[(op == Op.DELETE) & (~old_is_null | (flags & FLAG_OLD_VALUE_UNKNOWN > 0))] = DELETE
     return kind
 
 
@@ -44,8 +48,8 @@ def build_changes(table: Table, rows: pa.Table, after: pa.RecordBatch, before: p
     Order is the order of the rows; `order_messages` sets the real one.
     """
     rows = rows.combine_chunks()
-    nulls = [_column(rows, name).is_null().to_numpy(zero_copy_only=False) for name in ("value", "old_value")]
-    kind = classify(_column(rows, "op").to_numpy(), *nulls)
+    no_value, no_old = (_column(rows, n).is_null().to_numpy(zero_copy_only=False) for n in ("value", "old_value"))
+    kind = classify(_column(rows, "op").to_numpy(), no_value, no_old, _column(rows, "flags").to_numpy())
     changes = TableChanges(
         table=table,
         kind=kind,

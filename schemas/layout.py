@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from schemas.model import Column, Table
-from tistream.codec.row.layout import ColumnSpec, RowLayout
+from tistream.codec.row.layout import ColumnSpec, Kind, RowLayout, kind_of
+
+_ENCODED = ("gbk", "gb18030")  # keys hold texts of these in their own encoding
 
 
 class _ByIdentity:
@@ -37,6 +40,31 @@ def _build(key: _ByIdentity) -> RowLayout:
         int_handle=next((c.id for c in table.columns if c.primary), None) if table.pk_is_handle else None,
         common_handle=_common_handle(table) if table.is_common_handle else (),
     )
+
+
+def key_layout(table: Table) -> RowLayout:
+    """The layout of what a record's key says by itself: the clustered primary key's columns that are whole in it.
+
+    Texts are in the key as they sort. That is the text itself where the collation is a binary one (but for trailing
+    spaces, which do not count in most of them); other texts, and prefixes, are left out."""
+    return _build_of_key(_ByIdentity(table))
+
+
+@lru_cache(maxsize=4096)
+def _build_of_key(key: _ByIdentity) -> RowLayout:
+    table, layout = key.table, row_layout(key.table)
+    primary = next((i for i in table.indexes if i.primary), None)
+    parts = {c.offset: c.length for c in primary.columns} if primary and table.is_common_handle else {}
+    whole = {c.id for c in table.columns if parts.get(c.offset) == -1 and _sorts_as_it_is(c)}
+    ids = whole | ({layout.int_handle} if layout.int_handle is not None else set())
+    return replace(layout, columns=tuple(c for c in layout.columns if c.id in ids))
+
+
+def _sorts_as_it_is(column: Column) -> bool:
+    kind = kind_of(_spec(column))
+    if kind is Kind.TEXT:
+        return column.charset not in _ENCODED and column.collate.endswith("_bin")
+    return kind not in (Kind.ENUM, Kind.SET, Kind.BIT, Kind.JSON, Kind.VECTOR)
 
 
 def _common_handle(table: Table) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ Relations that hold everywhere:
   `row_count`); within a tenure the order is the order of arrival;
 - `op` and `kind` are small integers, never text;
 - `value` is null where the upstream sent none (a COMMIT, a ROLLBACK, a DELETE); an empty value is not null;
-- `old_value` is null exactly where the key did not exist before;
+- `old_value` is null exactly where the key did not exist before, but for rows with FLAG_OLD_VALUE_UNKNOWN;
 - keys are plain user keys.
 """
 
@@ -37,6 +37,7 @@ class Op(IntEnum):
 
 
 FLAG_NOT_A_CHANGE = 1  #: kept for reads AS OF a timestamp only, never delivered as a change
+FLAG_OLD_VALUE_UNKNOWN = 2  #: the upstream does not tell old values: `old_value` is null and says nothing
 
 
 def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:

@@ -30,31 +30,62 @@ def add_to(app: typer.Typer) -> None:
 
 
 def push(
-    capture: Annotated[Path, typer.Option(help="Folder of a recorded change stream.")],
+    capture: Annotated[Path | None, typer.Option(help="Folder of a recorded change stream.")] = None,
+    log_backup: Annotated[
+        str | None, typer.Option(help="Where TiKV's log backup writes: file:///folder or s3://bucket/prefix.")
+    ] = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     url: Url = DEFAULT_URL,
-    speed: Annotated[str, typer.Option(help="N times real time, or max.")] = "1",
+    speed: Annotated[str, typer.Option(help="Of a recording: N times real time, or max.")] = "1",
+    start_ts: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a log backup: the TSO at which it was started (`br log status`), before the cluster had tables."
+        ),
+    ] = None,
+    schema_snapshot: Annotated[
+        Path | None, typer.Option(help="Of a log backup: the schema the tenant begins with, as JSON.")
+    ] = None,
+    until_caught_up: Annotated[
+        bool, typer.Option(help="Of a log backup: end when everything up to its global checkpoint is pushed.")
+    ] = False,
 ) -> None:
-    """Push a recorded change stream as its TiKV stores would.
+    """Push a recorded change stream as its TiKV stores would, or follow the files of TiKV's log backup.
 
-    Returns when all of it is durable and, if that takes no longer than some seconds, can be pulled.
+    A recording ends when all of it is durable and, if that takes no longer than some seconds, can be pulled. A log
+    backup is followed until Ctrl-C. A tenant that has not begun yet needs --start-ts or --schema-snapshot once; the
+    log must be whole from that time on.
     """
     from tistream.cli.log import configure
-    from tistream.cli.progress import Progress
     from tistream.config import LogSettings
     from tistream.ids import Tenant as TenantId
 
+    if (capture is None) == (log_backup is None):
+        raise InvalidInput("give one of --capture and --log-backup")
     configure(LogSettings(level="warning"))
+    to = TenantId(cluster, tenant)
+    if capture is not None:
+        upto = _push_capture(capture, url, to, speed)
+    else:
+        from tistream.cli.push_log import first_schema, follow
+
+        assert log_backup is not None
+        upto = follow(url, to, log_backup, first_schema(schema_snapshot, start_ts), until_caught_up).promised_ts
+    if not wait_until_served(url, to, upto):
+        print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
+
+
+def _push_capture(folder: Path, url: str, tenant: TenantId, speed: str) -> int:
+    """Push a recording, and say how far it came."""
+    from tistream.cli.progress import Progress
+
     pace = parse_speed(speed)
     with Progress("pushing", sys.stderr) as progress:
-        result = push_recording(
-            capture, url, TenantId(cluster, tenant), pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p))
-        )
+        result = push_recording(folder, url, tenant, pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p)))
     size = f"{result.rows:,} rows in {result.files:,} files, {result.bytes:,} bytes"
     print(f"pushed {size}, up to {result.last_resolved_ts}", file=sys.stderr)
-    if not wait_until_served(url, TenantId(cluster, tenant), result.last_resolved_ts):
-        print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
+    return result.last_resolved_ts
 
 
 def push_recording(

@@ -19,8 +19,10 @@ _KNOWN = "memory://, file:///absolute/folder, s3://bucket/prefix?endpoint=...&re
 _BOOL = {"true": True, "false": False}
 
 
-def open_store(url: str) -> ObjectStore:
-    """The store at this address. ConfigError when it has another form; nothing is asked over the network yet."""
+def open_store(url: str, *, foreign: bool = False) -> ObjectStore:
+    """The store at this address. ConfigError when it has another form; nothing is asked over the network yet.
+
+    `foreign`: it belongs to somebody else and is only read; a folder is then not made when it is missing."""
     try:
         parts = urlsplit(url)
     except ValueError as e:
@@ -29,7 +31,7 @@ def open_store(url: str) -> ObjectStore:
         case "memory":
             return _memory(parts, url)
         case "file":
-            return _local(parts, url)
+            return _local(parts, url, foreign)
         case "s3":
             return _s3(parts, url)
     raise ConfigError(f"not the address of an object store; known are {_KNOWN}", url=url)
@@ -43,13 +45,13 @@ def _memory(parts: SplitResult, url: str) -> ObjectStore:
     return MemoryStore()
 
 
-def _local(parts: SplitResult, url: str) -> ObjectStore:
+def _local(parts: SplitResult, url: str, foreign: bool) -> ObjectStore:
     from tistream.objectstore.local import LocalStore
 
     folder = Path(unquote(parts.path))
     if parts.netloc or parts.query or parts.fragment or not folder.is_absolute():
         raise ConfigError("a folder is written file:///absolute/folder", url=url)
-    return LocalStore(folder)
+    return LocalStore(folder, foreign=foreign)
 
 
 def _s3(parts: SplitResult, url: str) -> ObjectStore:

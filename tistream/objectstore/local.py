@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tistream.errors import ObjectNotFound, StoreUnavailable
+from tistream.errors import InvalidInput, ObjectNotFound, StoreUnavailable
 from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
 from tistream.objectstore.protocol import ObjectInfo
 
@@ -30,16 +30,22 @@ _LEFTOVER_S = 3600
 
 
 class LocalStore:
-    """An ObjectStore in the folder `root`, which is made when it is missing. Any number of processes may share it."""
+    """An ObjectStore in the folder `root`, which is made when it is missing. Any number of processes may share it.
 
-    def __init__(self, root: Path) -> None:
+    `foreign`: the folder is somebody else's. It is read and listed; nothing is made, tidied up or put there."""
+
+    def __init__(self, root: Path, *, foreign: bool = False) -> None:
         self._root = root
+        self._foreign = foreign
         self._synced: set[Path] = set()  # folders that are known to be durable
+        if foreign:
+            return
         with _mapped("", determinate=True):
             (root / _TMP).mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
 
     def put(self, key: str, data: bytes | memoryview) -> None:
+        self._check_own(key)
         path = self._path(key)
         tmp = self._root / _TMP / uuid.uuid4().hex
         try:
@@ -81,11 +87,16 @@ class LocalStore:
         yield from self._walk("", prefix, after)
 
     def delete(self, key: str) -> None:
+        self._check_own(key)
         path = self._path(key)
         with suppress(ObjectNotFound), self._reading(key):
             if path.is_dir():  # unlink says "not permitted" on some systems
                 raise IsADirectoryError
             path.unlink()
+
+    def _check_own(self, key: str) -> None:
+        if self._foreign:
+            raise InvalidInput("this folder is only read", key=key)
 
     def _read_back(self, key: str) -> bytes:
         try:

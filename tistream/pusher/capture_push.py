@@ -23,18 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import orjson
 import structlog
-import zstandard
 
 from tistream import ts
 from tistream.clock import Clock, SystemClock
-from tistream.errors import InvalidInput, ObjectConflict, TiStreamError
+from tistream.errors import InvalidInput
 from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.control import Control, PushBundle, retrying
 from tistream.pusher.frontier import FrontierReader
 from tistream.pusher.model_source import ModelSource
+from tistream.pusher.schema_push import put_schema_snapshot
 from tistream.pusher.worker import PusherWorker
 from tistream.simulator.capture import Capture, CapturePlayer
 
@@ -139,10 +138,9 @@ class _Push:
 
     def _put_schema(self, store: ObjectStore) -> bool:
         """False when told to stop."""
+        key = SchemaSnapKey(tenant=self._control.tenant, ts=self._capture.meta.start_ts)
         text = self._capture.schema_snapshot()
-        key = str(SchemaSnapKey(tenant=self._control.tenant, ts=self._capture.meta.start_ts))
-        data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text)
-        return self._retry(lambda: _put_once(store, key, data, text), "connecting") is not None
+        return self._retry(lambda: put_schema_snapshot(store, key, text), "connecting") is not None
 
     def _wait_for_frontier(self, bundle: PushBundle) -> bool:
         """False when told to stop."""
@@ -282,18 +280,3 @@ class _Push:
             files=sum(u.files for u in uploads),
             bytes=sum(u.bytes for u in uploads),
         )
-
-
-def _put_once(store: ObjectStore, key: str, data: bytes, text: bytes) -> bool:
-    """Put the schema snapshot; the same content in other bytes (another compressor's) is as good."""
-    try:
-        store.put(key, data)
-    except ObjectConflict:
-        try:
-            there = zstandard.ZstdDecompressor().stream_reader(store.get(key)).read()
-            same = orjson.loads(there) == orjson.loads(text)
-        except (zstandard.ZstdError, orjson.JSONDecodeError) as e:
-            raise TiStreamError("the schema snapshot in the bucket is damaged", object=key) from e
-        if not same:
-            raise
-    return True

@@ -97,7 +97,14 @@ def test_classify_drops_what_changes_nothing() -> None:
     op = np.array([Op.PUT, Op.PUT, Op.DELETE, Op.PUT, Op.DELETE, Op.PUT, Op.NONE], np.uint8)
     no_value = np.array([False, False, True, True, True, True, True])
     no_old = np.array([True, False, False, True, True, False, False])
-    assert classify(op, no_value, no_old).tolist() == [INSERT, UPDATE, DELETE, 255, 255, 255, 255]
+    kinds = classify(op, no_value, no_old, np.zeros(7, np.uint8)).tolist()
+    assert kinds == [INSERT, UPDATE, DELETE, 255, 255, 255, 255]
+
+
+def test_without_old_values_a_put_is_an_insert_and_a_delete_a_delete() -> None:
+    op, nothing = np.array([Op.PUT, Op.DELETE, Op.PUT], np.uint8), np.array([True, True, True])
+    flags = np.full(3, change.FLAG_OLD_VALUE_UNKNOWN | change.FLAG_NOT_A_CHANGE, np.uint8)
+    assert classify(op, np.array([False, True, True]), nothing, flags).tolist() == [INSERT, DELETE, 255]
 
 
 def test_dropped_rows_leave_no_message() -> None:

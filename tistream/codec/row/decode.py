@@ -32,6 +32,9 @@ from tistream.codec.row.layout import RowLayout, kind_of, storage_schema
 from tistream.codec.row.locate import ACCEPTS, SMALL_IDS, locate, locate_old
 from tistream.errors import InvalidInput
 
+#: an image (row format 2) without a single column: what the key does not say is missing
+EMPTY_ROW = bytes([0x80, 0, 0, 0, 0, 0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowError:

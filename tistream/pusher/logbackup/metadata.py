@@ -1,0 +1,205 @@
+"""What lies in a log backup's directory: names and `backuppb.Metadata` files, read without generated code.
+
+    v1/backupmeta/{name}.meta  ->  MetaName: when and by which store it was flushed, as far as the name tells
+    its bytes                  ->  Flush: a LogSlice for each run of entries, where it lies, what it holds, how it is
+                                   checked
+
+One flush of one store writes objects of entries and one metadata file that says where in them the entries of each
+(table, region, column family, kind) lie. What this module decides:
+
+- names differ between versions and only help to list less: what counts is inside. The three known forms are told
+  apart, any other is `MetaName(flush_ts=0)`: always read;
+- fields that are not known are skipped; lengths, ranges and names that cannot be are damage;
+- the metadata has no checksum. What can be said against it is checked here; its slices have their own;
+- a backup of single files (metadata version 1, TiKV before 6.3) and an encrypted one are refused: they are not read.
+
+Pure; whatever the bytes are, the outcome is a value or CorruptObject with `object` and `cause`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tistream.errors import CorruptObject, InvalidInput
+from tistream.pusher.cdcpb import BYTES, VARINT, fields
+
+META_PREFIX = "v1/backupmeta/"
+CHECKPOINT_PREFIX = "v1/global_checkpoint/"
+#: the upstream's own spelling
+TRUNCATED_KEY = "v1_stream_trancate_safepoint.txt"
+
+WRITE_CF, DEFAULT_CF = "write", "default"
+_PUT = 1
+_VERSION = 1  # of metadata whose entries of a flush share objects
+_PLAIN = 1  # encryption method
+_SHA256_BYTES = 32
+#: nothing larger is unpacked into memory
+ENTRY_BYTES_MAX = 1 << 30
+_TAGGED = re.compile(r"([0-9A-Fa-f]{16})[0-9A-Fa-f]{16}-(?:[A-Za-z][0-9A-Fa-f]{16})+\.meta")
+_FOUR = re.compile(r"([0-9A-Fa-f]{16})-[0-9A-Fa-f]{16}-[0-9A-Fa-f]{16}-[0-9A-Fa-f]{16}\.meta")
+
+
+class Compression(IntEnum):
+    """How a slice is stored; TiKV writes these two of the four numbers."""
+
+    PLAIN = 0
+    ZSTD = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaName:
+    """What the name of a metadata file tells."""
+
+    key: str
+    flush_ts: int = 0  #: taken about when it was written; entries may be a little newer. 0 = the name does not say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSlice:
+    """A run of entries of one region, column family and kind, inside an object."""
+
+    object: str
+    offset: int  #: in the object
+    stored_bytes: int
+    compression: Compression
+    entry_bytes: int  #: unpacked
+    entries: int
+    sha256: bytes  #: of the unpacked entries
+    cf: str
+    deletes: bool  #: physical deletes of RocksDB (rubbish being collected), not changes
+    min_ts: int  #: of the entries' own timestamps
+    max_ts: int
+    is_meta: bool  #: keys of the meta range
+    table_id: int  #: physical; 0 for the meta range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """One flush of one store."""
+
+    key: str  #: of the metadata file
+    store_id: int
+    newest_ts: int  #: when it was written, or of its newest entry
+    slices: tuple[LogSlice, ...]  #: none when nothing had changed
+
+
+def parse_name(key: str) -> MetaName:
+    """What the key of a metadata file tells. Never fails: an unknown form tells nothing."""
+    name = key.removeprefix(META_PREFIX)
+    found = _TAGGED.fullmatch(name) or _FOUR.fullmatch(name)
+    return MetaName(key=key, flush_ts=int(found[1], 16)) if found else MetaName(key=key)
+
+
+def read_metadata(key: str, data: bytes) -> Flush:
+    """One metadata file. CorruptObject when it is damaged, InvalidInput when it is of a kind that is not read."""
+    slices: list[LogSlice] = []
+    said = {2: 0, 7: 0}
+    try:
+        for number, body in fields(data, {1: BYTES, 2: VARINT, 6: BYTES, 7: VARINT}):
+            if number == 1:
+                raise InvalidInput(
+                    "a log backup of single files (metadata version 1, TiKV before 6.3) is not read", object=key
+                )
+            if number == 6:
+                slices += _group(key, body)
+            else:
+                said[number] = body
+    except CorruptObject as e:
+        if "object" in e.facts:
+            raise
+        raise CorruptObject(f"a metadata file of the log backup is damaged: {e.message}", object=key, **e.facts) from e
+    if said[7] != _VERSION:  # its last field: a file that was cut between two others lacks it
+        raise CorruptObject(
+            "a metadata file of the log backup is cut off, or of another version", object=key, version=said[7]
+        )
+    newest_ts = max([parse_name(key).flush_ts, *(s.max_ts for s in slices)])
+    return Flush(key=key, store_id=said[2], newest_ts=newest_ts, slices=tuple(slices))
+
+
+_GROUP: Mapping[int, int] = {1: BYTES, 2: BYTES, 6: VARINT}
+_INFO: Mapping[int, int] = {
+    1: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 10: BYTES, 11: VARINT, 12: VARINT, 13: VARINT, 14: VARINT, 16: VARINT,
+    17: VARINT, 18: VARINT, 23: BYTES,
+}  # fmt: skip
+
+
+def _group(key: str, body: bytes) -> Iterator[LogSlice]:
+    infos: list[bytes] = []
+    path, length = "", 0
+    for number, value in fields(body, _GROUP):
+        if number == 1:
+            path = _text(key, value)
+        elif number == 2:
+            infos.append(value)
+        else:
+            length = value
+    if infos and not path:
+        raise CorruptObject("a metadata file of the log backup names no object", object=key, cause="no path")
+    for info in infos:
+        yield _slice(key, path, length, info)
+
+
+def _slice(key: str, path: str, object_bytes: int, info: bytes) -> LogSlice:
+    said: dict[int, int | bytes] = {n: b"" if w == BYTES else 0 for n, w in _INFO.items()}
+    said |= dict(fields(info, _INFO))
+
+    def number(n: int) -> int:
+        value = said[n]
+        assert isinstance(value, int)
+        return value
+
+    def octets(n: int) -> bytes:
+        value = said[n]
+        assert isinstance(value, bytes)
+        return value
+
+    if octets(23) and any(n == 3 and v > _PLAIN for n, v in fields(octets(23), {3: VARINT})):
+        raise InvalidInput("an encrypted log backup is not read", object=key, path=path)
+    compression = number(18)
+    cf = _text(key, octets(10))
+    found = LogSlice(
+        object=path,
+        offset=number(16),
+        stored_bytes=number(17),
+        compression=Compression.ZSTD if compression == Compression.ZSTD else Compression.PLAIN,
+        entry_bytes=number(14),
+        entries=number(3),
+        sha256=octets(1),
+        cf=cf,
+        deletes=number(11) != _PUT,
+        min_ts=number(4),
+        max_ts=number(5),
+        is_meta=bool(number(12)),
+        table_id=number(13),
+    )
+    faults = {
+        "a compression that TiKV does not write": compression not in (Compression.PLAIN, Compression.ZSTD),
+        "an unknown column family": cf not in (WRITE_CF, DEFAULT_CF),
+        "no checksum": len(found.sha256) != _SHA256_BYTES,
+        "an impossible length": not 0 < found.entry_bytes <= ENTRY_BYTES_MAX or found.stored_bytes <= 0,
+        "a range outside of its object": found.offset + found.stored_bytes > object_bytes,
+        "timestamps that fall": not 0 < found.min_ts <= found.max_ts,
+        "an impossible number of entries": not 0 < found.entries <= found.entry_bytes // 8,
+        "another length when it is not packed": found.compression == Compression.PLAIN
+        and found.stored_bytes != found.entry_bytes,
+    }
+    for cause, bad in faults.items():
+        if bad:
+            raise CorruptObject(
+                f"a metadata file of the log backup describes a slice with {cause}",
+                object=key,
+                path=path,
+                offset=found.offset,
+                cause=cause,
+            )
+    return found
+
+
+def _text(key: str, value: bytes) -> str:
+    try:
+        return value.decode("ascii")
+    except UnicodeDecodeError as e:
+        raise CorruptObject("a name in a metadata file is no text", object=key, cause=str(e)) from e

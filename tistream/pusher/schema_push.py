@@ -1,0 +1,52 @@
+"""The schema snapshot with which a tenant begins: how it gets into the bucket, and the one of an empty cluster.
+
+    {"ts": S, "schema_version": ..., "dbs": [DBInfo], "tables": [{"db_id": ..., "info": TableInfo}]}     as JSON, zstd
+
+A snapshot lies under its timestamp, so pushing the same one again is fine and another one at the same time is not.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import orjson
+import zstandard
+
+from tistream.codec.table_key import DDL_JOB_TABLE_ID
+from tistream.errors import InvalidInput, ObjectConflict, TiStreamError
+from tistream.layout import SchemaSnapKey
+from tistream.objectstore.protocol import ObjectStore
+
+
+def put_schema_snapshot(store: ObjectStore, key: SchemaSnapKey, text: bytes) -> bool:
+    """Put the snapshot; True. The same content in other bytes (another compressor's) is as good; ObjectConflict when
+    another one is there."""
+    data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text)
+    try:
+        store.put(str(key), data)
+    except ObjectConflict:
+        try:
+            there = zstandard.ZstdDecompressor().stream_reader(store.get(str(key))).read()
+            same = orjson.loads(there) == orjson.loads(text)
+        except (zstandard.ZstdError, orjson.JSONDecodeError) as e:
+            raise TiStreamError("the schema snapshot in the bucket is damaged", object=str(key)) from e
+        if not same:
+            raise
+    return True
+
+
+def snapshot_ts(text: bytes) -> int:
+    """The timestamp of a schema snapshot. InvalidInput when it is none."""
+    try:
+        return int(orjson.loads(text)["ts"])
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as e:
+        raise InvalidInput("not a schema snapshot: JSON with ts, dbs and tables is needed", cause=repr(e)) from e
+
+
+def empty_snapshot(ts: int) -> bytes:
+    """The schema snapshot of a cluster without any table of its users: the DDL job table and nothing else."""
+    known: dict[str, Any] = orjson.loads((files("tistream") / "recording" / "schema_snapshot.json").read_bytes())
+    table = next(t for t in known["tables"] if t["info"]["id"] == DDL_JOB_TABLE_ID)
+    dbs = [db for db in known["dbs"] if db["id"] == table["db_id"]]
+    return orjson.dumps({"ts": str(ts), "schema_version": 0, "dbs": dbs, "tables": [table]})
