@@ -27,7 +27,7 @@ from tistream.ts import physical_ms, to_text
 FLUSHES_AHEAD_MAX = 3  #: flushes of one store beyond the checkpoint before it is said to stand still
 _SUFFIX = ".ts"
 _BYTES = 8
-_PHYSICAL_MS_MAX = 253_402_300_800_000  # the year 10000
+_PHYSICAL_MS_MAX = 7_258_118_400_000  # the year 2200: what claims to be later is no timestamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
