@@ -1,8 +1,8 @@
 """Writes the files of a log backup as TiKV does, for tests: plain Python from the format's description.
 
-    log = LogBackupFiles(MemoryStore())
-    log.flush([Piece(cf="write", table_id=5, entries=[put(KEY, 10, 20, b"row")])], flush_ts=90)
-    log.checkpoint(80)
+log = LogBackupFiles(MemoryStore())
+log.flush([Piece(cf="write", table_id=5, entries=[put(KEY, 10, 20, b"row")])], flush_ts=90)
+log.checkpoint(80)
 """
 
 from __future__ import annotations

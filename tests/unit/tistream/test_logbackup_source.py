@@ -345,7 +345,9 @@ def test_any_order_lateness_and_copies_give_the_same_changes(seed: int) -> None:
         if rand.random() < 0.1 and reader.source.caught_up and reader.opened:
             reader.frontier = rand.randint(S, reader.resolved or S)
             reader.source.reopen([reader.opened[-1].tenure])
-    log.clock.advance(60)  # else the last look may be older than the last checkpoint
+    reader.until_caught_up()
+    log.clock.advance(60)  # that look may have been older than the last checkpoint
+    reader.poll()
     reader.until_caught_up()
     assert reader.resolved == checkpoint == at(1000) - 1
     assert set(reader.rows) == changes
