@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from apiserver.changes import DELETE, INSERT, TableChanges
 from apiserver.cursor import Scope
 from apiserver.decode import decode_rows, rows_of
 from tistream import change
@@ -85,3 +86,40 @@ def test_a_row_that_cannot_be_decoded_takes_nothing_with_it() -> None:
 
 def _rows(changes: object) -> list[tuple[pa.Scalar, int]]:
     return list(zip(changes.key, changes.commit_ts.tolist(), strict=True))  # type: ignore[attr-defined]
+
+
+def test_without_old_values_every_delete_comes_and_shows_what_its_key_says() -> None:
+    """The recording again, as a log backup would tell it: what a delete shows is what the old value would show."""
+    rows = committed_rows()
+    whole = decode_rows(recorded_history(), rows, ALL)
+    told = [change.COMMITTED.get_field_index(n) for n in ("old_value", "flags")]
+    nothing = pa.nulls(rows.num_rows, pa.binary())
+    unknown = pa.array(np.full(rows.num_rows, change.FLAG_OLD_VALUE_UNKNOWN, np.uint8))
+    bare = rows.set_column(told[0], change.COMMITTED.field("old_value"), nothing)
+    bare = bare.set_column(told[1], change.COMMITTED.field("flags"), unknown)
+    found = decode_rows(recorded_history(), bare, ALL)
+    assert not found.quarantined
+    shown, hidden = 0, 0
+    for one, other in zip(found.changes, whole.changes, strict=True):
+        deletes, wanted = np.flatnonzero(one.kind == DELETE), np.flatnonzero(other.kind == DELETE)
+        assert set(one.kind[one.kind != DELETE]) <= {INSERT}
+        at = {version: n for n, version in zip(deletes.tolist(), _versions(one, deletes), strict=True)}
+        for place, version in zip(wanted.tolist(), _versions(other, wanted), strict=True):
+            mine, true = one.before.slice(at[version], 1).to_pylist()[0], other.before.slice(place, 1).to_pylist()[0]
+            key = {c.name for i in one.table.indexes if i.primary for c in i.columns if one.table.is_common_handle}
+            key |= {c.name for c in one.table.columns if c.primary and one.table.pk_is_handle}
+            for name, value in mine.items():
+                if value is None:
+                    hidden += true[name] is not None
+                else:
+                    assert name in key
+                    assert value == (true[name].rstrip(" ") if isinstance(true[name], str) else true[name])
+                    shown += 1
+            assert not one.table.pk_is_handle or len([v for v in mine.values() if v is not None]) == 1
+    assert shown > 500
+    assert hidden > 500
+
+
+def _versions(changes: TableChanges, at: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[bytes, int]]:
+    picked = pa.array(at)
+    return list(zip(changes.key.take(picked).to_pylist(), changes.commit_ts[at].tolist(), strict=True))

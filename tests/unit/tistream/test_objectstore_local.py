@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tistream.errors import ObjectNotFound, StoreUnavailable
+from tistream.errors import InvalidInput, ObjectNotFound, StoreUnavailable
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.local import LocalStore
 from tistream.objectstore.protocol import ObjectStore
@@ -115,3 +115,19 @@ class TestLocalStore(ObjectStoreSuite):
         assert caught.value.facts == {"key": "a", "determinate": True}
         assert list(store.list("")) == []
         assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+def test_a_foreign_folder_is_only_read(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "a").write_bytes(b"x")
+    store = open_store(f"file://{tmp_path}", foreign=True)
+    assert [info.key for info in store.list("v1/")] == ["v1/a"]
+    assert store.get("v1/a") == b"x"
+    for change in (lambda: store.put("v1/b", b""), lambda: store.delete("v1/a")):
+        with pytest.raises(InvalidInput):
+            change()
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "v1"]
+    gone = open_store(f"file://{tmp_path}/gone", foreign=True)
+    with pytest.raises(StoreUnavailable):
+        list(gone.list("v1/"))
+    assert not (tmp_path / "gone").exists()
