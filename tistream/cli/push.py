@@ -71,7 +71,7 @@ def push(
         from tistream.cli.push_log import first_schema, follow
 
         assert log_backup is not None
-        upto = follow(url, to, log_backup, first_schema(schema_snapshot, start_ts), until_caught_up).promised_ts
+        upto = follow(url, to, log_backup, first_schema(schema_snapshot, start_ts), until_caught_up)
     if not wait_until_served(url, to, upto):
         print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
 

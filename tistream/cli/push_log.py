@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 10.0
 
 
-def follow(url: str, tenant: Tenant, log_url: str, snapshot: bytes | None, until_caught_up: bool) -> LogPushProgress:
-    """Push the log backup at `log_url` to the service at `url`; Ctrl-C ends it."""
+def follow(url: str, tenant: Tenant, log_url: str, snapshot: bytes | None, until_caught_up: bool) -> int:
+    """Push the log backup at `log_url` to the service at `url`; Ctrl-C ends it. Up to where all of it is durable."""
     import threading
 
     from tistream.objectstore.factory import open_store
@@ -38,10 +38,9 @@ def follow(url: str, tenant: Tenant, log_url: str, snapshot: bytes | None, until
     except KeyboardInterrupt:
         if until_caught_up:
             raise
-        assert lines.last is not None
-        done = lines.last  # what was not uploaded is pushed again next time
+        return 0  # what was not uploaded is pushed again next time
     print(f"pushed {done.rows:,} rows in {done.files:,} files, {done.bytes:,} bytes", file=sys.stderr)
-    return done
+    return done.promised_ts
 
 
 def first_schema(file: Path | None, start_ts: int | None) -> bytes | None:
@@ -73,11 +72,9 @@ class StatusLines:
         self._out = out
         self._said: tuple[str, bool] | None = None
         self._said_at = 0.0
-        self.last: LogPushProgress | None = None
 
     def update(self, p: LogPushProgress) -> None:
         """Call as often as you like."""
-        self.last = p
         now, what = time.monotonic(), (p.phase, bool(p.problem))
         if what != self._said or now - self._said_at >= _LINE_EVERY_S:
             self._said, self._said_at = what, now

@@ -237,6 +237,15 @@ def test_an_object_that_is_half_written_is_read_again_and_then_an_error(part: st
     store.halved = set()
     assert len(reader.until_caught_up()) == 1
     assert reader.source.problem == ""
+    log.clock.advance(60)
+    log.flush([writes(put(record(2), at(21), at(22), b"y"))], flush_ts=at(31))
+    log.checkpoint(at(26))
+    reader.source.reopen([reader.opened[0].tenure])
+    store.halved = {bad} if part == "entries" else {next(iter(reversed(list(store.list(META_PREFIX))))).key}
+    reader.poll(3)  # damage of an hour ago does not count
+    assert reader.source.problem
+    store.halved = set()
+    assert len(reader.until_caught_up()) == 2
     store.halved = {bad}
     with pytest.raises(CorruptObject) as e:
         log.reader().until_caught_up()
@@ -342,7 +351,7 @@ def test_any_order_lateness_and_copies_give_the_same_changes(seed: int) -> None:
         reader.poll(rand.randint(0, 4))
         if rand.random() < 0.2:  # the pusher dies and comes back at a frontier that is not the newest
             reader = _restarted(log, reader, rand, options)
-        if rand.random() < 0.1 and reader.source.caught_up and reader.opened:
+        if rand.random() < 0.3 and reader.opened:  # in the middle of a window, too
             reader.frontier = rand.randint(S, reader.resolved or S)
             reader.source.reopen([reader.opened[-1].tenure])
     reader.until_caught_up()
@@ -360,6 +369,22 @@ def _restarted(log: Log, reader: Reader, rand: random.Random, options: dict[str,
     new = log.reader(frontier=rand.randint(reader.frontier or S, upper), **options)
     new.rows = [row for row in reader.rows if row[2] <= new.frontier]  # type: ignore[operator]
     return new
+
+
+def test_a_checkpoint_that_went_back_is_waited_for() -> None:
+    log = Log()
+    log.checkpoint(at(20))
+    log.flush([writes(put(record(1), at(1), at(2), b"a"), put(record(1), at(20), at(30), b"b"))], flush_ts=at(40))
+    reader = log.reader()
+    reader.until_caught_up()
+    log.checkpoint(at(10))
+    before = log.clock.monotonic()
+    reader.poll(10)
+    assert log.clock.monotonic() - before > 20
+    assert (reader.resolved, reader.cut, reader.source.caught_up, len(reader.rows)) == (at(20), at(20), True, 1)
+    log.checkpoint(at(30))
+    reader.poll(2)
+    assert reader.resolved == at(30)
 
 
 def test_reopened_tenures_begin_at_the_new_frontier() -> None:

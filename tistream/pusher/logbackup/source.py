@@ -86,6 +86,7 @@ class LogBackupSource:
         self._tenures: dict[int, int] = {}  # range -> tenure
         self._closed: list[int] = []
         self._given_ts: int | None = None  # P; None before the first tenure
+        self._upto_ts = 0  # up to where the last look saw the log complete
         self._window_end = 0
         self._pieces: deque[list[LogSlice]] = deque()
         self._cut_ts = 0
@@ -189,7 +190,8 @@ class LogBackupSource:
         self._cut_ts = max(self._cut_ts, checkpoint.ts)
         self._index.look(self._given_ts)
         self._say(ahead_of(checkpoint, self._index.flushes))
-        self._plan(self._given_ts, max(self._given_ts, checkpoint.ts))
+        self._upto_ts = max(self._given_ts, checkpoint.ts)
+        self._plan(self._given_ts, self._upto_ts)
         events += self._piece() if self._pieces else self._promised()
 
     def _open(self, checkpoint: Checkpoint, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
@@ -305,7 +307,7 @@ class LogBackupSource:
         invariant(self._window_end <= self._cut_ts, "a promise above the global checkpoint", promise=self._window_end)
         self._given_ts = self._promised_ts = self._window_end
         self._damaged_at = None
-        self._caught_up = self._given_ts == self._cut_ts
+        self._caught_up = self._given_ts == self._upto_ts
         if not self._caught_up:
             self._look_at = 0.0
         tenures = np.array(sorted(self._tenures.values()), np.int64)
