@@ -18,6 +18,7 @@ import zstandard
 from tistream.change import FLAG_NOT_A_CHANGE, FLAG_OLD_VALUE_UNKNOWN
 from tistream.codec.table_key import RecordKey, parse_key
 from tistream.errors import CorruptObject, ObjectNotFound
+from tistream.objectstore.factory import open_store
 from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.cdcpb import read_change_data
 from tistream.pusher.logbackup.entries import read_versions, unpack
@@ -27,6 +28,7 @@ from tistream.pusher.source import Resolved, Rows
 from tistream.testing.log_backup_files import LogBackupFiles
 from tistream.testing.manual_clock import ManualClock
 from tistream.testing.real_tikv import Story, Version, lines
+from tistream.testing.s3server import CREDENTIALS, s3_server
 
 FOLDER = Path(__file__).parents[1] / "data" / "real_tikv" / "logbackup_clean"
 START_TS = 470614360925667329  #: the backup task's start_ts, from PD
@@ -199,6 +201,20 @@ def test_damage_is_named_and_nothing_behind_it_is_promised(seed: int, objects: d
         read.run(LogBackupSource(store, ManualClock(), patience_s=0))
     assert victim in str(e.value)
     assert read.resolved == 0
+
+
+def test_it_is_read_from_a_bucket_as_from_a_folder(
+    objects: dict[str, bytes], whole: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server() as server:
+        server.create_bucket("backups")
+        store = open_store(server.url("backups", "cluster-7/log"), foreign=True)
+        for key, data in objects.items():
+            store.put(key, data)
+        read = Read().run(LogBackupSource(store, ManualClock()))
+    assert (read.resolved, read.changes, read.hidden) == (CHECKPOINT, whole.changes, whole.hidden)
 
 
 def test_a_missing_object_is_an_error(objects: dict[str, bytes]) -> None:
