@@ -72,6 +72,7 @@ class StatusLines:
         self._out = out
         self._said: tuple[str, bool] | None = None
         self._said_at = 0.0
+        self._undefined = ""
 
     def update(self, p: LogPushProgress) -> None:
         """Call as often as you like."""
@@ -79,3 +80,6 @@ class StatusLines:
         if what != self._said or now - self._said_at >= _LINE_EVERY_S:
             self._said, self._said_at = what, now
             print(status_line(p), file=self._out, flush=True)
+        if p.undefined != self._undefined:
+            self._undefined = p.undefined
+            print(f"note: {p.undefined}", file=self._out, flush=True)

@@ -11,9 +11,10 @@ import orjson
 import pytest
 import zstandard
 
+from schemas.meta import table_key
 from schemas.snapshot import parse_pushed
 from tistream.cli.push_log import StatusLines, first_schema, status_line
-from tistream.codec.table_key import DDL_JOB_TABLE_ID, record_key
+from tistream.codec.table_key import DDL_JOB_TABLE_ID, index_key, record_key
 from tistream.errors import InvalidInput, ObjectConflict
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -165,12 +166,30 @@ def test_the_status_line_is_written_when_something_begins_or_ends() -> None:
         LogPushProgress(phase="waiting", problem="the tenant is away"),
         LogPushProgress(phase="pushing"),
         LogPushProgress(phase="pushing", promised_ts=at(5), ahead="beyond"),
-        LogPushProgress(phase="pushing", promised_ts=at(5), problem="stuck"),
+        LogPushProgress(phase="pushing", promised_ts=at(5), problem="stuck", undefined="2 tables"),
+        LogPushProgress(phase="pushing", promised_ts=at(6), problem="stuck", undefined="2 tables"),
     ):
         lines.update(p)
     assert out.getvalue().splitlines() == [
         "waiting: nothing is complete yet; the tenant is away",
         "pushing: nothing is complete yet",
         f"pushing: complete up to {at(5)} (2023-11-14T22:13:20.005Z); stuck",
+        "note: 2 tables",
     ]
     assert status_line(LogPushProgress(phase="done", ahead="beyond")) == "done: nothing is complete yet; beyond"
+
+
+def test_tables_that_nobody_has_defined_are_named() -> None:
+    bench = Bench()
+    info = orjson.dumps({"id": 11, "partition": {"definitions": [{"id": 12}, {"id": 13}]}})
+    rows = [put(record_key(n, 1), at(3), at(4), b"row") for n in (7, 11, 12, 13, 14, (1 << 48) - 2)]
+    rows += [put(index_key(15, 1, b"12345678"), at(3), at(4), b"0")]
+    bench.log.flush([Piece(cf="write", entries=rows, table_id=7)], flush_ts=at(6))
+    made = [put(table_key(1, 11), at(1), at(2), info)]
+    bench.log.flush([Piece(cf="write", entries=made)], flush_ts=at(7))
+    bench.log.checkpoint(at(5))
+    assert bench.push(empty_snapshot(S)).undefined.startswith("2 tables (7, 14) have rows")
+    bench.control.entries = [FrontierEntry(range=KeyRange(), upper=at(3), reopen_id=0)]
+    bench.control.max_cut_ts[STORE_ID] = at(5)
+    bench.steps = 0
+    assert bench.push(empty_snapshot(S)).undefined == ""

@@ -20,6 +20,7 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.control import Control, retrying
 from tistream.pusher.frontier import FrontierReader
 from tistream.pusher.logbackup.source import LogBackupSource
+from tistream.pusher.logbackup.undefined import UndefinedTables
 from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts
 from tistream.pusher.worker import PusherWorker
 
@@ -41,6 +42,7 @@ class LogPushProgress:
     rows: int = 0  #: written to files
     files: int = 0  #: durable
     bytes: int = 0  #: durable
+    undefined: str = ""  #: which tables of the log nobody has defined
     ahead: str = ""  #: what lies in the log beyond its global checkpoint, and which checkpoint holds it
     problem: str = ""  #: what is being waited for, if it is a fault
 
@@ -112,6 +114,8 @@ class _LogPush:
             rand=self._rand,
             queue_bytes_max=_UNBOUNDED_BYTES,  # the source waits instead
         )
+        if snapshot is not None and min(e.upper for e in self._frontier.read()) == snapshot_ts(snapshot):
+            self._source.undefined = UndefinedTables(snapshot)
         try:
             self._worker.start(self._stop)
             self._follow(self._worker, until_caught_up)
@@ -166,6 +170,7 @@ class _LogPush:
             rows=self._worker.rows if self._worker else 0,
             files=uploads.files if uploads else 0,
             bytes=uploads.bytes if uploads else 0,
+            undefined=str(self._source.undefined or ""),
             ahead=str(self._source.ahead or ""),
             problem=problem or self._source.problem,
         )

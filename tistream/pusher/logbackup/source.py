@@ -40,6 +40,7 @@ from tistream.pusher.logbackup.entries import VALUES, read_versions
 from tistream.pusher.logbackup.index import LogIndex
 from tistream.pusher.logbackup.joining import change_rows, distinct, matching, missing, wanting
 from tistream.pusher.logbackup.metadata import TRUNCATED_KEY, LogSlice
+from tistream.pusher.logbackup.undefined import UndefinedTables
 from tistream.pusher.source import (
     CheckpointOf,
     Resolved,
@@ -97,6 +98,7 @@ class LogBackupSource:
         self._dropped = False
         self._never = threading.Event()
         self._said_of = 0  # the checkpoint of which it was said that it stands still
+        self.undefined: UndefinedTables | None = None  #: is shown the rows, when somebody wants to know
         self.ahead: Ahead | None = None  #: what lies beyond the checkpoint, as of the last look
         self.problem = ""  #: what is being waited for, if it is a fault
 
@@ -271,6 +273,8 @@ class LogBackupSource:
         read = self._index.entries(self._pieces[0])
         versions = distinct([read_versions(s, data, self._given_ts, self._window_end) for s, data in read])
         rows = change_rows(versions, self._values(wanting(versions)))
+        if self.undefined is not None:
+            self.undefined.see(rows)
         events: list[SourceEvent] = list(self._rows(rows))
         self._pieces.popleft()
         return events + (self._promised() if not self._pieces else [Tick(cut_ts=self._cut_ts)])
