@@ -265,6 +265,23 @@ def test_a_store_that_is_away_is_waited_for() -> None:
     assert len(reader.until_caught_up()) == 1
 
 
+def test_a_store_that_goes_away_between_two_pieces_is_waited_for() -> None:
+    store = _Halved()
+    log = Log(store)
+    for n in range(3):
+        log.flush([writes(put(record(n), at(1), at(20), b"x"))], flush_ts=at(30 + n))
+    log.checkpoint(at(25))
+    reader = log.reader(piece_bytes=1)
+    reader.poll()
+    assert (len(reader.rows), reader.resolved) == (1, 0)
+    store.away, before = True, log.clock.monotonic()
+    reader.poll(20)
+    assert log.clock.monotonic() - before >= 9
+    store.away = False
+    assert len(reader.until_caught_up()) == 3
+    assert len(reader.rows) == 3
+
+
 def test_physical_deletes_are_no_changes_and_index_entries_are_given() -> None:
     log = Log()
     index = index_key(7, 1, b"12345678")

@@ -92,6 +92,7 @@ class LogBackupSource:
         self._pieces: deque[list[LogSlice]] = deque()
         self._cut_ts = 0
         self._look_at = 0.0
+        self._again_at = 0.0  # nothing is asked of the store before
         self._damaged_at: float | None = None
         self._caught_up = False
         self._promised_ts = 0
@@ -122,7 +123,8 @@ class LogBackupSource:
             return []
         events: list[SourceEvent] = [TenureClosed(tenure=t) for t in self._closed]
         self._closed.clear()
-        if not self._pieces and (pause_s := self._look_at - self._clock.monotonic()) > 0:
+        due_at = self._again_at if self._pieces else max(self._look_at, self._again_at)
+        if (pause_s := due_at - self._clock.monotonic()) > 0:
             if not events:
                 self._clock.wait(self._never, min(pause_s, timeout_s))
             return events
@@ -137,7 +139,7 @@ class LogBackupSource:
             if e.kind is not ErrorKind.RETRY:
                 raise
             self.problem = str(e)
-            self._look_at = self._clock.monotonic() + _AGAIN_S
+            self._again_at = self._clock.monotonic() + _AGAIN_S
         return events
 
     def reopen(self, tenures: Collection[int]) -> None:
@@ -175,7 +177,7 @@ class LogBackupSource:
             log.warning("an object of the log backup is read again", error=str(error))
         self.problem = str(error)
         self._pieces.clear()
-        self._look_at = now + _AGAIN_S
+        self._look_at = self._again_at = now + _AGAIN_S
 
     def _look(self, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
         """What the directory has by now, put behind `events`: the next window's first piece, or the promise."""
