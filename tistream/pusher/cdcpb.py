@@ -2,9 +2,9 @@
 
     bytes of one message  ->  ChangeDataEvent: what it says of single registrations, or one resolved ts for many
 
-The wire format is protobuf: fields are (number, wire type, body), in any order. What this module decides:
+The wire format is protobuf: fields are (number, wire type, body), in any order; `codec.protobuf` reads them. What this
+module decides:
 
-- fields that it does not know are skipped; a field that it knows with a foreign wire type is damage;
 - an error of a kind that it does not know is OTHER, never nothing: the registration may be over;
 - region numbers of a resolved ts come packed or one by one (TiKV does the latter).
 
@@ -14,22 +14,16 @@ event means for a tenure is decided by the source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tistream.codec.memcomparable import decode_uvarint
-from tistream.errors import CorruptObject
+from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields
 from tistream.pusher.cdcpb_rows import read_entries
-
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  #: wire types
-REPEATED = -1  #: numbers one by one (VARINT) or packed (BYTES)
-_FIELD_NUMBER_MAX = (1 << 29) - 1
 
 
 class RegionErrorKind(IntEnum):
@@ -93,36 +87,6 @@ def read_change_data(message: bytes) -> ChangeDataEvent:
         else:
             resolved.append(body)
     return ChangeDataEvent(events=tuple(events), resolved=_resolved(b"".join(resolved)) if resolved else None)
-
-
-def fields(message: bytes, known: Mapping[int, int]) -> Iterator[tuple[int, Any]]:
-    """(number, int or bytes) of the fields in `known` (number -> wire type, or REPEATED), in the message's order.
-
-    Several fields of one number are given one by one; for a message type they may be joined. CorruptObject for bytes
-    that are no fields, and for a known field with a foreign wire type."""
-    at = 0
-    while at < len(message):
-        start = at
-        tag, at = decode_uvarint(message, at)
-        number, wire = tag >> 3, tag & 7
-        value: int | bytes = 0
-        if wire == VARINT:
-            value, at = decode_uvarint(message, at)
-        elif wire == BYTES:
-            size, at = decode_uvarint(message, at)
-            value, at = message[at : at + size], at + size
-        elif wire in (FIXED64, FIXED32):
-            at += 8 if wire == FIXED64 else 4
-        else:
-            raise CorruptObject("a field has an unknown wire type", offset=start, field=number, wire_type=wire)
-        if at > len(message) or not 0 < number <= _FIELD_NUMBER_MAX:
-            raise CorruptObject("a field is cut off or has an impossible number", offset=start, field=number)
-        expected = known.get(number)
-        if expected is None:
-            continue
-        if wire != expected and not (expected == REPEATED and wire in (VARINT, BYTES)):
-            raise CorruptObject("a field has a foreign wire type", offset=start, field=number, wire_type=wire)
-        yield number, value
 
 
 def _event(message: bytes) -> RegionEvent:
