@@ -26,6 +26,9 @@ import pyarrow as pa
 from tistream.codec.compiled import kernel
 from tistream.codec.protobuf import BYTES, VARINT, fields
 from tistream.errors import CorruptObject
+from tistream.pusher.cdcpb_rows import Octets, read_entries, wire_field, wire_uvarint
+
+U64 = npt.NDArray[np.uint64]
 
 
 class RegionErrorKind(IntEnum):
@@ -92,7 +95,7 @@ class ResolvedRegions:
     """One resolved ts for many registrations of one request. It may be lower than an earlier one."""
 
     request_id: int
-    regions: npt.NDArray[np.uint64]
+    regions: U64
     ts: int
 
 
@@ -203,7 +206,7 @@ def _resolved(message: bytes) -> ResolvedRegions:
 
 
 @kernel
-def _scan_resolved(data: Octets, said: npt.NDArray[np.uint64], regions: npt.NDArray[np.uint64], fill: bool) -> int:
+def _scan_resolved(data: Octets, said: U64, regions: U64, fill: bool) -> int:
     """Fill ts and request id, and the region numbers if wanted; how many there are. -1 - offset: damage."""
     at = 0
     count = 0

@@ -44,7 +44,9 @@ def test_what_is_harmless() -> None:
 
 events = st.lists(
     st.lists(
-        st.builds(row, key=st.sampled_from([b"a", b"b"]), start_ts=st.integers(1, 40), value=st.sampled_from([b"", b"v"])),
+        st.builds(
+            row, key=st.sampled_from([b"a", b"b"]), start_ts=st.integers(1, 40), value=st.sampled_from([b"", b"v"])
+        ),
         max_size=6,
     ),
     max_size=12,
@@ -59,7 +61,9 @@ def test_as_a_dict_would(said: list[list[dict[str, Any]]], data: st.DataObject) 
     known: dict[tuple[bytes, int], bytes] = {}
     seen = OpeningPrewrites()
     for event in said:
-        expected = any(r["value"] and known.setdefault((r["key"], r["start_ts"]), r["value"]) != r["value"] for r in event)
+        expected = any(
+            r["value"] and known.setdefault((r["key"], r["start_ts"]), r["value"]) != r["value"] for r in event
+        )
         assert seen.contradicts(rows(*event)) == expected
         if expected:
             break

@@ -8,8 +8,9 @@ from hypothesis import given
 
 from tistream.codec.memcomparable import encode_bytes
 from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.ranges import joined, raw_keyspace, some_tables, transactional_keyspace, whole_cluster
-from tistream.pusher.tikv.regions import Region, plain_key, plain_range, region_form
+from tistream.pusher.tikv.regions import plain_key, plain_range, region_form
 
 TABLE_62 = (
     "7480000000000000ff3e5f720400000000ff0000000601633430ff3338646232ff2d64ff3531632d3131ff65ff622d386337352dff"
@@ -20,8 +21,12 @@ keys = st.binary(max_size=20)
 boundaries = st.one_of(
     st.binary(max_size=20),
     st.builds(lambda key, cut, more: encode_bytes(key)[:cut] + more, keys, st.integers(0, 27), st.binary(max_size=3)),
-    st.builds(lambda group, marker, more: group + bytes([marker]) + more, st.binary(min_size=8, max_size=8),
-              st.integers(0xF0, 0xFF), st.binary(max_size=10)),
+    st.builds(
+        lambda group, marker, more: group + bytes([marker]) + more,
+        st.binary(min_size=8, max_size=8),
+        st.integers(0xF0, 0xFF),
+        st.binary(max_size=10),
+    ),
 )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tistream.codec.memcomparable import decode_bytes
+from tistream.codec.protobuf import BYTES, VARINT, fields
 from tistream.keyrange import KeyRange
-from tistream.pusher.cdcpb import BYTES, VARINT, fields
 from tistream.pusher.tikv.requests import Deregister, Header, KvApi, Register, encode_request
 from tistream.testing.real_tikv import lines
 

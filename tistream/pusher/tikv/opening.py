@@ -10,8 +10,8 @@ know which is newer, and must be given up. Its successor's scan reads the lock a
 harmless and stay (a store repeats a PREWRITE whenever its lock is rewritten), and so are PUTs without a value ("fake
 prewrites"), which never count against a full one.
 
-Columnar: two 64-bit hashes for each prewrite, what it is known by and what it says. Two keys with one hash would give up
-a tenure for nothing; two contents with one hash, of the same key, would have to meet by chance (2^-64). Pure.
+Columnar: two 64-bit hashes for each prewrite, what it is known by and what it says. Two keys with one hash would give
+up a tenure for nothing; two contents with one hash, of the same key, would have to meet by chance (2^-64). Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class OpeningPrewrites:
         if not telling.any():
             return False
         prewrites = pa.table(rows).filter(pa.array(telling))
-        who, what = _hashes(prewrites, ("key", "start_ts")), _hashes(prewrites, ("op", "generation", "value", "old_value"))
+        who, what = (
+            _hashes(prewrites, ("key", "start_ts")),
+            _hashes(prewrites, ("op", "generation", "value", "old_value")),
+        )
         order = np.argsort(who, kind="stable")
         who, what = who[order], what[order]
         same = who[1:] == who[:-1]

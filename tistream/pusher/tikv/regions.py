@@ -12,52 +12,14 @@ it does in the other, and neighbours still touch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from tistream.codec.memcomparable import GROUP, encode_bytes
 from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.pd_messages import Region, Store
 
 _FULL = 0xFF  #: marker of a group with more behind it
 _NO_PAD_MIN = 0xFF - GROUP  #: marker of a group without any byte
-
-
-class RegionInfo(Protocol):
-    """A region as PD describes it."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def conf_ver(self) -> int: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def start(self) -> bytes:
-        """In region form."""
-        ...
-
-    @property
-    def end(self) -> bytes:
-        """In region form; empty is plus infinity."""
-        ...
-
-    @property
-    def leader_store_id(self) -> int:
-        """0 = none known."""
-        ...
-
-
-class StoreInfo(Protocol):
-    """A store as PD describes it."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def address(self) -> str: ...
 
 
 class Pd(Protocol):
@@ -70,26 +32,14 @@ class Pd(Protocol):
         """A timestamp above all given out before."""
         ...
 
-    def scan_regions(self, start: bytes, end: bytes, limit: int) -> Sequence[RegionInfo]:
+    def scan_regions(self, start: bytes, end: bytes, limit: int) -> Sequence[Region]:
         """Up to `limit` regions that intersect [start, end) (region form), in key order."""
         ...
 
-    def stores(self) -> Sequence[StoreInfo]: ...
+    def stores(self) -> Sequence[Store]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """A region, and which store is said to lead it."""
-
-    id: int
-    conf_ver: int
-    version: int
-    start: bytes  #: in region form
-    end: bytes  #: in region form; empty = plus infinity
-    leader_store_id: int = 0  #: 0 = none known
-
-
-def plain_range(region: RegionInfo) -> KeyRange | None:
+def plain_range(region: Region) -> KeyRange | None:
     """The region's range in plain keys; None when no key lies in it."""
     start, end = plain_key(region.start), plain_key(region.end)
     return None if region.end and end <= start else KeyRange(start, end if region.end else b"")

@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tistream.codec.memcomparable import encode_uvarint
+from tistream.codec.protobuf import message, octets, uint
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.regions import region_form
 
 TICDC_VERSION = "8.5.4"
 _READ_OLD_VALUE = 1
-_VARINT, _BYTES = 0, 2
 
 
 class KvApi(IntEnum):
@@ -61,24 +60,12 @@ class Deregister:
 
 def encode_request(header: Header, request: Register | Deregister) -> bytes:
     """The message."""
-    said = _number(1, header.cluster_id) + _bytes(2, header.ticdc_version.encode())
-    out = _message(1, said) + _number(2, request.region_id)
+    said = uint(1, header.cluster_id) + octets(2, header.ticdc_version.encode())
+    out = message(1, said) + uint(2, request.region_id)
     if isinstance(request, Deregister):
-        return out + _number(7, request.request_id) + _message(13, b"")
-    out += _message(3, _number(1, request.conf_ver) + _number(2, request.version))
-    out += _number(4, request.checkpoint_ts)
-    out += _bytes(5, region_form(request.range.start)) + _bytes(6, region_form(request.range.end))
-    out += _number(7, request.request_id) + _number(8, _READ_OLD_VALUE) + _message(9, b"")
-    return out + _number(11, header.kv_api) + _number(12, header.filter_loop)
-
-
-def _number(number: int, value: int) -> bytes:
-    return encode_uvarint(number << 3 | _VARINT) + encode_uvarint(int(value)) if value else b""
-
-
-def _bytes(number: int, value: bytes) -> bytes:
-    return _message(number, value) if value else b""
-
-
-def _message(number: int, value: bytes) -> bytes:
-    return encode_uvarint(number << 3 | _BYTES) + encode_uvarint(len(value)) + value
+        return out + uint(7, request.request_id) + message(13, b"")
+    out += message(3, uint(1, request.conf_ver) + uint(2, request.version))
+    out += uint(4, request.checkpoint_ts)
+    out += octets(5, region_form(request.range.start)) + octets(6, region_form(request.range.end))
+    out += uint(7, request.request_id) + uint(8, _READ_OLD_VALUE) + message(9, b"")
+    return out + uint(11, header.kv_api) + uint(12, header.filter_loop)
