@@ -30,6 +30,7 @@ from tistream.pusher.tikv.requests import Register
 from tistream.testing.real_tikv import lines
 
 _AT_ONCE = 1e6  # seconds: pauses are over
+_MINUTE_TS = ts.compose(60_000)
 _Place = tuple[int, int, int, int]  # store, stream, request, region
 
 
@@ -42,6 +43,8 @@ class Told:
     range: KeyRange
     checkpoint_ts: int
     batches: list[pa.RecordBatch] = field(default_factory=list)
+    promised: list[int] = field(default_factory=list)  #: what was resolved when the batch came
+    behind_initialized: list[bool] = field(default_factory=list)  #: whether the batch came behind TenureReady
     initialized: bool = False
     resolved_ts: int = 0
     over: bool = False
@@ -58,7 +61,6 @@ class FeedPlayer:
         self.wire: list[Told] = []  #: registrations, in the order of their requests
         self.core: list[Told] = []  #: the same by the cores' events
         self.events: dict[tuple[int, int], list[SourceEvent]] = {}  #: (store, request) -> all events
-        self.given_up = 0  #: tenures that the cores ended for their opening scan
         self._feeds: dict[tuple[int, int], StoreFeed] = {}
         self._told: dict[_Place, Told] = {}
         self._living: dict[_Place, Told] = {}
@@ -68,8 +70,8 @@ class FeedPlayer:
         self._now, self._now_ts, self._opens = 0.0, 0, 0
         for line in lines(folder / "stream.ndjson.zst"):
             self._line(line)
-        for feed in self._feeds:
-            self._take(feed)
+        self._now_ts += _MINUTE_TS  # what came behind the last recorded TSO
+        self._tick()
 
     def _line(self, line: dict[str, Any]) -> None:
         self._now = line["t_ms"] / 1000
@@ -88,9 +90,7 @@ class FeedPlayer:
                     fields(dict(fields(bytes.fromhex(line["resp_hex"]), {3: BYTES}))[3], {1: VARINT, 2: VARINT})
                 )
                 self._now_ts = ts.compose(stamp[1], stamp.get(2, 0))
-                for place, feed in self._feeds.items():
-                    feed.tick(self._now_ts, self._now)
-                    self._take(place)
+                self._tick()
 
     def _sent(self, store: int, stream: int, message: bytes) -> None:
         known = {2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
@@ -156,6 +156,11 @@ class FeedPlayer:
             if of == store:
                 feed.stream_lost("recorded", self._now)
 
+    def _tick(self) -> None:
+        for place, feed in self._feeds.items():
+            feed.tick(self._now_ts, self._now)
+            self._take(place)
+
     def _take(self, place: tuple[int, int]) -> None:
         events = self._feeds[place].take_events(self._now)
         self.events.setdefault(place, []).extend(events)
@@ -171,7 +176,10 @@ class FeedPlayer:
                     self._tenures[*place, event.tenure] = told
                     self.core.append(told)
                 case Rows():
-                    self._tenures[*place, event.tenure].batches.append(event.rows)
+                    told = self._tenures[*place, event.tenure]
+                    told.batches.append(event.rows)
+                    told.promised.append(told.resolved_ts)
+                    told.behind_initialized.append(told.initialized)
                 case TenureReady():
                     self._tenures[*place, event.tenure].initialized = True
                 case Resolved():

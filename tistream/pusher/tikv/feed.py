@@ -242,10 +242,12 @@ class StoreFeed:
 
     def failing(self, failures_min: int, now: float) -> dict[int, tuple[int, str]]:
         """Regions that failed so often in a row, and do not live since: how often, and why last."""
-        for piece in self._living.values():
-            if now - piece.opened_at >= _LIVED_S:
+        found = self._pauses.failing(failures_min)
+        for piece in self._living.values() if found else ():
+            if now - piece.opened_at >= _LIVED_S and piece.region_id in found:
+                del found[piece.region_id]
                 self._pauses.worked(piece.region_id)
-        return self._pauses.failing(failures_min)
+        return found
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 INBOX_BYTES_MAX = 256 << 20  #: received and not taken; more drops the stream
 _POLL_BYTES = limits.BATCH_FILE_BYTES_TARGET
 _FAILURES_SHOWN = 8  #: a region that failed so often in a row is a problem to show
-_LOOK_S = 5.0
+_LOOK_S = 1.0
 
 
 class TikvSource:
@@ -65,11 +65,12 @@ class TikvSource:
         flush_interval_s: float = 1.0,
         scans_max: int = SCANS_MAX,
         inbox_bytes_max: int = INBOX_BYTES_MAX,
+        failures_shown: int = _FAILURES_SHOWN,
     ) -> None:
         self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
         self._kv_api, self._filter_loop = kv_api, filter_loop
         self._header: Header | None = None  # made when the cluster's id is known
-        self._flush_interval_s = flush_interval_s
+        self._flush_interval_s, self._failures_shown = flush_interval_s, failures_shown
         self._feed = StoreFeed(store_id, wanted, scans_max=scans_max)
         self._inbox = Inbox(inbox_bytes_max)
         self._answers: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
@@ -232,7 +233,7 @@ class TikvSource:
                 message="a region cannot be followed: its resolved ts stands still",
                 facts={"region": region, "failures": failures, "reason": reason},
             )
-            for region, (failures, reason) in sorted(self._feed.failing(_FAILURES_SHOWN, now).items())
+            for region, (failures, reason) in sorted(self._feed.failing(self._failures_shown, now).items())
         )
         for problem in problems:
             if problem not in self._problems:
