@@ -113,6 +113,12 @@ class ReplayCluster:
         return self._stage.line, len(self._recording.lines)
 
     @property
+    def promised_ts(self) -> int:
+        """What every region that is followed now has been promised."""
+        with self._lock:
+            return self._stage.promised_ts
+
+    @property
     def at_ms(self) -> int:
         """The recorded time, in Unix milliseconds."""
         return self._stage.at_ms

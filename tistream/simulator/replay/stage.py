@@ -76,6 +76,7 @@ class _Part:
     listeners: list[Listener] = field(default_factory=list)
     ready: bool = False
     resolved_ts: int = 0
+    promised_ts: int = 0  #: the highest of resolved_ts
     heard_at: int = -1  # which change of the listeners it was last looked at with
 
 
@@ -108,6 +109,11 @@ class Stage:
     def at_ms(self) -> int:
         """Unix milliseconds of the last line that was played."""
         return self._recording.at_ms[max(self.line - 1, 0)]
+
+    @property
+    def promised_ts(self) -> int:
+        """The lowest timestamp that the living registrations have been promised."""
+        return min((part.promised_ts for r, part in self._living.items() if r.serves), default=0)
 
     def take_output(self) -> tuple[list[tuple[int, bytes]], list[int]]:
         """(stream, message) in their order, and behind them the stores whose streams have ended."""
@@ -357,6 +363,7 @@ class Stage:
             if (part := self._living.get(registration)) is None:
                 continue
             part.resolved_ts = stamp
+            part.promised_ts = max(part.promised_ts, stamp)
             touched |= dict.fromkeys(part.listeners)
         said: dict[tuple[int, int, int], list[int]] = {}
         for listener in touched:
