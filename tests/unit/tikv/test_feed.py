@@ -202,6 +202,14 @@ def test_rows_come_before_what_covers_them() -> None:
     assert [type(e) for e in rig.tick()] == [Rows, Resolved, Tick]
 
 
+def test_rows_of_a_registration_that_fails_right_behind_them() -> None:
+    rig = opened()
+    rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 200)), rig.now)
+    rig.feed.message(wire.resolved(1, [7], 700), rig.now)
+    rig.feed.message(wire.event(7, 1, error=wire.region_not_found(7)), rig.now)
+    assert [type(e) for e in rig.tick()] == [Rows, Resolved, TenureClosed, Tick]
+
+
 def test_lock_only_events_say_nothing() -> None:
     rig = opened()
     rig.say(wire.event(7, 1, wire.LOCK_ONLY, wire.LOCK_ONLY))
