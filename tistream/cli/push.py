@@ -30,13 +30,16 @@ def add_to(app: typer.Typer) -> None:
 
 
 def push(
-    capture: Annotated[Path, typer.Option(help="Folder of a recorded change stream.")],
+    capture: Annotated[Path | None, typer.Option(help="Folder of a recorded change stream.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Folder of the recorded traffic of a real cluster, served again and followed.")
+    ] = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     url: Url = DEFAULT_URL,
     speed: Annotated[str, typer.Option(help="N times real time, or max.")] = "1",
 ) -> None:
-    """Push a recorded change stream as its TiKV stores would.
+    """Push a recorded change stream as its TiKV stores would. Give one of --capture and --replay.
 
     Returns when all of it is durable and, if that takes no longer than some seconds, can be pulled.
     """
@@ -47,9 +50,13 @@ def push(
 
     configure(LogSettings(level="warning"))
     pace = parse_speed(speed)
+    folder = capture or replay
+    if folder is None or (capture and replay):
+        raise InvalidInput("Give one of --capture and --replay.")
+    push_folder = push_recording if capture else push_traffic
     with Progress("pushing", sys.stderr) as progress:
-        result = push_recording(
-            capture, url, TenantId(cluster, tenant), pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p))
+        result = push_folder(
+            folder, url, TenantId(cluster, tenant), pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p))
         )
     size = f"{result.rows:,} rows in {result.files:,} files, {result.bytes:,} bytes"
     print(f"pushed {size}, up to {result.last_resolved_ts}", file=sys.stderr)
@@ -71,6 +78,25 @@ def push_recording(
     from tistream.pusher.control import HttpControl
 
     return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
+
+
+def push_traffic(
+    folder: Path,
+    url: str,
+    tenant: TenantId,
+    speed: float | None,
+    progress: Callable[[PushProgress], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> PushResult:
+    """Follow a recorded cluster and push what it says to the service at `url`; what was pushed."""
+    from tistream.demo import RECORDING
+    from tistream.objectstore.factory import open_store
+    from tistream.pusher.control import HttpControl
+    from tistream.pusher.replay_push import push_replay
+
+    job_table = (RECORDING / "schema_snapshot.json").read_bytes()
+    control = HttpControl(url, tenant)
+    return push_replay(folder, job_table, control, open_store, speed=speed, progress=progress, stop=stop)
 
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:

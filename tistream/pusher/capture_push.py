@@ -30,6 +30,7 @@ import zstandard
 from tistream import ts
 from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput, ObjectConflict, TiStreamError
+from tistream.ids import Tenant
 from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.control import Control, PushBundle, retrying
@@ -139,10 +140,9 @@ class _Push:
 
     def _put_schema(self, store: ObjectStore) -> bool:
         """False when told to stop."""
-        text = self._capture.schema_snapshot()
-        key = str(SchemaSnapKey(tenant=self._control.tenant, ts=self._capture.meta.start_ts))
-        data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text)
-        return self._retry(lambda: _put_once(store, key, data, text), "connecting") is not None
+        text, start_ts = self._capture.schema_snapshot(), self._capture.meta.start_ts
+        put = self._retry(lambda: put_schema_snapshot(store, self._control.tenant, start_ts, text), "connecting")
+        return put is not None
 
     def _wait_for_frontier(self, bundle: PushBundle) -> bool:
         """False when told to stop."""
@@ -284,8 +284,10 @@ class _Push:
         )
 
 
-def _put_once(store: ObjectStore, key: str, data: bytes, text: bytes) -> bool:
-    """Put the schema snapshot; the same content in other bytes (another compressor's) is as good."""
+def put_schema_snapshot(store: ObjectStore, tenant: Tenant, start_ts: int, text: bytes) -> bool:
+    """Put the schema snapshot; the same content in other bytes (another compressor's) is as good. True."""
+    key = str(SchemaSnapKey(tenant=tenant, ts=start_ts))
+    data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text)
     try:
         store.put(key, data)
     except ObjectConflict:
