@@ -33,7 +33,7 @@ class Rig:
     """A core, a clock and what came out."""
 
     def __init__(self, *wanted: KeyRange, scans_max: int = 32) -> None:
-        self.feed = StoreFeed(STORE, wanted or (TABLES,), scans_max=scans_max)
+        self.feed = StoreFeed(STORE, wanted or (TABLES,), scans_max=scans_max, unread_bytes_max=0)
         self.now, self.ts = 0.0, 1000
         self.checkpoints: Callable[[KeyRange], int | None] = lambda _: 100
         self.effects: list[Effect] = []
@@ -195,11 +195,36 @@ def test_live_rows_of_a_tenure_are_joined_in_order() -> None:
     assert not rows.scan
 
 
+def test_live_rows_wait_for_a_tick_or_until_there_is_much() -> None:
+    feed = StoreFeed(STORE, [TABLES], unread_bytes_max=200)
+    feed.answered(None, [region(7, b"t", b"u")], 0.0)
+    feed.open(1, lambda _: 1, 0.0)
+    feed.message(wire.event(7, 1, wire.INITIALIZED), 0.0)
+    feed.take_events(0.0)
+    row = wire.event(7, 1, wire.prewrite(b"ta", 200, b"v" * 100))
+    feed.message(row, 0.0)
+    assert feed.take_events(0.0) == []
+    feed.message(row, 0.0)
+    assert [type(e) for e in feed.take_events(0.0)] == [Rows]
+    feed.message(row, 0.0)
+    assert feed.take_events(0.0) == []
+    feed.tick(5, 0.0)
+    assert [type(e) for e in feed.take_events(0.0)] == [Rows, TenureReady, Tick]
+
+
 def test_rows_come_before_what_covers_them() -> None:
     rig = opened()
     rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 200)), rig.now)
     rig.feed.message(wire.resolved(1, [7], 700), rig.now)
     assert [type(e) for e in rig.tick()] == [Rows, Resolved, Tick]
+
+
+def test_rows_of_a_registration_that_fails_right_behind_them() -> None:
+    rig = opened()
+    rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 200)), rig.now)
+    rig.feed.message(wire.resolved(1, [7], 700), rig.now)
+    rig.feed.message(wire.event(7, 1, error=wire.region_not_found(7)), rig.now)
+    assert [type(e) for e in rig.tick()] == [Rows, Resolved, TenureClosed, Tick]
 
 
 def test_lock_only_events_say_nothing() -> None:

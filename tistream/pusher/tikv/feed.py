@@ -10,7 +10,8 @@ One registration of one piece (a region's part of one wanted range) is one tenur
   and so nobody has to wait for that, or to tell it from an error of a later registration;
 - a registration ends with the first error that names it; nothing that comes later counts for it;
 - what comes before INITIALIZED is handed over at once, unless it may break the order of the rows (see `opening`): then
-  the tenure is given up and opened again. What comes behind is joined per tenure and decoded when events are taken;
+  the tenure is given up and opened again. What comes behind is joined per tenure and decoded with the tick, or when
+  there is much of it;
 - TenureReady, Resolved and TenureClosed come with a tick only, in this order, behind all rows: ready_ts and cut_ts are
   then the TSO of the tick, and no resolved ts above that TSO passes for one;
 - damage ends the stream with all its tenures, and what they heard resolved but have not told is forgotten: rows that
@@ -44,6 +45,7 @@ from tistream.pusher.tikv.regions import plain_range, region_form
 from tistream.pusher.tikv.requests import Deregister, Register
 
 SCANS_MAX = 32  #: registrations of one store that are not INITIALIZED
+UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so much has come
 _STALLED_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
 _LIVED_S = 10.0
 _ASKS_MAX = 64  # more failed parts than this are asked for as whole ranges
@@ -64,9 +66,16 @@ _Pair = tuple[int, int]  # request id, region
 class StoreFeed:
     """The registrations of one store. Call `answered`, `message`, ... as things happen; take effects after each."""
 
-    def __init__(self, store_id: int, wanted: Sequence[KeyRange], *, scans_max: int = SCANS_MAX) -> None:
+    def __init__(
+        self,
+        store_id: int,
+        wanted: Sequence[KeyRange],
+        *,
+        scans_max: int = SCANS_MAX,
+        unread_bytes_max: int = UNREAD_BYTES_MAX,
+    ) -> None:
         self.store_id = store_id
-        self._scans_max = scans_max
+        self._scans_max, self._unread_bytes_max = scans_max, unread_bytes_max
         self._pieces = Pieces(wanted)
         self._living: dict[_Pair, Piece] = {}
         self._taken: dict[int, set[int]] = {}  # region -> request ids that are not to be used
@@ -74,6 +83,7 @@ class StoreFeed:
         self._scanned: list[Piece] = []  # INITIALIZED since the last tick
         self._scanning = 0
         self._unread: dict[int, Piece] = {}  # tenure -> piece with entries
+        self._unread_bytes = 0
         self._marks = ResolvedMarks()
         self._tenures = count(1)
         self._order = count()
@@ -179,6 +189,7 @@ class StoreFeed:
         self._marks.close(piece.tenure for piece in self._leaving)
         for forgotten in (self._leaving, self._scanned, self._unread, self._events, self._taken):
             forgotten.clear()
+        self._unread_bytes = 0
 
     def resume(self) -> None:
         self._dropped = False
@@ -226,8 +237,9 @@ class StoreFeed:
         return bool(self._due) and self._due[0][0] <= now and self._scanning < self._scans_max
 
     def take_events(self, now: float) -> list[SourceEvent]:
-        """What the pusher is to be told, in order."""
-        self._read(now)
+        """What the pusher is to be told, in order. Live rows may wait for the next tick."""
+        if self._unread_bytes >= self._unread_bytes_max:
+            self._read(now)
         events, self._events = self._events, []
         return events
 
@@ -290,6 +302,7 @@ class StoreFeed:
             else:
                 piece.entries.append(event.entries)
                 self._unread[piece.tenure] = piece
+                self._unread_bytes += len(event.entries)
         if piece.phase is Phase.OVER:
             return
         if event.error is not None:
@@ -317,7 +330,7 @@ class StoreFeed:
 
     def _read(self, now: float) -> None:
         """Decode what waits, in one go for each tenure."""
-        unread, self._unread = self._unread, {}
+        unread, self._unread, self._unread_bytes = self._unread, {}, 0
         for piece in unread.values():
             joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
             piece.entries = []
