@@ -47,6 +47,7 @@ def followed(cluster: ReplayCluster, ranges: list[KeyRange], *, lag: float, time
 def test_every_transaction_made_by_hand_is_delivered(ranges: list[KeyRange], lag: float) -> None:
     with ReplayCluster(QUIET) as cluster:
         client = followed(cluster, ranges, lag=lag)
+    assert client.check_promises() >= 30
     truth = stored_versions(QUIET)
     assert client.versions.keys() == truth.keys()
     for version, write in truth.items():
@@ -104,6 +105,7 @@ def test_a_whole_run_is_delivered_through_splits_merges_and_the_loss_of_a_store(
     with ReplayCluster(DEV) as cluster:
         client = followed(cluster, [KeyRange(b"m", b"u")], lag=0.3)
         start_ts = cluster.start_ts
+    assert client.check_promises() > len(client.versions)
     truth = {v: w for v, w in stored_versions(DEV).items() if v[1] > start_ts}
     promised = {v: w for v, w in truth.items() if v[1] <= client.promised_below(v[0])}
     assert len(promised) > 10_000

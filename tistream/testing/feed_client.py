@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from sortedcontainers import SortedDict
 
 from tistream.change import RowKind
 from tistream.codec.memcomparable import decode_bytes, encode_bytes
@@ -104,6 +105,21 @@ class FeedClient:
 
     def lowest_promise(self) -> int:
         return min(ts for _, ts in self._promised)
+
+    def check_promises(self) -> int:
+        """Each registration has told by itself what its checkpoint and its resolved ts promise. How many versions."""
+        by_key: SortedDict = SortedDict()
+        for key, commit_ts in self.versions:
+            by_key.setdefault(key, []).append(commit_ts)
+        checked = 0
+        for heard in self.all:
+            told = {(key, commit_ts) for _, key, _, commit_ts in heard.rows if commit_ts}
+            for key in by_key.irange(heard.range.start, heard.range.end or None, inclusive=(True, False)):
+                for commit_ts in by_key[key]:
+                    if heard.checkpoint_ts < commit_ts <= heard.resolved_ts:
+                        assert (key, commit_ts) in told, f"{key.hex()} at {commit_ts} on {heard.region}"
+                        checked += 1
+        return checked
 
     def close(self) -> None:
         self._closed = True
