@@ -117,7 +117,7 @@ class StoreFeed:
                 self._led_here(region, now)
             elif region.leader_store_id:
                 self._pieces.led_elsewhere(region)
-                if whole := plain_range(region):
+                if mine and (whole := plain_range(region)):
                     elsewhere.append(whole)
         if mine and asked is not None:
             self._asked.discard(asked)
@@ -270,8 +270,8 @@ class StoreFeed:
         taken = self._taken.setdefault(piece.region_id, set())
         piece.request_id = next(i for i in count(1) if i not in taken)
         taken.add(piece.request_id)
-        piece.tenure, piece.phase, piece.opened_at = next(self._tenures), Phase.SCANNING, now
-        piece.checkpoint_ts = checkpoint_ts
+        self._pieces.registered(piece)
+        piece.tenure, piece.checkpoint_ts, piece.opened_at = next(self._tenures), checkpoint_ts, now
         self._scanning += 1
         self._living[piece.request_id, piece.region_id] = piece
         self._events.append(
@@ -398,7 +398,6 @@ class StoreFeed:
     def _end(self, piece: Piece) -> None:
         """A registration is over; its tenure says so with the next tick."""
         self._scanning -= piece.phase is Phase.SCANNING
-        piece.phase = Phase.OVER
         del self._living[piece.request_id, piece.region_id]
         self._marks.deafen(piece.request_id, piece.region_id)
         self._pieces.remove(piece)
