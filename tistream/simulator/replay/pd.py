@@ -17,6 +17,7 @@ from tistream.simulator.replay.recording import Recording
 from tistream.simulator.replay.stage import Stage
 from tistream.simulator.replay.wire import plain_range, region_form
 
+_TIMESTAMPS_MAX = 1 << 12  #: at once
 _NULL_KEYSPACE = 0xFFFFFFFF
 _REQUEST_REFUSED = 1  #: pdpb.ErrorType UNKNOWN
 _GC_WORKER, _TTL_FOREVER = b"gc_worker", (1 << 63) - 1
@@ -55,6 +56,8 @@ class ReplayPd:
         """The answer to one TsoRequest."""
         self.check_cluster(request)
         count = merged(request, {2: VARINT}).get(2, 0)
+        if not 0 < count <= _TIMESTAMPS_MAX:
+            raise InvalidInput("tso count should be positive, and not beyond what is kept free")
         last = self._stage.tso(count)
         stamp = uint(1, ts.physical_ms(last)) + uint(2, ts.logical(last))
         return self._head() + uint(2, count) + message(3, stamp)

@@ -5,7 +5,7 @@
 What this module decides:
 
 - which subscriptions are followed: of those that cover the same keys the earliest. Only transactional ones (kv_api
-  TiDB) are; a recording without any is InvalidInput;
+  TiDB), on multiplexed streams, can be; a recording without any is InvalidInput;
 - a registration ends by an error or by the end of its stream. A repeated registration, and the duplicate_request that
   answers it, are no events; neither is the recorder's wish to deregister: the store's answer to it is the end;
 - a registration *serves* when its opening scan was completed.
@@ -34,6 +34,7 @@ from tistream.simulator.replay.wire import plain_range
 STREAM = "stream.ndjson.zst"
 _WINDOW_BYTES_MAX = 1 << 27
 _BATCH_SCAN, _STORES, _MEMBERS = "BatchScanRegions", "GetAllStores", "GetMembers"
+_MULTIPLEXING = "stream-multiplexing"
 NEVER = 1 << 62  #: a line that does not come
 
 
@@ -157,8 +158,10 @@ def read_recording(directory: Path) -> Recording:
     out = reader.out
     if not out.registrations:
         raise InvalidInput("nothing in this recording can be followed", file=str(path))
-    if not (out.members and out.stores and out.timestamps):
-        raise CorruptObject("the recording lacks the answers of PD", file=str(path))
+    described = {(r.region_id, r.version) for r in out.regions}
+    unknown = [r for r in out.registrations if (r.region_id, r.version) not in described]
+    if unknown or not (out.members and out.stores and out.timestamps):
+        raise CorruptObject("the recording lacks answers of PD", file=str(path), about=", ".join(map(str, unknown[:3])))
     return out
 
 
@@ -178,6 +181,8 @@ class _Reader:
             case "send":
                 self.out.lines.append(self._request(number, line))
             case "open":
+                if line.get("features") != _MULTIPLEXING:
+                    raise InvalidInput("only recordings of multiplexed streams can be followed", line=number + 1)
                 opened = line.get("err", "<nil>") == "<nil>"
                 self.out.lines.append(StreamOpened(int(line["store"])) if opened else None)
             case "eof":

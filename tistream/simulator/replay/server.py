@@ -45,7 +45,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),  # a client may look after its connection as often as it likes
 )
 _FEED = "/cdcpb.ChangeData/EventFeedV2"
 _FEATURES = ("features", "stream-multiplexing")

@@ -112,8 +112,8 @@ class Stage:
 
     @property
     def promised_ts(self) -> int:
-        """The lowest timestamp that the living registrations have been promised."""
-        return min((part.promised_ts for r, part in self._living.items() if r.serves), default=0)
+        """What all keys have been promised by the registrations that live; before the first of them 0."""
+        return min((max(part.promised_ts, r.checkpoint_ts) for r, part in self._living.items() if r.serves), default=0)
 
     def take_output(self) -> tuple[list[tuple[int, bytes]], list[int]]:
         """(stream, message) in their order, and behind them the stores whose streams have ended."""
