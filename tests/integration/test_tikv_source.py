@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tistream.keyrange import KeyRange
 from tistream.pusher.cdcpb import read_change_data
 from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
 from tistream.pusher.tikv.board import RegionBoard
+from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import Region, Store
 from tistream.pusher.tikv.regions import region_form
 from tistream.pusher.tikv.source import TikvSource
@@ -48,7 +50,7 @@ class Asked:
 class FakeStore:
     """`cdcpb.ChangeData/EventFeedV2` on loopback. `say` sends on the newest stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self.metadata: list[dict[str, Any]] = []
         self.streams = 0
@@ -59,7 +61,10 @@ class FakeStore:
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler("cdcpb.ChangeData", {"EventFeedV2": handler})]
         )
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        if credentials is None:
+            self.port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
         self._server.start()
 
     @property
@@ -168,8 +173,8 @@ class Rig:
 
 
 @contextmanager
-def rig(*, region_id: int = 7, **options: Any) -> Iterator[Rig]:
-    store, clock = FakeStore(), SystemClock()
+def rig(*, region_id: int = 7, credentials: grpc.ServerCredentials | None = None, **options: Any) -> Iterator[Rig]:
+    store, clock = FakeStore(credentials), SystemClock()
     pd = MemoryPd(regions=[region(region_id, b"t", b"u")], addresses={1: store.address})
     board = RegionBoard(pd, [TABLES], clock=clock, refresh_s=0.2)
     source = TikvSource(1, pd=pd, board=board, wanted=[TABLES], clock=clock, flush_interval_s=0.1, **options)
@@ -346,3 +351,20 @@ def test_a_region_that_moves_is_followed_by_its_new_store() -> None:
         finally:
             second.close()
             other.stop()
+
+
+def test_tls_on_both_sides(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    pair = (key.read_bytes(), certificate.read_bytes())
+    server = grpc.ssl_server_credentials([pair], root_certificates=pair[1], require_client_auth=True)
+    mine = Tls(ca=pair[1], certificate=pair[1], key=pair[0])
+    with rig(credentials=server, tls=mine) as r:
+        r.poll_until_asked()
+        r.store.say(wire.event(7, 1, wire.INITIALIZED))
+        r.poll_until(lambda: r.got(TenureReady))
+    with rig(credentials=server, tls=Tls(ca=pair[1])) as r:
+        r.poll_until(lambda: r.refused)
+        assert r.store.asked.empty()

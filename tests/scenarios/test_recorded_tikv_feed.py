@@ -1,7 +1,7 @@
 """What real stores sent, through the core of the TiKV feed: every row, and every promise, of each registration.
 
 txn_quiet is one region and hand-made transactions; txn_dev three stores with splits, merges, leader moves, one store
-killed, and registrations of several request ids at once.
+killed, and registrations of several request ids at once; raw_dev the same stores with two keyspaces of RawKV.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tistream.testing.real_tikv_feed import FeedPlayer
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 #: registrations that were recorded, and at least so many rows; what the recorded messages show
-RECORDED = {"txn_quiet": (3, 100), "txn_dev": (912, 500_000)}
+RECORDED = {"txn_quiet": (3, 100), "txn_dev": (912, 500_000), "raw_dev": (362, 18_000)}
 
 
 @pytest.fixture(scope="module", params=list(RECORDED))

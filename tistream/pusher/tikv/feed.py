@@ -49,6 +49,7 @@ UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so muc
 _STALLED_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
 _LIVED_S = 10.0
 _ASKS_MAX = 64  # more failed parts than this are asked for as whole ranges
+_BACKOFF_MAX_S = 60.0  # whatever the store asks for
 _STALE_S = 1.0  # when PD's answer leaves something open
 _FATAL = (RegionErrorKind.COMPATIBILITY, RegionErrorKind.CLUSTER_ID_MISMATCH)
 #: seconds to wait at least; what the store asks for may be more
@@ -117,7 +118,7 @@ class StoreFeed:
                 self._led_here(region, now)
             elif region.leader_store_id:
                 self._pieces.led_elsewhere(region)
-                if whole := plain_range(region):
+                if mine and (whole := plain_range(region)):
                     elsewhere.append(whole)
         if mine and asked is not None:
             self._asked.discard(asked)
@@ -270,8 +271,8 @@ class StoreFeed:
         taken = self._taken.setdefault(piece.region_id, set())
         piece.request_id = next(i for i in count(1) if i not in taken)
         taken.add(piece.request_id)
-        piece.tenure, piece.phase, piece.opened_at = next(self._tenures), Phase.SCANNING, now
-        piece.checkpoint_ts = checkpoint_ts
+        self._pieces.registered(piece)
+        piece.tenure, piece.checkpoint_ts, piece.opened_at = next(self._tenures), checkpoint_ts, now
         self._scanning += 1
         self._living[piece.request_id, piece.region_id] = piece
         self._events.append(
@@ -360,7 +361,7 @@ class StoreFeed:
         else:
             self._taken[piece.region_id].discard(piece.request_id)
         self._end(piece)
-        at_least_s = max(_AT_LEAST_S.get(kind, 0.0), error.backoff_ms / 1000)
+        at_least_s = max(_AT_LEAST_S.get(kind, 0.0), min(error.backoff_ms / 1000, _BACKOFF_MAX_S))
         if kind is RegionErrorKind.NOT_LEADER and error.leader_store_id not in (0, self.store_id):
             self._effects.append(Moved(region=_moved(piece, error.leader_store_id)))
             at_least_s = _STALE_S
@@ -398,7 +399,6 @@ class StoreFeed:
     def _end(self, piece: Piece) -> None:
         """A registration is over; its tenure says so with the next tick."""
         self._scanning -= piece.phase is Phase.SCANNING
-        piece.phase = Phase.OVER
         del self._living[piece.request_id, piece.region_id]
         self._marks.deafen(piece.request_id, piece.region_id)
         self._pieces.remove(piece)

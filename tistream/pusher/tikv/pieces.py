@@ -65,6 +65,8 @@ class Pieces:
         self.wanted = tuple(wanted)  #: in key order, apart from each other
         self._starts = [w.start for w in self.wanted]
         self._by_start: SortedDict = SortedDict()  # start of the range -> piece
+        self._whole: dict[int, tuple[int, bytes, bytes]] = {}  # regions all of whose parts are here, as PD named them
+        self._waiting = 0
 
     def __iter__(self) -> Iterator[Piece]:
         return iter(list(self._by_start.values()))
@@ -93,38 +95,52 @@ class Pieces:
 
     def led_here(self, region: Region, due: float) -> list[Piece]:
         """This store leads the region; the pieces that begin to wait because of it."""
+        said = (region.version, region.start, region.end)
+        if self._whole.get(region.id) == said:
+            return []
         whole = plain_range(region)
-        new = []
+        new, complete = [], True
         for part in self.parts(whole) if whole else ():
             there = self._by_start.get(part.start)
             if there and there.range == part and (there.region_id, there.version) == (region.id, region.version):
                 continue
             before = self.overlapping(part)
             if any(p.phase is not Phase.WAITING or p.version > region.version for p in before):
+                complete = False
                 continue
             for piece in before:
                 self.remove(piece)
             piece = Piece(region_id=region.id, conf_ver=region.conf_ver, version=region.version, range=part, due=due)
             self.add(piece)
             new.append(piece)
+        if complete:
+            self._whole[region.id] = said
         return new
 
     def led_elsewhere(self, region: Region) -> None:
         """Another store leads the region."""
-        whole = plain_range(region)
+        whole = plain_range(region) if self._waiting else None
         for part in self.parts(whole) if whole else ():
             for piece in self.overlapping(part):
                 if piece.phase is Phase.WAITING and piece.version <= region.version:
                     self.remove(piece)
 
     def add(self, piece: Piece) -> None:
+        """Add a piece that waits."""
         self._by_start[piece.range.start] = piece
+        self._waiting += 1
+
+    def registered(self, piece: Piece) -> None:
+        """A piece waits no more."""
+        piece.phase = Phase.SCANNING
+        self._waiting -= 1
 
     def remove(self, piece: Piece) -> None:
-        """A piece that waited is over then; one that was registered has a life of its own."""
+        """A piece is over."""
         del self._by_start[piece.range.start]
-        if piece.phase is Phase.WAITING:
-            piece.phase = Phase.OVER
+        self._whole.pop(piece.region_id, None)
+        self._waiting -= piece.phase is Phase.WAITING
+        piece.phase = Phase.OVER
 
     def missing(self, asked: KeyRange, others: Iterable[KeyRange]) -> list[KeyRange]:
         """What is wanted of `asked` and neither a piece here nor in `others`."""
