@@ -177,11 +177,7 @@ class ReplayCluster:
                         self._lock.wait(pause_s)
         except Exception as e:
             log.exception("the replay has ended", line=self._stage.line + 1)
-            with self._lock:
-                self._fault = e
-                for stream in self._streams.values():
-                    stream.cut = True
-                self._lock.notify_all()
+            self._fail(e)
 
     def _advance(self) -> float:
         """Play some lines; how long to wait then, in seconds, unless something happens."""
@@ -270,14 +266,27 @@ class ReplayCluster:
                     self._stage.register(number, stream.store_id, request)
                     self._hand_out()
                     self._lock.notify_all()
-        except TiStreamError:
-            log.exception("a client sent a request that cannot be read")
+        except TiStreamError as e:
+            log.warning("a client sent a request that cannot be read, its stream ends", error=str(e))
             with self._lock:
-                if (stream := self._streams.get(number)) is not None:
-                    stream.cut = True
-                    self._lock.notify_all()
-        except Exception:  # noqa: BLE001, S110  # gRPC's way to say that the client is gone: the stream's end drops it
-            pass
+                self._cut(number)
+        except grpc.RpcError:
+            pass  # the client is gone, which ends its stream
+        except Exception as e:
+            log.exception("the replay has ended")
+            self._fail(e)
+
+    def _cut(self, number: int) -> None:
+        if (stream := self._streams.get(number)) is not None:
+            stream.cut = True
+            self._lock.notify_all()
+
+    def _fail(self, fault: Exception) -> None:
+        """A defect: nothing goes on, and whoever asks is told."""
+        with self._lock:
+            self._fault = self._fault or fault
+            for number in list(self._streams):
+                self._cut(number)
 
     def _drop(self, number: int) -> None:
         if self._streams.pop(number, None) is not None:
