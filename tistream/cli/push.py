@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tistream.pusher.capture_push import PushProgress, PushResult
 
 
+PushFolder = Callable[..., "PushResult"]  #: (folder, url, tenant, speed, progress): what was pushed
+
 _LOOK_EVERY_S = 0.1
 _STANDS_STILL_S = 10.0
 
@@ -31,6 +33,9 @@ def add_to(app: typer.Typer) -> None:
 
 def push(
     capture: Annotated[Path | None, typer.Option(help="Folder of a recorded change stream.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Folder of the recorded traffic of a real cluster, served again and followed.")
+    ] = None,
     log_backup: Annotated[
         str | None, typer.Option(help="Where TiKV's log backup writes: file:///folder or s3://bucket/prefix.")
     ] = None,
@@ -51,7 +56,8 @@ def push(
         bool, typer.Option(help="Of a log backup: end when everything up to its global checkpoint is pushed.")
     ] = False,
 ) -> None:
-    """Push a recorded change stream as its TiKV stores would, or follow the files of TiKV's log backup.
+    """Push a change stream: a recorded one, as its TiKV stores would, or that of TiKV's log backup. Give one of
+    --capture, --replay and --log-backup.
 
     A recording ends when all of it is durable and, if that takes no longer than some seconds, can be pulled. A log
     backup is followed until Ctrl-C. A tenant that has not begun yet needs --start-ts or --schema-snapshot once; the
@@ -61,12 +67,14 @@ def push(
     from tistream.config import LogSettings
     from tistream.ids import Tenant as TenantId
 
-    if (capture is None) == (log_backup is None):
-        raise InvalidInput("give one of --capture and --log-backup")
+    if sum(source is not None for source in (capture, replay, log_backup)) != 1:
+        raise InvalidInput("give one of --capture, --replay and --log-backup")
     configure(LogSettings(level="warning"))
     to = TenantId(cluster, tenant)
     if capture is not None:
-        upto = _push_capture(capture, url, to, speed)
+        upto = _push_folder(push_recording, capture, url, to, speed)
+    elif replay is not None:
+        upto = _push_folder(push_traffic, replay, url, to, speed)
     else:
         from tistream.cli.push_log import first_schema, follow
 
@@ -76,13 +84,13 @@ def push(
         print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
 
 
-def _push_capture(folder: Path, url: str, tenant: TenantId, speed: str) -> int:
+def _push_folder(push_folder: PushFolder, folder: Path, url: str, tenant: TenantId, speed: str) -> int:
     """Push a recording, and say how far it came."""
     from tistream.cli.progress import Progress
 
     pace = parse_speed(speed)
     with Progress("pushing", sys.stderr) as progress:
-        result = push_recording(folder, url, tenant, pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p)))
+        result = push_folder(folder, url, tenant, pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p)))
     size = f"{result.rows:,} rows in {result.files:,} files, {result.bytes:,} bytes"
     print(f"pushed {size}, up to {result.last_resolved_ts}", file=sys.stderr)
     return result.last_resolved_ts
@@ -102,6 +110,22 @@ def push_recording(
     from tistream.pusher.control import HttpControl
 
     return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
+
+
+def push_traffic(
+    folder: Path,
+    url: str,
+    tenant: TenantId,
+    speed: float | None,
+    progress: Callable[[PushProgress], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> PushResult:
+    """Follow a recorded cluster and push what it says to the service at `url`; what was pushed."""
+    from tistream.objectstore.factory import open_store
+    from tistream.pusher.control import HttpControl
+    from tistream.pusher.replay_push import push_replay
+
+    return push_replay(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
 
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:

@@ -14,10 +14,11 @@ Relations:
 - a resolved ts promises what is in this file and the ones before. When a tick is cut into several files, all but the
   last therefore repeat what the previous tick promised;
 - a tenure's row has tenure_ready_ts 0 until its opening scan is complete;
-- within a tenure no PREWRITE of the opening scan lies behind a live PREWRITE of the same (key, start_ts). A scan reads
-  a lock, the lock is written again (a pipelined transaction flushes the key again), and the live row of that overtakes
-  the scan: what the scan says is then older, and is dropped. It stays where the live row says less: a PUT without its
-  value ("fake prewrite").
+- within a tenure no PREWRITE of the opening scan lies behind a live PREWRITE of the same (key, start_ts) that says
+  something else. A scan reads a lock, the lock is written again (a pipelined transaction flushes the key again), and
+  the live row of that overtakes the scan: what the scan says is then older, and is dropped. It stays where the live
+  row says less: a PUT without its value ("fake prewrite"). A source that cannot tell the two apart sees to that
+  itself.
 
 Bulk is columnar: no object per row, and none per region and tick either.
 """

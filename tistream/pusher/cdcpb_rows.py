@@ -107,7 +107,7 @@ def _copy(data: Octets, starts: I64, offsets: npt.NDArray[np.int32], out: Octets
 
 
 @kernel
-def _uvarint(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
+def wire_uvarint(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
     """The number at `at` and the place behind it; -1 when it is cut off or overflows."""
     value = np.uint64(0)
     for i in range(10):
@@ -123,17 +123,17 @@ def _uvarint(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
 
 
 @kernel
-def _field(data: Octets, at: int, end: int) -> tuple[int, int, np.uint64, int]:
+def wire_field(data: Octets, at: int, end: int) -> tuple[int, int, np.uint64, int]:
     """(number, wire type, value or size, place of the body or of what follows a number); -1 as place: damage.
 
     The body of a sized field lies inside [at, end)."""
-    tag, body = _uvarint(data, at, end)
+    tag, body = wire_uvarint(data, at, end)
     number, wire, value = int(tag >> np.uint64(3)), int(tag & np.uint64(7)), np.uint64(0)
     if number == 0 or number >= 1 << 29:
         body = -1
     if body >= 0:
         if wire == 0 or wire == 2:
-            value, body = _uvarint(data, body, end)
+            value, body = wire_uvarint(data, body, end)
             if wire == 2 and value > np.uint64(max(0, end - body)):
                 body = -1
         elif wire == 1 or wire == 5:
@@ -153,7 +153,7 @@ def _scan(data: Octets, numbers: U64, places: I64) -> int:
     end = len(data)
     room = numbers.shape[1] > 0
     while at < end:
-        number, wire, size, body = _field(data, at, end)
+        number, wire, size, body = wire_field(data, at, end)
         if body < 0 or (number == 1 and wire != 2):
             return -1 - at
         after = body + int(size) if wire == 2 else body
@@ -172,7 +172,7 @@ def _scan_row(data: Octets, start: int, end: int, row: int, numbers: U64, places
     """Fill one column from the row at [start, end); -1, or the offset of what is damaged."""
     at = start
     while at < end:
-        number, wire, value, body = _field(data, at, end)
+        number, wire, value, body = wire_field(data, at, end)
         if body < 0:
             return at
         if number < len(_NUMBER_OF):

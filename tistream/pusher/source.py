@@ -12,7 +12,9 @@ Relations that a source keeps:
 - `open_ts` is a TSO taken before registering and `ready_ts` one taken after INITIALIZED;
 - the checkpoint_ts of a tenure comes from `CheckpointOf`, asked right before registering, and stays;
 - `Rows` are columnar (schema change.ROWS), in order of arrival, keys plain. Rows of the opening scan and live rows come
-  in separate events, because a scan may send a lock as it was behind the live rows of what it became (see `scan`);
+  in separate events, because a scan may send a lock as it was behind the live rows of what it became (see `scan`). A
+  source that cannot tell them apart gives all as live, and ends a tenure in which, before it is ready, two full
+  prewrites of one lock say different things: nobody could know which is newer;
 - a Resolved(ts) comes behind every row that it covers, and never before TenureReady. It may fall back, as TiKV's does:
   the pusher keeps the largest;
 - `cut_ts` of a Tick is a TSO fetched after the last row handed out, and never falls. A Tick comes at each flush

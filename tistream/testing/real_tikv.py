@@ -24,11 +24,12 @@ from tistream import ts
 from tistream.change import Op, RowKind
 from tistream.codec.batch_file import BatchFile, decode_batch_file, encode_batch_file
 from tistream.codec.memcomparable import decode_bytes
+from tistream.codec.protobuf import BYTES, VARINT, fields
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import BatchKey
 from tistream.pusher.batcher import Batcher
-from tistream.pusher.cdcpb import BYTES, VARINT, RegionErrorKind, RegionEvent, fields, read_change_data
+from tistream.pusher.cdcpb import RegionErrorKind, RegionEvent, read_change_data
 from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
 
 Version = tuple[bytes, int]  #: key, commit_ts

@@ -76,6 +76,8 @@ def test_a_timestamp_both_ways(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         (("push",), 2, "give one of"),
         (("push", "--capture", "{tmp}", "--log-backup", "file://{tmp}"), 2, "give one of"),
         (("push", "--log-backup", "{tmp}", "--start-ts", "9"), 2, "not the address of an object store"),
+        (("push", "--capture", "{tmp}", "--replay", "{tmp}"), 2, "give one of"),
+        (("push", "--replay", "{tmp}"), 3, "no recording here"),
         (("status", "--url", "http://127.0.0.1:1"), 4, "does not answer"),
         (("status", "-o", "yaml"), 2, "table"),
         (("inspect", "file", "{tmp}/none"), 3, "no file"),

@@ -1,0 +1,113 @@
+"""A recorded TiKV cluster, served again and followed by the real client, through the whole service, to what is pulled.
+
+Three stores, splits, merges, leader moves, one store killed, DDL meanwhile. Truths: what that TiDB answered to SELECTs
+at six moments, and what MvccGetByKey says of some thousand keys.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tistream.change import Op
+from tistream.codec.table_key import table_prefix
+from tistream.testing.processes import TiStreamProcess, Up, pull_all, register, wait_until_ready
+from tistream.testing.real_tikv import lines, stored_versions
+from tistream.testing.replica import Moment, Replica, same_rows
+
+TRAFFIC = Path(__file__).parents[1] / "data" / "real_tikv" / "txn_dev"
+REWRITES = {12, 61}  #: types of DDL jobs that rewrite rows without a change
+
+pytestmark = pytest.mark.slow
+
+
+def push(url: str, folder: Path) -> TiStreamProcess:
+    """Follows the recorded cluster at full speed, not started yet."""
+    args = ("push", "--replay", str(TRAFFIC), "--url", url, "--cluster", "1", "--tenant", "1", "--speed", "max")
+    return TiStreamProcess(*args, log=folder / "push.log")
+
+
+def moments() -> list[Moment]:
+    found: dict[int, Moment] = {}
+    for line in lines(TRAFFIC / "tables.ndjson.zst"):
+        ts = int(line["ts"])
+        moment = found.setdefault(ts, Moment(ts, line["tag"], [], defaultdict(list)))
+        if line["kind"] == "table":
+            moment.tables.append(line)
+        else:
+            moment.rows[line["db"], line["table"]].append(line["row"])
+    return [found[ts] for ts in sorted(found)]
+
+
+def rewritten() -> list[tuple[int, int]]:
+    """(finished_ts, table id) of the DDL that rewrote rows."""
+    jobs = [(int(d["finished_ts"]), json.loads(d["job_json"])) for d in lines(TRAFFIC / "ddl.ndjson.zst")]
+    return [(ts, job["table_id"]) for ts, job in jobs if job["type"] in REWRITES]
+
+
+def parts(table: dict[str, Any]) -> list[int]:
+    return [int(p["id"]) for p in table["partitions"] or []] or [int(table["table_id"])]
+
+
+def check(body: bytes) -> None:
+    """Tables at each moment, and every version of the keys that were asked for."""
+    events: Iterator[dict[str, Any]] = (json.loads(line) for line in body.splitlines())
+    replica, pending = Replica(), next(events, None)
+    asked, seen = moments(), 0
+    for moment in asked:
+        while pending is not None and int(pending.get("commit_ts") or pending["resolved_ts"]) <= moment.ts:
+            replica.apply(pending)
+            pending = next(events, None)
+        touched = {table_id for ts, table_id in rewritten() if ts <= moment.ts}
+        for table in moment.tables:
+            if table["table_id"] not in touched:
+                mine = [row for part in parts(table) for row in replica.rows[part].values()]
+                same_rows(moment, table, mine)
+                seen += 1
+    assert seen > 90
+    tables = {part for m in asked for t in m.tables for part in parts(t)} - {t for _, t in rewritten()}
+    prefixes = tuple(table_prefix(t) + b"_r" for t in tables)
+    mine = {(bytes.fromhex(key), int(ts)) for key, ts in replica.delivered}
+    first, last = asked[0].ts, asked[-1].ts
+    stored = {v: w for v, w in stored_versions(TRAFFIC).items() if v[0].startswith(prefixes) and first < v[1] <= last}
+    keys = {key for key, _ in stored}
+    assert len(stored) > 5000
+    assert not {v for v in mine if v[0] in keys and first < v[1] <= last} - stored.keys()
+    for key, ts in stored.keys() - mine:  # a DELETE of a row that did not exist is no change
+        before = [(t, w.op) for (k, t), w in stored_versions(TRAFFIC).items() if k == key and t < ts]
+        assert stored[key, ts].op == Op.DELETE
+        assert not before or max(before)[1] == Op.DELETE
+
+
+def pushed_up_to(pusher: TiStreamProcess) -> int:
+    return int(pusher.output().rsplit("up to ", 1)[1].split()[0])
+
+
+def test_a_followed_cluster_is_pulled_as_tidb_answered(tmp_path: Path) -> None:
+    with Up(tmp_path) as up:
+        register(up.url)
+        with push(up.url, tmp_path) as pusher:
+            assert pusher.wait(280) == 0, pusher.output()
+        last_ts = pushed_up_to(pusher)
+        assert last_ts > moments()[-1].ts
+        check(pull_all(up.url, last_ts, format="ndjson", limit=1000))
+
+
+def test_a_followed_cluster_survives_the_loss_of_the_service(tmp_path: Path) -> None:
+    with Up(tmp_path) as up:
+        register(up.url)
+        with push(up.url, tmp_path) as pusher:
+            for _ in range(3):
+                time.sleep(10)
+                up.kill()
+                time.sleep(1)
+                up.start()
+                wait_until_ready(up)
+            assert pusher.wait(280) == 0, pusher.output()
+        check(pull_all(up.url, pushed_up_to(pusher), format="ndjson", limit=1000))

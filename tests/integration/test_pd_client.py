@@ -1,0 +1,253 @@
+"""The PD client against servers that lead, follow, die, hang and refuse."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from tistream import ts
+from tistream.codec.protobuf import BYTES, VARINT, merged, message, octets, uint
+from tistream.errors import CorruptObject, InvalidInput, NotFound, StoreUnavailable, TsExpired
+from tistream.pusher.tikv.pd import PdClient
+from tistream.pusher.tikv.pd_channel import Tls
+from tistream.pusher.tikv.pd_messages import PdRefused, Region
+
+CLUSTER = 7
+REGION = message(1, uint(1, 2) + octets(3, b"m") + message(4, uint(1, 1) + uint(2, 38))) + message(2, uint(2, 4))
+
+
+def head(error: int = 0, text: str = "") -> bytes:
+    return message(1, uint(1, CLUSTER) + (message(2, uint(1, error) + octets(2, text.encode())) if error else b""))
+
+
+@dataclass(slots=True)
+class Pds:
+    """What the servers share: who leads, and the clock."""
+
+    leader: str = ""
+    addresses: list[str] = field(default_factory=list)
+    now: int = ts.compose(1_700_000_000_000)
+    answers: dict[str, bytes] = field(default_factory=dict)  #: by method
+    counts: list[int] = field(default_factory=list)  #: of timestamps asked for at once
+    cluster_id: int = CLUSTER
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    slow_tso_s: float = 0.0
+
+
+class Pd(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped base
+    """One server."""
+
+    def __init__(self, pds: Pds, credentials: grpc.ServerCredentials | None = None) -> None:
+        self._pds = pds
+        self.server = grpc.server(ThreadPoolExecutor(16), handlers=[self])
+        if credentials is None:
+            port = self.server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = self.server.add_secure_port("127.0.0.1:0", credentials)
+        self.address = f"127.0.0.1:{port}"
+        pds.addresses.append(self.address)
+        pds.leader = pds.leader or self.address
+        self.server.start()
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
+        method = details.method.rsplit("/", 1)[1]
+        if method == "GetMembers":
+            return grpc.unary_unary_rpc_method_handler(lambda _, __: self._members())
+        if method == "Tso":
+            return grpc.stream_stream_rpc_method_handler(self._tso)
+        if method in self._pds.answers:
+            return grpc.unary_unary_rpc_method_handler(lambda _, context: self._answer(method, context))
+        return None
+
+    def _members(self) -> bytes:
+        member: Callable[[str], bytes] = lambda a: octets(4, f"http://{a}".encode())  # noqa: E731
+        answer = message(1, uint(1, self._pds.cluster_id))
+        answer += b"".join(message(2, member(a)) for a in self._pds.addresses)
+        return answer + (message(3, member(self._pds.leader)) if self._pds.leader else b"")
+
+    def _check(self, context: Any) -> None:
+        if self._pds.leader != self.address:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not leader")
+
+    def _answer(self, method: str, context: Any) -> bytes:
+        self._check(context)
+        return self._pds.answers[method]
+
+    def _tso(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for request in requests:
+            self._check(context)
+            said = merged(request, {1: BYTES, 2: VARINT})
+            assert merged(said[1], {1: VARINT}) == {1: CLUSTER}
+            with self._pds.lock:
+                self._pds.counts.append(said[2])
+                self._pds.now += said[2]
+                now = self._pds.now
+            time.sleep(self._pds.slow_tso_s)
+            yield head() + uint(2, said[2]) + message(3, uint(1, ts.physical_ms(now)) + uint(2, ts.logical(now)))
+
+
+@pytest.fixture
+def pds() -> Iterator[Pds]:
+    return Pds()
+
+
+@pytest.fixture
+def servers(pds: Pds) -> Iterator[list[Pd]]:
+    out = [Pd(pds), Pd(pds)]
+    yield out
+    for server in out:
+        server.server.stop(None).wait()
+
+
+def client(pds: Pds, **options: Any) -> PdClient:
+    return PdClient(pds.addresses, **{"rand": random.Random(1), "patience_s": 10.0, **options})
+
+
+def test_timestamps_rise_and_callers_share_a_request(pds: Pds, servers: list[Pd]) -> None:
+    pd = client(pds)
+    taken: list[list[int]] = [[] for _ in range(8)]
+    pds.slow_tso_s = 0.005
+
+    def take(mine: list[int]) -> None:
+        for _ in range(50):
+            mine.append(pd.tso())
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(mine == sorted(set(mine)) for mine in taken)
+    assert len({t for mine in taken for t in mine}) == 8 * 50
+    assert sum(pds.counts) == 8 * 50
+    assert len(pds.counts) < 200
+    pd.close()
+
+
+def test_the_leader_is_followed(pds: Pds, servers: list[Pd]) -> None:
+    pds.answers["BatchScanRegions"] = head() + message(2, REGION)
+    pd = client(pds)
+    region = Region(id=2, conf_ver=1, version=38, start=b"", end=b"m", leader_store_id=4)
+    first = pd.tso()
+    assert pd.scan_regions(b"", b"m", 10) == [region]
+    pds.leader = servers[1].address
+    assert pd.tso() > first
+    assert pd.scan_regions(b"", b"m", 10) == [region]
+    servers[1].server.stop(None).wait()
+    pds.leader = servers[0].address
+    assert pd.scan_regions(b"", b"m", 10) == [region]
+    assert pd.tso() > first
+    pd.close()
+
+
+def test_an_old_server_is_asked_in_the_old_form(pds: Pds, servers: list[Pd]) -> None:
+    region = merged(REGION, {1: BYTES, 2: BYTES})
+    pds.answers["ScanRegions"] = head() + message(2, region[1]) + message(3, region[2])
+    pds.answers["UpdateServiceGCSafePoint"] = head() + octets(2, b"gc_worker") + uint(4, 100)
+    pd = client(pds)
+    assert [r.id for r in pd.scan_regions(b"", b"", 10)] == [2]
+    assert [r.leader_store_id for r in pd.scan_regions(b"", b"", 10)] == [4]
+    pd.hold_history("tistream", 100, 60)
+    with pytest.raises(TsExpired):
+        pd.hold_history("tistream", 99, 60)
+    with pytest.raises(PdRefused):
+        pd.gc_state()
+    pd.close()
+
+
+def test_history_that_is_gone_cannot_be_held(pds: Pds, servers: list[Pd]) -> None:
+    gone = "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier"
+    pds.answers["SetGCBarrier"] = head(1, gone)
+    pd = client(pds)
+    with pytest.raises(TsExpired):
+        pd.hold_history("tistream", 99, 60)
+    pds.answers["SetGCBarrier"] = head(1, "[PD:common:ErrInvalidArgument]")
+    with pytest.raises(PdRefused):
+        pd.hold_history("tistream", 99, 60)
+    pds.answers["LoadKeyspace"] = head(9, "keyspace does not exist")
+    with pytest.raises(NotFound):
+        pd.keyspace("ks")
+    pds.answers["LoadKeyspace"] = head() + message(2, uint(1, 4242) + octets(2, b"ks"))
+    assert (pd.keyspace("ks").id, pd.keyspace("ks").state) == (4242, 0)
+    pd.close()
+
+
+def test_no_leader_and_no_server_is_unavailable_in_time(pds: Pds, servers: list[Pd]) -> None:
+    pds.leader = ""
+    pd = client(pds, patience_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        pd.tso()
+    for server in servers:
+        server.server.stop(None).wait()
+    with pytest.raises(StoreUnavailable):
+        pd.stores()
+    assert time.monotonic() - began < 20
+    pd.close()
+    with pytest.raises(StoreUnavailable):
+        pd.tso()
+
+
+def test_another_cluster_is_refused(pds: Pds, servers: list[Pd]) -> None:
+    pd = client(pds)
+    pd.tso()
+    pds.cluster_id = CLUSTER + 1
+    pds.leader = servers[1].address
+    with pytest.raises(InvalidInput):
+        pd.tso()
+    pd.close()
+
+
+def test_damaged_answers_are_errors(pds: Pds, servers: list[Pd]) -> None:
+    pds.answers["GetAllStores"] = b"\x0a\xff"
+    pd = client(pds)
+    with pytest.raises(CorruptObject):
+        pd.stores()
+    pd.close()
+
+
+def test_tls(pds: Pds, tmp_path: Any) -> None:
+    import subprocess
+
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-days",
+            "2",
+            "-subj",
+            "/CN=127.0.0.1",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    pair = (key.read_bytes(), certificate.read_bytes())
+    both = grpc.ssl_server_credentials([pair], root_certificates=pair[1], require_client_auth=True)
+    server = Pd(pds, both)
+    pd = client(pds, tls=Tls(ca=pair[1], certificate=pair[1], key=pair[0]))
+    assert pd.tso() == pds.now
+    stranger = client(pds, tls=Tls(ca=pair[1]), patience_s=0.3)
+    with pytest.raises(StoreUnavailable):
+        stranger.tso()
+    pd.close()
+    stranger.close()
+    server.server.stop(None).wait()

@@ -1,0 +1,189 @@
+"""What a real PD was asked and what it answered, byte by byte; and bytes that nobody sent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tistream import ts
+from tistream.codec.protobuf import BYTES, VARINT, merged, signed
+from tistream.errors import CorruptObject
+from tistream.pusher.tikv import pd_messages as m
+from tistream.pusher.tikv.pd_messages import PdRefused
+from tistream.testing.real_tikv import lines
+
+DATA = Path(__file__).parents[1] / "data" / "real_tikv"
+FILES = [DATA / "txn_dev/stream.ndjson.zst", DATA / "txn_quiet/stream.ndjson.zst", DATA / "pd/pd_safepoint.ndjson.zst"]
+
+READERS: dict[str, Callable[[bytes], Any]] = {
+    "GetMembers": m.read_members,
+    "GetAllStores": m.read_stores,
+    "BatchScanRegions": m.read_batch_regions,
+    "ScanRegions": m.read_scanned_regions,
+    "GetRegion": m.read_region,
+    "Tso": lambda answer: m.read_tso(answer, merged(answer, {2: VARINT}).get(2, 0)),
+    "UpdateServiceGCSafePoint": m.read_service_safe_point,
+    "SetGCBarrier": m.read_barrier,
+    "DeleteGCBarrier": m.read_barrier,
+    "GetGCState": m.read_gc_state,
+    "LoadKeyspace": m.read_keyspace,
+}
+
+
+@pytest.fixture(scope="module")
+def calls() -> list[dict[str, Any]]:
+    out = []
+    for path in FILES:
+        for line in lines(path):
+            if line["dir"] == "pd":
+                line["method"] = line["method"].rsplit("/", 1)[1]
+                out.append(line | {"folder": path.parent.name})
+    return out
+
+
+def asked_again(method: str, request: bytes) -> bytes | None:
+    """Our request with the recorded one's contents; None for requests that we never make."""
+    said = merged(request, {1: BYTES, 3: VARINT if method.startswith(("Update", "Scan")) else BYTES, 4: VARINT})
+    cluster_id = merged(said.get(1, b""), {1: VARINT}).get(1, 0)
+    match method:
+        case "GetMembers":
+            return b""
+        case "Tso":
+            return m.tso_request(cluster_id, merged(request, {2: VARINT})[2])
+        case "GetAllStores":
+            return m.get_all_stores(cluster_id) if merged(request, {2: VARINT}) else None
+        case "BatchScanRegions":
+            key_range = merged(said[3], {1: BYTES, 2: BYTES})
+            return m.batch_scan_regions(cluster_id, key_range.get(1, b""), key_range.get(2, b""), said.get(4, 0))
+        case "GetRegion":
+            return m.get_region(cluster_id, merged(request, {2: BYTES}).get(2, b""))
+        case "UpdateServiceGCSafePoint":
+            name = merged(request, {2: BYTES}).get(2, b"").decode()
+            return m.update_service_safe_point(cluster_id, name, signed(said.get(3, 0)), said.get(4, 0))
+        case "SetGCBarrier":
+            ttl_s = merged(request, {5: VARINT}).get(5, 0)
+            return m.set_gc_barrier(cluster_id, said[3].decode(), said[4], ttl_s, None)
+        case "DeleteGCBarrier":
+            return m.delete_gc_barrier(cluster_id, said[3].decode(), None)
+        case "GetGCState":
+            return m.get_gc_state(cluster_id, None)
+    return None
+
+
+def test_requests_are_the_recorded_ones(calls: list[dict[str, Any]]) -> None:
+    compared: dict[str, int] = {}
+    for call in calls:
+        recorded = bytes.fromhex(call["req_hex"])
+        if (ours := asked_again(call["method"], recorded)) is not None:
+            assert ours == recorded, call["method"]
+            compared[call["method"]] = compared.get(call["method"], 0) + 1
+    assert compared["BatchScanRegions"] == 939 + 3 + 1
+    assert compared["Tso"] >= 226 + 41
+    assert compared["UpdateServiceGCSafePoint"] > 10
+    assert set(compared) >= {"GetMembers", "GetAllStores", "GetRegion", "SetGCBarrier", "DeleteGCBarrier", "GetGCState"}
+
+
+def test_regions_of_a_covered_range_tile_it(calls: list[dict[str, Any]]) -> None:
+    for call in calls:
+        if call["method"] != "BatchScanRegions":
+            continue
+        asked = merged(merged(bytes.fromhex(call["req_hex"]), {3: BYTES})[3], {1: BYTES, 2: BYTES})
+        regions = m.read_batch_regions(bytes.fromhex(call["resp_hex"]))
+        assert regions[0].start <= asked.get(1, b"")
+        assert not regions[-1].end or (2 in asked and regions[-1].end >= asked[2])
+        assert [a.end for a in regions[:-1]] == [b.start for b in regions[1:]]
+        assert all(r.id and r.version and r.conf_ver and r.leader_store_id in (1, 2, 4, 5) for r in regions)
+
+
+def test_timestamps_lie_near_the_machines_clock_and_rise(calls: list[dict[str, Any]]) -> None:
+    last: dict[int, int] = {}
+    for call in calls:
+        if call["method"] == "Tso" and call["resp_hex"]:
+            answer = bytes.fromhex(call["resp_hex"])
+            count = merged(bytes.fromhex(call["req_hex"]), {2: VARINT})[2]
+            stamp = m.read_tso(answer, count)
+            cluster_id = m.check_header(answer)
+            assert abs(ts.physical_ms(stamp) - call["t_ms"]) < 1000
+            assert stamp - count >= last.get(cluster_id, 0)
+            last[cluster_id] = stamp
+            with pytest.raises(CorruptObject):
+                m.read_tso(answer, count + 1)
+
+
+def test_members_and_stores(calls: list[dict[str, Any]]) -> None:
+    answer = next(bytes.fromhex(c["resp_hex"]) for c in calls if c["method"] == "GetMembers")
+    members = m.read_members(answer)
+    assert members == m.Members(
+        cluster_id=7710532567073277423,
+        urls=("http://127.0.0.1:2379",),
+        leader_urls=("http://127.0.0.1:2379",),
+    )
+    for call in calls:
+        if call["method"] == "GetAllStores" and call["folder"] != "pd":
+            stores = {s.id: s for s in m.read_stores(bytes.fromhex(call["resp_hex"]))}
+            assert {i: s.address for i, s in stores.items()} == {
+                1: "127.0.0.1:20162",
+                4: "127.0.0.1:20161",
+                5: "127.0.0.1:20160",
+            }
+            assert {s.version for s in stores.values()} == {"9.0.0-beta.2"}
+            assert {s.state for s in stores.values()} <= {m.StoreState.UP, m.StoreState.OFFLINE}
+
+
+def test_holds_on_history(calls: list[dict[str, Any]]) -> None:
+    answers: dict[str, list[bytes]] = {}
+    for call in calls:
+        if "grpc_error" not in call:
+            answers.setdefault(call["method"], []).append(bytes.fromhex(call["resp_hex"]))
+    barriers = []
+    refused = []
+    for answer in answers["SetGCBarrier"]:
+        try:
+            barriers.append(m.read_barrier(answer))
+        except PdRefused as e:
+            refused.append(e.message)
+    assert [b and (b.id, b.ttl_s) for b in barriers] == [("bar-1", 60)]
+    assert ["ErrGCBarrierTSBehindTxnSafePoint" in text for text in refused] == [True, False]
+    deleted = [m.read_barrier(answer) for answer in answers["DeleteGCBarrier"]]
+    assert deleted == [barriers[0], None]
+    states = [m.read_gc_state(answer) for answer in answers["GetGCState"]]
+    assert {s.keyspace_id for s in states} == {m.NULL_KEYSPACE}
+    assert [tuple(b.id for b in s.barriers) for s in states] == [
+        (),
+        ("ts-a", "ts-b", "ts-c"),
+        ("ts-a",),
+        ("ts-a", "ts-d", "ts-e"),
+        ("bar-1", "ts-a", "ts-d", "ts-e"),
+        (),
+    ]
+    assert [s.txn_safe_point for s in states[2:]] == [470613832356069577] * 4
+    lowest = [m.read_service_safe_point(answer) for answer in answers["UpdateServiceGCSafePoint"]]
+    assert lowest == sorted(lowest)
+    assert set(lowest) == {0, 470613832356069577}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(READERS)), st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(method: str, data: bytes) -> None:
+    with contextlib.suppress(CorruptObject, PdRefused):
+        READERS[method](data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damaged_answers_are_read_or_refused(calls: list[dict[str, Any]], data: st.DataObject) -> None:
+    readable = [c for c in calls if c["method"] in READERS and c["resp_hex"]]
+    call = readable[data.draw(st.integers(0, len(readable) - 1))]
+    answer = bytearray.fromhex(call["resp_hex"])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(answer) - 1))
+        answer[at] = data.draw(st.integers(0, 255))
+    cut = bytes(answer[: data.draw(st.integers(0, len(answer)))])
+    with contextlib.suppress(CorruptObject, PdRefused):
+        READERS[call["method"]](cut)

@@ -1,0 +1,112 @@
+"""The reader of PD's regions: who hears what, and how lists are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tistream.errors import StoreUnavailable
+from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.board import RegionBoard
+from tistream.pusher.tikv.pd_messages import Region, Store
+from tistream.pusher.tikv.regions import region_form
+from tistream.testing.manual_clock import ManualClock
+
+TABLES, PART = KeyRange(b"t", b"u"), KeyRange(b"ta", b"tb")
+
+
+def key(n: int) -> bytes:
+    return region_form(b"t" + n.to_bytes(4, "big"))
+
+
+class ManyRegions:
+    """A PD with so many regions from -inf to +inf."""
+
+    cluster_id = 1
+
+    def __init__(self, count: int) -> None:
+        bounds = [b"", *(key(n) for n in range(1, count)), b""]
+        self.regions = [
+            Region(id=n + 1, conf_ver=1, version=1, start=bounds[n], end=bounds[n + 1], leader_store_id=1)
+            for n in range(count)
+        ]
+        self.calls: list[tuple[bytes, bytes]] = []
+        self.away = False
+
+    def tso(self) -> int:
+        return 1
+
+    def stores(self) -> list[Store]:
+        return []
+
+    def scan_regions(self, start: bytes, end: bytes, limit: int) -> list[Region]:
+        self.calls.append((start, end))
+        if self.away:
+            raise StoreUnavailable("PD is away")
+        found = [r for r in self.regions if (not r.end or r.end > start) and (not end or r.start < end)]
+        return found[:limit]
+
+
+class Rig:
+    def __init__(self, count: int = 3) -> None:
+        self.pd, self.clock = ManyRegions(count), ManualClock()
+        self.board = RegionBoard(self.pd, [TABLES], clock=self.clock, refresh_s=10.0)
+        self.heard: list[tuple[KeyRange | None, list[int] | None]] = []
+        self.end = self.board.follow(self.hear)
+
+    def hear(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
+        self.heard.append((asked, None if regions is None else [r.id for r in regions]))
+
+
+def test_everything_is_read_now_and_then_and_what_was_asked_for_at_once() -> None:
+    rig = Rig()
+    rig.board.read()
+    assert rig.heard == [(TABLES, [1, 2, 3])]
+    rig.board.read()
+    assert len(rig.heard) == 1, "nothing is due"
+    rig.board.ask(PART)
+    rig.board.ask(PART)
+    rig.board.read()
+    assert rig.heard[1:] == [(PART, [3])], "one answer, also for two who ask"
+    assert rig.pd.calls[-1] == (region_form(b"ta"), region_form(b"tb"))
+    rig.clock.advance(10)
+    rig.board.ask(TABLES)
+    rig.board.read()
+    assert rig.heard[2:] == [(TABLES, [1, 2, 3])]
+
+
+def test_long_lists_come_in_pages() -> None:
+    rig = Rig(2500)
+    rig.board.read()
+    assert rig.heard == [(TABLES, list(range(1, 2501)))]
+    assert len(rig.pd.calls) == 3
+
+
+def test_a_pd_that_repeats_itself_is_not_asked_for_ever() -> None:
+    rig = Rig(1024)
+    rig.pd.regions[-1] = Region(id=9, conf_ver=1, version=1, start=key(1), end=region_form(b"t"), leader_store_id=1)
+    rig.board.read()
+    assert len(rig.pd.calls) == 1
+
+
+def test_who_asked_hears_that_pd_is_away() -> None:
+    rig = Rig()
+    rig.board.read()
+    rig.pd.away = True
+    rig.board.ask(PART)
+    rig.board.ask(KeyRange(b"tc", b"td"))
+    with pytest.raises(StoreUnavailable):
+        rig.board.read()
+    assert rig.heard[1:] == [(PART, None), (KeyRange(b"tc", b"td"), None)]
+    assert len(rig.pd.calls) == 2, "not asked once more while it is away"
+
+
+def test_news_of_a_store_and_the_end_of_following() -> None:
+    rig = Rig()
+    rig.board.tell(rig.pd.regions[1])
+    assert rig.heard == [(None, [2])]
+    rig.end()
+    rig.end()
+    rig.board.tell(rig.pd.regions[1])
+    assert len(rig.heard) == 1

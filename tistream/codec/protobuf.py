@@ -1,0 +1,87 @@
+"""Reads and writes protobuf messages field by field, for the few foreign messages that we exchange; no generated code.
+
+    fields(message, {1: BYTES, 2: VARINT})         the known fields, in the message's order
+    b"".join([octets(1, key), uint(2, number)])    a message
+
+What this module decides:
+
+- fields that are not known are skipped; a field that is known with a foreign wire type is damage;
+- a field with its default value is not written, as proto3 has it; `message` writes an empty message all the same;
+- a signed number is written as its 64-bit two's complement, and read by `signed`.
+
+Pure; whatever the bytes are, reading gives fields or CorruptObject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tistream.codec.memcomparable import decode_uvarint, encode_uvarint
+from tistream.errors import CorruptObject
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  #: wire types
+REPEATED = -1  #: numbers one by one (VARINT) or packed (BYTES)
+_FIELD_NUMBER_MAX = (1 << 29) - 1
+_BITS = 64
+
+
+def fields(message: bytes, known: Mapping[int, int]) -> Iterator[tuple[int, Any]]:
+    """(number, int or bytes) of the fields in `known` (number -> wire type, or REPEATED), in the message's order.
+
+    Several fields of one number are given one by one; for a message type they may be joined. CorruptObject for bytes
+    that are no fields, and for a known field with a foreign wire type."""
+    at = 0
+    while at < len(message):
+        start = at
+        tag, at = decode_uvarint(message, at)
+        number, wire = tag >> 3, tag & 7
+        value: int | bytes = 0
+        if wire == VARINT:
+            value, at = decode_uvarint(message, at)
+        elif wire == BYTES:
+            size, at = decode_uvarint(message, at)
+            value, at = message[at : at + size], at + size
+        elif wire in (FIXED64, FIXED32):
+            at += 8 if wire == FIXED64 else 4
+        else:
+            raise CorruptObject("a field has an unknown wire type", offset=start, field=number, wire_type=wire)
+        if at > len(message) or not 0 < number <= _FIELD_NUMBER_MAX:
+            raise CorruptObject("a field is cut off or has an impossible number", offset=start, field=number)
+        expected = known.get(number)
+        if expected is None:
+            continue
+        if wire != expected and not (expected == REPEATED and wire in (VARINT, BYTES)):
+            raise CorruptObject("a field has a foreign wire type", offset=start, field=number, wire_type=wire)
+        yield number, value
+
+
+def merged(message: bytes, known: Mapping[int, int]) -> dict[int, Any]:
+    """The known fields by number: of a repeated number or text the last, of a repeated message all bytes joined.
+
+    For message types whose every BYTES field is a message; a text field that comes twice would be joined too, which no
+    writer does. Errors as `fields`."""
+    out: dict[int, Any] = {}
+    for number, value in fields(message, known):
+        out[number] = out[number] + value if isinstance(value, bytes) and number in out else value
+    return out
+
+
+def signed(value: int) -> int:
+    """The signed number that a varint stands for."""
+    return value - (1 << _BITS) if value >> (_BITS - 1) else value
+
+
+def uint(number: int, value: int) -> bytes:
+    """A number field; nothing for 0. Negative values as two's complement."""
+    return encode_uvarint(number << 3 | VARINT) + encode_uvarint(value % (1 << _BITS)) if value else b""
+
+
+def octets(number: int, value: bytes) -> bytes:
+    """A bytes or text field; nothing when it is empty."""
+    return message(number, value) if value else b""
+
+
+def message(number: int, body: bytes) -> bytes:
+    """A message field, also when it is empty."""
+    return encode_uvarint(number << 3 | BYTES) + encode_uvarint(len(body)) + body

@@ -1,0 +1,36 @@
+"""What the core of a TiKV feed wants done outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.pd_messages import Region
+from tistream.pusher.tikv.requests import Deregister, Register
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStream:
+    """Open the stream to the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseStream:
+    """Close it; nothing that still comes of it counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskRegions:
+    """Ask PD for the regions of a range; `answered` takes the answer."""
+
+    range: KeyRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """This store says that another one leads the region: news for that one."""
+
+    region: Region
+
+
+Effect = OpenStream | CloseStream | AskRegions | Moved | Register | Deregister

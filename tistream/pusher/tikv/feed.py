@@ -1,0 +1,442 @@
+"""Follows the regions that one TiKV store leads: what to ask the store and PD for, and what a pusher is told. Pure.
+
+    region lists, messages of the stream, its end, TSOs, the time   ->   requests to send, and source events
+
+One registration of one piece (a region's part of one wanted range) is one tenure. Rules:
+
+- a request id is shared by as many regions as possible, because a store joins the resolved ts of one request; the pairs
+  (request id, region) that live on one stream are distinct. A pair whose registration the store itself has ended may be
+  used again. A pair that was deregistered never is, on this stream: the store answers a deregistration with an error,
+  and so nobody has to wait for that, or to tell it from an error of a later registration;
+- a registration ends with the first error that names it; nothing that comes later counts for it;
+- what comes before INITIALIZED is handed over at once, unless it may break the order of the rows (see `opening`): then
+  the tenure is given up and opened again. What comes behind is joined per tenure and decoded with the tick, or when
+  there is much of it;
+- TenureReady, Resolved and TenureClosed come with a tick only, in this order, behind all rows: ready_ts and cut_ts are
+  then the TSO of the tick, and no resolved ts above that TSO passes for one;
+- damage ends the stream with all its tenures, and what they heard resolved but have not told is forgotten: rows that
+  it covers may be lost;
+- a failed part is asked of PD again after a pause. An EPOCH_NOT_MATCH that names regions is taken as an answer of PD.
+
+What it does not do: threads, sockets, clocks. `now` is in seconds, and never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+
+from tistream.errors import CorruptObject, InvalidInput, TiStreamError
+from tistream.keyrange import KeyRange
+from tistream.pusher.cdcpb import RegionError, RegionErrorKind, RegionMessage, split_change_data
+from tistream.pusher.cdcpb_rows import read_entries
+from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from tistream.pusher.tikv.effects import AskRegions, CloseStream, Effect, Moved, OpenStream
+from tistream.pusher.tikv.marks import ResolvedMarks
+from tistream.pusher.tikv.opening import OpeningPrewrites
+from tistream.pusher.tikv.pauses import Pauses
+from tistream.pusher.tikv.pd_messages import Region
+from tistream.pusher.tikv.pieces import Phase, Piece, Pieces
+from tistream.pusher.tikv.regions import plain_range, region_form
+from tistream.pusher.tikv.requests import Deregister, Register
+
+SCANS_MAX = 32  #: registrations of one store that are not INITIALIZED
+UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so much has come
+_STALLED_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
+_LIVED_S = 10.0
+_ASKS_MAX = 64  # more failed parts than this are asked for as whole ranges
+_BACKOFF_MAX_S = 60.0  # whatever the store asks for
+_STALE_S = 1.0  # when PD's answer leaves something open
+_FATAL = (RegionErrorKind.COMPATIBILITY, RegionErrorKind.CLUSTER_ID_MISMATCH)
+#: seconds to wait at least; what the store asks for may be more
+_AT_LEAST_S = {
+    RegionErrorKind.SERVER_IS_BUSY: 0.5,
+    RegionErrorKind.CONGESTED: 1.0,
+    RegionErrorKind.DUPLICATE_REQUEST: 1.0,
+    RegionErrorKind.OTHER: 1.0,
+}
+
+
+_Pair = tuple[int, int]  # request id, region
+
+
+class StoreFeed:
+    """The registrations of one store. Call `answered`, `message`, ... as things happen; take effects after each."""
+
+    def __init__(
+        self,
+        store_id: int,
+        wanted: Sequence[KeyRange],
+        *,
+        scans_max: int = SCANS_MAX,
+        unread_bytes_max: int = UNREAD_BYTES_MAX,
+    ) -> None:
+        self.store_id = store_id
+        self._scans_max, self._unread_bytes_max = scans_max, unread_bytes_max
+        self._pieces = Pieces(wanted)
+        self._living: dict[_Pair, Piece] = {}
+        self._taken: dict[int, set[int]] = {}  # region -> request ids that are not to be used
+        self._leaving: list[Piece] = []  # over, and not said so
+        self._scanned: list[Piece] = []  # INITIALIZED since the last tick
+        self._scanning = 0
+        self._unread: dict[int, Piece] = {}  # tenure -> piece with entries
+        self._unread_bytes = 0
+        self._marks = ResolvedMarks()
+        self._tenures = count(1)
+        self._order = count()
+        self._due: list[tuple[float, int, Piece]] = []  # waiting pieces
+        self._asks: list[tuple[float, int, KeyRange]] = [(0.0, next(self._order), w) for w in wanted]
+        self._asked: set[KeyRange] = set()
+        self._pauses = Pauses(first_s=0.1, max_s=10.0, lived_s=_LIVED_S)
+        self._stream_pauses = Pauses(first_s=0.5, max_s=10.0, lived_s=_LIVED_S)
+        self._streaming = False
+        self._stream_due = 0.0
+        self._stream_since = 0.0
+        self._heard_at = 0.0
+        self._dropped = False
+        self._events: list[SourceEvent] = []
+        self._effects: list[Effect] = []
+        self._damage: TiStreamError | None = None
+        self.fatal: TiStreamError | None = None  #: this store cannot be followed at all
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def answered(self, asked: KeyRange | None, regions: Iterable[Region] | None, now: float) -> None:
+        """PD's answer for a range (None: nobody asked), whoever asked; regions None: PD did not answer."""
+        mine = asked is not None and asked in self._asked
+        if regions is None:
+            if mine and asked is not None:
+                self._ask_again(asked, now)
+            return
+        elsewhere = []
+        for region in regions:
+            if region.leader_store_id == self.store_id:
+                self._led_here(region, now)
+            elif region.leader_store_id:
+                self._pieces.led_elsewhere(region)
+                if mine and (whole := plain_range(region)):
+                    elsewhere.append(whole)
+        if mine and asked is not None:
+            self._asked.discard(asked)
+            for part in self._pieces.missing(asked, elsewhere):
+                heappush(self._asks, (now + _STALE_S, next(self._order), part))
+
+    def message(self, data: bytes, now: float) -> None:
+        """A message of the stream. Damage ends the stream; see `stream_lost`."""
+        if not self._streaming:
+            return
+        self._heard_at = now
+        try:
+            events, resolved = split_change_data(data)
+        except CorruptObject as e:
+            self._damaged(e, now, request=0, region=0)
+            return
+        for event in events:
+            piece = self._living.get((event.request_id, event.region_id))
+            if piece is not None:
+                self._event(piece, event, now)
+        if resolved is not None and self._streaming:
+            self._marks.hear(resolved.request_id, resolved.regions, resolved.ts)
+
+    def stream_lost(self, reason: str, now: float) -> None:
+        """The stream has ended, and every registration on it."""
+        if not self._streaming:
+            return
+        self._streaming = False
+        self._stream_due = self._stream_pauses.failed(self.store_id, reason, now, lived_s=now - self._stream_since)
+        for piece in list(self._living.values()):
+            self._end(piece)
+            self._ask(piece.range, self._stream_due)
+        self._taken.clear()
+
+    def tick(self, ts: int, now: float) -> None:
+        """A TSO, fetched after everything that was given so far."""
+        self._read(now)
+        if self._marks.highest_untold() > ts:
+            error = CorruptObject("a resolved ts lies in the future", resolved_ts=self._marks.highest_untold(), tso=ts)
+            self._damaged(error, now, request=0, region=0)
+        for piece in self._scanned:
+            self._events.append(TenureReady(tenure=piece.tenure, ready_ts=ts))
+            if piece.phase is Phase.SCANNED:
+                piece.phase = Phase.READY
+        self._scanned.clear()
+        tenures, resolved_ts = self._marks.take()
+        if len(tenures):
+            self._events.append(Resolved(tenures=tenures, resolved_ts=resolved_ts))
+        self._events += [TenureClosed(tenure=piece.tenure) for piece in self._leaving]
+        self._marks.close(piece.tenure for piece in self._leaving)
+        self._leaving.clear()
+        self._events.append(Tick(cut_ts=ts))
+
+    def reopen(self, tenures: Collection[int], now: float) -> None:
+        """End these tenures and register their regions again."""
+        wanted = set(tenures)
+        for piece in [p for p in self._living.values() if p.tenure in wanted]:
+            self._give_up(piece, now)
+
+    def drop(self) -> None:
+        """Forget every tenure, and register nothing until `resume`."""
+        self._dropped = True
+        if self._streaming:
+            self._streaming = False
+            self._effects.append(CloseStream())
+        for piece in list(self._living.values()):
+            self._end(piece)
+            self._wait_again(piece, 0.0)
+        self._marks.close(piece.tenure for piece in self._leaving)
+        for forgotten in (self._leaving, self._scanned, self._unread, self._events, self._taken):
+            forgotten.clear()
+        self._unread_bytes = 0
+
+    def resume(self) -> None:
+        self._dropped = False
+
+    # -- what to do --------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Do what has become due: ask for regions, give up a silent stream."""
+        if self._streaming and len(self._marks) and now - max(self._heard_at, self._stream_since) > _STALLED_S:
+            self._effects.append(CloseStream())
+            self.stream_lost("the store said nothing for a minute", now)
+        due = []
+        while self._asks and self._asks[0][0] <= now:
+            due.append(heappop(self._asks)[2])
+        for part in due if len(due) <= _ASKS_MAX else self._pieces.wanted:
+            if part not in self._asked:
+                self._asked.add(part)
+                self._effects.append(AskRegions(range=part))
+
+    def due_at(self) -> float | None:
+        """When `advance` or `open` has something to do; None: not before something happens."""
+        times = [self._asks[0][0]] if self._asks else []
+        if self._due and not self._dropped and self._scanning < self._scans_max:
+            times.append(max(self._due[0][0], 0.0 if self._streaming else self._stream_due))
+        return min(times, default=None)
+
+    def open(self, open_ts: int, checkpoint_of: Callable[[KeyRange], int | None], now: float) -> None:
+        """Register what is due; `open_ts` is a TSO fetched before this call."""
+        while self.is_due(now):
+            piece = self._due[0][2]
+            checkpoint_ts = checkpoint_of(piece.range)  # may raise: the piece still waits then
+            heappop(self._due)
+            if checkpoint_ts is None:
+                piece.due = now + _STALE_S
+                heappush(self._due, (piece.due, next(self._order), piece))
+                continue
+            self._register(piece, checkpoint_ts, open_ts, now)
+
+    def is_due(self, now: float) -> bool:
+        """Whether `open` would register something now."""
+        if self._dropped or self.fatal or (not self._streaming and now < self._stream_due):
+            return False
+        while self._due and self._due[0][2].phase is not Phase.WAITING:
+            heappop(self._due)
+        return bool(self._due) and self._due[0][0] <= now and self._scanning < self._scans_max
+
+    def take_events(self, now: float) -> list[SourceEvent]:
+        """What the pusher is to be told, in order. Live rows may wait for the next tick."""
+        if self._unread_bytes >= self._unread_bytes_max:
+            self._read(now)
+        events, self._events = self._events, []
+        return events
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def take_damage(self) -> TiStreamError | None:
+        """Why the stream was ended here, once."""
+        damage, self._damage = self._damage, None
+        return damage
+
+    def failing(self, failures_min: int, now: float) -> dict[int, tuple[int, str]]:
+        """Regions that failed so often in a row, and do not live since: how often, and why last."""
+        found = self._pauses.failing(failures_min)
+        for piece in self._living.values() if found else ():
+            if now - piece.opened_at >= _LIVED_S and piece.region_id in found:
+                del found[piece.region_id]
+                self._pauses.worked(piece.region_id)
+        return found
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _register(self, piece: Piece, checkpoint_ts: int, open_ts: int, now: float) -> None:
+        if not self._streaming:
+            self._streaming, self._stream_since = True, now
+            self._effects.append(OpenStream())
+        taken = self._taken.setdefault(piece.region_id, set())
+        piece.request_id = next(i for i in count(1) if i not in taken)
+        taken.add(piece.request_id)
+        self._pieces.registered(piece)
+        piece.tenure, piece.checkpoint_ts, piece.opened_at = next(self._tenures), checkpoint_ts, now
+        self._scanning += 1
+        self._living[piece.request_id, piece.region_id] = piece
+        self._events.append(
+            TenureOpened(
+                tenure=piece.tenure,
+                region_id=piece.region_id,
+                version=piece.version,
+                range=piece.range,
+                checkpoint_ts=checkpoint_ts,
+                open_ts=open_ts,
+            )
+        )
+        self._effects.append(
+            Register(
+                request_id=piece.request_id,
+                region_id=piece.region_id,
+                conf_ver=piece.conf_ver,
+                version=piece.version,
+                range=piece.range,
+                checkpoint_ts=checkpoint_ts,
+            )
+        )
+
+    def _event(self, piece: Piece, event: RegionMessage, now: float) -> None:
+        if event.entries is not None:
+            if piece.phase is Phase.SCANNING:
+                self._opening(piece, event.entries, now)
+            else:
+                piece.entries.append(event.entries)
+                self._unread[piece.tenure] = piece
+                self._unread_bytes += len(event.entries)
+        if piece.phase is Phase.OVER:
+            return
+        if event.error is not None:
+            self._failed(piece, event.error, now)
+        elif event.resolved_ts:
+            self._marks.hear(event.request_id, np.array([event.region_id], np.uint64), event.resolved_ts)
+
+    def _opening(self, piece: Piece, entries: bytes, now: float) -> None:
+        try:
+            rows, initialized = read_entries(entries)
+        except CorruptObject as e:
+            self._damaged(e, now, request=piece.request_id, region=piece.region_id)
+            return
+        if piece.opening.contradicts(rows):
+            reason = "two prewrites of one lock in its opening scan"
+            self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0, at_least_s=0.5))
+            return
+        self._hand_over(piece, rows)
+        if initialized:
+            piece.phase = Phase.SCANNED
+            piece.opening = OpeningPrewrites()
+            self._scanning -= 1
+            self._scanned.append(piece)
+            self._marks.open(piece.tenure, piece.request_id, piece.region_id, piece.checkpoint_ts)
+
+    def _read(self, now: float) -> None:
+        """Decode what waits, in one go for each tenure."""
+        unread, self._unread, self._unread_bytes = self._unread, {}, 0
+        for piece in unread.values():
+            joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
+            piece.entries = []
+            try:
+                rows, _ = read_entries(joined)
+            except CorruptObject as e:
+                self._damaged(e, now, request=piece.request_id, region=piece.region_id)
+                continue
+            self._hand_over(piece, rows)
+
+    def _hand_over(self, piece: Piece, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self._events.append(Rows(tenure=piece.tenure, rows=rows))
+
+    def _failed(self, piece: Piece, error: RegionError, now: float) -> None:
+        kind = error.kind
+        if kind in _FATAL:
+            self.fatal = InvalidInput(
+                f"the store refuses to be followed: {error.detail}",
+                store=self.store_id,
+                region=piece.region_id,
+                request=piece.request_id,
+                reason=kind.name,
+            )
+        if kind in (RegionErrorKind.DUPLICATE_REQUEST, RegionErrorKind.OTHER):
+            self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
+        else:
+            self._taken[piece.region_id].discard(piece.request_id)
+        self._end(piece)
+        at_least_s = max(_AT_LEAST_S.get(kind, 0.0), min(error.backoff_ms / 1000, _BACKOFF_MAX_S))
+        if kind is RegionErrorKind.NOT_LEADER and error.leader_store_id not in (0, self.store_id):
+            self._effects.append(Moved(region=_moved(piece, error.leader_store_id)))
+            at_least_s = _STALE_S
+        named = self._named(error)
+        if not any(region.version > piece.version for region in named):
+            lived_s = now - piece.opened_at
+            self._pauses.failed(piece.region_id, kind.name, now, lived_s=lived_s, at_least_s=at_least_s)
+        for region in named:
+            self._led_here(region, now)
+        for part in self._pieces.missing(piece.range, ()):
+            self._ask(part, max(now, self._pauses.until(piece.region_id)))
+
+    def _led_here(self, region: Region, now: float) -> None:
+        self._await(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
+
+    def _named(self, error: RegionError) -> list[Region]:
+        return [
+            Region(
+                id=r.region_id,
+                conf_ver=r.conf_ver,
+                version=r.version,
+                start=r.start,
+                end=r.end,
+                leader_store_id=self.store_id,
+            )
+            for r in error.regions
+        ]
+
+    def _give_up(self, piece: Piece, due: float) -> None:
+        """End a registration from here, and wait with the same part."""
+        self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
+        self._end(piece)
+        self._wait_again(piece, due)
+
+    def _end(self, piece: Piece) -> None:
+        """A registration is over; its tenure says so with the next tick."""
+        self._scanning -= piece.phase is Phase.SCANNING
+        del self._living[piece.request_id, piece.region_id]
+        self._marks.deafen(piece.request_id, piece.region_id)
+        self._pieces.remove(piece)
+        self._leaving.append(piece)
+
+    def _damaged(self, error: CorruptObject, now: float, *, request: int, region: int) -> None:
+        """Bytes that no store sends: nothing of the stream is trusted any more."""
+        self._marks.forget_untold()
+        facts = {"store": self.store_id, "request": request, "region": region, **error.facts}
+        self._damage = self._damage or CorruptObject(f"the change feed is damaged: {error.message}", **facts)
+        if self._streaming:
+            self._effects.append(CloseStream())
+            self.stream_lost("damaged", now)
+
+    def _wait_again(self, piece: Piece, due: float) -> None:
+        again = piece.again(due)
+        self._pieces.add(again)
+        self._await([again])
+
+    def _await(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            heappush(self._due, (piece.due, next(self._order), piece))
+
+    def _ask(self, part: KeyRange, due: float) -> None:
+        heappush(self._asks, (due, next(self._order), part))
+
+    def _ask_again(self, part: KeyRange, now: float) -> None:
+        self._asked.discard(part)
+        self._ask(part, now + _STALE_S)
+
+
+def _moved(piece: Piece, leader_store_id: int) -> Region:
+    """The piece as its new leader would hear of it from PD."""
+    return Region(
+        id=piece.region_id,
+        conf_ver=piece.conf_ver,
+        version=piece.version,
+        start=region_form(piece.range.start),
+        end=region_form(piece.range.end),
+        leader_store_id=leader_store_id,
+    )

@@ -1,0 +1,104 @@
+"""The resolved timestamps of the registrations of one store: which tenure a message means, and what may be told.
+
+A message names (request id, region ids, ts): thousands of regions at once. They are found in sorted arrays, one for
+each request id, without a Python object per region. What is kept:
+
+- the largest ts of each registration; a lower one, and one below its checkpoint_ts, is passed over (a store groups slow
+  and fast regions and announces the lowest of a group, so both are ordinary);
+- what was told already, so that only news is told;
+- a registration hears nothing before its opening scan is complete, and nothing when it is over; its last ts can still
+  be told then.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+
+class ResolvedMarks:
+    """A slot for each tenure."""
+
+    def __init__(self) -> None:
+        self._tenure = np.zeros(0, np.int64)
+        self._marks = np.zeros((3, 0), np.uint64)  # checkpoint, largest heard, told
+        self._free: list[int] = []
+        self._slots: dict[int, int] = {}  # tenure -> slot
+        self._listening: dict[int, dict[int, int]] = {}  # request -> region -> slot
+        self._found: dict[int, tuple[U64, I64]] = {}  # the same, sorted by region; made when needed
+
+    def open(self, tenure: int, request_id: int, region_id: int, checkpoint_ts: int) -> None:
+        """A registration begins to listen: its opening scan is complete."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self._tenure[slot] = tenure
+        self._marks[:, slot] = (checkpoint_ts, 0, 0)
+        self._slots[tenure] = slot
+        self._listening.setdefault(request_id, {})[region_id] = slot
+        self._found.pop(request_id, None)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def deafen(self, request_id: int, region_id: int) -> None:
+        """A registration is over: what comes for it counts no more."""
+        if self._listening.get(request_id, {}).pop(region_id, None) is not None:
+            self._found.pop(request_id, None)
+
+    def hear(self, request_id: int, regions: U64, ts: int) -> None:
+        """A message; regions that do not listen are passed over."""
+        if not self._listening.get(request_id):
+            return
+        if request_id not in self._found:
+            self._found[request_id] = _sorted(self._listening[request_id])
+        known, slots = self._found[request_id]
+        at = np.searchsorted(known, regions)
+        at[at == len(known)] = 0
+        mine = slots[at[known[at] == regions]]
+        stamp = np.uint64(ts)
+        mine = mine[(self._marks[0, mine] <= stamp) & (self._marks[1, mine] < stamp)]
+        self._marks[1, mine] = stamp
+
+    def highest_untold(self) -> int:
+        """The largest ts that waits to be told; 0 when none does."""
+        waiting = self._marks[1][self._marks[1] > self._marks[2]]
+        return int(waiting.max()) if len(waiting) else 0
+
+    def take(self) -> tuple[I64, U64]:
+        """(tenures, ts) of what is new."""
+        new = np.flatnonzero(self._marks[1] > self._marks[2])
+        self._marks[2, new] = self._marks[1, new]
+        return self._tenure[new].copy(), self._marks[1, new].copy()
+
+    def forget_untold(self) -> None:
+        """What was heard and not told is not true, or may not be: drop it."""
+        self._marks[1] = self._marks[2]
+
+    def close(self, tenures: Iterable[int]) -> None:
+        """These are over and have told everything, if they ever listened."""
+        for tenure in tenures:
+            slot = self._slots.pop(tenure, None)
+            if slot is not None:
+                self._marks[:, slot] = 0
+                self._free.append(slot)
+
+    def _grow(self) -> None:
+        size = len(self._tenure)
+        more = max(16, size)
+        self._tenure = np.concatenate([self._tenure, np.zeros(more, np.int64)])
+        self._marks = np.concatenate([self._marks, np.zeros((3, more), np.uint64)], axis=1)
+        self._free += range(size, size + more)
+
+
+def _sorted(slots: dict[int, int]) -> tuple[U64, I64]:
+    regions = np.fromiter(slots, np.uint64, len(slots))
+    order = np.argsort(regions)
+    return regions[order], np.fromiter(slots.values(), np.int64, len(slots))[order]

@@ -1,0 +1,151 @@
+"""PD as the pusher needs it: timestamps, regions, stores, and a hold on the history that is still to be read.
+
+    PdClient(["10.0.0.1:2379"]).scan_regions(start, end, limit) -> [Region ...]
+
+Region keys are in region form (memcomparable); b"" is infinity. What a region list may lack (a gap while a region is
+being split, a region without leader) is the caller's to see. Errors are PdChannel's: StoreUnavailable when PD is away,
+PdRefused when it does not want, CorruptObject when its answer is none.
+
+History is held either by a service safe point, which every PD knows, or by a GC barrier, the newer form. Both end by
+themselves after their ttl, so they are set again well before. `hold_history` uses the one that the server has, and says
+TsExpired when what is to be held is gone already.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from tistream.clock import Clock, SystemClock
+from tistream.errors import InvalidInput, NotFound, TsExpired
+from tistream.pusher.tikv import pd_messages as m
+from tistream.pusher.tikv.pd_channel import PdChannel, Tls
+from tistream.pusher.tikv.pd_messages import GcState, HeaderError, Keyspace, PdRefused, Region, Store
+from tistream.pusher.tikv.pd_tso import TsoTaker
+
+_PD = "/pdpb.PD/"
+_BEHIND_SAFE_POINT = "ErrGCBarrierTSBehindTxnSafePoint"
+
+
+class PdClient:
+    """One cluster's PD. Thread-safe; `close` it."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        tls: Tls | None = None,
+        clock: Clock | None = None,
+        patience_s: float = 15.0,
+        rand: random.Random | None = None,
+    ) -> None:
+        self._channel = PdChannel(endpoints, clock=clock or SystemClock(), tls=tls, patience_s=patience_s, rand=rand)
+        self._tso = TsoTaker(self._channel)
+        self._unknown: set[str] = set()  # methods that the server does not have
+
+    @property
+    def cluster_id(self) -> int:
+        """Of the cluster; asks when it is not known yet."""
+        return self._channel.cluster_id
+
+    def tso(self) -> int:
+        """A new timestamp, larger than all that were taken before."""
+        return self._tso.take()
+
+    def get_region(self, key: bytes) -> Region | None:
+        """The region of a key in region form; None when PD knows none."""
+        return m.read_region(self._call("GetRegion", lambda c: m.get_region(c, key)))
+
+    def scan_regions(self, start: bytes, end: bytes, limit: int) -> list[Region]:
+        """The regions that touch [start, end), in key order, at most `limit` (> 0). May have gaps."""
+        if limit <= 0:
+            raise InvalidInput("the limit must be positive", limit=limit)
+        answer = self._if_known("BatchScanRegions", lambda c: m.batch_scan_regions(c, start, end, limit))
+        if answer is None:
+            answer = self._call("ScanRegions", lambda c: m.scan_regions(c, start, end, limit))
+            return m.read_scanned_regions(answer)
+        try:
+            return m.read_batch_regions(answer)
+        except PdRefused as e:  # there is a gap; the plain form gives what there is
+            if e.facts.get("type") != HeaderError.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE:
+                raise
+        return m.read_scanned_regions(self._call("ScanRegions", lambda c: m.scan_regions(c, start, end, limit)))
+
+    def stores(self) -> list[Store]:
+        """All stores but tombstones."""
+        return m.read_stores(self._call("GetAllStores", m.get_all_stores))
+
+    def keyspace(self, name: str) -> Keyspace:
+        """The keyspace of this name. NotFound when there is none."""
+        method = "/keyspacepb.Keyspace/LoadKeyspace"
+        try:
+            return m.read_keyspace(self._channel.call(method, lambda c: m.load_keyspace(c, name)))
+        except PdRefused as e:
+            if e.facts.get("type") != HeaderError.ENTRY_NOT_FOUND:
+                raise
+            raise NotFound("there is no such keyspace", keyspace=name, cause=e.message) from e
+
+    # -- history ---------------------------------------------------------------------------------------------------
+
+    def hold_history(self, name: str, ts: int, ttl_s: int, *, keyspace_id: int | None = None) -> None:
+        """Keep everything above `ts` for `ttl_s` (> 0) seconds. TsExpired when some of it is gone already."""
+        if ttl_s <= 0:
+            raise InvalidInput("the time to live must be positive", ttl_s=ttl_s)
+        try:
+            answer = self._if_known("SetGCBarrier", lambda c: m.set_gc_barrier(c, name, ts, ttl_s, keyspace_id))
+            if answer is not None:
+                m.read_barrier(answer)
+                return
+        except PdRefused as e:
+            if _BEHIND_SAFE_POINT not in e.message:
+                raise
+            raise TsExpired("PD does not keep history from there on", ts=ts, cause=e.message) from e
+        kept_from = self.update_service_safe_point(name, ts, ttl_s)
+        if kept_from > ts:
+            raise TsExpired("PD does not keep history from there on", ts=ts, kept_from=kept_from)
+
+    def release_history(self, name: str, *, keyspace_id: int | None = None) -> None:
+        """End a hold, also one that is not there."""
+        answer = self._if_known("DeleteGCBarrier", lambda c: m.delete_gc_barrier(c, name, keyspace_id))
+        if answer is not None:
+            m.read_barrier(answer)
+        else:
+            self.update_service_safe_point(name, 0, 0)
+
+    def update_service_safe_point(self, name: str, ts: int, ttl_s: int) -> int:
+        """The older form of a hold; a ttl of 0 or less removes it. What comes back is the smallest timestamp that PD
+        keeps history from: above `ts` means that it came too late and nothing is held."""
+        return m.read_service_safe_point(
+            self._call("UpdateServiceGCSafePoint", lambda c: m.update_service_safe_point(c, name, ttl_s, ts))
+        )
+
+    def gc_state(self, *, keyspace_id: int | None = None) -> GcState:
+        """How far history is gone. PdRefused by an older server, which does not know this."""
+        return m.read_gc_state(self._call("GetGCState", lambda c: m.get_gc_state(c, keyspace_id)))
+
+    def close(self) -> None:
+        """End every call under way."""
+        self._tso.close()
+        self._channel.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _call(self, method: str, request: Callable[[int], bytes]) -> bytes:
+        answer = self._if_known(method, request)
+        if answer is None:
+            raise PdRefused("this PD does not know a request", method=method)
+        return answer
+
+    def _if_known(self, method: str, request: Callable[[int], bytes]) -> bytes | None:
+        """The answer; None when the server has no such method."""
+        if method in self._unknown:
+            return None
+        try:
+            return self._channel.call(_PD + method, request)
+        except grpc.RpcError as e:
+            if e.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            self._unknown.add(method)
+            return None

@@ -1,0 +1,200 @@
+"""Which PD server leads, and a call that finds it.
+
+    call(method, request) -> answer        at the leader, wherever it went meanwhile
+
+Relations:
+
+- every call goes to the leader. When it does not answer, or says that it does not lead, the members are asked anew, at
+  any of the endpoints given and learnt, and the call is made again, with growing pauses, until `patience_s` has passed;
+- all calls may be repeated: timestamps are only taken, and the rest sets what it sets;
+- the cluster id is learnt from the first answer and never changes: another cluster behind these endpoints is a mistake
+  of the operator, never followed.
+
+Errors: StoreUnavailable when no PD leads within `patience_s`; PdRefused when it answered with an error; InvalidInput
+for another cluster.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+import structlog
+
+from tistream.clock import Clock
+from tistream.errors import InvalidInput, StoreUnavailable
+from tistream.pusher.tikv.pd_messages import PdRefused, read_members
+from tistream.service import Backoff
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+_CALL_S = 3.0
+_MESSAGE_BYTES_MAX = 256 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM texts. Without a certificate of our own only the server is checked."""
+
+    ca: bytes | None = None  #: None = what gRPC trusts by itself
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+
+def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
+    """A gRPC channel to host:port."""
+    if tls is None:
+        return grpc.insecure_channel(address, _OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    return grpc.secure_channel(address, credentials, _OPTIONS)
+
+
+def address_of(url: str) -> str:
+    """host:port of an advertised URL, or of an address without a scheme."""
+    return urlsplit(url).netloc if "://" in url else url
+
+
+class PdChannel:
+    """Calls to whoever leads PD. Thread-safe; `close` it."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        clock: Clock,
+        tls: Tls | None = None,
+        patience_s: float = 15.0,
+        rand: random.Random | None = None,
+    ) -> None:
+        if not endpoints:
+            raise InvalidInput("no PD endpoint was given")
+        self._endpoints = [address_of(e) for e in endpoints]
+        self._clock, self._tls, self._patience_s, self._rand = clock, tls, patience_s, rand or random.Random()
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+        self._leader = ""
+        self._cluster_id = 0
+        self._closed = threading.Event()
+
+    @property
+    def cluster_id(self) -> int:
+        """Of the cluster behind the endpoints; asks when it is not known yet."""
+        if not self._cluster_id:
+            self.at_leader("GetMembers", lambda _: None)
+        return self._cluster_id
+
+    def call(self, method: str, request: Callable[[int], bytes]) -> bytes:
+        """The answer to `request(cluster_id)`. Errors as above, and grpc.RpcError UNIMPLEMENTED as it came."""
+
+        def action(channel: grpc.Channel) -> bytes:
+            answer: bytes = channel.unary_unary(method)(request(self._cluster_id), timeout=_CALL_S)
+            return answer
+
+        return self.at_leader(method, action)
+
+    def at_leader(self, method: str, action: Callable[[grpc.Channel], T]) -> T:
+        """What `action` gives at the leader's channel, tried again while the leader is away or has changed."""
+        backoff = Backoff(first_s=0.05, max_s=1.0, rand=self._rand)
+        until = self._clock.monotonic() + self._patience_s
+        cause = "none of them names a leader"
+        while not self._closed.is_set():
+            leader = ""
+            try:
+                leader = self._find_leader()
+                if leader:
+                    return action(self._channel(leader))
+            except grpc.RpcError as e:
+                cause = self._judge(method, e)
+            self._forget(leader)
+            if self._clock.monotonic() >= until:
+                break
+            self._clock.wait(self._closed, backoff.next_s())
+        raise StoreUnavailable("PD does not answer", endpoints=",".join(self._endpoints), method=method, cause=cause)
+
+    def close(self) -> None:
+        """End every call under way."""
+        self._closed.set()
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _find_leader(self) -> str:
+        """The leader's address, asked for at each endpoint in turn when it is not known; "" when nobody knows."""
+        with self._lock:
+            if self._leader:
+                return self._leader
+            endpoints = list(self._endpoints)
+        fault: grpc.RpcError | None = None
+        for endpoint in endpoints:
+            try:
+                answer = self._channel(endpoint).unary_unary("/pdpb.PD/GetMembers")(b"", timeout=_CALL_S)
+                members = read_members(answer)
+            except grpc.RpcError as e:
+                fault = e
+                continue
+            except PdRefused as e:
+                log.info("a PD server does not know its members", endpoint=endpoint, cause=str(e))
+                continue
+            with self._lock:
+                self._learn(members.cluster_id, endpoint)
+                self._endpoints += [a for a in map(address_of, members.urls) if a not in self._endpoints]
+                if members.leader_urls:
+                    self._leader = address_of(members.leader_urls[0])
+                    return self._leader
+        if fault is not None:
+            raise fault
+        return ""
+
+    def _learn(self, cluster_id: int, endpoint: str) -> None:
+        if self._cluster_id and cluster_id != self._cluster_id:
+            raise InvalidInput(
+                "a PD endpoint belongs to another cluster",
+                endpoint=endpoint,
+                cluster_id=cluster_id,
+                expected=self._cluster_id,
+            )
+        self._cluster_id = cluster_id
+
+    def _forget(self, leader: str) -> None:
+        with self._lock:
+            if self._leader == leader:
+                self._leader = ""
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._lock:
+            if self._closed.is_set():
+                raise StoreUnavailable("the PD client was closed")
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = open_channel(address, self._tls)
+            return channel
+
+    def _judge(self, method: str, error: grpc.RpcError) -> str:
+        """Why the call is made again; raises when that would not help."""
+        code, details = error.code(), error.details() or ""
+        if code in _AWAY or "not leader" in details or "no leader" in details or "not started" in details:
+            return f"{code.name}: {details}"
+        if "mismatch cluster id" in details:
+            raise InvalidInput("PD belongs to another cluster", method=method, cause=details) from error
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise error
+        raise PdRefused(details, method=method, status=code.name) from error

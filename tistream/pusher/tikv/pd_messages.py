@@ -1,0 +1,302 @@
+"""The messages exchanged with PD (`pdpb`, `metapb`, `keyspacepb`): requests as bytes, answers as values.
+
+What this module decides:
+
+- an answer is judged by its header first: `PdRefused` when it carries an error;
+- region keys stay as they come (memcomparable form), an empty key is minus or plus infinity;
+- a region without a leader has leader_store_id 0.
+
+Pure; whatever bytes an answer has, the outcome is a value, PdRefused or CorruptObject.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tistream import ts
+from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, signed, uint
+from tistream.errors import CorruptObject, TiStreamError
+
+NULL_KEYSPACE = 0xFFFFFFFF  #: what GetGCState calls the cluster without keyspaces
+
+
+class HeaderError(IntEnum):
+    """pdpb.ErrorType, those that are told apart here."""
+
+    UNKNOWN = 1
+    NOT_BOOTSTRAPPED = 2
+    ENTRY_NOT_FOUND = 9
+    REGIONS_NOT_CONTAIN_ALL_KEY_RANGE = 12
+
+
+class PdRefused(TiStreamError):
+    """PD answered with an error."""
+
+    code = "TS-1034"
+
+
+class StoreState(IntEnum):
+    """metapb.StoreState."""
+
+    UP = 0
+    OFFLINE = 1
+    TOMBSTONE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One region as PD knows it. Keys in region form; empty = infinity."""
+
+    id: int
+    conf_ver: int
+    version: int
+    start: bytes
+    end: bytes
+    leader_store_id: int = 0  #: 0 = nobody leads it, as far as PD knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """One TiKV store."""
+
+    id: int
+    address: str
+    state: int = StoreState.UP  #: StoreState, or a number that this version does not know
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """The PD servers. URLs as they are advertised, for example http://10.0.0.1:2379."""
+
+    cluster_id: int
+    urls: tuple[str, ...]
+    leader_urls: tuple[str, ...]  #: empty while there is no leader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcBarrier:
+    """Something that keeps history from being collected."""
+
+    id: str
+    ts: int
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcState:
+    """How far history is gone, and who holds the rest."""
+
+    keyspace_id: int
+    txn_safe_point: int
+    gc_safe_point: int
+    barriers: tuple[GcBarrier, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyspace:
+    """A keyspace; `state` 0 = enabled."""
+
+    id: int
+    name: str
+    state: int
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def header(cluster_id: int) -> bytes:
+    """The header that every request but GetMembers begins with."""
+    return message(1, uint(1, cluster_id))
+
+
+def tso_request(cluster_id: int, count: int) -> bytes:
+    return header(cluster_id) + uint(2, count)
+
+
+def get_all_stores(cluster_id: int) -> bytes:
+    """With tombstones left out."""
+    return header(cluster_id) + uint(2, 1)
+
+
+def get_region(cluster_id: int, key: bytes) -> bytes:
+    return header(cluster_id) + octets(2, key)
+
+
+def scan_regions(cluster_id: int, start: bytes, end: bytes, limit: int) -> bytes:
+    """The form that old servers know."""
+    return header(cluster_id) + octets(2, start) + uint(3, limit) + octets(4, end)
+
+
+def batch_scan_regions(cluster_id: int, start: bytes, end: bytes, limit: int) -> bytes:
+    """Of one range, which the answer has to cover up to its limit without a gap."""
+    return header(cluster_id) + message(3, octets(1, start) + octets(2, end)) + uint(4, limit) + uint(5, 1)
+
+
+def update_service_safe_point(cluster_id: int, service_id: str, ttl_s: int, safe_point: int) -> bytes:
+    return header(cluster_id) + octets(2, service_id.encode()) + uint(3, ttl_s) + uint(4, safe_point)
+
+
+def set_gc_barrier(cluster_id: int, barrier_id: str, barrier_ts: int, ttl_s: int, keyspace_id: int | None) -> bytes:
+    return (
+        header(cluster_id) + _scope(keyspace_id) + octets(3, barrier_id.encode()) + uint(4, barrier_ts) + uint(5, ttl_s)
+    )
+
+
+def delete_gc_barrier(cluster_id: int, barrier_id: str, keyspace_id: int | None) -> bytes:
+    return header(cluster_id) + _scope(keyspace_id) + octets(3, barrier_id.encode())
+
+
+def get_gc_state(cluster_id: int, keyspace_id: int | None) -> bytes:
+    return header(cluster_id) + _scope(keyspace_id)
+
+
+def load_keyspace(cluster_id: int, name: str) -> bytes:
+    return header(cluster_id) + octets(2, name.encode())
+
+
+def _scope(keyspace_id: int | None) -> bytes:
+    return b"" if keyspace_id is None else message(2, uint(1, keyspace_id))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def read_members(answer: bytes) -> Members:
+    cluster_id = check_header(answer)
+    urls: list[str] = []
+    leader: tuple[str, ...] = ()
+    for number, body in fields(answer, {2: BYTES, 3: BYTES}):
+        said = tuple(_text(url) for _, url in fields(body, {4: BYTES}))
+        if number == 3:
+            leader += said
+        urls += [url for url in said if url not in urls]
+    return Members(cluster_id=cluster_id, urls=tuple(urls), leader_urls=leader)
+
+
+def read_tso(answer: bytes, count: int) -> int:
+    """The last of `count` timestamps."""
+    check_header(answer)
+    said = merged(answer, {2: VARINT, 3: BYTES})
+    stamp = merged(said.get(3, b""), {1: VARINT, 2: VARINT, 3: VARINT})
+    physical_ms, logical = stamp.get(1, 0), stamp.get(2, 0)
+    last = ts.compose(physical_ms, logical)
+    if said.get(2, 0) != count or not physical_ms or logical > ts.LOGICAL_MASK or last > ts.TS_MAX or stamp.get(3, 0):
+        raise CorruptObject("PD gave timestamps that make no sense", asked=count, given=said.get(2, 0), last=last)
+    return last
+
+
+def read_stores(answer: bytes) -> list[Store]:
+    check_header(answer)
+    return [_store(body) for _, body in fields(answer, {2: BYTES})]
+
+
+def read_region(answer: bytes) -> Region | None:
+    """Of GetRegion; None when PD knows none there."""
+    check_header(answer)
+    said = merged(answer, {2: BYTES, 3: BYTES})
+    return _region(said[2], said.get(3, b"")) if 2 in said else None
+
+
+def read_batch_regions(answer: bytes) -> list[Region]:
+    """Of BatchScanRegions."""
+    check_header(answer)
+    return [_pd_region(body) for _, body in fields(answer, {2: BYTES})]
+
+
+def read_scanned_regions(answer: bytes) -> list[Region]:
+    """Of ScanRegions: the newer form where it is there, else regions and leaders side by side."""
+    check_header(answer)
+    parts: dict[int, list[bytes]] = {2: [], 3: [], 4: []}
+    for number, body in fields(answer, dict.fromkeys(parts, BYTES)):
+        parts[number].append(body)
+    if parts[4]:
+        return [_pd_region(body) for body in parts[4]]
+    if len(parts[2]) != len(parts[3]):
+        raise CorruptObject("PD gave other numbers of regions and of leaders", regions=len(parts[2]))
+    return [_region(region, leader) for region, leader in zip(parts[2], parts[3], strict=True)]
+
+
+def read_service_safe_point(answer: bytes) -> int:
+    """min_safe_point: when it is above what was asked for, that was not kept."""
+    check_header(answer)
+    return int(merged(answer, {4: VARINT}).get(4, 0))
+
+
+def read_barrier(answer: bytes) -> GcBarrier | None:
+    """Of SetGCBarrier and DeleteGCBarrier; None when there was none to delete."""
+    check_header(answer)
+    said = merged(answer, {2: BYTES})
+    return _barrier(said[2]) if 2 in said else None
+
+
+def read_gc_state(answer: bytes) -> GcState:
+    check_header(answer)
+    state = merged(answer, {2: BYTES}).get(2, b"")
+    scope, numbers, barriers = b"", dict[int, int](), []
+    for number, value in fields(state, {1: BYTES, 3: VARINT, 4: VARINT, 5: BYTES}):
+        if number == 1:
+            scope += value
+        elif number == 5:
+            barriers.append(_barrier(value))
+        else:
+            numbers[number] = value
+    return GcState(
+        keyspace_id=merged(scope, {1: VARINT}).get(1, 0),
+        txn_safe_point=numbers.get(3, 0),
+        gc_safe_point=numbers.get(4, 0),
+        barriers=tuple(barriers),
+    )
+
+
+def read_keyspace(answer: bytes) -> Keyspace:
+    check_header(answer)
+    said = merged(merged(answer, {2: BYTES}).get(2, b""), {1: VARINT, 2: BYTES, 3: VARINT})
+    return Keyspace(id=said.get(1, 0), name=_text(said.get(2, b"")), state=said.get(3, 0))
+
+
+def check_header(answer: bytes) -> int:
+    """The cluster id of an answer. PdRefused, with `type`, when it is an error."""
+    head = merged(merged(answer, {1: BYTES}).get(1, b""), {1: VARINT, 2: BYTES})
+    error = merged(head.get(2, b""), {1: VARINT, 2: BYTES})
+    if error.get(1, 0):
+        raise PdRefused(_text(error.get(2, b"")), type=error[1])
+    return int(head.get(1, 0))
+
+
+def _store(body: bytes) -> Store:
+    said = merged(body, {1: VARINT, 2: BYTES, 3: VARINT, 5: BYTES})
+    return Store(
+        id=said.get(1, 0),
+        address=_text(said.get(2, b"")),
+        state=said.get(3, StoreState.UP),
+        version=_text(said.get(5, b"")),
+    )
+
+
+def _pd_region(body: bytes) -> Region:
+    said = merged(body, {1: BYTES, 2: BYTES})
+    return _region(said.get(1, b""), said.get(2, b""))
+
+
+def _region(region: bytes, leader: bytes) -> Region:
+    said = merged(region, {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES})
+    epoch = merged(said.get(4, b""), {1: VARINT, 2: VARINT})
+    return Region(
+        id=said.get(1, 0),
+        conf_ver=epoch.get(1, 0),
+        version=epoch.get(2, 0),
+        start=said.get(2, b""),
+        end=said.get(3, b""),
+        leader_store_id=merged(leader, {2: VARINT}).get(2, 0),
+    )
+
+
+def _barrier(body: bytes) -> GcBarrier:
+    said = merged(body, {1: BYTES, 2: VARINT, 3: VARINT})
+    return GcBarrier(id=_text(said.get(1, b"")), ts=said.get(2, 0), ttl_s=signed(said.get(3, 0)))
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
