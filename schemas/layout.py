@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from schemas.model import Column, Table
-from tistream.codec.row.layout import ColumnSpec, RowLayout
+from tistream.codec.row.layout import YEAR, ColumnSpec, RowLayout
+
+_ZEROFILL = 64
 
 
 class _ByIdentity:
@@ -33,7 +35,7 @@ def _build(key: _ByIdentity) -> RowLayout:
     table = key.table
     return RowLayout(
         name=f"{table.db}.{table.name}",
-        columns=tuple(_spec(c) for c in table.visible_columns),
+        columns=tuple(column_spec(c) for c in table.visible_columns),
         int_handle=next((c.id for c in table.columns if c.primary), None) if table.pk_is_handle else None,
         common_handle=_common_handle(table) if table.is_common_handle else (),
     )
@@ -45,7 +47,8 @@ def _common_handle(table: Table) -> tuple[int, ...]:
     return tuple(by_offset[c.offset] for c in primary.columns) if primary else ()
 
 
-def _spec(column: Column) -> ColumnSpec:
+def column_spec(column: Column) -> ColumnSpec:
+    """What the codec must know of one column."""
     return ColumnSpec(
         id=column.id,
         name=column.name,
@@ -58,5 +61,7 @@ def _spec(column: Column) -> ColumnSpec:
         elems=column.elems,
         origin_default=column.origin_default,
         origin_default_bit=column.origin_default_bit,
+        zerofill=bool(column.flag & _ZEROFILL) and column.tp != YEAR,
+        charset=column.charset,
         version=column.version,
     )

@@ -19,9 +19,12 @@ import orjson
 import pyarrow as pa
 
 from tistream.errors import (
+    AheadOfWatermark,
     CursorInvalid,
     InvalidInput,
+    NotConvertible,
     NotFound,
+    SeedNeeded,
     StoreUnavailable,
     TiStreamError,
     TsExpired,
@@ -34,7 +37,19 @@ _WAIT_S = 10
 _TIMEOUT_S = 120  # for an answer; the first page after a start may wait until its code is compiled
 
 #: errors that a caller handles apart, by the code of the problem
-_BY_CODE = {error.code: error for error in (InvalidInput, CursorInvalid, TsOutOfRange, TsExpired, NotFound)}
+_BY_CODE: dict[str, type[TiStreamError]] = {
+    error.code: error
+    for error in (
+        InvalidInput,
+        CursorInvalid,
+        TsOutOfRange,
+        TsExpired,
+        NotFound,
+        AheadOfWatermark,
+        SeedNeeded,
+        NotConvertible,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
