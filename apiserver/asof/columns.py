@@ -20,7 +20,7 @@ from schemas.lineage import Ancestor, Lines, Version, column_lines
 from schemas.model import Table
 from schemas.types import full_type
 from tistream.codec.row.cast import cast
-from tistream.codec.row.decode import decode
+from tistream.codec.row.decode import Decoded, decode
 from tistream.codec.row.layout import ColumnSpec, RowLayout, storage_schema, storage_type
 from tistream.codec.table_key import table_ids
 from tistream.errors import DecodeError, NotConvertible
@@ -103,7 +103,7 @@ def _decoded(reading: Reading, rows: pa.Table) -> pa.RecordBatch:
         line = reading.lines.get(spec.id)
         array = found.batch.column(n)
         if line and found.lacking[n].any():
-            array = _converted(reading, spec, line, found.batch, found.lacking, place, rows)
+            array = _converted(reading, spec, line, found, place, rows)
         arrays.append(array)
     if not arrays:
         return found.batch
@@ -111,41 +111,38 @@ def _decoded(reading: Reading, rows: pa.Table) -> pa.RecordBatch:
 
 
 def _converted(
-    reading: Reading,
-    spec: ColumnSpec,
-    line: tuple[Ancestor, ...],
-    batch: pa.RecordBatch,
-    lacking: npt.NDArray[np.bool_],
-    place: dict[int, int],
-    rows: pa.Table,
+    reading: Reading, spec: ColumnSpec, line: tuple[Ancestor, ...], found: Decoded, place: dict[int, int], rows: pa.Table
 ) -> pa.Array:
-    """The column, where the rows that lack it get what their newest ancestor becomes."""
+    """The column, where the rows that lack it get what their newest ancestor becomes.
+
+    A row committed above a change that lacks the new column has its default (TiDB leaves out NULLs); one that was
+    committed before lacks it because it was not written since."""
     own = place[spec.id]
-    due = np.flatnonzero(lacking[own])
-    index = pa.array(due)
-    known: Mask = np.zeros(len(due), np.bool_)
-    value, form = pa.nulls(len(due), storage_type(spec)), spec
+    commit_ts = rows["commit_ts"].to_numpy()
+    due = np.flatnonzero(found.lacking[own] & (commit_ts <= np.uint64(line[-1].ddl_ts)))
+    if not len(due):
+        return found.batch.column(own)
+    index, written = pa.array(due), commit_ts[due]
+    value, form, known = pa.nulls(len(due), storage_type(spec)), spec, np.zeros(len(due), np.bool_)
     for n, ancestor in enumerate(line):
         target = column_spec(ancestor.became)
         if ancestor.column is None:
-            known, value, form = np.zeros(len(due), np.bool_), pa.nulls(len(due), storage_type(target)), target
+            value, form, known = pa.nulls(len(due), storage_type(target)), target, np.zeros(len(due), np.bool_)
             continue
         at = place[ancestor.column.id]
         source = reading.layout.columns[at]
-        holds = ~lacking[at][due]
-        if n == 0:  # a row without the oldest one was written before that was added: it has its default
-            holds = np.ones(len(due), np.bool_)
+        holds = ~found.lacking[at][due]
+        holds |= True if n == 0 else written > np.uint64(line[n - 1].ddl_ts)
         before, kept = _in_place(form, source, value)
-        merged = _chosen(holds, batch.column(at).take(index), before)
-        value, fits = cast(source, target, merged)
-        known, form = (holds | (known & kept)) & fits, target
+        value, fits = cast(source, target, _chosen(holds, found.batch.column(at).take(index), before))
+        form, known = target, (holds | (known & kept)) & fits
     value, kept = _in_place(form, spec, value)
     known &= kept
     if not known.all():
         _refuse(reading.table, spec, line[-1], rows, int(due[np.flatnonzero(~known)[0]]))
     places = np.arange(rows.num_rows, dtype=np.int64)
     places[due] = rows.num_rows + np.arange(len(due))
-    return pa.concat_arrays([batch.column(own), value]).take(pa.array(places))
+    return pa.concat_arrays([found.batch.column(own), value]).take(pa.array(places))
 
 
 def _in_place(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> tuple[pa.Array, Mask]:
