@@ -1,9 +1,10 @@
-"""The rows of a table in the forms in which they are read: NDJSON, CSV, an Arrow stream, Parquet.
+"""The rows of a table in the forms in which they are read: NDJSON, CSV, an Arrow stream, Parquet, SQL.
 
     ndjson    {"database":...,"table":...,"columns":{...}}      values as in the ndjson of a pull
     csv       a line of names, then one record a row            values as in the csv of a pull, NULL is \\N
     arrow     one IPC stream, native types (docs/types.md)
     parquet   one file, native types; TIME as microseconds (int64)
+    sql       settings of the session, then INSERT statements (see `asof.sql`)
 
 A writer is given batches in storage form, one after the other, and gives bytes; together they are the body.
 """
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from apiserver.asof.sql import SETTINGS, inserts
 from apiserver.formats.csv import Csv
 from apiserver.formats.lines import Block, write
 from apiserver.formats.ndjson import column_values
@@ -33,6 +35,7 @@ FORMATS: Mapping[str, str] = {
     "csv": "text/csv",
     "arrow": "application/vnd.apache.arrow.stream",
     "parquet": "application/vnd.apache.parquet",
+    "sql": "application/sql",
 }
 
 
@@ -57,7 +60,7 @@ class RowsWriter(ABC):
 
 def writer_of(word: str, table: Table) -> RowsWriter:
     """The writer of a format in FORMATS."""
-    return {"ndjson": _Ndjson, "csv": _Csv, "arrow": _Arrow, "parquet": _Parquet}[word](table)
+    return {"ndjson": _Ndjson, "csv": _Csv, "arrow": _Arrow, "parquet": _Parquet, "sql": _Sql}[word](table)
 
 
 class _Ndjson(RowsWriter):
@@ -79,6 +82,14 @@ class _Csv(RowsWriter):
         for field in fields_of(self.table):
             pieces += [b"," * bool(pieces), csv.value(field, batch.column(field.place))]
         return _lines(batch.num_rows, pieces, csv.terminator)
+
+
+class _Sql(RowsWriter):
+    def begin(self) -> bytes:
+        return SETTINGS
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        return inserts(self.table, batch)
 
 
 class _Arrow(RowsWriter):

@@ -76,7 +76,7 @@ class TableAsOf:
 
 def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     """Begin the read. AheadOfWatermark when the timestamp is not served yet; other errors as the module says."""
-    history, as_of, resolved, log_start = _moment(services, request)
+    history, as_of, resolved, log_start = moment(services, request.tenant, request.as_of)
     table = history.find(request.database, request.table, as_of)
     if table.kind != "table":
         raise InvalidInput(f"{table.db}.{table.name} is a {table.kind}: it has no rows of its own.", kind=table.kind)
@@ -94,13 +94,13 @@ def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     return RowsAnswer(content=content, as_of=as_of, base_ts=min(base.ts for base in bases), resolved_ts=resolved)
 
 
-def _moment(services: Services, request: RowsRequest) -> tuple[History, int, int, int]:
-    """(history, as_of, served watermark, start of the log)."""
-    row, history, resolved = services.served(request.tenant)
+def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int, int, int]:
+    """(history, the timestamp that `text` names, served watermark, start of the log)."""
+    row, history, resolved = services.served(tenant)
     if history is None:
-        raise NotFound(f"Tenant {request.tenant} has no schema yet: its first schema snapshot has not been pushed.")
+        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
     earliest = max(row.start_ts, history.start_ts)
-    as_of = parse_ts(request.as_of, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())
+    as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())
     if as_of < earliest:
         raise TsExpired(
             f"The log of this tenant begins at {earliest}: what it was at {as_of} is not, or no longer, known.",

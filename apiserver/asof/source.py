@@ -28,6 +28,7 @@ from apiserver.reader import LogReader
 from tistream.catalog import seeds
 from tistream.catalog.engine import Catalog
 from tistream.codec.seed_file import decode_seed_segment
+from tistream.codec.table_key import is_record
 from tistream.errors import CorruptObject, ObjectNotFound
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
@@ -59,7 +60,7 @@ class TableSource:
         held: list[pa.Table] = []
         size = 0
         for rows in self.reader.versions(tenant, after=after, upto=as_of, table_ids=ids):
-            held.append(states(rows))
+            held.append(states(rows.filter(pa.array(is_record(rows["key"])))))  # not index entries
             size += held[-1].nbytes
             if size < RUN_BYTES_MAX:
                 continue

@@ -1,6 +1,7 @@
 """A table as it was at a timestamp.
 
-    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&format=ndjson|csv|arrow|parquet
+    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&format=ndjson|csv|arrow|parquet|sql
+    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/definition?as_of=TS&dialect=mysql|mariadb|tidb
 
 A read that waits for the watermark sleeps on the event loop, as a pull does.
 """
@@ -8,17 +9,18 @@ A read that waits for the watermark sleeps on the event loop, as a pull does.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from apiserver.asof.output import FORMATS
-from apiserver.asof.read import RowsAnswer, RowsRequest, read_rows
+from apiserver.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from apiserver.deps import Id, Services
 from apiserver.negotiate import NotAcceptable
 from apiserver.position import FORMS
+from schemas.show_create import Dialect, define
 from tistream.errors import AheadOfWatermark, InvalidInput
 from tistream.ids import Tenant
 from tistream.limits import PULL_WAIT_MS_MAX
@@ -30,11 +32,12 @@ FormatWord = Annotated[str | None, Query(description="One of " + ", ".join(FORMA
 Wait = Annotated[
     float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait until the watermark has passed as_of.")
 ]
+DialectWord = Annotated[Dialect, Query(description="The server that is to understand the statements.")]
 Accept = Annotated[str | None, Header()]
 
 
 def router(services: Services) -> APIRouter:
-    """The one route."""
+    """The two routes."""
     routes = APIRouter(tags=["rows"])
 
     @routes.get(
@@ -67,6 +70,28 @@ def router(services: Services) -> APIRouter:
             "Vary": "Accept",
         }
         return StreamingResponse(answer.content, media_type=FORMATS[word], headers=headers)
+
+    @routes.get(
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/definition",
+        operation_id="get_definition",
+        summary="CREATE statements of a table as of a timestamp",
+    )
+    def definition(
+        cluster_id: Id, tenant_id: Id, database: str, table: str, as_of: AsOf = "latest", dialect: DialectWord = Dialect.MYSQL
+    ) -> dict[str, Any]:
+        history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of)
+        found = history.find(database, table, at)
+        if found.kind != "table":
+            raise InvalidInput(f"{found.db}.{found.name} is a {found.kind}: it has no rows of its own.", kind=found.kind)
+        made = define(history.database(database, at), found, dialect)
+        return {
+            "database": found.db,
+            "table": found.name,
+            "as_of": str(at),
+            "create_database": made.create_database,
+            "create_table": made.create_table,
+            "notes": list(made.notes),
+        }
 
     return routes
 

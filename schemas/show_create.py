@@ -1,0 +1,160 @@
+"""CREATE statements for tables as they were, for a server that is to hold their rows again.
+
+Types, character sets, collations, NULL and DEFAULT, keys and comments are those of the version. What a server cannot
+take, or what a version does not know, is left out and said in a note: partitions, foreign keys and checks, indexes over
+expressions. A generated column is restored as the values it had: stored ones become ordinary columns, virtual ones,
+which have no value in a row, are left out; the note has the expression.
+
+    tidb       as TiDB prints it
+    mysql      the same without VECTOR (JSON text instead)
+    mariadb    also: collations that MariaDB lacks become binary ones without padding, so that no key collides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from schemas.model import STATE_PUBLIC, Column, Database, Index, Table
+from schemas.queries import quoted
+from schemas.types import full_type
+
+_TIMESTAMP, _DATETIME, _BIT, _VECTOR, _BINARY = 7, 12, 16, 225, 254
+_NO_DEFAULT = frozenset({225, 245, 249, 250, 251, 252})
+_TEXTS = frozenset({15, 247, 248, 249, 250, 251, 252, 253, 254})
+_AUTO_INCREMENT, _ON_UPDATE_NOW, _NO_DEFAULT_VALUE = 512, 8192, 4096
+_NOW = "CURRENT_TIMESTAMP"
+_ESCAPES = str.maketrans({"\\": "\\\\", "'": "''", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\x1a": "\\Z"})
+_MARIADB_HAS = frozenset({"bin", "general_ci", "unicode_ci", "chinese_ci", "swedish_ci"})
+
+
+class Dialect(StrEnum):
+    """The server that is to understand it."""
+
+    TIDB = "tidb"
+    MYSQL = "mysql"
+    MARIADB = "mariadb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A table's CREATE statements, and what they leave out."""
+
+    create_database: str
+    create_table: str
+    notes: tuple[str, ...]
+
+
+def define(database: Database, table: Table, dialect: Dialect) -> Definition:
+    """The statements, without a semicolon at their end."""
+    notes: list[str] = []
+    columns = [_column(c, table, dialect, notes) for c in table.visible_columns]
+    lines = [*columns, *_keys(table, notes)]
+    for column in table.columns:
+        if column.generated and column.state == STATE_PUBLIC and not column.hidden:
+            became = "an ordinary column" if column.generated_stored else "left out"
+            notes.append(f"column {column.name}, generated as {column.generated_expr}: {became}")
+    if table.partition_ids:
+        notes.append(f"{len(table.partition_ids)} partitions: {', '.join(table.partition_names)}")
+    options = _charset(table.charset or "utf8mb4", table.collate, dialect, "DEFAULT CHARSET=", notes)
+    comment = f" COMMENT={literal(table.comment)}" if table.comment else ""
+    body = ",\n  ".join(lines)
+    return Definition(
+        create_database=f"CREATE DATABASE IF NOT EXISTS {quoted(database.name)} "
+        + _charset(database.charset or "utf8mb4", database.collate, dialect, "DEFAULT CHARACTER SET ", []),
+        create_table=f"CREATE TABLE {quoted(table.db, table.name)} (\n  {body}\n) ENGINE=InnoDB {options}{comment}",
+        notes=tuple(notes),
+    )
+
+
+def literal(text: str) -> str:
+    """A string in SQL."""
+    return "'" + text.translate(_ESCAPES) + "'"
+
+
+def _charset(charset: str, collate: str, dialect: Dialect, lead: str, notes: list[str]) -> str:
+    if dialect is Dialect.MARIADB and charset == "gb18030":
+        notes.append("charset gb18030: utf8mb4")
+        charset, collate = "utf8mb4", "utf8mb4_nopad_bin"
+    if dialect is Dialect.MARIADB and collate and collate.partition("_")[2] not in _MARIADB_HAS:
+        notes.append(f"collation {collate}: {charset}_nopad_bin")
+        collate = f"{charset}_nopad_bin"
+    joint = "=" if lead.endswith("=") else " "
+    return f"{lead}{charset}" + (f" COLLATE{joint}{collate}" if collate else "")
+
+
+def _column(column: Column, table: Table, dialect: Dialect, notes: list[str]) -> str:
+    parts = [quoted(column.name), _type(column, dialect, notes)]
+    if column.tp in _TEXTS and not column.binary and column.charset:
+        if (column.charset, column.collate) != (table.charset, table.collate):
+            parts.append(_charset(column.charset, column.collate, dialect, "CHARACTER SET ", notes))
+    if column.not_null:
+        parts.append("NOT NULL")
+    elif column.tp == _TIMESTAMP:
+        parts.append("NULL")
+    if not column.generated:
+        parts += _default(column)
+        if column.flag & _ON_UPDATE_NOW:
+            parts.append(f"ON UPDATE {_now(column)}")
+        if column.flag & _AUTO_INCREMENT:
+            parts.append("AUTO_INCREMENT")
+    if column.comment:
+        parts.append(f"COMMENT {literal(column.comment)}")
+    return " ".join(parts)
+
+
+def _type(column: Column, dialect: Dialect, notes: list[str]) -> str:
+    if column.tp == _VECTOR and dialect is not Dialect.TIDB:
+        notes.append(f"column {column.name}, {full_type(column)}: json")
+        return "json"
+    return full_type(column)
+
+
+def _default(column: Column) -> list[str]:
+    if column.flag & _AUTO_INCREMENT or column.tp in _NO_DEFAULT and column.default is None:
+        return []
+    if column.default_is_expr and column.default is not None:
+        return [f"DEFAULT ({column.default})"]
+    if column.tp == _BIT and column.default_bit is not None:
+        return [f"DEFAULT b'{int.from_bytes(column.default_bit, 'big'):b}'"]
+    if column.default is None:
+        return [] if column.not_null or column.flag & _NO_DEFAULT_VALUE else ["DEFAULT NULL"]
+    text = str(column.default)
+    if column.tp in (_TIMESTAMP, _DATETIME) and text.upper().startswith(_NOW):
+        return [f"DEFAULT {_now(column)}"]
+    return [f"DEFAULT {literal(text)}"]
+
+
+def _now(column: Column) -> str:
+    return f"{_NOW}({column.decimal})" if column.decimal > 0 else _NOW
+
+
+def _keys(table: Table, notes: list[str]) -> list[str]:
+    """Indexes whose columns are all restored."""
+    shown = {c.offset for c in table.visible_columns}
+    found = []
+    if table.pk_is_handle:
+        names = ",".join(quoted(c.name) for c in table.columns if c.primary)
+        found.append(f"PRIMARY KEY ({names}) /*T![clustered_index] CLUSTERED */")
+    for index in table.indexes:
+        if index.state != STATE_PUBLIC:
+            continue
+        if all(c.offset in shown for c in index.columns):
+            found.append(_key(index, table))
+        else:
+            notes.append(f"index {index.name}: over an expression or a virtual column")
+    return found
+
+
+def _key(index: Index, table: Table) -> str:
+    columns = ",".join(_part(table.columns, c.offset, c.length) for c in index.columns)
+    if index.primary:
+        kind = "CLUSTERED" if table.is_common_handle else "NONCLUSTERED"
+        return f"PRIMARY KEY ({columns}) /*T![clustered_index] {kind} */"
+    return f"{'UNIQUE ' if index.unique else ''}KEY {quoted(index.name)} ({columns})"
+
+
+def _part(columns: Sequence[Column], offset: int, length: int) -> str:
+    name = next(c.name for c in columns if c.offset == offset)
+    return quoted(name) + (f"({length})" if length > 0 else "")
