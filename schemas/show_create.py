@@ -1,8 +1,8 @@
 """CREATE statements for tables as they were, for a server that is to hold their rows again.
 
 Types, character sets, collations, NULL and DEFAULT, keys and comments are those of the version. What a server cannot
-take, or what a version does not know, is left out and said in a note: partitions, foreign keys and checks, indexes over
-expressions. A generated column is restored as the values it had: stored ones become ordinary columns, virtual ones,
+take is left out and said in a note: partitions, indexes over expressions. What a version does not know is left out:
+foreign keys and checks, AUTO_RANDOM and other matters of where rows go, invisibility of indexes. A generated column is restored as the values it had: stored ones become ordinary columns, virtual ones,
 which have no value in a row, are left out; the note has the expression.
 
     tidb       as TiDB prints it
@@ -21,7 +21,6 @@ from schemas.queries import quoted
 from schemas.types import full_type
 
 _TIMESTAMP, _DATETIME, _BIT, _VECTOR, _BINARY = 7, 12, 16, 225, 254
-_NO_DEFAULT = frozenset({225, 245, 249, 250, 251, 252})
 _TEXTS = frozenset({15, 247, 248, 249, 250, 251, 252, 253, 254})
 _AUTO_INCREMENT, _ON_UPDATE_NOW, _NO_DEFAULT_VALUE = 512, 8192, 4096
 _NOW = "CURRENT_TIMESTAMP"
@@ -57,13 +56,15 @@ def define(database: Database, table: Table, dialect: Dialect) -> Definition:
             notes.append(f"column {column.name}, generated as {column.generated_expr}: {became}")
     if table.partition_ids:
         notes.append(f"{len(table.partition_ids)} partitions: {', '.join(table.partition_names)}")
-    options = _charset(table.charset or "utf8mb4", table.collate, dialect, "DEFAULT CHARSET=", notes)
+    charset, collate = _options(table, dialect, notes)
+    db_charset, db_collate = _options(database, dialect, [])
     comment = f" COMMENT={literal(table.comment)}" if table.comment else ""
     body = ",\n  ".join(lines)
     return Definition(
         create_database=f"CREATE DATABASE IF NOT EXISTS {quoted(database.name)} "
-        + _charset(database.charset or "utf8mb4", database.collate, dialect, "DEFAULT CHARACTER SET ", []),
-        create_table=f"CREATE TABLE {quoted(table.db, table.name)} (\n  {body}\n) ENGINE=InnoDB {options}{comment}",
+        f"DEFAULT CHARACTER SET {db_charset} COLLATE {db_collate}",
+        create_table=f"CREATE TABLE {quoted(table.db, table.name)} (\n  {body}\n) ENGINE=InnoDB "
+        f"DEFAULT CHARSET={charset} COLLATE={collate}{comment}",
         notes=tuple(notes),
     )
 
@@ -73,22 +74,31 @@ def literal(text: str) -> str:
     return "'" + text.translate(_ESCAPES) + "'"
 
 
-def _charset(charset: str, collate: str, dialect: Dialect, lead: str, notes: list[str]) -> str:
-    if dialect is Dialect.MARIADB and charset == "gb18030":
+def _options(holder: Table | Database, dialect: Dialect, notes: list[str]) -> tuple[str, str]:
+    return _known_to(dialect, holder.charset or "utf8mb4", holder.collate or "utf8mb4_bin", notes)
+
+
+def _known_to(dialect: Dialect, charset: str, collate: str, notes: list[str]) -> tuple[str, str]:
+    """Character set and collation as the server has them."""
+    if dialect is not Dialect.MARIADB:
+        return charset, collate
+    if charset == "gb18030":
         notes.append("charset gb18030: utf8mb4")
-        charset, collate = "utf8mb4", "utf8mb4_nopad_bin"
-    if dialect is Dialect.MARIADB and collate and collate.partition("_")[2] not in _MARIADB_HAS:
+        return "utf8mb4", "utf8mb4_nopad_bin"
+    if collate.partition("_")[2] not in _MARIADB_HAS:
         notes.append(f"collation {collate}: {charset}_nopad_bin")
-        collate = f"{charset}_nopad_bin"
-    joint = "=" if lead.endswith("=") else " "
-    return f"{lead}{charset}" + (f" COLLATE{joint}{collate}" if collate else "")
+        return charset, f"{charset}_nopad_bin"
+    return charset, collate
 
 
 def _column(column: Column, table: Table, dialect: Dialect, notes: list[str]) -> str:
     parts = [quoted(column.name), _type(column, dialect, notes)]
     if column.tp in _TEXTS and not column.binary and column.charset:
-        if (column.charset, column.collate) != (table.charset, table.collate):
-            parts.append(_charset(column.charset, column.collate, dialect, "CHARACTER SET ", notes))
+        charset, collate = _known_to(dialect, column.charset, column.collate, notes)
+        if column.charset != table.charset:
+            parts.append(f"CHARACTER SET {charset}")
+        if column.collate != table.collate or not column.collate.endswith("_bin"):
+            parts.append(f"COLLATE {collate}")
     if column.not_null:
         parts.append("NOT NULL")
     elif column.tp == _TIMESTAMP:
@@ -112,7 +122,7 @@ def _type(column: Column, dialect: Dialect, notes: list[str]) -> str:
 
 
 def _default(column: Column) -> list[str]:
-    if column.flag & _AUTO_INCREMENT or column.tp in _NO_DEFAULT and column.default is None:
+    if column.flag & _AUTO_INCREMENT:
         return []
     if column.default_is_expr and column.default is not None:
         return [f"DEFAULT ({column.default})"]

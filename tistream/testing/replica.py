@@ -104,12 +104,13 @@ def compare(expected: Path, events: Iterable[Row]) -> int:
         for table in moment.tables:
             table_id = int(table["table_id"])
             if table["kind"] == "table" and not table.get("partition_ids") and table_id not in touched:
-                _same_rows(moment, table, list(replica.rows[table_id].values()))
+                same_rows(moment, table, list(replica.rows[table_id].values()))
                 compared += 1
     return compared
 
 
-def _same_rows(moment: Moment, table: Row, mine: list[Row]) -> None:
+def same_rows(moment: Moment, table: Row, mine: list[Row]) -> None:
+    """AssertionError unless the rows (as NDJSON has them) are those that TiDB answered."""
     types = _types(table["create"])
     theirs = moment.rows[table["db"], table["table"]]
     where = f"{table['db']}.{table['table']} at {moment.label}"
