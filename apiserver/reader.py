@@ -69,9 +69,7 @@ class LogReader:
             at = end
         return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
 
-    def versions(
-        self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int]
-    ) -> Iterator[pa.Table]:
+    def versions(self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int]) -> Iterator[pa.Table]:
         """All rows of these tables with commit_ts in (after, upto], schema change.COMMITTED, in no order, some at a
         time: changes, and rows that are kept for reads as of a timestamp only."""
         limit = _SEGMENTS_PER_QUERY

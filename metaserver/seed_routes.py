@@ -1,6 +1,6 @@
 """Seeds over HTTP: a pusher says that one is complete, readers see which there are.
 
-    POST /v1/clusters/{c}/tenants/{t}/seeds     its manifest and files are in the bucket: make it visible (safe to repeat)
+    POST /v1/clusters/{c}/tenants/{t}/seeds     its manifest and files are in the bucket: make it visible, once
     GET  /v1/clusters/{c}/tenants/{t}/seeds     what is visible
 
 Nothing is believed: the manifest is read from the bucket, and every file that it names must be there with its size.

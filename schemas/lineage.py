@@ -16,6 +16,7 @@ Anything else is not known, and is said so: `Ancestor.column` is None. Pure.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Version:
 def column_lines(versions: Sequence[Version]) -> dict[int, tuple[Ancestor, ...]]:
     """The lines of the newest version's public columns. `versions` are those of one physical id, by time."""
     lines: dict[int, tuple[Ancestor, ...]] = {}
-    for before, after in zip(versions, versions[1:], strict=False):
+    for before, after in itertools.pairwise(versions):
         found = _replaced(before.table, after)
         for new_id, ancestor in found.items():
             older = lines.get(ancestor.column.id, ()) if ancestor.column is not None else ()

@@ -2,11 +2,12 @@
 
 Types, character sets, collations, NULL and DEFAULT, keys and comments are those of the version. What a server cannot
 take is left out and said in a note: partitions, indexes over expressions. What a version does not know is left out:
-foreign keys and checks, AUTO_RANDOM and other matters of where rows go, invisibility of indexes. A generated column is restored as the values it had: stored ones become ordinary columns, virtual ones,
-which have no value in a row, are left out; the note has the expression.
+foreign keys and checks, AUTO_RANDOM and other matters of where rows go, invisibility of indexes. A generated column
+is restored as the values it had: stored ones become ordinary columns, virtual ones, which have no value in a row, are
+left out; the note has the expression.
 
     tidb       as TiDB prints it
-    mysql      the same without VECTOR (JSON text instead)
+    mysql      the same without VECTOR (JSON text instead) and defaults from sequences
     mariadb    also: collations that MariaDB lacks become binary ones without padding, so that no key collides
 """
 
@@ -104,7 +105,7 @@ def _column(column: Column, table: Table, dialect: Dialect, notes: list[str]) ->
     elif column.tp == _TIMESTAMP:
         parts.append("NULL")
     if not column.generated:
-        parts += _default(column)
+        parts += _default(column, dialect, notes)
         if column.flag & _ON_UPDATE_NOW:
             parts.append(f"ON UPDATE {_now(column)}")
         if column.flag & _AUTO_INCREMENT:
@@ -121,8 +122,11 @@ def _type(column: Column, dialect: Dialect, notes: list[str]) -> str:
     return full_type(column)
 
 
-def _default(column: Column) -> list[str]:
+def _default(column: Column, dialect: Dialect, notes: list[str]) -> list[str]:
     if column.flag & _AUTO_INCREMENT:
+        return []
+    if column.default_is_expr and "nextval(" in str(column.default).lower() and dialect is not Dialect.TIDB:
+        notes.append(f"column {column.name}: no default, which was {column.default}")
         return []
     if column.default_is_expr and column.default is not None:
         return [f"DEFAULT ({column.default})"]

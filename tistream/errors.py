@@ -110,14 +110,14 @@ class SeedNeeded(InvalidInput):
     """The log alone does not say what these rows were at that timestamp."""
 
     code = "TS-1011"
-    hint = "Push a seed of the table, taken at or before the timestamp: tistream seed, or push --capture."
+    hint = "Add a seed of the table, taken at or before the timestamp, with tistream seed."
 
 
 class NotConvertible(SeedNeeded):
     """A column's type was changed since a row was written, and what became of the row's value is not certain."""
 
     code = "TS-1012"
-    hint = "Push a seed of the table that was taken after its column was changed."
+    hint = "Add a seed of the table, taken after its column was changed, with tistream seed."
 
 
 class NotFound(TiStreamError):

@@ -20,16 +20,14 @@ from tistream.errors import SeedNeeded, TsExpired
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The rows of one physical table at `ts`; `seed` None: there were none, the table was created after the log began."""
+    """The rows of one physical table at `ts`. `seed` None: none, because it was created after the log began."""
 
     physical_id: int
     ts: int
     seed: SeedRow | None
 
 
-def choose(
-    history: History, table: Table, as_of: int, seeds: Sequence[SeedRow], log_start_ts: int
-) -> tuple[Base, ...]:
+def choose(history: History, table: Table, as_of: int, seeds: Sequence[SeedRow], log_start_ts: int) -> tuple[Base, ...]:
     """The newest base of each physical table. `seeds` are the tenant's, the newest first.
 
     TsExpired when all bases lie above `as_of`, SeedNeeded when there is none."""

@@ -8,6 +8,7 @@ that cannot be decoded, is an error: nothing is left out and nothing is guessed.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,10 +52,7 @@ def decoded(found: dict[int, Reading], rows: pa.Table) -> pa.RecordBatch:
     """The delivered columns, in storage form, of rows (schema newest.STATE, in key order, none deleted)."""
     ids = table_ids(rows["key"])
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
-    parts = [
-        _decoded(found[int(ids[a])], rows.slice(a, b - a).combine_chunks())
-        for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    parts = [_decoded(found[int(ids[a])], rows.slice(a, b - a).combine_chunks()) for a, b in itertools.pairwise(bounds)]
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
@@ -64,7 +62,9 @@ def _reading(history: History, table: Table, physical_id: int, as_of: int) -> Re
         Version(
             start_ts=int(start),
             table=version,
-            events=() if n == 0 else [e for e in history.events(int(start) - 1, int(start)) if e.table_id == version.id],
+            events=()
+            if n == 0
+            else [e for e in history.events(int(start) - 1, int(start)) if e.table_id == version.id],
         )
         for n, (start, version) in enumerate(zip(intervals.starts.tolist(), intervals.versions, strict=True))
         if version is not None and start <= as_of
@@ -111,7 +111,12 @@ def _decoded(reading: Reading, rows: pa.Table) -> pa.RecordBatch:
 
 
 def _converted(
-    reading: Reading, spec: ColumnSpec, line: tuple[Ancestor, ...], found: Decoded, place: dict[int, int], rows: pa.Table
+    reading: Reading,
+    spec: ColumnSpec,
+    line: tuple[Ancestor, ...],
+    found: Decoded,
+    place: dict[int, int],
+    rows: pa.Table,
 ) -> pa.Array:
     """The column, where the rows that lack it get what their newest ancestor becomes.
 
@@ -162,8 +167,8 @@ def _refuse(table: Table, spec: ColumnSpec, ancestor: Ancestor, rows: pa.Table, 
     column = next(c for c in table.columns if c.id == spec.id)
     was = "an unknown column" if ancestor.column is None else full_type(ancestor.column)
     raise NotConvertible(
-        f"Column {column.name} of {table.db}.{table.name} was changed from {was} to {full_type(column)}; the change feed "
-        "does not carry what became of rows that were not written since, and for this one it is not certain.",
+        f"Column {column.name} of {table.db}.{table.name} was changed from {was} to {full_type(column)}; the change "
+        "feed does not carry what became of rows that were not written since, and for this one it is not certain.",
         database=table.db,
         table=table.name,
         table_id=table.id,

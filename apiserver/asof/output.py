@@ -12,7 +12,7 @@ A writer is given batches in storage form, one after the other, and gives bytes;
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +60,14 @@ class RowsWriter(ABC):
 
 def writer_of(word: str, table: Table) -> RowsWriter:
     """The writer of a format in FORMATS."""
-    return {"ndjson": _Ndjson, "csv": _Csv, "arrow": _Arrow, "parquet": _Parquet, "sql": _Sql}[word](table)
+    writers: Mapping[str, Callable[[Table], RowsWriter]] = {
+        "ndjson": _Ndjson,
+        "csv": _Csv,
+        "arrow": _Arrow,
+        "parquet": _Parquet,
+        "sql": _Sql,
+    }
+    return writers[word](table)
 
 
 class _Ndjson(RowsWriter):
@@ -117,7 +124,9 @@ class _Parquet(RowsWriter):
 
     def rows(self, batch: pa.RecordBatch) -> bytes:
         found = _native(self.table, batch, native_schema(self.table))
-        columns = [c.cast(f.type) if pa.types.is_duration(c.type) else c for c, f in zip(found, self._schema, strict=True)]
+        columns = [
+            c.cast(f.type) if pa.types.is_duration(c.type) else c for c, f in zip(found, self._schema, strict=True)
+        ]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         return self._sink.taken()
 

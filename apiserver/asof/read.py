@@ -108,7 +108,9 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
         )
     if as_of > resolved:
         raise AheadOfWatermark(
-            f"{as_of} is not served yet: the watermark stands at {resolved}.", as_of=str(as_of), resolved_ts=str(resolved)
+            f"{as_of} is not served yet: the watermark stands at {resolved}.",
+            as_of=str(as_of),
+            resolved_ts=str(resolved),
         )
     return history, as_of, resolved, row.start_ts
 

@@ -4,10 +4,11 @@
     (1,'x'),
     (2,NULL);
 
-Numbers are written as they are (a FLOAT with the digits of a DOUBLE: servers refuse the largest one with fewer), bytes and BIT in hexadecimal, everything else as MySQL's text in quotes. A statement has
-so many rows that it stays far below the smallest usual `max_allowed_packet`. What must be set for it to be read as it
-was meant stands before the first one. The error value of an ENUM is refused in strict mode, so statements that hold one
-are wrapped in a mode without it.
+Numbers are written as they are (a FLOAT with the digits of a DOUBLE: servers refuse the largest one with fewer),
+bytes and BIT in hexadecimal, everything else as MySQL's text in quotes. A statement has so many rows that it stays
+far below the smallest usual `max_allowed_packet`. What must be set for it to be read as it was meant stands before
+the first one. The error value of an ENUM is refused in strict mode, so statements that hold one are wrapped in a mode
+without it.
 """
 
 from __future__ import annotations

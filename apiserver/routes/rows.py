@@ -77,12 +77,19 @@ def router(services: Services) -> APIRouter:
         summary="CREATE statements of a table as of a timestamp",
     )
     def definition(
-        cluster_id: Id, tenant_id: Id, database: str, table: str, as_of: AsOf = "latest", dialect: DialectWord = Dialect.MYSQL
+        cluster_id: Id,
+        tenant_id: Id,
+        database: str,
+        table: str,
+        as_of: AsOf = "latest",
+        dialect: DialectWord = Dialect.MYSQL,
     ) -> dict[str, Any]:
         history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of)
         found = history.find(database, table, at)
         if found.kind != "table":
-            raise InvalidInput(f"{found.db}.{found.name} is a {found.kind}: it has no rows of its own.", kind=found.kind)
+            raise InvalidInput(
+                f"{found.db}.{found.name} is a {found.kind}: it has no rows of its own.", kind=found.kind
+            )
         made = define(history.database(database, at), found, dialect)
         return {
             "database": found.db,
@@ -109,7 +116,9 @@ def choose_format(word: str | None, accept: str | None) -> str:
         for name, offered in FORMATS.items():
             if media == offered:
                 return name
-    raise NotAcceptable(f"Accept '{(accept or '')[:80]}' names nothing that is offered.", offers=", ".join(FORMATS.values()))
+    raise NotAcceptable(
+        f"Accept '{(accept or '')[:80]}' names nothing that is offered.", offers=", ".join(FORMATS.values())
+    )
 
 
 async def _read(services: Services, request: RowsRequest, http: Request, wait_s: float) -> RowsAnswer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,7 +84,7 @@ def test_a_restore_into_mariadb_selects_what_tidb_selected(pushed: Up, expected:
         connection = connect(url)
         for table in moment.tables:
             if table["kind"] == "table":
-                replica.same_rows(moment, table, selected(connection, table["db"], table["table"]))
+                replica.same_rows(moment, table, selected(connection, table))
                 compared += 1
     assert compared == len([t for t in moment.tables if t["kind"] == "table"]) > 70
 
@@ -98,29 +100,34 @@ def load(url: str, file: Path) -> None:
 
 def connect(url: str) -> pymysql.Connection[Any]:
     parsed = make_url(url)
-    plain = {code: str for code in pymysql.constants.FIELD_TYPE.__dict__.values() if isinstance(code, int)}
+    texts = {code: str for code in vars(pymysql.constants.FIELD_TYPE).values() if isinstance(code, int)}
     return pymysql.connect(
         host="127.0.0.1", port=parsed.port or 0, user="root", charset="utf8mb4",
-        conv=plain, init_command="SET time_zone = '+00:00'",
+        conv={**pymysql.converters.encoders, **texts}, init_command="SET time_zone = '+00:00'",
     )  # fmt: skip
 
 
-def selected(connection: pymysql.Connection[Any], database: str, table: str) -> list[dict[str, Any]]:
-    """The server's rows in the form that NDJSON has, from its text protocol."""
-    import base64
+def expression(name: str, kind: str) -> str:
+    """How a column is asked for: bytes in hexadecimal, floats with all digits, numbers without ZEROFILL's zeros."""
+    if kind in BINARY_TYPES:
+        return f"HEX(`{name}`)"
+    if kind == "float":
+        return f"CAST(`{name}` AS DOUBLE)"
+    return f"`{name}` + 0" if kind == "int" else f"`{name}`"
 
+
+def selected(connection: pymysql.Connection[Any], table: dict[str, Any]) -> list[dict[str, Any]]:
+    """The server's rows in the form that NDJSON has, from its text protocol."""
+    vectors = re.findall(r"`(\w+)` vector", table["create"])
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
             "ORDER BY ordinal_position",
-            (database, table),
+            (table["db"], table["table"]),
         )
-        types = {name: kind for name, kind in cursor.fetchall()}
-        shown = ",".join(
-            f"HEX(`{name}`)" if kind in BINARY_TYPES else f"CAST(`{name}` AS DOUBLE)" if kind == "float" else f"`{name}`"
-            for name, kind in types.items()
-        )
-        cursor.execute(f"SELECT {shown} FROM `{database}`.`{table}`")
+        types = dict(cursor.fetchall())
+        shown = ",".join(expression(name.replace("`", "``"), kind) for name, kind in types.items())
+        cursor.execute(f"SELECT {shown} FROM `{table['db']}`.`{table['table']}`")
         rows = cursor.fetchall()
     found = []
     for row in rows:
@@ -130,6 +137,8 @@ def selected(connection: pymysql.Connection[Any], database: str, table: str) -> 
                 value = base64.b64encode(bytes.fromhex(value.rjust(len(value) + len(value) % 2, "0"))).decode()
             elif value is not None and kind == "year":
                 value = int(value)
+            elif value is not None and name in vectors:
+                value = json.loads(value)
             values[name] = value
         found.append(values)
     return found

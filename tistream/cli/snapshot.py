@@ -112,7 +112,9 @@ def _schema_text(made: dict[str, object]) -> str:
     notes = made["notes"]
     assert isinstance(notes, list)
     said = "".join("-- not as it was: " + str(note).replace("\n", " ") + "\n" for note in notes)
-    settings = "SET NAMES utf8mb4;\nSET time_zone = '+00:00';\nSET sql_mode = 'STRICT_ALL_TABLES,ALLOW_INVALID_DATES';\n"
+    settings = (
+        "SET NAMES utf8mb4;\nSET time_zone = '+00:00';\nSET sql_mode = 'STRICT_ALL_TABLES,ALLOW_INVALID_DATES';\n"
+    )
     return f"{said}{settings}{made['create_table']};\n"
 
 

@@ -15,6 +15,7 @@ Relations, checked by writer and reader alike:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -154,7 +155,9 @@ class SeedBuilder:
         return SeedFile(key=key, data=writer.finish(), segments=segments)
 
 
-def build_manifest(tenant: Tenant, ts: int, table_id: int, files: Sequence[tuple[int, int, Sequence[SegmentInfo]]]) -> bytes:
+def build_manifest(
+    tenant: Tenant, ts: int, table_id: int, files: Sequence[tuple[int, int, Sequence[SegmentInfo]]]
+) -> bytes:
     """The bytes of the manifest. `files` holds (n, bytes, segments) of each file of rows."""
     writer = SegmentFileWriter(
         {
@@ -186,7 +189,9 @@ def read_manifest(name: str, data: bytes, tenant: Tenant, ts: int, table_id: int
     rows = file.read(0, _MANIFEST).to_pylist()
     segments = tuple(SeedSegment(**row) for row in rows)
     starts = [segment.start_key for segment in segments[1:]]
-    if any(a.end_key >= b for a, b in zip(segments, starts, strict=False)) or {s.n for s in segments} != set(file_bytes):
+    if any(a.end_key >= b for a, b in zip(segments, starts, strict=False)) or {s.n for s in segments} != set(
+        file_bytes
+    ):
         raise CorruptObject("the manifest of a seed contradicts itself", object=name)
     return SeedManifest(tenant=tenant, ts=ts, table_id=table_id, file_bytes=file_bytes, segments=segments)
 
@@ -236,7 +241,7 @@ def _parts(rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
     sizes = pc.add(pc.binary_length(rows["key"]), pc.binary_length(rows["value"])).to_numpy().astype(np.int64) + 16
     before: npt.NDArray[Any] = np.concatenate([[0], np.cumsum(sizes)])
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         while start < end:
             stop = int(np.searchsorted(before, before[start] + SEED_SEGMENT_BYTES_TARGET, side="right")) - 1
             stop = min(max(stop, start + 1), end)

@@ -52,7 +52,9 @@ def test_mariadb_gets_only_what_it_has() -> None:
     history = recorded_history()
     made = {
         name: define(
-            history.database("shop", history.resolved_ts), history.find("shop", name, history.resolved_ts), Dialect.MARIADB
+            history.database("shop", history.resolved_ts),
+            history.find("shop", name, history.resolved_ts),
+            Dialect.MARIADB,
         )
         for name in ("k_v0900", "t_bins", "g18")
     }

@@ -64,7 +64,13 @@ D = Decimal
 CASES: list[tuple[str, ColumnSpec, ColumnSpec, list[Any], list[Any]]] = [
     ("int to bigint", ints(), ints(LONGLONG), [-5, 7, None], [-5, 7, None]),
     ("int to bigint unsigned", ints(), ints(LONGLONG, unsigned=True), [7, -1], [7, REFUSED]),
-    ("bigint unsigned to bigint", ints(LONGLONG, unsigned=True), ints(LONGLONG), [2**63 - 1, 2**63], [2**63 - 1, REFUSED]),
+    (
+        "bigint unsigned to bigint",
+        ints(LONGLONG, unsigned=True),
+        ints(LONGLONG),
+        [2**63 - 1, 2**63],
+        [2**63 - 1, REFUSED],
+    ),
     ("int to tinyint", ints(), ints(TINY), [127, 128, -128, -129], [127, REFUSED, -128, REFUSED]),
     ("int to mediumint", ints(), ints(INT24), [8388607, 8388608], [8388607, REFUSED]),
     ("int to mediumint unsigned", ints(), ints(INT24, unsigned=True), [16777215, 16777216], [16777215, REFUSED]),
@@ -81,13 +87,25 @@ CASES: list[tuple[str, ColumnSpec, ColumnSpec, list[Any], list[Any]]] = [
     ("zerofill to varchar", ints(unsigned=True, zerofill=True), var(9), [7], [REFUSED]),
     ("bigint unsigned to varchar", ints(LONGLONG, unsigned=True), var(30), [2**64 - 1], ["18446744073709551615"]),
     ("decimal, more digits", dec(5, 2), dec(7, 3), [D("-1.25")], [D("-1.250")]),
-    ("decimal, half away from zero", dec(5, 2), dec(5, 1), [D("1.25"), D("-1.25"), D("1.24")], [D("1.3"), D("-1.3"), D("1.2")]),
+    (
+        "decimal, half away from zero",
+        dec(5, 2),
+        dec(5, 1),
+        [D("1.25"), D("-1.25"), D("1.24")],
+        [D("1.3"), D("-1.3"), D("1.2")],
+    ),
     ("decimal, rounded up out of range", dec(3, 2), dec(1, 0), [D("9.49"), D("9.50")], [D(9), REFUSED]),
     ("decimal too large", dec(6, 0), dec(5, 2), [D(999), D(1000)], [D("999.00"), REFUSED]),
     ("decimal unsigned", dec(3, 1), dec(3, 1, unsigned=True), [D("-0.1"), D("0.1")], [REFUSED, D("0.1")]),
     ("decimal, 65 digits", dec(65, 0), dec(65, 0, not_null=True), [D("9" * 65)], [D("9" * 65)]),
     ("decimal to int", dec(5, 2), ints(), [D("12.00"), D("12.50"), D("-3.00")], [12, REFUSED, -3]),
-    ("decimal to varchar", dec(12, 2), var(8), [D("-85.30"), D("-85608.32"), D("1234567.89")], ["-85.30", REFUSED, REFUSED]),
+    (
+        "decimal to varchar",
+        dec(12, 2),
+        var(8),
+        [D("-85.30"), D("-85608.32"), D("1234567.89")],
+        ["-85.30", REFUSED, REFUSED],
+    ),
     ("tiny decimal to varchar", dec(20, 12), var(30), [D("0.000000000001")], ["0.000000000001"]),
     ("decimal to double", dec(15, 5), spec(DOUBLE), [D("0.1")], [0.1]),
     ("long decimal to double", dec(16, 5), spec(DOUBLE), [D("0.1")], [REFUSED]),
@@ -95,8 +113,20 @@ CASES: list[tuple[str, ColumnSpec, ColumnSpec, list[Any], list[Any]]] = [
     ("double to float", spec(DOUBLE), spec(FLOAT), [0.5], [REFUSED]),
     ("double to varchar", spec(DOUBLE), var(20), [0.1, 1e15, 1e14, -2.5], ["0.1", REFUSED, "100000000000000", "-2.5"]),
     ("varchar to int", var(20), ints(), ["12", "-7", "012", "1.0", "", " 1", "2147483648"], [12, -7, *[REFUSED] * 5]),
-    ("varchar to bigint unsigned", var(30), ints(LONGLONG, unsigned=True), ["18446744073709551615", "-1"], [2**64 - 1, REFUSED]),
-    ("varchar to decimal", var(20), dec(4, 1), ["12.3", "12.34", "-0.5", "1e2", "1000"], [D("12.3"), REFUSED, D("-0.5"), REFUSED, REFUSED]),
+    (
+        "varchar to bigint unsigned",
+        var(30),
+        ints(LONGLONG, unsigned=True),
+        ["18446744073709551615", "-1"],
+        [2**64 - 1, REFUSED],
+    ),
+    (
+        "varchar to decimal",
+        var(20),
+        dec(4, 1),
+        ["12.3", "12.34", "-0.5", "1e2", "1000"],
+        [D("12.3"), REFUSED, D("-0.5"), REFUSED, REFUSED],
+    ),
     ("varchar to longer varchar", var(3), var(5, charset="utf8mb4"), ["aé文"], ["aé文"]),
     ("varchar to shorter varchar", var(9), var(2), ["文é", "abc"], ["文é", REFUSED]),
     ("varchar to char", var(9), spec(STRING, flen=9), ["a", "a "], ["a", REFUSED]),
@@ -104,21 +134,63 @@ CASES: list[tuple[str, ColumnSpec, ColumnSpec, list[Any], list[Any]]] = [
     ("bytes that were no text", var(9), var(10), ["a\ufffd"], [REFUSED]),
     ("varchar to text", var(300), spec(249, flen=255, charset="utf8mb4"), ["é" * 127, "é" * 128], ["é" * 127, REFUSED]),
     ("text to varbinary", var(9), spec(VARCHAR, flen=2, binary=True), ["ab", "abc", "é"], [b"ab", REFUSED, REFUSED]),
-    ("blob to varbinary", spec(BLOB, flen=65535, binary=True), spec(VARCHAR, flen=2, binary=True), [b"\xff\0", b"abc"], [b"\xff\0", REFUSED]),
+    (
+        "blob to varbinary",
+        spec(BLOB, flen=65535, binary=True),
+        spec(VARCHAR, flen=2, binary=True),
+        [b"\xff\0", b"abc"],
+        [b"\xff\0", REFUSED],
+    ),
     ("blob to text", spec(BLOB, flen=65535, binary=True), var(9), [b"a"], [REFUSED]),
     ("json to text", spec(JSON), spec(BLOB, flen=65535), ["1"], [REFUSED]),
     ("year to int", spec(YEAR), ints(SHORT), [1999, 0], [1999, 0]),
     ("year to varchar", spec(YEAR), var(4), [1999, 0], ["1999", REFUSED]),
     ("bit to int", spec(BIT, flen=8), ints(TINY), [5, 200], [5, REFUSED]),
-    ("time to varchar", spec(TIME, decimal=4), var(20), [-1_500_000_000, 3_600_000_000_000], ["-00:00:01.5000", "01:00:00.0000"]),
-    ("time to fewer digits", spec(TIME, decimal=3), spec(TIME, decimal=1), [1_500_000_000, 1_550_000_000], [1_500_000_000, REFUSED]),
+    (
+        "time to varchar",
+        spec(TIME, decimal=4),
+        var(20),
+        [-1_500_000_000, 3_600_000_000_000],
+        ["-00:00:01.5000", "01:00:00.0000"],
+    ),
+    (
+        "time to fewer digits",
+        spec(TIME, decimal=3),
+        spec(TIME, decimal=1),
+        [1_500_000_000, 1_550_000_000],
+        [1_500_000_000, REFUSED],
+    ),
     ("date to datetime", spec(DATE), spec(DATETIME, decimal=0), [packed(2020, 2, 29), 0], [packed(2020, 2, 29), 0]),
-    ("datetime to date", spec(DATETIME, decimal=0), spec(DATE), [packed(2020, 2, 29), packed(2020, 2, 29, 1)], [packed(2020, 2, 29), REFUSED]),
-    ("datetime(3) to datetime", spec(DATETIME, decimal=3), spec(DATETIME, decimal=0), [packed(2020, 1, 1), packed(2020, 1, 1, micro=1000)], [packed(2020, 1, 1), REFUSED]),
-    ("datetime to varchar", spec(DATETIME, decimal=1), var(30), [packed(2020, 1, 2, 3, 4, 5, 600000)], ["2020-01-02 03:04:05.6"]),
+    (
+        "datetime to date",
+        spec(DATETIME, decimal=0),
+        spec(DATE),
+        [packed(2020, 2, 29), packed(2020, 2, 29, 1)],
+        [packed(2020, 2, 29), REFUSED],
+    ),
+    (
+        "datetime(3) to datetime",
+        spec(DATETIME, decimal=3),
+        spec(DATETIME, decimal=0),
+        [packed(2020, 1, 1), packed(2020, 1, 1, micro=1000)],
+        [packed(2020, 1, 1), REFUSED],
+    ),
+    (
+        "datetime to varchar",
+        spec(DATETIME, decimal=1),
+        var(30),
+        [packed(2020, 1, 2, 3, 4, 5, 600000)],
+        ["2020-01-02 03:04:05.6"],
+    ),
     ("timestamp to varchar", spec(TIMESTAMP, decimal=0), var(30), [packed(2020, 1, 2)], [REFUSED]),
     ("timestamp to datetime", spec(TIMESTAMP, decimal=0), spec(DATETIME, decimal=0), [packed(2020, 1, 2)], [REFUSED]),
-    ("timestamp to timestamp(3)", spec(TIMESTAMP, decimal=0), spec(TIMESTAMP, decimal=3), [packed(2020, 1, 2)], [packed(2020, 1, 2)]),
+    (
+        "timestamp to timestamp(3)",
+        spec(TIMESTAMP, decimal=0),
+        spec(TIMESTAMP, decimal=3),
+        [packed(2020, 1, 2)],
+        [packed(2020, 1, 2)],
+    ),
     ("enum to enum", spec(ENUM, elems=("a", "b")), spec(ENUM, elems=("b", "c", "A")), [2, 1, 0], [1, REFUSED, REFUSED]),
     ("enum to set", spec(ENUM, elems=("x", "y")), spec(SET, elems=("zz", "x", "y")), [1, 2], [2, 4]),
     ("enum to int", spec(ENUM, elems=("x", "y")), ints(), [1, 2], [1, 2]),
@@ -126,11 +198,13 @@ CASES: list[tuple[str, ColumnSpec, ColumnSpec, list[Any], list[Any]]] = [
     ("set to set", spec(SET, elems=("a", "b", "c")), spec(SET, elems=("c", "a")), [5, 2, 0], [3, REFUSED, 0]),
     ("set to text", spec(SET, elems=("p", "q", "r")), spec(BLOB, flen=65535), [5, 0], ["p,r", ""]),
     ("varchar to enum", var(9), spec(ENUM, elems=("a", "b")), ["b", "B", ""], [2, REFUSED, REFUSED]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "values", "wanted"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_a_value_is_converted_or_refused(old: ColumnSpec, new: ColumnSpec, values: list[Any], wanted: list[Any]) -> None:
+def test_a_value_is_converted_or_refused(
+    old: ColumnSpec, new: ColumnSpec, values: list[Any], wanted: list[Any]
+) -> None:
     result, sure = cast(old, new, pa.array(values, storage_type(old)))
     assert result.type == storage_type(new)
     assert sure.tolist() == [w is not REFUSED for w in wanted]

@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 
 from tistream.codec import seed_file
-from tistream.codec.segment_file import SegmentFile
 from tistream.codec.seed_file import (
     FILES_PER_SEED_MAX,
     SEED,
@@ -17,6 +16,7 @@ from tistream.codec.seed_file import (
     manifest_key,
     read_manifest,
 )
+from tistream.codec.segment_file import SegmentFile
 from tistream.codec.table_key import index_key, record_key
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant

@@ -5,7 +5,7 @@ Value by value it gives the result or refuses: a value counts only if every read
 Nothing is rounded, cut or guessed, but for one rule that MySQL and TiDB share: a DECIMAL that loses fraction digits is
 rounded half away from zero. docs/asof.md lists what is exact and why.
 
-That the change succeeded is no proof: without strict mode TiDB clamps and cuts. So a value that does not fit is refused.
+That the change succeeded is no proof: without strict mode TiDB clamps and cuts. So what does not fit is refused.
 """
 
 from __future__ import annotations

@@ -94,9 +94,7 @@ def _plan(layout: RowLayout) -> _Plan:
     )
 
 
-def decode(
-    layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray, *, with_lacking: bool = False
-) -> Decoded:
+def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray, *, with_lacking: bool = False) -> Decoded:
     """Decode the rows of one table version.
 
     `keys` are plain record keys, `values` their images; a NULL value (no image) is NULL in every column.
