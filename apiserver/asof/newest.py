@@ -10,10 +10,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream.change import Op
+from tistream.codec.compiled import view
+from tistream.codec.table_key import RECORD
 from tistream.errors import CorruptObject
 
 #: one version of a key; a null value says that the key was deleted
@@ -22,6 +25,9 @@ STATE = pa.schema(
 )
 
 Run = Iterator[pa.Table]
+
+_INT_KEY_BYTES = 19  # of a record key with an integer handle
+_RECORD_MARK = np.frombuffer(RECORD, np.uint8)
 
 
 def states(rows: pa.Table) -> pa.Table:
@@ -37,13 +43,33 @@ def states(rows: pa.Table) -> pa.Table:
 
 def newest(versions: pa.Table) -> pa.Table:
     """One version a key, the newest, in key order. `versions` has schema STATE."""
+    versions = versions.combine_chunks()
     if versions.num_rows < 2:
-        return versions.combine_chunks()
-    order = pc.sort_indices(versions, sort_keys=[("key", "ascending"), ("commit_ts", "descending")])
-    keys = versions["key"].combine_chunks().take(order)
-    first = np.ones(len(keys), np.bool_)
-    first[1:] = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
-    return versions.take(order.filter(pa.array(first))).combine_chunks()
+        return versions
+    numbers = _as_numbers(versions["key"].chunk(0))
+    if numbers is None:
+        order = pc.sort_indices(versions, sort_keys=[("key", "ascending"), ("commit_ts", "descending")]).to_numpy()
+        keys = versions["key"].chunk(0).take(pa.array(order))
+        changes = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
+    else:
+        tables, handles = numbers
+        order = np.lexsort((~versions["commit_ts"].to_numpy(), handles, tables))
+        tables, handles = tables[order], handles[order]
+        changes = (tables[1:] != tables[:-1]) | (handles[1:] != handles[:-1])
+    return versions.take(pa.array(order[np.concatenate([[True], changes])])).combine_chunks()
+
+
+def _as_numbers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None:
+    """(table, handle) of each key, in whose order the keys are, if all have integer handles: most tables' have. They
+    sort some times faster than bytes."""
+    offsets = view(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    if (np.diff(offsets) != _INT_KEY_BYTES).any():
+        return None
+    data = view(keys.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(-1, _INT_KEY_BYTES)
+    if (data[:, 0] != ord("t")).any() or (data[:, 9:11] != _RECORD_MARK).any():
+        return None
+    tables, handles = (np.ascontiguousarray(data[:, a : a + 8]).view(">u8").ravel().astype(np.uint64) for a in (1, 11))
+    return tables, handles
 
 
 def merged(runs: Sequence[Run]) -> Run:

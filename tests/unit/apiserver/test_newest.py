@@ -10,6 +10,7 @@ import pytest
 
 from apiserver.asof.newest import STATE, alive, merged, newest, pieces, states
 from tistream import change
+from tistream.codec.table_key import record_key
 from tistream.errors import CorruptObject
 
 Version = tuple[bytes, int, bytes | None]
@@ -33,7 +34,12 @@ def replayed(rows: list[Version]) -> list[Version]:
 @pytest.mark.parametrize("seed", range(40))
 def test_merged_runs_are_what_a_dict_makes_of_them(seed: int) -> None:
     rand = random.Random(seed)
-    keys = [rand.randbytes(rand.randint(0, 3)) for _ in range(rand.randint(1, 40))]
+    count = rand.randint(1, 40)
+    keys = [rand.randbytes(rand.randint(0, 3)) for _ in range(count)]
+    if seed % 2:  # integer handles, which are sorted as numbers
+        keys = [record_key(rand.choice([3, 300]), rand.randint(-5, 5) * 1000) for _ in range(count)]
+    if seed % 4 == 1:  # and one that is not
+        keys.append(record_key(300, b"datums"))
     rows: list[Version] = [
         (rand.choice(keys), ts, rand.choice([None, b"", rand.randbytes(2)])) for ts in range(rand.randint(0, 200))
     ]
