@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -13,14 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from apiserver.asof import source
+from apiserver.asof.bases import choose
+from apiserver.asof.newest import STATE
+from tistream import change
+from tistream.catalog.seeds import list_seeds
 from tistream.codec.seed_file import SEED, manifest_key
-from tistream.errors import InvalidInput
+from tistream.errors import InvalidInput, NotFound
 from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.seed_push import captured_rows
 from tistream.simulator.capture import Capture
 from tistream.testing import replica
 from tistream.testing.api_world import ApiWorld, api_world, arrow_of, events_of
-from tistream.testing.log_builder import TENANT, recording_end
+from tistream.testing.log_builder import TENANT, recording_end, with_broken_value
 from tistream.testing.recording import EXPECTED, RECORDING, committed_rows, recorded_history
 
 END = recording_end()
@@ -208,6 +213,49 @@ def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: Api
                 answer = made.ok(path, as_of=moment.ts)
                 assert answer.content == world.ok(path, as_of=moment.ts).content
                 assert answer.headers["TiStream-Base-Ts"] == str(middle.ts)
+
+
+@pytest.mark.parametrize("name", ["customers", "evolve", "p_range", "k_vuci"])
+def test_at_any_timestamp_the_versions_are_those_of_a_replay(world: ApiWorld, name: str) -> None:
+    rand, history = random.Random(name), recorded_history()
+    reader = source.TableSource(catalog=world.catalog, store=world.store, reader=world.services.reader)
+    seeds, compared = list_seeds(world.catalog, TENANT), 0
+    for ts in sorted(rand.randint(world.log.start_ts, END) for _ in range(8)):
+        try:
+            table = history.find("shop", name, ts)
+        except NotFound:
+            continue
+        bases = choose(history, table, ts, seeds, world.log.start_ts)
+        mine = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, bases, ts)])
+        theirs = pa.concat_tables([part for i in sorted(table.physical_ids) for part in _replayed(i, ts)])
+        assert mine.equals(theirs.select(STATE.names).cast(STATE))
+        compared += mine.num_rows
+    assert compared > 0
+
+
+def test_rows_that_are_no_changes_count_here_and_are_not_pulled(tmp_path: Path, world: ApiWorld) -> None:
+    rows = committed_rows()
+    history = recorded_history()
+    table = history.find("shop", "k_int", END)
+    mine = pc.equal(rows["table_id"], table.id)
+    flags = pc.if_else(mine, pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()), rows["flags"])
+    hidden = rows.set_column(rows.schema.get_field_index("flags"), change.COMMITTED.field("flags"), flags)
+    with api_world(tmp_path, rows=hidden) as made:
+        made.log.build(3).seed()
+        path = path_of("shop", "k_int")
+        assert made.ok(path).content == world.ok(path).content
+        assert [e for e in made.events("/databases/shop/tables/k_int/changes") if e["type"] != "ddl"][:-1] == []
+
+
+def test_a_row_that_cannot_be_decoded_is_never_left_out(tmp_path: Path) -> None:
+    rows = committed_rows()
+    table = recorded_history().find("shop", "k_int", END)
+    at = [n for n, i in enumerate(rows["table_id"].to_pylist()) if i == table.id][-1]
+    with api_world(tmp_path, rows=with_broken_value(rows, at)) as made:
+        made.log.build(3).seed()
+        answer = made.get(path_of("shop", "k_int"))
+        assert (answer.status_code, answer.json()["code"]) == (500, "TS-1021")
+        assert answer.json()["facts"]["key"] == rows["key"][at].as_py().hex()
 
 
 def _snapshot_rows() -> list[pa.Table]:
