@@ -6,7 +6,7 @@ again changes nothing. A seed is of the whole tenant (`table_id` 0) or of one lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,6 +17,7 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live
 from tistream.catalog.tables import now_ms, of_asked_tenant, seed_segments, seeds, tenant_ids
 from tistream.codec.seed_file import SeedManifest, manifest_key
+from tistream.errors import Fenced
 from tistream.ids import Tenant
 
 _SEEDS = select(seeds).where(of_asked_tenant(seeds)).order_by(seeds.c.ts.desc(), seeds.c.table_id)
@@ -71,11 +72,21 @@ class SeedSegmentRow:
 
 def add_seed(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int) -> bool:
     """Make a seed visible; False when it was already. Fenced when one of its objects was tombstoned."""
+    asked = {**tenant_ids(manifest.tenant), "asked_ts": manifest.ts, "asked_table": manifest.table_id}
+    try:
+        return _add(catalog, manifest, manifest_bytes, asked)
+    except Fenced:  # by a tombstone, or by who added the same seed at the same time
+        with catalog.reading() as conn:
+            if conn.execute(_KNOWN, asked).scalar() is None:
+                raise
+        return False
+
+
+def _add(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int, asked: Mapping[str, Any]) -> bool:
     tenant = manifest.tenant
     key = str(manifest_key(tenant, manifest.ts, manifest.table_id))
     with catalog.transaction() as conn:
-        asked = {"asked_ts": manifest.ts, "asked_table": manifest.table_id}
-        if conn.execute(_KNOWN, {**tenant_ids(tenant), **asked}).scalar() is not None:
+        if conn.execute(_KNOWN, asked).scalar() is not None:
             return False
         insert_live(conn, tenant, key, ObjectKind.SEED, manifest_bytes)
         for n, size in manifest.file_bytes.items():
