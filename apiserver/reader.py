@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,9 @@ from tistream.codec.committed_file import decode_committed_segment
 from tistream.errors import CorruptObject, ObjectNotFound
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SEGMENTS_PER_QUERY = 2000
 _REQUESTS_IN_FLIGHT_MAX = 8
@@ -65,6 +69,26 @@ class LogReader:
             at = end
         return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
 
+    def versions(self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int]) -> Iterator[pa.Table]:
+        """All rows of these tables with commit_ts in (after, upto], schema change.COMMITTED, in no order, some at a
+        time: changes, and rows that are kept for reads as of a timestamp only."""
+        limit = _SEGMENTS_PER_QUERY
+        while after < upto:
+            segments = committed.find_segments(
+                self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
+            )
+            end = upto if len(segments) < limit else min(upto, segments[-1].lo_ts - 1)
+            if end <= after:
+                limit *= 2  # every listed segment starts at one commit_ts: see more of them
+                continue
+            listed = [segment for segment in segments if segment.lo_ts <= end]
+            for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
+                for table in self._requests.map(self._once, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
+                    found = table.filter(_within(table, after, end, table_ids))
+                    if found.num_rows:
+                        yield found
+            after = end
+
     def _step(
         self, tenant: Tenant, after: int, upto: int, rows: int, table_ids: Collection[int] | None
     ) -> tuple[pa.Table, int]:
@@ -89,6 +113,16 @@ class LogReader:
         table = table.take(pc.sort_indices(table, sort_keys=[("commit_ts", "ascending")]))
         n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, rows))
         return table.slice(0, n), end
+
+    def submit(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a request of somebody else's in one of the reader's threads."""
+        return self._requests.submit(read, *args, **kwargs)
+
+    def _once(self, row: committed.SegmentRow) -> pa.Table:
+        """A segment that is read once: it does not push others out of the cache."""
+        with self._lock:
+            hit = self._cache.get((row.object_key, row.segment_no))
+        return self._fetch(row) if hit is None else hit
 
     def _segment(self, row: committed.SegmentRow) -> pa.Table:
         key = (row.object_key, row.segment_no)
@@ -122,14 +156,17 @@ class LogReader:
 
 def _select(table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None) -> pa.Table:
     """Rows that are changes, in (after, upto], of the wanted tables."""
+    hidden = pc.bit_wise_and(table["flags"], pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()))
+    return table.filter(pc.and_(_within(table, after, upto, table_ids), pc.equal(hidden, 0)))
+
+
+def _within(table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None) -> pa.ChunkedArray:
+    """Which rows lie in (after, upto] and are of the wanted tables."""
     ts = table["commit_ts"]
-    keep = pc.and_(
-        pc.and_(pc.greater(ts, pa.scalar(after, pa.uint64())), pc.less_equal(ts, pa.scalar(upto, pa.uint64()))),
-        pc.equal(pc.bit_wise_and(table["flags"], pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8())), 0),
-    )
-    if table_ids is not None:
-        keep = pc.and_(keep, pc.is_in(table["table_id"], value_set=pa.array(sorted(table_ids), pa.int64())))
-    return table.filter(keep)
+    keep = pc.and_(pc.greater(ts, pa.scalar(after, pa.uint64())), pc.less_equal(ts, pa.scalar(upto, pa.uint64())))
+    if table_ids is None:
+        return keep
+    return pc.and_(keep, pc.is_in(table["table_id"], value_set=pa.array(sorted(table_ids), pa.int64())))
 
 
 def _fitting(table: pa.Table, rows: int) -> int:

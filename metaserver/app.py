@@ -7,17 +7,27 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI, Response
 
 from metaserver.routes import control_router
+from metaserver.seed_routes import seed_router
 from tistream import __version__
 from tistream.catalog.engine import Catalog
+from tistream.objectstore.protocol import ObjectStore
 from tistream.problem import install
 from tistream.service import Problem
 
 
-def create_app(catalog: Catalog, store_url: str, problems: Callable[[], Sequence[Problem]] = list) -> FastAPI:
-    """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready."""
+def create_app(
+    catalog: Catalog,
+    store_url: str,
+    problems: Callable[[], Sequence[Problem]] = list,
+    store: ObjectStore | None = None,
+) -> FastAPI:
+    """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready. Seeds can be added
+    where there is a `store` to look into."""
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)
     app.include_router(control_router(catalog, store_url))
+    if store is not None:
+        app.include_router(seed_router(catalog, store))
 
     @app.get("/livez", include_in_schema=False)
     def livez() -> dict[str, str]:

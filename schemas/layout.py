@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from schemas.model import Column, Table
-from tistream.codec.row.layout import ColumnSpec, Kind, RowLayout, kind_of
+from tistream.codec.row.layout import YEAR, ColumnSpec, Kind, RowLayout, kind_of
 
 _ENCODED = ("gbk", "gb18030")  # keys hold texts of these in their own encoding
+_ZEROFILL = 64
 
 
 class _ByIdentity:
@@ -36,7 +37,7 @@ def _build(key: _ByIdentity) -> RowLayout:
     table = key.table
     return RowLayout(
         name=f"{table.db}.{table.name}",
-        columns=tuple(_spec(c) for c in table.visible_columns),
+        columns=tuple(column_spec(c) for c in table.visible_columns),
         int_handle=next((c.id for c in table.columns if c.primary), None) if table.pk_is_handle else None,
         common_handle=_common_handle(table) if table.is_common_handle else (),
     )
@@ -61,7 +62,7 @@ def _build_of_key(key: _ByIdentity) -> RowLayout:
 
 
 def _sorts_as_it_is(column: Column) -> bool:
-    kind = kind_of(_spec(column))
+    kind = kind_of(column_spec(column))
     if kind is Kind.TEXT:
         return column.charset not in _ENCODED and column.collate.endswith("_bin")
     return kind not in (Kind.ENUM, Kind.SET, Kind.BIT, Kind.JSON, Kind.VECTOR)
@@ -73,7 +74,8 @@ def _common_handle(table: Table) -> tuple[int, ...]:
     return tuple(by_offset[c.offset] for c in primary.columns) if primary else ()
 
 
-def _spec(column: Column) -> ColumnSpec:
+def column_spec(column: Column) -> ColumnSpec:
+    """What the codec must know of one column."""
     return ColumnSpec(
         id=column.id,
         name=column.name,
@@ -86,5 +88,7 @@ def _spec(column: Column) -> ColumnSpec:
         elems=column.elems,
         origin_default=column.origin_default,
         origin_default_bit=column.origin_default_bit,
+        zerofill=bool(column.flag & _ZEROFILL) and column.tp != YEAR,
+        charset=column.charset,
         version=column.version,
     )

@@ -32,6 +32,7 @@ class Column:
     default_is_expr: bool = False
     generated: bool = False
     generated_stored: bool = False
+    generated_expr: str = ""  #: what a generated column is computed from
     hidden: bool = False
     state: int = STATE_PUBLIC
     version: int = 0

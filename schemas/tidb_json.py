@@ -91,6 +91,7 @@ def _column(info: Json) -> Column:
         default_is_expr=bool(info.get("default_is_expr")),
         generated=bool(info.get("generated_expr_string")),
         generated_stored=bool(info.get("generated_stored")),
+        generated_expr=info.get("generated_expr_string") or "",
         hidden=bool(info.get("hidden")),
         state=int(info.get("state") or 0),
         version=int(info.get("version") or 0),

@@ -10,6 +10,9 @@ docstring is the default message. Store and catalog errors also say whether the 
         CursorInvalid       a cursor that this service never made
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
+        SeedNeeded          a table as it was: the log alone does not say it
+          NotConvertible    and why: a column was changed since
+      AheadOfWatermark      a timestamp that is not served yet: wait
       NotFound              tenant, database, table, worker ... does not exist
       CorruptObject         bytes that are not what their name promises: fail closed
         DecodeError         one key or row that cannot be decoded
@@ -93,6 +96,28 @@ class TsExpired(InvalidInput):
 
     code = "TS-1005"
     hint = "start_ts=earliest begins where the log begins; what lies before it must come from a dump of the source."
+
+
+class AheadOfWatermark(TiStreamError):
+    """The timestamp lies above what is served yet."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1007"
+    hint = "Ask again when the watermark has passed it, give wait=SECONDS, or read as_of=latest."
+
+
+class SeedNeeded(InvalidInput):
+    """The log alone does not say what these rows were at that timestamp."""
+
+    code = "TS-1011"
+    hint = "Add a seed of the table, taken at or before the timestamp, with tistream seed."
+
+
+class NotConvertible(SeedNeeded):
+    """A column's type was changed since a row was written, and what became of the row's value is not certain."""
+
+    code = "TS-1012"
+    hint = "Add a seed of the table, taken after its column was changed, with tistream seed."
 
 
 class NotFound(TiStreamError):

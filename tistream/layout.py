@@ -128,7 +128,7 @@ class SchemasKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedKey:
-    """Rows that existed at `ts`, before the log starts."""
+    """Rows that existed at `ts`. Which `n` is what: see `tistream.codec.seed_file`."""
 
     tenant: Tenant
     ts: int

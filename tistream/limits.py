@@ -7,6 +7,7 @@ COMMITTED_FILE_BYTES_TARGET = 8 << 20
 SEGMENT_OWN_BYTES_MIN = 256 << 10  # a table with more than this in one flush gets a segment of its own
 SEGMENT_SHARED_BYTES_TARGET = 512 << 10  # a segment of several tables ends here: a reader of one fetches so much
 SEGMENT_BYTES_TARGET = 64 << 20  # a segment of a committed file ends here, unpacked; a larger flush gets several
+SEED_SEGMENT_BYTES_TARGET = 4 << 20  # a segment of a seed ends here, unpacked: a reader holds some of them
 FILE_BYTES_MAX = 2 << 30  # a segment file larger than this is refused
 SEGMENT_BYTES_MAX = 1 << 30  # decompressed bytes of one segment; larger is refused before it is unpacked
 FOOTER_BYTES_MAX = 64 << 20

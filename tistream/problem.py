@@ -15,7 +15,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError, TsExpired
+from tistream.errors import (
+    AheadOfWatermark,
+    ErrorKind,
+    InvalidInput,
+    NotFound,
+    SeedNeeded,
+    TiStreamError,
+    TsExpired,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +46,11 @@ STATUS: Mapping[ErrorKind, int] = {
 
 
 def status_of(error: TiStreamError) -> int:
-    """The HTTP status; what lies below retention is gone (410) rather than a wrong request."""
-    return 410 if isinstance(error, TsExpired) else STATUS[error.kind]
+    """The HTTP status; what lies below retention is gone (410) rather than a wrong request, and what the state of the
+    log does not allow (409) would be right at another time."""
+    if isinstance(error, TsExpired):
+        return 410
+    return 409 if isinstance(error, AheadOfWatermark | SeedNeeded) else STATUS[error.kind]
 
 
 def problem_body(error: TiStreamError) -> dict[str, object]:

@@ -132,13 +132,14 @@ def one_process_app() -> Any:
     from apiserver.app import create_app
     from apiserver.deps import Services
     from metaserver.routes import control_router
+    from metaserver.seed_routes import seed_router
     from tistream.catalog.engine import Catalog
     from tistream.clock import SystemClock
     from tistream.objectstore.memory import MemoryStore
 
     catalog = Catalog("sqlite:////nowhere/catalog.db")
     services = Services.create(catalog, MemoryStore(), SystemClock(), checks={}, problems=lambda: [])
-    return create_app(services, [control_router(catalog, "memory://")])
+    return create_app(services, [control_router(catalog, "memory://"), seed_router(catalog, MemoryStore())])
 
 
 def error_classes() -> set[type[TiStreamError]]:

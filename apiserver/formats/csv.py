@@ -76,7 +76,7 @@ class Csv(Encoder):
         if options.output_old_value:
             pieces += [comma, b"true" if is_update else b"false"]
         for field in fields_of(changes.table):
-            pieces += [comma, self._value(field, batch.column(field.place))]
+            pieces += [comma, self.value(field, batch.column(field.place))]
         return pieces
 
     def _texts(self, op: str, table: Table) -> list[bytes]:
@@ -88,7 +88,8 @@ class Csv(Encoder):
         escapes = _escapes(quote, self.options.delimiter.encode())
         return slot(values, escapes, before=quote, after=quote, null=self.options.null.encode())
 
-    def _value(self, field: Field, values: pa.Array) -> Slot:
+    def value(self, field: Field, values: pa.Array) -> Slot:
+        """A column's values as they stand in a record."""
         null = self.options.null.encode()
         if field.kind in _UNQUOTED:
             return bare(plain_text(field, values), null=null)

@@ -68,9 +68,9 @@ class Ndjson(Encoder):
             _times(changes.commit_ts),
             b'","columns":',
         ]
-        pieces += image(fields, _values(fields, changes.after)) if kind != DELETE else [b"null"]
+        pieces += image(fields, column_values(fields, changes.after)) if kind != DELETE else [b"null"]
         pieces.append(b',"old":')
-        pieces += image(fields, _values(fields, changes.before)) if kind != INSERT else [b"null"]
+        pieces += image(fields, column_values(fields, changes.before)) if kind != INSERT else [b"null"]
         return [*pieces, b"}"]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
@@ -100,7 +100,8 @@ def _times(commit_ts_values: npt.NDArray[np.uint64]) -> Slot:
     return bare(pa.array(texts, pa.large_string()).take(pa.array(back)))
 
 
-def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
+def column_values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
+    """The values of the columns, one slot a column."""
     return [_value(f, batch.column(f.place)) for f in fields]
 
 

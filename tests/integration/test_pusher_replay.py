@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+from importlib.resources import files
 from pathlib import Path
 
 import orjson
@@ -14,7 +15,7 @@ import zstandard
 from schemas.snapshot import parse_pushed
 from tistream.change import Op
 from tistream.codec.table_key import table_prefix
-from tistream.errors import CorruptObject, InvalidInput
+from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange, prefix_range
 from tistream.layout import SchemaSnapKey
@@ -108,13 +109,13 @@ def test_a_tenant_that_has_more_already_is_refused(pushed: tuple[Bench, PushResu
 
 def test_a_schema_beside_the_recording_is_pushed(tmp_path: Path) -> None:
     shutil.copy(QUIET / "stream.ndjson.zst", tmp_path)
-    own = orjson.loads(JOB_TABLE)
+    own = orjson.loads((files("tistream") / "recording" / "schema_snapshot.json").read_bytes())
     bench = Bench()
     (tmp_path / "schema_snapshot.json").write_bytes(orjson.dumps(own))
     with pytest.raises(InvalidInput, match="another moment"):
         bench.push(tmp_path)
     (tmp_path / "schema_snapshot.json").write_bytes(b"{")
-    with pytest.raises(CorruptObject):
+    with pytest.raises(InvalidInput, match="not a schema snapshot"):
         bench.push(tmp_path)
     (tmp_path / "schema_snapshot.json").write_bytes(orjson.dumps(own | {"ts": str(START_TS)}))
     bench.control.entries = []  # the tenant waits for its first snapshot

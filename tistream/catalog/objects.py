@@ -26,6 +26,7 @@ class ObjectKind(StrEnum):
     COMMITTED = "committed"
     SNAPSHOT = "snapshot"
     SCHEMAS = "schemas"
+    SEED = "seed"
     UNKNOWN = "unknown"  #: a tombstone of something that never had a row
 
 

@@ -202,6 +202,39 @@ schema_versions = Table(
     Column("object_key", ObjectName, nullable=False),
 )
 
+seeds = Table(
+    "seeds",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("ts"),
+    _id("table_id"),
+    Column("state", Word, nullable=False),
+    Column("manifest_key", ObjectName, nullable=False),
+    _uint("row_count"),
+    _uint("bytes"),
+    _uint("created_ms"),
+)
+
+seed_segments = Table(
+    "seed_segments",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    Column("segment_no", Integer, primary_key=True, autoincrement=False),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    _uint("ts"),
+    _uint("seed_table_id"),
+    _uint("table_id"),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("row_count"),
+    _uint("byte_offset"),
+    _uint("byte_length"),
+    _uint("crc"),
+    Index("seed_segments_of_table", "cluster_id", "tenant_id", "ts", "seed_table_id", "table_id"),
+)
+
 counters = Table(
     "counters",
     metadata,

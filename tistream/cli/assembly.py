@@ -128,7 +128,7 @@ def meta(parts: Parts, name: str) -> Running:
     from metaserver.app import create_app
 
     worker = _meta(parts, name)
-    app = create_app(parts.catalog, parts.settings.object_store.url, worker.problems)
+    app = create_app(parts.catalog, parts.settings.object_store.url, worker.problems, parts.store)
     return Running(parts, [worker], app)
 
 
@@ -180,8 +180,10 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
     extra = []
     if control:
         from metaserver.routes import control_router
+        from metaserver.seed_routes import seed_router
 
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
+        extra.append(seed_router(parts.catalog, parts.store))
     return create_app(wired, extra)
 
 

@@ -12,7 +12,7 @@ import traceback
 
 import typer
 
-from tistream.cli import files, pull, push, run, sim, status, tenant, time
+from tistream.cli import files, pull, push, run, seed, sim, snapshot, status, tenant, time
 from tistream.errors import ErrorKind, TiStreamError
 
 app = typer.Typer(
@@ -36,6 +36,8 @@ run.add_to(app)
 tenant.add_to(app)
 push.add_to(app)
 pull.add_to(app)
+snapshot.add_to(app)
+seed.add_to(app)
 status.add_to(app)
 files.add_to(app)
 time.add_to(app)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -19,9 +20,12 @@ import orjson
 import pyarrow as pa
 
 from tistream.errors import (
+    AheadOfWatermark,
     CursorInvalid,
     InvalidInput,
+    NotConvertible,
     NotFound,
+    SeedNeeded,
     StoreUnavailable,
     TiStreamError,
     TsExpired,
@@ -34,7 +38,19 @@ _WAIT_S = 10
 _TIMEOUT_S = 120  # for an answer; the first page after a start may wait until its code is compiled
 
 #: errors that a caller handles apart, by the code of the problem
-_BY_CODE = {error.code: error for error in (InvalidInput, CursorInvalid, TsOutOfRange, TsExpired, NotFound)}
+_BY_CODE: dict[str, type[TiStreamError]] = {
+    error.code: error
+    for error in (
+        InvalidInput,
+        CursorInvalid,
+        TsOutOfRange,
+        TsExpired,
+        NotFound,
+        AheadOfWatermark,
+        SeedNeeded,
+        NotConvertible,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +164,35 @@ class Client:
             if not page.has_more and not follow:
                 return
 
+    def rows(
+        self,
+        cluster_id: int,
+        tenant_id: int,
+        database: str,
+        table: str,
+        *,
+        as_of: str | int = "latest",
+        format: str = "ndjson",
+        wait_s: float = 0,
+    ) -> Iterator[bytes]:
+        """The rows of a table as of a timestamp, piece by piece. StoreUnavailable when the answer breaks off: what
+        came before is then a part only."""
+        path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}{_of_table(database, table)}/rows"
+        params = {"as_of": str(as_of), "format": format} | ({"wait": str(wait_s)} if wait_s else {})
+        with closing(self._request("GET", path, stream=True, params=params, timeout=wait_s + _TIMEOUT_S)) as response:
+            try:
+                yield from response.iter_bytes()
+            except httpx2.TransportError as e:
+                raise StoreUnavailable(f"The rows of {database}.{table} broke off: {e or type(e).__name__}.") from e
+
+    def definition(
+        self, cluster_id: int, tenant_id: int, database: str, table: str, *, as_of: str | int, dialect: str = "mysql"
+    ) -> dict[str, Any]:
+        """The CREATE statements of a table as of a timestamp, and notes on what they leave out."""
+        path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}{_of_table(database, table)}/definition"
+        found: dict[str, Any] = self.get(path, as_of=str(as_of), dialect=dialect)
+        return found
+
     def get(self, path: str, **params: str) -> Any:
         """GET a JSON resource of the API by its path."""
         return orjson.loads(self._request("GET", path, params=params).content)
@@ -158,12 +203,15 @@ class Client:
         found: dict[str, Any] = orjson.loads(self._request("POST", "/v1/tenants", json=body).content)
         return found
 
-    def _request(self, method: str, path: str, **kwargs: Any) -> httpx2.Response:
+    def _request(self, method: str, path: str, *, stream: bool = False, **kwargs: Any) -> httpx2.Response:
+        """The answer; with `stream` its body is still to be read, and the answer to be closed."""
         deadline = time.monotonic() + self._retry_s
         pause = _RETRY_FIRST_S
         while True:
             try:
-                response = self._http.request(method, self.url + path, **kwargs)
+                response = self._http.send(self._http.build_request(method, self.url + path, **kwargs), stream=stream)
+                if stream and not response.is_success:
+                    response.read()
                 error = None if response.is_success else _error(response)
             except httpx2.TransportError as e:
                 error = StoreUnavailable(f"{self.url} does not answer: {e or type(e).__name__}.")
@@ -178,6 +226,10 @@ class Client:
 def connect(url: str = "http://127.0.0.1:8711", **more: Any) -> Client:
     """A client of the service at `url`."""
     return Client(url, **more)
+
+
+def _of_table(database: str, table: str) -> str:
+    return f"/databases/{quote(database, safe='')}/tables/{quote(table, safe='')}"
 
 
 def _error(response: httpx2.Response) -> TiStreamError:

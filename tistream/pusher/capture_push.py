@@ -1,11 +1,13 @@
 """Pushes a recording of a real cluster, as its stores would have pushed it.
 
-    schema snapshot -> wait until the tenant's frontier is published -> a pusher per store over the cluster model
-                    -> one batch file per store and tick -> wait until all are durable
+    schema snapshot -> wait until the tenant's frontier is published -> the rows at the start, as a seed
+                    -> a pusher per store over the cluster model -> one batch file per store and tick
+                    -> wait until all are durable
 
 Relations:
 
 - the schema snapshot goes first, under the recording's start; the same content being there already is fine;
+- the seed comes before the first batch file, and is left alone when it is there;
 - a tick's now_ts is the cut_ts of its files; what is recorded behind the last tick is promised by nobody, so the last
   resolved ts is the last tick's now_ts;
 - pushed again, the recording first plays silently to the first tick that is not behind what any of its stores has
@@ -30,10 +32,11 @@ from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput
 from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.pusher.control import Control, PushBundle, retrying
+from tistream.pusher.control import CaptureControl, PushBundle, retrying
 from tistream.pusher.frontier import FrontierReader
 from tistream.pusher.model_source import ModelSource
 from tistream.pusher.schema_push import put_schema_snapshot
+from tistream.pusher.seed_push import captured_rows, push_seed
 from tistream.pusher.worker import PusherWorker
 from tistream.simulator.capture import Capture, CapturePlayer
 
@@ -50,7 +53,7 @@ _UNBOUNDED_BYTES = 1 << 62
 class PushProgress:
     """How far a recording has been pushed."""
 
-    phase: str  #: connecting, waiting (for the frontier), pushing, finishing (the uploads), done
+    phase: str  #: connecting, waiting (for the frontier), seeding, pushing, finishing (the uploads), done
     ticks: int = 0  #: played so far
     ticks_total: int = 0
     now_ts: int = 0  #: of the newest tick
@@ -73,7 +76,7 @@ class PushResult:
 
 def push_capture(
     directory: Path,
-    control: Control,
+    control: CaptureControl,
     open_store: Callable[[str], ObjectStore],
     *,
     speed: float | None = None,
@@ -99,7 +102,7 @@ class _Push:
     def __init__(
         self,
         capture: Capture,
-        control: Control,
+        control: CaptureControl,
         speed: float | None,
         progress: Callable[[PushProgress], None],
         stop: threading.Event | None,
@@ -123,6 +126,8 @@ class _Push:
         store = open_store(bundle.object_store)
         player = CapturePlayer(self._capture)
         if not self._put_schema(store) or not self._wait_for_frontier(bundle):
+            return self._result(complete=False)
+        if not self._put_seed(store):
             return self._result(complete=False)
         try:
             self._start_workers(player, store)
@@ -151,6 +156,21 @@ class _Push:
             if self._clock.wait(self._stop, _FRONTIER_POLL_S):
                 return False
         return not self._stop.is_set()
+
+    def _put_seed(self, store: ObjectStore) -> bool:
+        """False when told to stop."""
+        ts = self._capture.meta.start_ts
+        self._report("seeding")
+        if (known := self._retry(lambda: self._control.has_seed(ts, 0), "seeding")) is None:
+            return False
+        if known:
+            return True
+
+        def once() -> bool:
+            push_seed(self._control, store, ts, captured_rows(self._capture))
+            return True
+
+        return self._retry(once, "seeding") is not None
 
     def _start_workers(self, player: CapturePlayer, store: ObjectStore) -> None:
         pushed_to = 0

@@ -1,11 +1,13 @@
 """What a pusher asks of the control plane, and the HTTP end of it.
 
-Four requests, all safe to repeat, none on the way of the data:
+Six requests, all safe to repeat, none on the way of the data:
 
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new life of a pusher, and where time stood
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    which life is the newest
     GET  /v1/clusters/{c}/tenants/{t}/frontier                   where new tenures may start
     GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and what the tenant waits for
+    GET  /v1/clusters/{c}/tenants/{t}/seeds                      which seeds there are
+    POST /v1/clusters/{c}/tenants/{t}/seeds                      a seed is complete in the bucket
 
 A lost answer to the first one costs a number, nothing else: an incarnation without files is empty. Errors: transport
 faults and "try again" answers become ControlUnavailable (kind RETRY); problem documents keep the server's words.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -79,6 +81,25 @@ class Control(Protocol):
     def push_bundle(self) -> PushBundle: ...
 
 
+class SeedControl(Protocol):
+    """The control plane as who writes a seed sees it."""
+
+    @property
+    def tenant(self) -> Tenant: ...
+
+    def has_seed(self, ts: int, table_id: int) -> bool:
+        """Whether this seed is visible already."""
+        ...
+
+    def add_seed(self, ts: int, table_id: int) -> None:
+        """Say that the seed is complete in the bucket."""
+        ...
+
+
+class CaptureControl(Control, SeedControl, Protocol):
+    """The control plane as who pushes a whole recording sees it."""
+
+
 class HttpControl:
     """The control plane behind a URL. `token` is sent as a bearer token."""
 
@@ -110,14 +131,23 @@ class HttpControl:
             "GET", "push", lambda a: PushBundle(object_store=str(a["object_store"]), state=str(a["state"]))
         )
 
+    def has_seed(self, ts: int, table_id: int) -> bool:
+        found = self._request("GET", "seeds", lambda a: {(int(s["ts"]), int(s["table_id"])) for s in a["items"]})
+        return (ts, table_id) in found
+
+    def add_seed(self, ts: int, table_id: int) -> None:
+        self._request("POST", "seeds", lambda _: None, {"ts": str(ts), "table_id": table_id})
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
-    def _request(self, method: str, path: str, parse: Callable[[Any], T]) -> T:
+    def _request(
+        self, method: str, path: str, parse: Callable[[Any], T], body: Mapping[str, object] | None = None
+    ) -> T:
         url = f"{self._root}/{path}"
         try:
-            response = self._http.request(method, url)
+            response = self._http.request(method, url, json=body)
         except httpx2.TransportError as e:
             raise ControlUnavailable(url=url, cause=str(e) or type(e).__name__) from e
         if not response.is_success:

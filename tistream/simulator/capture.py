@@ -99,6 +99,21 @@ class Capture:
         """Line number and line of each key that lived at the start."""
         return read_lines(self.directory / SNAPSHOT)
 
+    def snapshot_text(self) -> Iterator[bytes]:
+        """The text of the same lines, in pieces of many whole lines. CorruptObject when it cannot be unpacked."""
+        path, rest = self.directory / SNAPSHOT, b""
+        try:
+            for chunk in _decompress(path):
+                whole, newline, rest = (rest + chunk).rpartition(b"\n")
+                if len(rest) > _LINE_BYTES_MAX:
+                    raise CorruptObject("a line of the recording is too long", file=str(path))
+                if newline:
+                    yield whole
+        except zstandard.ZstdError as e:
+            raise CorruptObject("the recording cannot be decompressed", file=str(path)) from e
+        if rest:
+            yield rest
+
     def damaged(self, line: int, what: str, file: str = EVENTS, /, **facts: object) -> CorruptObject:
         """The error for a line that cannot be used."""
         return CorruptObject(f"a line of the recording {what}", file=str(self.directory / file), line=line, **facts)

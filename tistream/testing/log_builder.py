@@ -3,6 +3,7 @@
     log = LogBuilder(catalog, store)        registered, schema snapshot pushed, activated at S
     log.flush(ts)                           one committed file: every task's rows up to ts, every upper at ts
     log.build(40)                           the whole recording in forty flushes
+    log.seed()                              the rows at its start, as a seed
 
 Rows are those of the recording that ships with the package; objects and catalog rows are made by the functions that the
 services use. Tasks may be flushed one by one, so that they stand at different timestamps.
@@ -20,11 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zstandard
 
+from metaserver.seed_routes import publish
 from metaserver.tiles import lay_out
 from schemas.snapshot import parse_pushed
 from tistream import change
 from tistream.catalog.committed import TaskAdvance, commit_flush, new_segment
 from tistream.catalog.engine import Catalog
+from tistream.catalog.seeds import list_seeds
 from tistream.catalog.tasks import TaskRow, list_tasks
 from tistream.catalog.tenants import activate_tenant, register_tenant
 from tistream.codec.committed_file import build_committed_file
@@ -33,6 +36,8 @@ from tistream.errors import invariant
 from tistream.ids import Tenant
 from tistream.layout import CommittedKey, SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.pusher.seed_push import captured_rows, push_seed
+from tistream.simulator.capture import Capture
 from tistream.testing.recording import RECORDING, committed_rows, meta_rows
 
 TENANT = Tenant(1, 1)
@@ -84,6 +89,12 @@ class LogBuilder:
                 self.flush(ts)
         return self
 
+    def seed(self, rows: pa.Table | None = None, *, ts: int | None = None, table_id: int = 0) -> LogBuilder:
+        """Make a seed visible: by default that of all rows at the recording's start."""
+        held = captured_rows(Capture(RECORDING)) if rows is None else iter([rows])
+        push_seed(_Straight(self), self.store, self.start_ts if ts is None else ts, held, table_id=table_id)
+        return self
+
     def cuts(self, count: int) -> list[int]:
         """Up to `count` commit timestamps that cut the rows into about equal parts, rising."""
         commit_ts = self.rows["commit_ts"].to_numpy()
@@ -130,6 +141,23 @@ class LogBuilder:
             keep = pc.and_(keep, pc.less(rows["key"], task.range.end))
         found = rows.filter(keep)
         return found.take(pc.sort_indices(found, sort_keys=_IN_A_TABLE)).cast(change.COMMITTED).combine_chunks()
+
+
+@dataclass(frozen=True)
+class _Straight:
+    """The control plane of a built log, without HTTP."""
+
+    log: LogBuilder
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.log.tenant
+
+    def has_seed(self, ts: int, table_id: int) -> bool:
+        return any((s.ts, s.table_id) == (ts, table_id) for s in list_seeds(self.log.catalog, self.tenant))
+
+    def add_seed(self, ts: int, table_id: int) -> None:
+        publish(self.log.catalog, self.log.store, self.tenant, ts, table_id)
 
 
 def with_broken_value(rows: pa.Table, at: int) -> pa.Table:

@@ -11,13 +11,14 @@ from tistream.pusher.frontier import FrontierEntry
 
 
 class MemoryControl:
-    """Implements `tistream.pusher.control.Control`."""
+    """Implements `tistream.pusher.control.CaptureControl`."""
 
     def __init__(self, tenant: Tenant, frontier: Sequence[FrontierEntry] = ()) -> None:
         self._tenant = tenant
         self.entries = list(frontier)  #: the published frontier; empty while the tenant awaits its snapshot
         self.max_cut_ts: dict[int, int] = defaultdict(int)  #: store -> largest cut_ts known
         self.incarnations: dict[int, int] = defaultdict(int)  #: store -> newest one issued
+        self.seeds: set[tuple[int, int]] = set()  #: (ts, table id) of those that were said to be complete
         self.away = False  #: nothing is answered while it is set
         self.fail_next = 0  #: so many requests fail
         self.requests = 0
@@ -42,6 +43,14 @@ class MemoryControl:
     def push_bundle(self) -> PushBundle:
         self._request()
         return PushBundle(object_store="memory://", state="ACTIVE" if self.entries else "AWAITING_SNAPSHOT")
+
+    def has_seed(self, ts: int, table_id: int) -> bool:
+        self._request()
+        return (ts, table_id) in self.seeds
+
+    def add_seed(self, ts: int, table_id: int) -> None:
+        self._request()
+        self.seeds.add((ts, table_id))
 
     def _request(self) -> None:
         self.requests += 1

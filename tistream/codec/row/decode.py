@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,6 +53,7 @@ class Decoded:
 
     batch: pa.RecordBatch  #: a column for each of the layout's, in storage form
     errors: tuple[RowError, ...]  #: by ascending index; these rows are NULL throughout
+    lacking: npt.NDArray[np.bool_]  #: (columns, rows), which cells neither value nor key hold; (0, 0) unless asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +97,11 @@ def _plan(layout: RowLayout) -> _Plan:
     )
 
 
-def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray) -> Decoded:
+def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray, *, with_lacking: bool = False) -> Decoded:
     """Decode the rows of one table version.
 
     `keys` are plain record keys, `values` their images; a NULL value (no image) is NULL in every column.
+    `with_lacking` also tells which cells come from no byte of the row, but from the column's default.
     Raises InvalidInput when the two differ in length, are not `binary` arrays, or hold more than 2 GiB together.
     """
     if len(keys) != len(values):
@@ -112,12 +115,15 @@ def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray) -> D
     position = np.zeros_like(length)
     trailer, fault = np.empty(rows, np.int32), np.zeros((3, rows), np.int32)
     old, summed = locate(data, offsets, present, plan.small, plan.ids, plan.order, position, length, trailer, fault)
+    lacking = np.zeros(length.shape if with_lacking else (0, 0), np.bool_)
     claims = None
     if summed:
         verify(data, offsets, key_bytes, key_offsets, trailer, length, fault)
         claims = claims_of(data, offsets, trailer, length, plan.handles)
     if old or (length == MISSING).any() or plan.int_handle >= 0 or (plan.common_handle >= 0).any():
-        data = _complete(layout, plan, old, data, offsets, present, key_bytes, key_offsets, position, length, fault)
+        data = _complete(
+            layout, plan, old, data, offsets, present, key_bytes, key_offsets, position, length, fault, lacking
+        )
     cells = Cells(data=data, position=position, length=length, fault=fault)
     arrays = [convert.column_of(column, cells, c) for c, column in enumerate(layout.columns)]
     if claims is not None and len(claims.rows):
@@ -127,7 +133,7 @@ def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray) -> D
         good = pa.array(fault[0] == 0)
         arrays = [pc.if_else(good, array, pa.scalar(None, array.type)) for array in arrays]
     batch = pa.RecordBatch.from_arrays(arrays, schema=plan.schema) if arrays else _no_columns(rows)
-    return Decoded(batch=batch, errors=errors)
+    return Decoded(batch=batch, errors=errors, lacking=lacking)
 
 
 def _no_columns(rows: int) -> pa.RecordBatch:
@@ -161,6 +167,7 @@ def _complete(
     position: Int32s,
     length: Int32s,
     fault: Int32s,
+    lacking: npt.NDArray[np.bool_],
 ) -> Bytes:
     """Fill the cells that the values alone do not give. Returns the buffer that the positions now refer to."""
     blob = b"".join(default or b"" for default in plan.defaults)
@@ -183,6 +190,8 @@ def _complete(
         common_handles(keys, key_offsets, present, columns, accepts, data, handle_at, position, length, fault)
     for c, default in enumerate(plan.defaults):
         missing = length[c] == MISSING
+        if len(lacking):
+            lacking[c] = missing
         if missing.any():
             position[c, missing] = default_at
             length[c, missing] = NULL if default is None else len(default)

@@ -93,6 +93,8 @@ class ColumnSpec:
     elems: tuple[str, ...] = ()  #: ENUM and SET labels
     origin_default: object = None  #: value of rows written before the column existed: str, int, float or None
     origin_default_bit: bytes | None = None  #: the same of a BIT column
+    zerofill: bool = False  #: numbers are printed with leading zeros
+    charset: str = ""  #: of texts, ENUM and SET
     version: int = 0  #: ColumnInfo.version; from 1 on TIMESTAMP defaults are in UTC
 
 

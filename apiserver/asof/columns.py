@@ -1,0 +1,179 @@
+"""From keys and values to the columns that a table has at a timestamp (pure).
+
+Every row is decoded with the one version in force at that timestamp, whenever it was written, as the upstream itself
+does. Where a column was given a new id by a MODIFY COLUMN, rows that nobody wrote since hold an ancestor of it only:
+its value is converted along the line (`schemas.lineage`, `codec.row.cast`). A row of which that is not certain, and one
+that cannot be decoded, is an error: nothing is left out and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from schemas.history import History
+from schemas.layout import column_spec, row_layout
+from schemas.lineage import Ancestor, Lines, Version, column_lines
+from schemas.model import Table
+from schemas.types import full_type
+from tistream.codec.row.cast import cast
+from tistream.codec.row.decode import Decoded, decode
+from tistream.codec.row.layout import ColumnSpec, RowLayout, storage_schema, storage_type
+from tistream.codec.table_key import table_ids
+from tistream.errors import DecodeError, NotConvertible
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How the rows of one physical table become columns of `table`."""
+
+    table: Table
+    layout: RowLayout  #: of the delivered columns, then of their ancestors
+    lines: Lines
+
+    @property
+    def converts(self) -> bool:
+        """Whether some rows may need a conversion."""
+        return bool(self.lines)
+
+
+def readings(history: History, table: Table, as_of: int) -> dict[int, Reading]:
+    """Physical id -> how to read it, for the table as it is at `as_of`."""
+    return {id_: _reading(history, table, id_, as_of) for id_ in table.physical_ids}
+
+
+def decoded(found: dict[int, Reading], rows: pa.Table) -> pa.RecordBatch:
+    """The delivered columns, in storage form, of rows (schema newest.STATE, in key order, none deleted)."""
+    ids = table_ids(rows["key"])
+    bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
+    parts = [_decoded(found[int(ids[a])], rows.slice(a, b - a).combine_chunks()) for a, b in itertools.pairwise(bounds)]
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def _reading(history: History, table: Table, physical_id: int, as_of: int) -> Reading:
+    intervals = history.version_intervals(physical_id)
+    versions = [
+        Version(
+            start_ts=int(start),
+            table=version,
+            events=()
+            if n == 0
+            else [e for e in history.events(int(start) - 1, int(start)) if e.table_id == version.id],
+        )
+        for n, (start, version) in enumerate(zip(intervals.starts.tolist(), intervals.versions, strict=True))
+        if version is not None and start <= as_of
+    ]
+    layout = row_layout(table)
+    shown = {spec.id for spec in layout.columns}
+    lines = {id_: line for id_, line in column_lines(versions).items() if id_ in shown}
+    older = {
+        ancestor.column.id: column_spec(ancestor.column)
+        for line in lines.values()
+        for ancestor in line
+        if ancestor.column is not None and ancestor.column.id not in shown
+    }
+    return Reading(table=table, layout=replace(layout, columns=(*layout.columns, *older.values())), lines=lines)
+
+
+def _decoded(reading: Reading, rows: pa.Table) -> pa.RecordBatch:
+    table, layout = reading.table, reading.layout
+    keys, values = rows["key"].chunk(0), rows["value"].chunk(0)
+    found = decode(layout, keys, values, with_lacking=reading.converts)
+    if found.errors:
+        error = found.errors[0]
+        raise DecodeError(
+            f"A row of {table.db}.{table.name} cannot be decoded: {error.cause}.",
+            database=table.db,
+            table=table.name,
+            column=error.column,
+            key=keys[error.index].as_py(),
+            commit_ts=str(rows["commit_ts"][error.index].as_py()),
+            offset=error.offset,
+        )
+    shown = row_layout(table)
+    place = {spec.id: n for n, spec in enumerate(layout.columns)}
+    arrays = []
+    for n, spec in enumerate(shown.columns):
+        line = reading.lines.get(spec.id)
+        array = found.batch.column(n)
+        if line and found.lacking[n].any():
+            array = _converted(reading, spec, line, found, place, rows)
+        arrays.append(array)
+    if not arrays:
+        return found.batch
+    return pa.RecordBatch.from_arrays(arrays, schema=storage_schema(shown))
+
+
+def _converted(
+    reading: Reading,
+    spec: ColumnSpec,
+    line: tuple[Ancestor, ...],
+    found: Decoded,
+    place: dict[int, int],
+    rows: pa.Table,
+) -> pa.Array:
+    """The column, where the rows that lack it get what their newest ancestor becomes.
+
+    A row committed above a change that lacks the new column has its default (TiDB leaves out NULLs); one that was
+    committed before lacks it because it was not written since."""
+    own = place[spec.id]
+    commit_ts = rows["commit_ts"].to_numpy()
+    due = np.flatnonzero(found.lacking[own] & (commit_ts <= np.uint64(line[-1].ddl_ts)))
+    if not len(due):
+        return found.batch.column(own)
+    index, written = pa.array(due), commit_ts[due]
+    value, form, known = pa.nulls(len(due), storage_type(spec)), spec, np.zeros(len(due), np.bool_)
+    for n, ancestor in enumerate(line):
+        target = column_spec(ancestor.became)
+        if ancestor.column is None:
+            value, form, known = pa.nulls(len(due), storage_type(target)), target, np.zeros(len(due), np.bool_)
+            continue
+        at = place[ancestor.column.id]
+        source = reading.layout.columns[at]
+        holds = ~found.lacking[at][due]
+        holds |= True if n == 0 else written > np.uint64(line[n - 1].ddl_ts)
+        before, kept = _in_place(form, source, value)
+        value, fits = cast(source, target, _chosen(holds, found.batch.column(at).take(index), before))
+        form, known = target, (holds | (known & kept)) & fits
+    value, kept = _in_place(form, spec, value)
+    known &= kept
+    if not known.all():
+        _refuse(reading.table, spec, line[-1], rows, int(due[np.flatnonzero(~known)[0]]))
+    places = np.arange(rows.num_rows, dtype=np.int64)
+    places[due] = rows.num_rows + np.arange(len(due))
+    return pa.concat_arrays([found.batch.column(own), value]).take(pa.array(places))
+
+
+def _in_place(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> tuple[pa.Array, Mask]:
+    """The values after changes of the column that kept its id, and its bytes: (values, which are certain)."""
+    if values.type == storage_type(new):
+        return values, np.ones(len(values), np.bool_)
+    return cast(old, new, values)
+
+
+def _chosen(mask: Mask, chosen: pa.Array, other: pa.Array) -> pa.Array:
+    places = np.arange(len(mask), dtype=np.int64)
+    places[~mask] += len(mask)
+    return pa.concat_arrays([chosen, other]).take(pa.array(places))
+
+
+def _refuse(table: Table, spec: ColumnSpec, ancestor: Ancestor, rows: pa.Table, at: int) -> None:
+    column = next(c for c in table.columns if c.id == spec.id)
+    was = "an unknown column" if ancestor.column is None else full_type(ancestor.column)
+    raise NotConvertible(
+        f"Column {column.name} of {table.db}.{table.name} was changed from {was} to {full_type(column)}; the change "
+        "feed does not carry what became of rows that were not written since, and for this one it is not certain.",
+        database=table.db,
+        table=table.name,
+        table_id=table.id,
+        column=column.name,
+        ddl_ts=str(ancestor.ddl_ts),
+        key=rows["key"][at].as_py(),
+        commit_ts=str(rows["commit_ts"][at].as_py()),
+    )

@@ -1,0 +1,131 @@
+"""The newest version of each key, out of versions in any order (pure).
+
+A *run* is an iterator of tables of schema STATE whose keys rise strictly from the first row to the last: a set of rows
+or of changes with one version a key. `merged` makes one run of several: block by block, holding one block of each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tistream.change import Op
+from tistream.codec.compiled import view
+from tistream.codec.table_key import RECORD
+from tistream.errors import CorruptObject
+
+#: one version of a key; a null value says that the key was deleted
+STATE = pa.schema(
+    [pa.field("key", pa.binary(), False), pa.field("commit_ts", pa.uint64(), False), pa.field("value", pa.binary())]
+)
+
+Run = Iterator[pa.Table]
+
+_INT_KEY_BYTES = 19  # of a record key with an integer handle
+_RECORD_MARK = np.frombuffer(RECORD, np.uint8)
+
+
+def states(rows: pa.Table) -> pa.Table:
+    """Committed rows (schema change.COMMITTED) as versions. CorruptObject for a put that lost its value."""
+    deleted = pc.equal(rows["op"], int(Op.DELETE))
+    lost = pc.and_(pc.is_null(rows["value"]), pc.invert(deleted))
+    if (at := pc.index(lost, True).as_py()) >= 0:
+        key, commit_ts = rows["key"][at].as_py(), rows["commit_ts"][at].as_py()
+        raise CorruptObject("a committed put has no value", key=key, commit_ts=commit_ts)
+    value = pc.if_else(deleted, pa.scalar(None, pa.binary()), rows["value"])
+    return pa.Table.from_arrays([rows["key"], rows["commit_ts"], value], schema=STATE)
+
+
+def newest(versions: pa.Table) -> pa.Table:
+    """One version a key, the newest, in key order. `versions` has schema STATE."""
+    versions = versions.combine_chunks()
+    if versions.num_rows < 2:
+        return versions
+    numbers = _as_numbers(versions["key"].chunk(0))
+    if numbers is None:
+        order = pc.sort_indices(versions, sort_keys=[("key", "ascending"), ("commit_ts", "descending")]).to_numpy()
+        keys = versions["key"].chunk(0).take(pa.array(order))
+        changes = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
+    else:
+        tables, handles = numbers
+        order = np.lexsort((~versions["commit_ts"].to_numpy(), handles, tables))
+        tables, handles = tables[order], handles[order]
+        changes = (tables[1:] != tables[:-1]) | (handles[1:] != handles[:-1])
+    return versions.take(pa.array(order[np.concatenate([[True], changes])])).combine_chunks()
+
+
+def _as_numbers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None:
+    """(table, handle) of each key, in whose order the keys are, if all have integer handles: most tables' have. They
+    sort some times faster than bytes."""
+    offsets = view(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    if (np.diff(offsets) != _INT_KEY_BYTES).any():
+        return None
+    data = view(keys.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(-1, _INT_KEY_BYTES)
+    if (data[:, 0] != ord("t")).any() or (data[:, 9:11] != _RECORD_MARK).any():
+        return None
+    tables, handles = (np.ascontiguousarray(data[:, a : a + 8]).view(">u8").ravel().astype(np.uint64) for a in (1, 11))
+    return tables, handles
+
+
+def merged(runs: Sequence[Run]) -> Run:
+    """One run out of several: of each key the newest version that any of them has."""
+    heads = [(head, run) for run in runs if (head := _next(run)) is not None]
+    while len(heads) > 1:
+        bound = min(_last_key(head) for head, _ in heads)
+        parts, left = [], []
+        for head, run in heads:
+            count = bisect_right(_Keys(head), bound)
+            parts.append(head.slice(0, count))
+            rest = head.slice(count) if count < head.num_rows else _next(run)
+            if rest is not None:
+                left.append((rest, run))
+        yield newest(pa.concat_tables(parts))
+        heads = left
+    for head, run in heads:
+        yield head
+        yield from run
+
+
+def alive(run: Run) -> Run:
+    """The run without the keys that were deleted."""
+    for table in run:
+        kept = table.filter(pc.is_valid(table["value"])) if table["value"].null_count else table
+        if kept.num_rows:
+            yield kept
+
+
+def pieces(table: pa.Table, bytes_target: int) -> Run:
+    """A sorted table as a run of blocks of about so many bytes."""
+    rows = max(1, table.num_rows * bytes_target // max(table.nbytes, 1))
+    for at in range(0, table.num_rows, rows):
+        yield table.slice(at, rows)
+
+
+def _next(run: Run) -> pa.Table | None:
+    return next((table for table in run if table.num_rows), None)
+
+
+def _last_key(table: pa.Table) -> bytes:
+    key: bytes = table["key"][table.num_rows - 1].as_py()
+    return key
+
+
+class _Keys:
+    """The keys of a table as a sequence to bisect in: only the few that are looked at become Python objects."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, table: pa.Table) -> None:
+        self._keys = table["key"]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, at: int) -> bytes:
+        key: bytes = self._keys[at].as_py()
+        return key

@@ -1,0 +1,135 @@
+"""One read as of a timestamp: from names, time and format to a stream of bytes.
+
+    as_of -> served watermark -> the table in force -> bases -> rows by key -> columns -> bytes
+
+What can be refused is refused before the first byte: names, times, a missing base, and rows whose conversion is not
+certain (tables with such a change since their base are read twice for that). A fault that shows up later, such as a
+damaged segment, breaks the stream off in the middle, so that no reader takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+
+from apiserver.asof.bases import Base, choose
+from apiserver.asof.columns import Reading, decoded, readings
+from apiserver.asof.output import writer_of
+from apiserver.asof.source import TableSource
+from apiserver.deps import Services
+from apiserver.position import parse_ts
+from schemas.history import History
+from schemas.model import Table
+from tistream.catalog.seeds import list_seeds
+from tistream.errors import AheadOfWatermark, InvalidInput, NotFound, TsExpired
+from tistream.ids import Tenant
+
+_HELD_BYTES = 8 << 20  # a body up to this size is whole before its first byte is sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRequest:
+    """A read as the route understood it."""
+
+    tenant: Tenant
+    database: str
+    table: str
+    as_of: str
+    format: str  #: a word of `output.FORMATS`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAnswer:
+    """The body and what it is of."""
+
+    content: Iterator[bytes]
+    as_of: int
+    base_ts: int  #: what lies between this and `as_of` came from the log
+    resolved_ts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableAsOf:
+    """A table as it was: its definition, and its rows in key order, as often as they are asked for."""
+
+    table: Table
+    as_of: int
+    bases: tuple[Base, ...]
+    source: TableSource
+    tenant: Tenant
+    readings: dict[int, Reading]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The delivered columns in storage form (see `tistream.codec.row`)."""
+        for rows in self.source.rows(self.tenant, self.bases, self.as_of):
+            yield decoded(self.readings, rows)
+
+    def check(self) -> None:
+        """Raise what reading the rows would raise, if there are conversions that may be refused."""
+        if any(reading.converts for reading in self.readings.values()):
+            for _ in self.batches():
+                pass
+
+
+def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
+    """Begin the read. AheadOfWatermark when the timestamp is not served yet; other errors as the module says."""
+    history, as_of, resolved, log_start = moment(services, request.tenant, request.as_of)
+    table = history.find(request.database, request.table, as_of)
+    if table.kind != "table":
+        raise InvalidInput(f"{table.db}.{table.name} is a {table.kind}: it has no rows of its own.", kind=table.kind)
+    bases = choose(history, table, as_of, list_seeds(services.catalog, request.tenant), log_start)
+    found = TableAsOf(
+        table=table,
+        as_of=as_of,
+        bases=bases,
+        source=TableSource(catalog=services.catalog, store=services.store, reader=services.reader),
+        tenant=request.tenant,
+        readings=readings(history, table, as_of),
+    )
+    found.check()
+    content = _begun(_body(found, request.format))
+    return RowsAnswer(content=content, as_of=as_of, base_ts=min(base.ts for base in bases), resolved_ts=resolved)
+
+
+def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int, int, int]:
+    """(history, the timestamp that `text` names, served watermark, start of the log)."""
+    row, history, resolved = services.served(tenant)
+    if history is None:
+        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
+    earliest = max(row.start_ts, history.start_ts)
+    as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())
+    if as_of < earliest:
+        raise TsExpired(
+            f"The log of this tenant begins at {earliest}: what it was at {as_of} is not, or no longer, known.",
+            earliest_ts=str(earliest),
+        )
+    if as_of > resolved:
+        raise AheadOfWatermark(
+            f"{as_of} is not served yet: the watermark stands at {resolved}.",
+            as_of=str(as_of),
+            resolved_ts=str(resolved),
+        )
+    return history, as_of, resolved, row.start_ts
+
+
+def _body(found: TableAsOf, word: str) -> Iterator[bytes]:
+    writer = writer_of(word, found.table)
+    yield writer.begin()
+    for batch in found.batches():
+        yield writer.rows(batch)
+    yield writer.end()
+
+
+def _begun(body: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes, of which the first are there already."""
+    held: list[bytes] = []
+    size = 0
+    for part in body:
+        held.append(part)
+        size += len(part)
+        if size >= _HELD_BYTES:
+            break
+    return chain(filter(None, held), filter(None, body))

@@ -1,0 +1,134 @@
+"""A table as it was at a timestamp.
+
+    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&format=ndjson|csv|arrow|parquet|sql
+    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/definition?as_of=TS&dialect=mysql|mariadb|tidb
+
+A read that waits for the watermark sleeps on the event loop, as a pull does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from apiserver.asof.output import FORMATS
+from apiserver.asof.read import RowsAnswer, RowsRequest, moment, read_rows
+from apiserver.deps import Id, Services
+from apiserver.negotiate import NotAcceptable
+from apiserver.position import FORMS
+from schemas.show_create import Dialect, define
+from tistream.errors import AheadOfWatermark, InvalidInput
+from tistream.ids import Tenant
+from tistream.limits import PULL_WAIT_MS_MAX
+
+_LOOK_AGAIN_S = 0.1
+
+AsOf = Annotated[str, Query(description=f"The moment: {FORMS}.")]
+FormatWord = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
+Wait = Annotated[
+    float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait until the watermark has passed as_of.")
+]
+DialectWord = Annotated[Dialect, Query(description="The server that is to understand the statements.")]
+Accept = Annotated[str | None, Header()]
+
+
+def router(services: Services) -> APIRouter:
+    """The two routes."""
+    routes = APIRouter(tags=["rows"])
+
+    @routes.get(
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/rows",
+        operation_id="read_rows",
+        summary="The rows of a table as of a timestamp",
+        response_class=Response,
+    )
+    async def rows(
+        http: Request,
+        cluster_id: Id,
+        tenant_id: Id,
+        database: str,
+        table: str,
+        as_of: AsOf = "latest",
+        format: FormatWord = None,
+        wait: Wait = 0,
+        accept: Accept = None,
+    ) -> Response:
+        word = choose_format(format, accept)
+        request = RowsRequest(
+            tenant=Tenant(cluster_id, tenant_id), database=database, table=table, as_of=as_of, format=word
+        )
+        answer = await _read(services, request, http, wait)
+        headers = {
+            "TiStream-As-Of": str(answer.as_of),
+            "TiStream-Base-Ts": str(answer.base_ts),
+            "TiStream-Resolved-Ts": str(answer.resolved_ts),
+            "Cache-Control": "no-store",
+            "Vary": "Accept",
+        }
+        return StreamingResponse(answer.content, media_type=FORMATS[word], headers=headers)
+
+    @routes.get(
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/definition",
+        operation_id="get_definition",
+        summary="CREATE statements of a table as of a timestamp",
+    )
+    def definition(
+        cluster_id: Id,
+        tenant_id: Id,
+        database: str,
+        table: str,
+        as_of: AsOf = "latest",
+        dialect: DialectWord = Dialect.MYSQL,
+    ) -> dict[str, Any]:
+        history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of)
+        found = history.find(database, table, at)
+        if found.kind != "table":
+            raise InvalidInput(
+                f"{found.db}.{found.name} is a {found.kind}: it has no rows of its own.", kind=found.kind
+            )
+        made = define(history.database(database, at), found, dialect)
+        return {
+            "database": found.db,
+            "table": found.name,
+            "as_of": str(at),
+            "create_database": made.create_database,
+            "create_table": made.create_table,
+            "notes": list(made.notes),
+        }
+
+    return routes
+
+
+def choose_format(word: str | None, accept: str | None) -> str:
+    """The format word: `?format=` wins, else the first offered media type of Accept, else ndjson."""
+    if word is not None:
+        if word not in FORMATS:
+            raise InvalidInput(f"Rows have no format '{word[:40]}'.", offers=", ".join(FORMATS))
+        return word
+    medias = [part.split(";")[0].strip().lower() for part in (accept or "*/*").split(",")]
+    for media in medias:
+        if media in ("*/*", "application/*", "application/jsonl"):
+            return "ndjson"
+        for name, offered in FORMATS.items():
+            if media == offered:
+                return name
+    raise NotAcceptable(
+        f"Accept '{(accept or '')[:80]}' names nothing that is offered.", offers=", ".join(FORMATS.values())
+    )
+
+
+async def _read(services: Services, request: RowsRequest, http: Request, wait_s: float) -> RowsAnswer:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return await run_in_threadpool(read_rows, services, request)
+        except AheadOfWatermark:
+            left = deadline - loop.time()
+            if left <= 0 or await http.is_disconnected():
+                raise
+        await asyncio.sleep(min(_LOOK_AGAIN_S, left))

@@ -1,0 +1,80 @@
+"""Seeds over HTTP: a pusher says that one is complete, readers see which there are.
+
+    POST /v1/clusters/{c}/tenants/{t}/seeds     its manifest and files are in the bucket: make it visible, once
+    GET  /v1/clusters/{c}/tenants/{t}/seeds     what is visible
+
+Nothing is believed: the manifest is read from the bucket, and every file that it names must be there with its size.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, Field
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.seeds import SeedRow, add_seed, list_seeds
+from tistream.catalog.tenants import get_tenant
+from tistream.codec.seed_file import manifest_key, read_manifest
+from tistream.errors import InvalidInput, ObjectNotFound
+from tistream.ids import Tenant
+from tistream.objectstore.protocol import ObjectStore
+
+_INT_MAX = (1 << 63) - 1
+_Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
+
+
+class NewSeed(BaseModel):
+    """The seed that is complete in the bucket."""
+
+    ts: str = Field(description="the timestamp that its rows are of", pattern=r"^\d{1,19}$")
+    table_id: int = Field(default=0, ge=0, le=_INT_MAX, description="id of the table; 0 = the whole tenant")
+
+
+class Seed(BaseModel):
+    """A complete seed."""
+
+    ts: str
+    table_id: int = Field(description="0 = the whole tenant")
+    rows: int
+    bytes: int
+
+
+def seed_router(catalog: Catalog, store: ObjectStore) -> APIRouter:
+    """The routes over this catalog and bucket."""
+    routes = APIRouter(tags=["control"])
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}/seeds"
+
+    @routes.post(base, status_code=201, operation_id="add_seed", summary="Make a seed visible")
+    def add(cluster_id: _Id, tenant_id: _Id, new: NewSeed, response: Response) -> Seed:
+        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        if not publish(catalog, store, tenant, int(new.ts), new.table_id):
+            response.status_code = 200
+        found = list_seeds(catalog, tenant)
+        return next(_shown(row) for row in found if (row.ts, row.table_id) == (int(new.ts), new.table_id))
+
+    @routes.get(base, operation_id="list_seeds", summary="Seeds of a tenant, the newest first")
+    def seeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Seed]]:
+        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        return {"items": [_shown(row) for row in list_seeds(catalog, tenant)]}
+
+    return routes
+
+
+def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table_id: int) -> bool:
+    """Check what is in the bucket and make it visible; False when it was. InvalidInput when something is missing."""
+    key = str(manifest_key(tenant, ts, table_id))
+    try:
+        data = store.get(key)
+        manifest = read_manifest(key, data, tenant, ts, table_id)
+        sizes = {n: store.size(manifest.key_of(n)) for n in manifest.file_bytes}
+    except ObjectNotFound as e:
+        raise InvalidInput("The seed is not complete: an object is missing.", ts=ts, cause=str(e)) from e
+    if sizes != manifest.file_bytes:
+        raise InvalidInput("The seed is not complete: a file has not the size that its manifest says.", ts=ts)
+    return add_seed(catalog, manifest, len(data))
+
+
+def _shown(row: SeedRow) -> Seed:
+    return Seed(ts=str(row.ts), table_id=row.table_id, rows=row.rows, bytes=row.bytes)

@@ -1,0 +1,89 @@
+"""Which earlier column a column was made of by a MODIFY COLUMN that gave it a new id.
+
+Changing a column's type in a way that needs new bytes makes TiDB add a column with a new id, rewrite every row and then
+put the new column in the old one's place. The change feed does not carry those rewritten rows: a row that nobody wrote
+since still holds the old column only. Its value then is what the old column's value becomes in the new type, step by
+step along the line of columns.
+
+Nothing says directly that one column replaced another; two versions of a table that follow each other do:
+
+- a new column with the name of one that is gone replaced it: one statement cannot drop and add the same name;
+- in a MODIFY COLUMN, the one new column replaced the one that is gone, whatever its name;
+- new and gone columns with other names are no kin in an ALTER of several parts, if none of them is a CHANGE.
+
+Anything else is not known, and is said so: `Ancestor.column` is None. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.model import STATE_PUBLIC, Column, DdlEvent, Table
+
+_MODIFY_COLUMN, _MULTI_CHANGE = 12, 61
+_CHANGE = re.compile(r"\bchange\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ancestor:
+    """What a column was until a DDL: `column` just before it, `became` just after."""
+
+    column: Column | None  #: None: it may have been an earlier column, but which one is not certain
+    became: Column
+    ddl_ts: int
+    query: str
+
+
+Lines = Mapping[int, tuple[Ancestor, ...]]  #: column id -> its ancestors, the oldest first; only those that have any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version of a table, with the DDLs that made it."""
+
+    start_ts: int
+    table: Table
+    events: Sequence[DdlEvent]
+
+
+def column_lines(versions: Sequence[Version]) -> dict[int, tuple[Ancestor, ...]]:
+    """The lines of the newest version's public columns. `versions` are those of one physical id, by time."""
+    lines: dict[int, tuple[Ancestor, ...]] = {}
+    for before, after in itertools.pairwise(versions):
+        found = _replaced(before.table, after)
+        for new_id, ancestor in found.items():
+            older = lines.get(ancestor.column.id, ()) if ancestor.column is not None else ()
+            lines[new_id] = (*older, ancestor)
+    public = {c.id for c in _public(versions[-1].table)} if versions else set()
+    return {id_: line for id_, line in lines.items() if id_ in public}
+
+
+def _replaced(before: Table, after: Version) -> dict[int, Ancestor]:
+    """New column id -> what it was."""
+    known = {c.id for c in _public(before)}
+    kept = {c.id for c in _public(after.table)}
+    new = [c for c in _public(after.table) if c.id not in known]
+    gone = {c.name.lower(): c for c in _public(before) if c.id not in kept}
+    query = "; ".join(event.job_query or event.query for event in after.events)
+    found: dict[int, Ancestor] = {}
+    for column in new:
+        old = gone.pop(column.name.lower(), None)
+        if old is not None:
+            found[column.id] = Ancestor(column=old, became=column, ddl_ts=after.start_ts, query=query)
+    others = [c for c in new if c.id not in found]
+    if not others or not gone:
+        return found
+    types = {event.type for event in after.events}
+    if types == {_MODIFY_COLUMN} and len(others) == len(gone) == 1:
+        old = next(iter(gone.values()))
+        found[others[0].id] = Ancestor(column=old, became=others[0], ddl_ts=after.start_ts, query=query)
+    elif types != {_MULTI_CHANGE} or _CHANGE.search(query):
+        found |= {c.id: Ancestor(column=None, became=c, ddl_ts=after.start_ts, query=query) for c in others}
+    return found
+
+
+def _public(table: Table) -> list[Column]:
+    return [c for c in table.columns if c.state == STATE_PUBLIC]

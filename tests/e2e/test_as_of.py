@@ -1,0 +1,144 @@
+"""A table as it was, by the command line: seeds come with the push, snapshots equal TiDB, a restore loads elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from sqlalchemy import make_url
+
+from tistream.testing import replica
+from tistream.testing.mariadb import mariadb
+from tistream.testing.processes import TiStreamProcess, Up, client, register
+
+BINARY_TYPES = ("binary", "varbinary", "blob", "tinyblob", "mediumblob", "longblob", "bit")
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory: pytest.TempPathFactory, recording: Path) -> Iterator[Up]:
+    """A service that holds the whole recording, pushed in two goes."""
+    folder = tmp_path_factory.mktemp("asof")
+    args = ("push", "--capture", str(recording), "--cluster", "1", "--tenant", "1", "--speed", "max")
+    with Up(folder) as up:
+        register(up.url)
+        for _ in range(2):
+            with TiStreamProcess(*args, "--url", up.url, log=folder / "push.log") as pusher:
+                assert pusher.wait(240) == 0, pusher.output()
+        yield up
+
+
+def run(up: Up, *args: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "tistream.cli.main", *args, "--url", up.url]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120)
+
+
+def test_pushing_twice_leaves_one_seed(pushed: Up) -> None:
+    with client(pushed.url) as c:
+        seeds = c.get("/v1/clusters/1/tenants/1/seeds")["items"]
+    assert [(seed["table_id"], seed["rows"] > 100) for seed in seeds] == [(0, True)]
+
+
+@pytest.mark.parametrize("label", ["S", "m-ddl", "end"])
+def test_snapshots_equal_what_tidb_answered(pushed: Up, expected: Path, label: str) -> None:
+    moment = next(m for m in replica.moments(expected) if m.label == label)
+    with client(pushed.url) as c:
+        for table in moment.tables:
+            if table["kind"] == "table":
+                body = b"".join(c.rows(1, 1, table["db"], table["table"], as_of=moment.ts))
+                replica.same_rows(moment, table, [json.loads(line)["columns"] for line in body.split(b"\n") if line])
+
+
+def test_the_command_writes_a_whole_file_or_none(pushed: Up, tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    done = run(pushed, "snapshot", "shop.customers", "--format", "csv", "-o", str(out))
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert out.read_bytes().startswith(b'"id","name"')
+    missing = run(pushed, "snapshot", "shop.customerz", "-o", str(tmp_path / "none"))
+    assert missing.returncode == 3
+    assert b"did you mean 'customers'" in missing.stderr
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".part"] == ["rows.csv"]
+    early = run(pushed, "snapshot", "shop.customers", "--as-of", "9")
+    assert (early.returncode, b"TS-1005" in early.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_restore_into_mariadb_selects_what_tidb_selected(pushed: Up, expected: Path, tmp_path: Path) -> None:
+    moment = next(m for m in replica.moments(expected) if m.label == "m-mix2")
+    databases = sorted({t["db"] for t in moment.tables if t["kind"] == "table"})
+    for database in databases:
+        done = run(pushed, "restore", database, "--as-of", str(moment.ts), "--dialect", "mariadb", "-o", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+    with mariadb() as url:
+        for pattern in ("*-schema-create.sql", "*.*-schema.sql", "*.000000000.sql"):
+            for file in sorted(tmp_path.glob(pattern)):
+                load(url, file)
+        compared = 0
+        connection = connect(url)
+        for table in moment.tables:
+            if table["kind"] == "table":
+                replica.same_rows(moment, table, selected(connection, table))
+                compared += 1
+    assert compared == len([t for t in moment.tables if t["kind"] == "table"]) > 70
+
+
+def load(url: str, file: Path) -> None:
+    """By the server's own command line client."""
+    port = make_url(url).port
+    command = ["mariadb", "-h127.0.0.1", f"-P{port}", "-uroot", "--default-character-set=utf8mb4"]
+    with file.open("rb") as source:
+        done = subprocess.run(command, stdin=source, capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, f"{file.name}: {done.stderr.decode(errors='replace')[-600:]}"
+
+
+def connect(url: str) -> pymysql.Connection[Any]:
+    parsed = make_url(url)
+    texts = {code: str for code in vars(pymysql.constants.FIELD_TYPE).values() if isinstance(code, int)}
+    return pymysql.connect(
+        host="127.0.0.1", port=parsed.port or 0, user="root", charset="utf8mb4",
+        conv={**pymysql.converters.encoders, **texts}, init_command="SET time_zone = '+00:00'",
+    )  # fmt: skip
+
+
+def expression(name: str, kind: str) -> str:
+    """How a column is asked for: bytes in hexadecimal, floats with all digits, numbers without ZEROFILL's zeros."""
+    if kind in BINARY_TYPES:
+        return f"HEX(`{name}`)"
+    if kind == "float":
+        return f"CAST(`{name}` AS DOUBLE)"
+    return f"`{name}` + 0" if kind == "int" else f"`{name}`"
+
+
+def selected(connection: pymysql.Connection[Any], table: dict[str, Any]) -> list[dict[str, Any]]:
+    """The server's rows in the form that NDJSON has, from its text protocol."""
+    vectors = re.findall(r"`(\w+)` vector", table["create"])
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+            "ORDER BY ordinal_position",
+            (table["db"], table["table"]),
+        )
+        types = dict(cursor.fetchall())
+        shown = ",".join(expression(name.replace("`", "``"), kind) for name, kind in types.items())
+        cursor.execute(f"SELECT {shown} FROM `{table['db']}`.`{table['table']}`")
+        rows = cursor.fetchall()
+    found = []
+    for row in rows:
+        values: dict[str, Any] = {}
+        for (name, kind), value in zip(types.items(), row, strict=True):
+            if value is not None and kind in BINARY_TYPES:
+                value = base64.b64encode(bytes.fromhex(value.rjust(len(value) + len(value) % 2, "0"))).decode()
+            elif value is not None and kind == "year":
+                value = int(value)
+            elif value is not None and name in vectors:
+                value = json.loads(value)
+            values[name] = value
+        found.append(values)
+    return found

@@ -1,0 +1,281 @@
+"""Tables as of a timestamp over HTTP: at every recorded moment they are what TiDB itself answered."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from apiserver.asof import source
+from apiserver.asof.bases import choose
+from apiserver.asof.newest import STATE
+from tistream import change
+from tistream.catalog.seeds import list_seeds
+from tistream.codec.seed_file import SEED, manifest_key
+from tistream.errors import InvalidInput, NotFound
+from tistream.objectstore.memory import MemoryStore
+from tistream.pusher.seed_push import captured_rows
+from tistream.simulator.capture import Capture
+from tistream.testing import replica
+from tistream.testing.api_world import ApiWorld, api_world, arrow_of, events_of
+from tistream.testing.log_builder import TENANT, recording_end, with_broken_value
+from tistream.testing.recording import EXPECTED, RECORDING, committed_rows, recorded_history
+
+END = recording_end()
+MOMENTS = replica.moments(EXPECTED)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    with api_world(tmp_path_factory.mktemp("asof")) as made:
+        made.log.build(40).seed()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    """The same log without a seed."""
+    with api_world(tmp_path_factory.mktemp("bare")) as made:
+        made.log.build(10)
+        yield made
+
+
+def path_of(db: str, table: str) -> str:
+    return f"/databases/{quote(db, safe='')}/tables/{quote(table, safe='')}/rows"
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: m.label)
+def test_every_table_is_what_tidb_answered(world: ApiWorld, moment: replica.Moment) -> None:
+    compared = 0
+    for table in moment.tables:
+        if table["kind"] != "table":
+            continue
+        lines = events_of(world.ok(path_of(table["db"], table["table"]), as_of=moment.ts))
+        assert {(line["database"], line["table"]) for line in lines} <= {(table["db"], table["table"])}
+        replica.same_rows(moment, table, [line["columns"] for line in lines])
+        compared += 1
+    assert compared == len([t for t in moment.tables if t["kind"] == "table"]) > 0
+
+
+def test_small_runs_that_are_spilled_give_the_same_bytes(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = [("shop", name) for name in ("acct", "customers", "p_range", "k_int")]
+    whole = [world.ok(path_of(*name)).content for name in names]
+    spilled: list[Path] = []
+    monkeypatch.setattr(source, "RUN_BYTES_MAX", 3000)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
+    true_blocks = source._blocks
+
+    def counted(path: Path, stack: object) -> source.Run:
+        spilled.append(path)
+        return true_blocks(path, stack)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(source, "_blocks", counted)
+    assert [world.ok(path_of(*name)).content for name in names] == whole
+    assert len(spilled) > 3
+    assert not any(path.exists() for path in spilled), "temporary files are gone with the read"
+
+
+def test_rows_come_in_key_order(world: ApiWorld) -> None:
+    ids = [line["columns"]["id"] for line in events_of(world.ok(path_of("shop", "k_int")))]
+    assert len(ids) > 20
+    assert ids == sorted(ids)
+
+
+def test_all_forms_hold_the_same_rows(world: ApiWorld) -> None:
+    path = path_of("shop", "t_times")
+    lines = events_of(world.ok(path))
+    table = arrow_of(world.ok(path, format="arrow"))
+    parquet = pq.read_table(io.BytesIO(world.ok(path, format="parquet").content))
+    assert table["id"].to_pylist() == parquet["id"].to_pylist() == [line["columns"]["id"] for line in lines]
+    assert table["ts6"].to_pylist() == parquet["ts6"].to_pylist()
+    assert table["ti6"].cast(pa.int64()).to_pylist() == parquet["ti6"].to_pylist()
+    records = world.ok(path, format="csv").content.split(b"\r\n")
+    assert len(records) == len(lines) + 2
+    assert records[0].startswith(b'"id","d","dt","dt1"')
+    sql = world.ok(path, format="sql").content
+    assert sql.count(b"\n(") == len(lines)
+    for fmt, media in (("arrow", "vnd.apache.arrow.stream"), ("csv", "text/csv"), ("parquet", "vnd.apache.parquet")):
+        assert media in world.ok(path, format=fmt).headers["content-type"]
+
+
+def test_accept_chooses_the_form_and_unknown_ones_are_refused(world: ApiWorld) -> None:
+    url = "/v1/clusters/1/tenants/1" + path_of("shop", "acct")
+    assert "csv" in world.http.get(url, headers={"Accept": "text/csv"}).headers["content-type"]
+    assert world.http.get(url, headers={"Accept": "image/png"}).status_code == 406
+    assert world.get(path_of("shop", "acct"), format="xml").json()["code"] == "TS-1001"
+
+
+def test_headers_say_what_was_read(world: ApiWorld) -> None:
+    answer = world.ok(path_of("shop", "acct"), as_of="latest")
+    assert answer.headers["TiStream-As-Of"] == answer.headers["TiStream-Resolved-Ts"] == str(END)
+    assert int(answer.headers["TiStream-Base-Ts"]) >= world.log.start_ts
+
+
+def test_times_that_cannot_be_are_refused(world: ApiWorld) -> None:
+    path = path_of("shop", "acct")
+    early = world.get(path, as_of=world.log.start_ts - 1)
+    assert (early.status_code, early.json()["facts"]["earliest_ts"]) == (410, str(world.log.start_ts))
+    late = world.get(path, as_of=END + 1)
+    assert (late.status_code, late.json()["code"]) == (409, "TS-1007")
+    assert late.json()["facts"]["resolved_ts"] == str(END)
+    assert world.get(path, as_of="yesterday").status_code == 400
+    unknown = world.get(path_of("shop", "acctt"))
+    assert (unknown.status_code, unknown.json()["facts"]["did_you_mean"][0]) == (404, "acct")
+
+
+def test_a_read_waits_for_the_watermark(tmp_path: Path) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        middle = made.log.cuts(4)[1]
+        made.log.flush(middle)
+        path = path_of("shop", "customers")
+        assert made.get(path, as_of=middle).status_code == 200
+        assert made.get(path, as_of=middle + 1, wait=0.3).status_code == 409
+
+
+def test_without_a_seed_old_tables_are_refused_and_new_ones_are_whole(bare: ApiWorld, world: ApiWorld) -> None:
+    first = MOMENTS[0]
+    old = {(t["db"], t["table"]) for t in first.tables if t["kind"] == "table"}
+    last = MOMENTS[-1]
+    history = recorded_history()
+    refused = 0
+    for table in last.tables:
+        if table["kind"] != "table":
+            continue
+        answer = bare.get(path_of(table["db"], table["table"]), as_of=last.ts)
+        ids = history.find(table["db"], table["table"], last.ts).physical_ids
+        if any(history.table_at(i, history.start_ts) is not None for i in ids):
+            assert (answer.status_code, answer.json()["code"]) == (409, "TS-1011"), table["table"]
+            refused += 1
+        else:
+            assert answer.content == world.ok(path_of(table["db"], table["table"]), as_of=last.ts).content
+    assert 0 < refused <= len(old)
+
+
+def test_a_seed_without_its_manifest_is_never_used(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with api_world(tmp_path, store) as made:
+        made.log.build(3)
+
+        class Interrupted(MemoryStore):
+            def put(self, key: str, data: bytes | memoryview) -> None:
+                if key == str(manifest_key(TENANT, made.log.start_ts, 0)):
+                    raise InvalidInput("the writer died here")
+                store.put(key, data)
+
+        made.log.store = Interrupted()
+        with pytest.raises(InvalidInput):
+            made.log.seed()
+        assert made.get(path_of("shop", "customers")).json()["code"] == "TS-1011"
+        made.log.store = store
+        made.log.seed()
+        made.log.seed()  # again: nothing changes
+        assert len(events_of(made.ok(path_of("shop", "customers")))) > 10
+
+
+def test_a_seed_of_one_table_serves_that_table_only(tmp_path: Path, world: ApiWorld) -> None:
+    with api_world(tmp_path) as made:
+        made.log.build(3)
+        history = recorded_history()
+        customers = history.find("shop", "customers", history.start_ts)
+        rows = pa.concat_tables(_snapshot_rows())
+        mine = rows.filter(pc.starts_with(rows["key"], pattern=b"t" + (customers.id | 1 << 63).to_bytes(8, "big")))
+        made.log.seed(mine, table_id=customers.id)
+        path = path_of("shop", "customers")
+        assert made.ok(path, as_of=END).content == world.ok(path, as_of=END).content
+        others = [t.name for t in history.tables("shop", history.start_ts) if t.name != "customers"]
+        assert {made.get(path_of("shop", n), as_of=history.start_ts).status_code for n in others} == {409}
+
+
+def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: ApiWorld) -> None:
+    """A table seed in the middle: earlier moments are refused with 410, later ones come from it and the log above."""
+    middle = next(m for m in MOMENTS if m.label == "m-mix1")
+    history = recorded_history()
+    table = history.find("shop", "customers", middle.ts)
+    with api_world(tmp_path) as made:
+        made.log.build(3)
+        state = pa.concat_tables(_replayed(table.id, middle.ts))
+        made.log.seed(state, ts=middle.ts, table_id=table.id)
+        path = path_of("shop", "customers")
+        early = made.get(path, as_of=middle.ts - 1)
+        assert (early.status_code, early.json()["facts"]["earliest_ts"]) == (410, str(middle.ts))
+        for moment in MOMENTS:
+            if moment.ts >= middle.ts:
+                answer = made.ok(path, as_of=moment.ts)
+                assert answer.content == world.ok(path, as_of=moment.ts).content
+                assert answer.headers["TiStream-Base-Ts"] == str(middle.ts)
+
+
+@pytest.mark.parametrize("name", ["customers", "evolve", "p_range", "k_vuci"])
+def test_at_any_timestamp_the_versions_are_those_of_a_replay(world: ApiWorld, name: str) -> None:
+    rand, history = random.Random(name), recorded_history()
+    reader = source.TableSource(catalog=world.catalog, store=world.store, reader=world.services.reader)
+    seeds, compared = list_seeds(world.catalog, TENANT), 0
+    for ts in sorted(rand.randint(world.log.start_ts, END) for _ in range(8)):
+        try:
+            table = history.find("shop", name, ts)
+        except NotFound:
+            continue
+        bases = choose(history, table, ts, seeds, world.log.start_ts)
+        mine = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, bases, ts)])
+        theirs = pa.concat_tables([part for i in sorted(table.physical_ids) for part in _replayed(i, ts)])
+        assert mine.equals(theirs.select(STATE.names).cast(STATE))
+        compared += mine.num_rows
+    assert compared > 0
+
+
+def test_rows_that_are_no_changes_count_here_and_are_not_pulled(tmp_path: Path, world: ApiWorld) -> None:
+    rows = committed_rows()
+    history = recorded_history()
+    table = history.find("shop", "k_int", END)
+    mine = pc.equal(rows["table_id"], table.id)
+    flags = pc.if_else(mine, pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()), rows["flags"])
+    hidden = rows.set_column(rows.schema.get_field_index("flags"), change.COMMITTED.field("flags"), flags)
+    with api_world(tmp_path, rows=hidden) as made:
+        made.log.build(3).seed()
+        path = path_of("shop", "k_int")
+        assert made.ok(path).content == world.ok(path).content
+        assert [e for e in made.events("/databases/shop/tables/k_int/changes") if e["type"] != "ddl"][:-1] == []
+
+
+def test_a_row_that_cannot_be_decoded_is_never_left_out(tmp_path: Path) -> None:
+    rows = committed_rows()
+    table = recorded_history().find("shop", "k_int", END)
+    at = [n for n, i in enumerate(rows["table_id"].to_pylist()) if i == table.id][-1]
+    with api_world(tmp_path, rows=with_broken_value(rows, at)) as made:
+        made.log.build(3).seed()
+        answer = made.get(path_of("shop", "k_int"))
+        assert (answer.status_code, answer.json()["code"]) == (500, "TS-1021")
+        assert answer.json()["facts"]["key"] == rows["key"][at].as_py().hex()
+
+
+def _snapshot_rows() -> list[pa.Table]:
+    return list(captured_rows(Capture(RECORDING)))
+
+
+def _replayed(table_id: int, ts: int) -> list[pa.Table]:
+    """A table's rows at `ts`, by a dict."""
+    state: dict[bytes, tuple[int, int, bytes]] = {}
+    prefix = b"t" + (table_id | 1 << 63).to_bytes(8, "big") + b"_r"
+    for row in pa.concat_tables(_snapshot_rows()).to_pylist():
+        if row["key"].startswith(prefix):
+            state[row["key"]] = (row["start_ts"], row["commit_ts"], row["value"])
+    for row in committed_rows().to_pylist():
+        if row["key"].startswith(prefix) and row["commit_ts"] <= ts:
+            state.pop(row["key"], None)
+            if row["value"] is not None:
+                state[row["key"]] = (row["start_ts"], row["commit_ts"], row["value"])
+    rows = [
+        {"key": key, "start_ts": start, "commit_ts": commit, "value": value}
+        for key, (start, commit, value) in sorted(state.items())
+    ]
+    return [pa.Table.from_pylist(rows, SEED)]

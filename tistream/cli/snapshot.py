@@ -1,0 +1,154 @@
+"""`tistream snapshot` and `tistream restore`: tables as they were at a timestamp, as rows or as what a server loads.
+
+A file appears under its name only when it is whole: until then it ends in `.part`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+from urllib.parse import quote
+
+import typer
+
+from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.pull import parse_names
+from tistream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tistream.client import Client
+
+SNAPSHOT_FORMATS = ("ndjson", "csv", "parquet", "arrow", "sql")
+RESTORE_FORMATS = ("sql", "csv")
+
+AsOf = Annotated[str, typer.Option(help="TSO, RFC 3339 time, latest (default) or a span such as -15m.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait until the watermark has passed the moment.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command("snapshot")(snapshot)
+    app.command("restore")(restore)
+
+
+def snapshot(
+    what: Annotated[str, typer.Argument(help="'database.table'.")],
+    as_of: AsOf = "latest",
+    format: Annotated[str, typer.Option(help="ndjson, csv, parquet, arrow or sql.")] = "ndjson",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
+    url: Url = DEFAULT_URL,
+    cluster: Cluster = 1,
+    tenant: Tenant = 1,
+    wait: Wait = 0,
+) -> None:
+    """Read a table as it was at a timestamp, from the log alone."""
+    from tistream.client import connect
+
+    database, table = parse_names(what)
+    if database is None or table is None:
+        raise InvalidInput(f"'{what}' names no table: write database.table.")
+    _check_format(format, SNAPSHOT_FORMATS)
+    with connect(url) as client:
+        rows = client.rows(cluster, tenant, database, table, as_of=as_of, format=format, wait_s=wait)
+        if output is not None:
+            _write(output, rows)
+            return
+        try:
+            for part in rows:
+                sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be written at exit
+
+
+def restore(
+    what: Annotated[str, typer.Argument(help="'database' or 'database.table'.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files; made if it is missing.")],
+    as_of: AsOf = "latest",
+    format: Annotated[str, typer.Option(help="Of the rows: sql (INSERT statements) or csv.")] = "sql",
+    dialect: Annotated[str, typer.Option(help="The server to load into: mysql, mariadb or tidb.")] = "mysql",
+    url: Url = DEFAULT_URL,
+    cluster: Cluster = 1,
+    tenant: Tenant = 1,
+) -> None:
+    """Write what a MySQL-compatible server needs to have tables as they were at a timestamp.
+
+    The files are named as dumpling names them: DB-schema-create.sql, DB.TABLE-schema.sql, DB.TABLE.000000000.sql. Load
+    them in this order. All tables are of one moment.
+    """
+    from tistream.client import connect
+
+    database, table = parse_names(what)
+    if database is None:
+        raise InvalidInput("Say what to restore: 'database' or 'database.table'.")
+    _check_format(format, RESTORE_FORMATS)
+    output.mkdir(parents=True, exist_ok=True)
+    with connect(url) as client:
+        ts, names = _tables(client, cluster, tenant, database, table, as_of)
+        for name in names:
+            made = client.definition(cluster, tenant, database, name, as_of=ts, dialect=dialect)
+            stem = f"{file_name(made['database'])}.{file_name(made['table'])}"
+            create = [made["create_database"] + ";\n"]
+            _write(output / f"{file_name(made['database'])}-schema-create.sql", (text.encode() for text in create))
+            _write(output / f"{stem}-schema.sql", [_schema_text(made).encode()])
+            rows = client.rows(cluster, tenant, database, name, as_of=ts, format=format)
+            _write(output / f"{stem}.000000000.{format}", rows)
+            for note in made["notes"]:
+                print(f"{made['database']}.{made['table']}: not restored as it was: {note}", file=sys.stderr)
+    print(f"restored {len(names)} tables as of {ts} into {output}", file=sys.stderr)
+
+
+def file_name(name: str) -> str:
+    """A name as a part of a file's name: letters of any script stay, what a path or a dot would break is escaped."""
+    safe = "".join(c if c.isalnum() or c in "_- $" else quote(c, safe="") for c in name)
+    return safe.replace(".", "%2E")
+
+
+def _schema_text(made: dict[str, object]) -> str:
+    notes = made["notes"]
+    assert isinstance(notes, list)
+    said = "".join("-- not as it was: " + str(note).replace("\n", " ") + "\n" for note in notes)
+    settings = (
+        "SET NAMES utf8mb4;\nSET time_zone = '+00:00';\nSET sql_mode = 'STRICT_ALL_TABLES,ALLOW_INVALID_DATES';\n"
+    )
+    return f"{said}{settings}{made['create_table']};\n"
+
+
+def _tables(
+    client: Client, cluster: int, tenant: int, database: str, table: str | None, as_of: str
+) -> tuple[str, list[str]]:
+    """(the moment as a TSO, names of the tables), so that all tables are read as of the same moment."""
+    path = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
+
+    def listed(at: str) -> list[str]:
+        return [item["table"] for item in client.get(path, at_ts=at)["items"] if item["kind"] == "table"]
+
+    names = [table] if table is not None else listed(as_of)
+    if not names:
+        return as_of, []
+    ts = str(client.definition(cluster, tenant, database, names[0], as_of=as_of)["as_of"])
+    return ts, names if table is not None else listed(ts)
+
+
+def _check_format(word: str, known: Iterable[str]) -> None:
+    if word not in known:
+        raise InvalidInput(f"There is no format '{word}' here: give {', '.join(known)}.")
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> None:
+    with _whole(path) as file:
+        for part in parts:
+            file.write(part)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when the block ends well."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        yield file
+    part.replace(path)
