@@ -124,7 +124,8 @@ def _with_keys(table: Table, rows: pa.Table, before: Decoded) -> Decoded:
         for name, column in zip(before.batch.schema.names, before.batch.columns, strict=True)
     ]
     errors = [replace(e, index=int(at[e.index])) for e in said.errors]
-    return Decoded(
+    return replace(
+        before,
         batch=pa.RecordBatch.from_arrays(columns, schema=before.batch.schema),
         errors=tuple(sorted([*before.errors, *errors], key=lambda e: e.index)),
     )

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import orjson
 import structlog
 
 from tistream.clock import Clock, SystemClock

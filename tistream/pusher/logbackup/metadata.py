@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from tistream.codec.protobuf import BYTES, VARINT, fields
 from tistream.errors import CorruptObject, InvalidInput
-from tistream.pusher.cdcpb import BYTES, VARINT, fields
 
 META_PREFIX = "v1/backupmeta/"
 CHECKPOINT_PREFIX = "v1/global_checkpoint/"
