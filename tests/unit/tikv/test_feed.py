@@ -258,6 +258,18 @@ def test_one_message_resolves_many_regions() -> None:
     assert rig.resolved() == {1: 400, 2: 300, 3: 400, 4: 350}
 
 
+def test_resolved_ts_of_regions_that_nobody_follows_change_nothing() -> None:
+    rig = Rig()
+    rig.answer(*(region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in (2, 4, 6)))
+    rig.say(*(wire.event(n, 1, wire.INITIALIZED) for n in (2, 4, 6)), wire.resolved(1, [2, 4, 6], 200))
+    rig.say(wire.resolved(1, [1, 3, 5, 99], 400))
+    rig.tick()
+    assert rig.resolved() == {1: 200, 2: 200, 3: 200}
+    rig.say(wire.event(4, 1, error=wire.region_not_found(4)), wire.resolved(1, [2, 4, 6], 500))
+    rig.tick()
+    assert rig.resolved() == {1: 500, 2: 200, 3: 500}
+
+
 def test_a_resolved_ts_of_the_future_ends_the_stream() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 1 << 60))
@@ -480,6 +492,20 @@ def test_what_waits_goes_when_another_store_leads_it() -> None:
     assert rig.later(2) == []
 
 
+def test_what_is_registered_stays_though_something_else_waits() -> None:
+    rig = Rig()
+    rig.checkpoints = lambda part: 5 if part.start == b"t" else None
+    rig.answer(region(7, b"t", b"tm"), region(8, b"tm", b"u"))
+    rig.answer(region(7, b"t", b"tm", leader=OTHER), region(8, b"tm", b"u", leader=OTHER))
+    rig.say(wire.event(7, 1, wire.INITIALIZED), wire.resolved(1, [7], 300))
+    rig.tick()
+    assert rig.resolved() == {1: 300}
+    rig.checkpoints = lambda _: 5
+    rig.answer(region(7, b"t", b"tm"))
+    assert [r.region_id for r in rig.later(2)] == []
+    assert len(rig.sent(Register)) == 1
+
+
 def test_the_higher_version_waits() -> None:
     rig = Rig()
     rig.checkpoints = lambda _: None
@@ -561,7 +587,8 @@ def test_dropped_and_resumed() -> None:
     rig.feed.drop()
     rig.collect()
     assert rig.effects[-1] == CloseStream()
-    rig.say(wire.event(7, 1, wire.prewrite(b"tb", 300)))
+    rig.say(wire.event(7, 1, wire.prewrite(b"tb", 300)), b"\xff")
+    assert rig.feed.take_damage() is None, "nobody listens"
     assert rig.got(Rows) == []
     assert rig.tick() == [Tick(cut_ts=rig.ts)]
     assert rig.later(100) == []
