@@ -40,6 +40,7 @@ class Pds:
     cluster_id: int = CLUSTER
     lock: threading.Lock = field(default_factory=threading.Lock)
     slow_tso_s: float = 0.0
+    closing: threading.Event = field(default_factory=threading.Event)
 
 
 class Pd(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped base
@@ -90,7 +91,7 @@ class Pd(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped base
                 self._pds.counts.append(said[2])
                 self._pds.now += said[2]
                 now = self._pds.now
-            time.sleep(self._pds.slow_tso_s)
+            self._pds.closing.wait(self._pds.slow_tso_s)
             yield head() + uint(2, said[2]) + message(3, uint(1, ts.physical_ms(now)) + uint(2, ts.logical(now)))
 
 
@@ -103,6 +104,7 @@ def pds() -> Iterator[Pds]:
 def servers(pds: Pds) -> Iterator[list[Pd]]:
     out = [Pd(pds), Pd(pds)]
     yield out
+    pds.closing.set()
     for server in out:
         server.server.stop(None).wait()
 
@@ -194,6 +196,22 @@ def test_no_leader_and_no_server_is_unavailable_in_time(pds: Pds, servers: list[
     pd.close()
     with pytest.raises(StoreUnavailable):
         pd.tso()
+
+
+def test_a_stream_that_says_nothing_is_given_up(pds: Pds, servers: list[Pd]) -> None:
+    pd = client(pds)
+    pds.slow_tso_s = 30.0
+
+    def wake_up() -> None:
+        pds.slow_tso_s = 0.0
+
+    timer = threading.Timer(1.0, wake_up)  # while the first request hangs
+    timer.start()
+    began = time.monotonic()
+    assert pd.tso() > 0
+    assert 1.0 < time.monotonic() - began < 20
+    timer.join()
+    pd.close()
 
 
 def test_another_cluster_is_refused(pds: Pds, servers: list[Pd]) -> None:
