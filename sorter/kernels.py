@@ -94,7 +94,7 @@ def rows_are_inside(segment: U32, row: U32, counts: I64) -> bool:
 
 
 @kernel
-def _span(offsets: U64, data: U64, segment: Any, row: Any) -> tuple[Any, Any]:
+def span_of(offsets: U64, data: U64, segment: Any, row: Any) -> tuple[Any, Any]:
     """(address, size) of a row's bytes."""
     at = offsets[segment] + _U4 * np.uint64(row)
     start = np.uint64(_load32(at))
@@ -102,7 +102,7 @@ def _span(offsets: U64, data: U64, segment: Any, row: Any) -> tuple[Any, Any]:
 
 
 @kernel
-def _same(a: Any, b: Any, size: Any) -> bool:
+def is_same(a: Any, b: Any, size: Any) -> bool:
     """Whether `size` bytes at two addresses are equal."""
     i = np.uint64(0)
     while i + _U8 <= size:
@@ -117,12 +117,16 @@ def _same(a: Any, b: Any, size: Any) -> bool:
 
 
 @kernel
-def _less(a: Any, size_a: Any, b: Any, size_b: Any) -> bool:
+def is_less(a: Any, size_a: Any, b: Any, size_b: Any) -> bool:
     """Whether the bytes at `a` come before those at `b`."""
-    for i in range(min(size_a, size_b)):
-        x, y = _load8(a + np.uint64(i)), _load8(b + np.uint64(i))
+    i, shorter = np.uint64(0), min(size_a, size_b)
+    while i + _U8 <= shorter and _load64(a + i) == _load64(b + i):
+        i += _U8
+    while i < shorter:
+        x, y = _load8(a + i), _load8(b + i)
         if x != y:
             return bool(x < y)
+        i += np.uint64(1)
     return bool(size_a < size_b)
 
 
@@ -131,7 +135,7 @@ def hash_keys(offsets: U64, data: U64, segment: U32, row: U32) -> U64:
     """A hash of each key, the same for the same bytes. It may change from version to version: never store it."""
     out = np.empty(len(row), np.uint64)
     for i in range(len(row)):
-        at, size = _span(offsets, data, segment[i], row[i])
+        at, size = span_of(offsets, data, segment[i], row[i])
         h = _K1 ^ (size * _K2)
         k = np.uint64(0)
         while k + _U8 <= size:
@@ -241,9 +245,9 @@ def probe(
             r = rows[at]
             if tags[at] != tag or not alive[r] or ts[r] != t:
                 continue
-            x, size = _span(n_offsets, n_data, n_segment[i], n_number[i])
-            y, other = _span(offsets, data, segment[r], number[r])
-            if size == other and _same(x, y, size):
+            x, size = span_of(n_offsets, n_data, n_segment[i], n_number[i])
+            y, other = span_of(offsets, data, segment[r], number[r])
+            if size == other and is_same(x, y, size):
                 if found < room:
                     needles[found], hits[found] = i, r
                 found += 1
@@ -263,9 +267,9 @@ def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, place: tuple[U6
                 x = rows[i]
                 if tags[i] != tags[j] or ts[x] != ts[y] or out[x] != x:
                     continue
-                p, size = _span(offsets, data, segment[x], number[x])
-                q, other = _span(offsets, data, segment[y], number[y])
-                if size == other and _same(p, q, size):
+                p, size = span_of(offsets, data, segment[x], number[x])
+                q, other = span_of(offsets, data, segment[y], number[y])
+                if size == other and is_same(p, q, size):
                     out[y] = x
                     break
     return out
@@ -294,10 +298,20 @@ def sizes_of(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls:
         if nulls[i] or (valid[s] != 0 and _load8(valid[s] + np.uint64(row[i])) == 0):
             present[i] = 0
         else:
-            _at, size = _span(offsets, data, s, row[i])
+            _at, size = span_of(offsets, data, s, row[i])
             total += int(size)
     ends[len(row)] = total
     return ends, present
+
+
+@kernel
+def add_sizes(offsets: U64, data: U64, segment: U32, row: U32, nulls: Flags, sizes: I64) -> None:
+    """Add to `sizes` how many bytes each row has; none where `nulls` is true or its segment lacks the column."""
+    for i in range(len(row)):
+        s = segment[i]
+        if not nulls[i] and offsets[s] != 0:
+            _at, size = span_of(offsets, data, s, row[i])
+            sizes[i] += np.int64(size)
 
 
 @kernel
@@ -307,7 +321,7 @@ def copy_rows(offsets: U64, data: U64, segment: U32, row: U32, ends: I64, out: U
     for i in range(len(row)):
         size = ends[i + 1] - ends[i]
         if size > 0 and ends[i + 1] <= len(out):
-            at, _size = _span(offsets, data, segment[i], row[i])
+            at, _size = span_of(offsets, data, segment[i], row[i])
             _copy(base + np.uint64(ends[i]), at, np.uint64(size))
 
 
@@ -356,15 +370,15 @@ def fix_ties(order: I64, first: U64, start_ts: U64, place: tuple[U64, U64, U32, 
         else:
             for a in range(i + 1, j):
                 x = order[a]
-                p, size = _span(offsets, data, segment[x], number[x])
+                p, size = span_of(offsets, data, segment[x], number[x])
                 b = a - 1
                 while b >= i:
                     y = order[b]
                     if start_ts[y] < start_ts[x]:
                         break
                     if start_ts[y] == start_ts[x]:
-                        q, other = _span(offsets, data, segment[y], number[y])
-                        if not _less(p, size, q, other):
+                        q, other = span_of(offsets, data, segment[y], number[y])
+                        if not is_less(p, size, q, other):
                             break
                     order[b + 1] = y
                     b -= 1

@@ -51,7 +51,7 @@ from sorter.doubt import (
 from sorter.intake import Leaving, break_promise, has_value, is_fake, late_rows, one_of_each, told, without
 from sorter.kernels import I64, Flags
 from sorter.payload import stacked
-from sorter.reach import reached
+from sorter.reach import Thresholds, reached
 from sorter.run import Needles, Run, RunSet, compact
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
@@ -190,9 +190,7 @@ class PrewriteBuffer:
         """
         asking: list[Undecided] = []
         due = [
-            (run, at)
-            for run in self.commits
-            if len(at := reached(run, run.ts("commit_ts"), run.span("commit_ts")[0], watermarks, strictly=False))
+            (run, at) for run in self.commits if len(at := reached(run, _commit_ts(run), watermarks, strictly=False))
         ]
         if due:
             asking = self._decide(due, ready)
@@ -418,11 +416,11 @@ class PrewriteBuffer:
         """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
         for run in self.open:
             assert run.origins is not None
-            cuts = run.origins["cut_ts"]
-            lowest = int(cuts.min())  # type: ignore[arg-type]
-            if watermarks.highest() <= lowest or not run.live:
+            cuts = run.origins["cut_ts"].to_numpy()
+            if not run.live:
                 continue
-            gone = reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest, watermarks, strictly=True)
+            thresholds = Thresholds(cuts, int(cuts.min()), run.numbers["origin"])
+            gone = reached(run, thresholds, watermarks, strictly=True)
             if len(gone):
                 gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
                 self.dead += run.kill(gone)
@@ -430,6 +428,10 @@ class PrewriteBuffer:
     def _refuse(self, rows: pl.DataFrame | None) -> None:
         if rows is not None:
             break_promise(rows)
+
+
+def _commit_ts(run: Run) -> Thresholds:
+    return Thresholds(run.ts("commit_ts"), run.span("commit_ts")[0])
 
 
 def _undecided(commits: pl.DataFrame) -> list[Undecided]:
