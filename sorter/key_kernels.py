@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sorter.kernels import I64, U32, U64, Flags, is_less, span_of
+from sorter.kernels import I64, U32, U64, Addresses, Flags, is_less, load8, load64, span_of
 from tistream.codec.compiled import kernel
-
-Addresses = tuple[U64, U64, U32, U32]  #: offsets, data, segment, row
 
 
 @kernel
@@ -80,6 +78,24 @@ def find_keys(bounds: Addresses, keys: Addresses) -> tuple[I64, Flags]:
             x, x_size = span_of(b_offsets, b_data, b_segment[low], b_row[low])
             there[i] = x_size == size and not is_less(at, size, x, x_size)
     return out, there
+
+
+@kernel
+def tables_of_keys(keys: Addresses) -> I64:
+    """The physical table id of each key as `codec.table_key` defines it, 0 where the key belongs to no table."""
+    offsets, data, segment, row = keys
+    out = np.zeros(len(row), np.int64)
+    for i in range(len(row)):
+        at, size = span_of(offsets, data, segment[i], row[i])
+        if size < 9 or load8(at) != 0x74:
+            continue
+        encoded, number = load64(at + np.uint64(1)), np.uint64(0)
+        for _ in range(8):  # big endian
+            number = (number << np.uint64(8)) | (encoded & np.uint64(0xFF))
+            encoded >>= np.uint64(8)
+        if number >> np.uint64(63):
+            out[i] = np.int64(number & np.uint64(0x7FFFFFFFFFFFFFFF))
+    return out
 
 
 @kernel

@@ -26,7 +26,6 @@ from sorter.kernels import I64, U64, Flags, fix_ties, radix_order
 from sorter.payload import Place, Segment, segment_of, stacked
 from sorter.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet
 from tistream.change import COMMITTED, Op
-from tistream.codec.table_key import table_ids
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 
@@ -76,10 +75,14 @@ class SortBuffer:
             return
         size = place.sizes(numbers["op"] == Op.PUT)
         cuts = np.flatnonzero(np.diff(np.cumsum(size) // SEGMENT_BYTES)) + 1
+        if not len(cuts):
+            looked_up = {"table": place.tables(), "size": size}
+            self.runs.add(Run(place, {**numbers, **looked_up}, hashes=hashes, young=young))
+            return
         for at in np.split(np.arange(len(place)), cuts):
             part = place.take(at)
             of_part = {name: values[at] for name, values in numbers.items()}
-            looked_up = {"table": table_ids(part.column("key")), "size": size[at]}
+            looked_up = {"table": part.tables(), "size": size[at]}
             self.runs.add(Run(part, {**of_part, **looked_up}, hashes=hashes[at], young=young))
 
     def known(self, needles: Needles) -> Flags:

@@ -14,6 +14,7 @@ from sorter.reach import Thresholds, reached
 from sorter.run import Run
 from sorter.slots import Bounds
 from sorter.watermark import RangeWatermarkMap
+from tistream.codec.table_key import table_ids
 from tistream.keyrange import KeyRange
 from tistream.testing.sorter_oracle import Mark
 from tistream.testing.sorter_world import File, feed_batch
@@ -34,6 +35,12 @@ def test_keys_stand_between_bounds(inner: set[bytes], keys: list[bytes]) -> None
     at, there = made.find(pa.array(keys, pa.binary()))
     assert at.tolist() == [bisect_left(bounds, key) for key in keys]
     assert there.tolist() == [key in inner or key == b"" for key in keys]
+
+
+@settings(deadline=None)
+@given(st.lists(KEYS | st.binary(min_size=8, max_size=10).map(lambda b: b"t" + b)))
+def test_tables_of_keys_are_those_of_the_codec(keys: list[bytes]) -> None:
+    assert place_of(keys).tables().tolist() == table_ids(pa.array(keys, pa.binary())).tolist()
 
 
 #: what a store says: where regions end, and how far each is resolved
