@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tistream.codec.compiled import kernel
+from tistream.codec.compiled import copy_bytes, kernel
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -60,16 +59,6 @@ def load8(typing: Any, address: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], kind))
 
     return types.uint8(types.uint64), code
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _copy(typing: Any, target: Any, source: Any, size: Any) -> Any:
-    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        to, at = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
-        cgutils.raw_memcpy(builder, to, at, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, types.uint64, types.uint64), code
 
 
 @kernel
@@ -319,7 +308,7 @@ def copy_rows(offsets: U64, data: U64, segment: U32, row: U32, ends: I64, out: U
         size = ends[i + 1] - ends[i]
         if size > 0 and ends[i + 1] <= len(out):
             at, _size = span_of(offsets, data, segment[i], row[i])
-            _copy(base + np.uint64(ends[i]), at, np.uint64(size))
+            copy_bytes(base + np.uint64(ends[i]), at, np.uint64(size))
 
 
 @kernel
