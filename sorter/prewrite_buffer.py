@@ -62,6 +62,7 @@ from tistream.keyrange import KeyRange
 _OPEN_NUMBERS = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
 _COMMIT_NUMBERS = ("start_ts", "commit_ts", "op", "flags", "origin")
 _READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
+_UNDECIDED = ("key", "start_ts", "commit_ts", "region_id", "store_id")
 _NONE: I64 = np.empty(0, np.int64)
 
 
@@ -199,6 +200,33 @@ class PrewriteBuffer:
         self.commits.tidy()
         ready.runs.tidy()
         return asking
+
+    def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
+        """The undecided commits of the range: for each tenure that brought some the lowest one, the incarnation and
+        seq of its file, and how many there are. Lowest commit_ts first."""
+        found = []
+        for run in self.commits:
+            at = np.flatnonzero(run.numbers["asked"] & run.alive)
+            if not len(at):
+                continue
+            by = np.lexsort((run.ts("commit_ts")[at], run.numbers["origin"][at]))
+            at = at[by]
+            first = np.flatnonzero(np.diff(run.numbers["origin"][at], prepend=-1))
+            counts = np.diff(first, append=len(at)).tolist()
+            lowest = frame_of(run, at[first], COMMITS)
+            for row, count in zip(lowest.to_dicts(), counts, strict=True):
+                if row["key"] in range_:
+                    commit = Undecided(**{name: row[name] for name in _UNDECIDED})
+                    found.append((commit, row["incarnation"], row["seq"], count))
+        return sorted(found, key=lambda f: f[0].commit_ts)
+
+    def oldest_open(self) -> tuple[int, int] | None:
+        """(start_ts of the oldest transaction with open prewrites, how many it has here); None without any."""
+        starts = [run.ts("start_ts")[run.alive] for run in self.open if run.live]
+        if not starts:
+            return None
+        oldest = min(int(ts.min()) for ts in starts)
+        return oldest, sum(int(np.count_nonzero(ts == np.uint64(oldest))) for ts in starts)
 
     def hold(self) -> int | None:
         """The largest watermark that undecided commits allow; None when there is none of them."""
@@ -435,8 +463,7 @@ def _commit_ts(run: Run) -> Thresholds:
 
 
 def _undecided(commits: pl.DataFrame) -> list[Undecided]:
-    names = ("key", "start_ts", "commit_ts", "region_id", "store_id")
-    return [Undecided(**row) for row in commits.sort(VERSION).select(names).to_dicts()]
+    return [Undecided(**row) for row in commits.sort(VERSION).select(_UNDECIDED).to_dicts()]
 
 
 def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:

@@ -94,9 +94,14 @@ class Stuck:
     seq: int = 0  #: the newest file of that store; 0 = none spoke of this range
     reason: str
 
+    @property
+    def file(self) -> str:
+        """The newest file of that store, empty when there is none."""
+        return f"{self.incarnation}/{self.seq}" if self.seq else ""
+
     def __str__(self) -> str:
         at = "hole" if self.w is None else f"W {self.w}"
-        who = f"region {self.region_id} store {self.store_id} file {self.incarnation}/{self.seq}: " if self.seq else ""
+        who = f"region {self.region_id} store {self.store_id} file {self.file}: " if self.seq else ""
         return f"{self.range} {at}: {who}{self.reason}"
 
 
