@@ -165,7 +165,9 @@ class PrewriteBuffer:
 
     def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
-        unknown = [run for run in self.open if run.origins is not None and (run.origins["tenure_ready_ts"] == 0).any()]
+        unknown = [
+            run for run in self.open if run.origins is not None and not run.origins["tenure_ready_ts"].to_numpy().all()
+        ]
         if not unknown:
             return
         told = (
@@ -346,7 +348,7 @@ class PrewriteBuffer:
     def _add_commits(self, rows: Arrivals, outcomes: _Outcomes) -> None:
         new = outcomes.new
         added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
-        added.origins = rows.origins.select(*SOURCE, "region_id")
+        added.origins = pl.DataFrame([rows.origins[name] for name in (*SOURCE, "region_id")])
         self.commits.add(added)
         for run, there, here in outcomes.known:
             if len(here):
