@@ -1,8 +1,10 @@
 """Collects runs of rows of a record batch into one, copying each byte once.
 
-One run is a slice and copies nothing. Several are copied run by run: the bytes of a run of binary values lie side by
-side, so a run costs one copy per column however many rows it has. When runs are short (rows picked one by one)
-Arrow's own `take` is used. Pure.
+One run is a slice and copies nothing. Several are copied run by run in compiled loops: the bytes of a run lie side by
+side, of binary columns too, so nothing is looked up row by row but offsets and validity. When runs are short (rows
+picked one by one) Arrow's own `take` is used. Pure.
+
+Runs lie inside the batch; what the offsets of its binary columns say is checked before they are followed.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tistream.codec.compiled import copy_bytes, kernel, view
+from tistream.errors import invariant
+
 Ints = npt.NDArray[np.int64]
+_Bytes = npt.NDArray[np.uint8]
+_Offsets = npt.NDArray[np.int32]
 
 _RUN_ROWS_MIN = 8  # shorter on average: `take`
 
@@ -24,40 +31,79 @@ def gather(rows: pa.RecordBatch, starts: Ints, ends: Ints) -> pa.RecordBatch:
         return rows.slice(int(starts[0]), int(ends[0] - starts[0]))
     counts = ends - starts
     total = int(counts.sum())
-    index = np.arange(total) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
     if total < _RUN_ROWS_MIN * len(starts):
+        index = np.arange(total) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
         return rows.take(pa.array(index))
-    columns = [
-        _binary(column, starts, ends, index)
-        if column.type == pa.binary()
-        else pa.array(column.to_numpy()[index], column.type)
+    invariant(int(starts.min()) >= 0 and int(ends.max()) <= rows.num_rows, "a run lies outside of its batch")
+    gathered = [
+        _binary(column, starts, ends, total) if column.type == pa.binary() else _numbers(column, starts, ends, total)
         for column in rows.columns
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+    return pa.RecordBatch.from_arrays(gathered, schema=rows.schema)
 
 
-def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, index: Ints) -> pa.BinaryArray:
+def _numbers(column: pa.Array, starts: Ints, ends: Ints, total: int) -> pa.Array:
+    width = column.type.byte_width
+    out = pa.allocate_buffer(total * width)
+    octets = view(column.buffers()[1], np.uint8)
+    first = column.offset
+    _copy_runs(octets, (starts + first) * width, (ends + first) * width, np.frombuffer(out, np.uint8))
+    return pa.Array.from_buffers(column.type, total, [None, out])
+
+
+def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, total: int) -> pa.BinaryArray:
     if column.null_count == len(column):
-        return pa.nulls(len(index), pa.binary())
+        return pa.nulls(total, pa.binary())
     validity, bounds, data = column.buffers()
-    at = np.frombuffer(bounds, np.int32)[column.offset : column.offset + len(column) + 1]
-    out = np.zeros(len(index) + 1, np.int32)
-    np.cumsum(at[index + 1] - at[index], out=out[1:])
-    octets = pa.allocate_buffer(int(out[-1]))
-    if data is not None:
-        _copy(memoryview(data), at[starts], at[ends], memoryview(octets))
-    valid, nulls = _valid(validity, index + column.offset) if column.null_count else (None, 0)
-    return pa.BinaryArray.from_buffers(pa.binary(), len(index), [valid, pa.py_buffer(out), octets], nulls)
+    at = view(bounds, np.int32)[column.offset : column.offset + len(column) + 1]
+    octets = view(data, np.uint8)
+    first, last = at[starts].astype(np.int64), at[ends].astype(np.int64)
+    invariant(
+        bool((first >= 0).all() and (first <= last).all() and (last <= len(octets)).all()), "offsets leave their bytes"
+    )
+    offsets = pa.allocate_buffer(4 * (total + 1))
+    _move_offsets(at, starts, ends, np.frombuffer(offsets, np.int32))
+    out = pa.allocate_buffer(int((last - first).sum()))
+    _copy_runs(octets, first, last, np.frombuffer(out, np.uint8))
+    valid, nulls = None, 0
+    if column.null_count:
+        valid = pa.allocate_buffer((total + 7) // 8)
+        bits = np.frombuffer(valid, np.uint8)
+        nulls = total - _copy_bits(view(validity, np.uint8), starts + column.offset, ends + column.offset, bits)
+    return pa.BinaryArray.from_buffers(pa.binary(), total, [valid, offsets, out], nulls)
 
 
-def _valid(validity: pa.Buffer, index: Ints) -> tuple[pa.Buffer, int]:
-    """The validity bits at these places, and how many of them are null."""
-    there = (np.frombuffer(validity, np.uint8)[index >> 3] >> (index & 7)) & 1
-    return pa.py_buffer(np.packbits(there.astype(np.uint8), bitorder="little")), len(index) - int(there.sum())
+@kernel
+def _copy_runs(octets: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> None:
+    """The bytes of each run, one run behind the other."""
+    to, base = np.uint64(out.ctypes.data), np.uint64(octets.ctypes.data)
+    for i in range(len(starts)):
+        size = np.uint64(ends[i] - starts[i])
+        copy_bytes(to, base + np.uint64(starts[i]), size)
+        to += size
 
 
-def _copy(data: memoryview, starts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], out: memoryview) -> None:
-    to = np.cumsum(ends - starts)
-    places = zip((to - (ends - starts)).tolist(), to.tolist(), starts.tolist(), ends.tolist(), strict=True)
-    for to_start, to_end, start, end in places:
-        out[to_start:to_end] = data[start:end]
+@kernel
+def _move_offsets(at: _Offsets, starts: Ints, ends: Ints, out: _Offsets) -> None:
+    """The offsets of each run's values, once their bytes stand one run behind the other."""
+    out[0] = 0
+    to = 0
+    for i in range(len(starts)):
+        shift = out[to] - at[starts[i]]
+        for row in range(starts[i], ends[i]):
+            to += 1
+            out[to] = at[row + 1] + shift
+
+
+@kernel
+def _copy_bits(bits: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> int:
+    """The bits of each run one behind the other; how many are set."""
+    out[:] = 0
+    to = found = 0
+    for i in range(len(starts)):
+        for row in range(starts[i], ends[i]):
+            bit = (bits[row >> 3] >> (row & 7)) & 1
+            out[to >> 3] |= bit << (to & 7)
+            found += bit
+            to += 1
+    return found

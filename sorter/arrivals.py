@@ -30,6 +30,7 @@ ARROW_BYTES_MAX = 1 << 30  #: of one output chunk; Arrow's binary columns count 
 #: what a row of the feed gains: which tenure sent it, in which file, and its number in the order of arrival
 TENURE = ("region_id", "version", "checkpoint_ts", "tenure_open_ts", "tenure_ready_ts")
 SOURCE = ("store_id", "incarnation", "seq")
+ORIGIN = (*SOURCE, *TENURE, "cut_ts")
 
 _NUMBERS = ("kind", "op", "start_ts", "commit_ts", "generation", "expire_ts", "flags")
 
@@ -87,14 +88,9 @@ class Arrivals:
         self.kind = numbers.pop("kind")
         self.hashes = place.hashes()
         #: what the rows of one tenure have in common: SOURCE, TENURE and cut_ts
-        self.origins = pl.DataFrame(
-            {name: batch.regions.column(name).to_numpy()[tenures] for name in TENURE},
-            schema=dict.fromkeys(TENURE, pl.UInt64),
-        ).select(
-            *(pl.lit(getattr(batch, name), pl.UInt64).alias(name) for name in SOURCE),
-            *TENURE,
-            pl.lit(batch.cut_ts, pl.UInt64).alias("cut_ts"),
-        )
+        of_file = {name: np.full(len(tenures), getattr(batch, name), np.uint64) for name in (*SOURCE, "cut_ts")}
+        of_tenure = {name: batch.regions.column(name).to_numpy()[tenures] for name in TENURE}
+        self.origins = pl.DataFrame([pl.Series(name, {**of_file, **of_tenure}[name]) for name in ORIGIN])
 
     def __len__(self) -> int:
         return len(self.place)

@@ -162,8 +162,22 @@ class TaskCore:
         return {store: dict(lives) for store, lives in self._positions.items()}
 
     def explain(self, range_: KeyRange | None = None) -> list[Stuck]:
-        """What the watermark of the range, or of the whole task, waits for."""
-        return self._watermarks.explain(range_)
+        """What the watermark of the range, or of the whole task, waits for: undecided commits where they hold it, else
+        regions and holes. Last, the task's oldest open transaction: resolved timestamps wait for its outcome."""
+        wanted = self.range if range_ is None else self.range.intersect(range_)
+        if wanted is None:
+            return []
+        stuck = self._watermarks.explain(wanted)
+        undecided = [_undecided(*found) for found in self._prewrites.undecided(wanted)]
+        lowest = min((s.w for s in stuck if s.w is not None), default=None)
+        if undecided and lowest is not None:
+            held = [s for s in undecided if s.w is not None and s.w <= lowest]
+            stuck = held or stuck
+        oldest = self._prewrites.oldest_open()
+        if oldest is not None and range_ is None:
+            reason = f"the oldest open transaction began at {oldest[0]}, {oldest[1]} of its prewrites are here"
+            stuck.append(Stuck(range=wanted, w=self.watermark(), reason=reason))
+        return stuck
 
     def bytes_held(self) -> int:
         """Memory that its rows take."""
@@ -258,6 +272,21 @@ class TaskCore:
                 closed=at.closed,
             )
         return True
+
+
+def _undecided(commit: Undecided, incarnation: int, seq: int, count: int) -> Stuck:
+    others = f", and {count - 1} more of this region" if count > 1 else ""
+    key = commit.key.hex()
+    return Stuck(
+        range=KeyRange(commit.key, commit.key + b"\0"),
+        w=commit.commit_ts - 1,
+        region_id=commit.region_id,
+        store_id=commit.store_id,
+        incarnation=incarnation,
+        seq=seq,
+        reason=f"nobody knows what transaction {commit.start_ts} committed at {commit.commit_ts} to key {key}{others}; "
+        "a new tenure was asked for",
+    )
 
 
 def _told(error: BrokenPromise, task_id: int, batch: FeedBatch) -> BrokenPromise:

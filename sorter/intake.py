@@ -77,7 +77,7 @@ def late_rows(rows: Arrivals, at: I64, watermarks: RangeWatermarkMap) -> tuple[I
     w = np.zeros(len(rows), np.uint64)
     near = at[rows.ts("commit_ts")[at] <= np.uint64(watermarks.highest())]
     if len(near):
-        w[near] = watermarks.w_of(rows.place.take(near).column("key"))
+        w[near] = watermarks.w_at(rows.place.take(near))
     return near[rows.ts("commit_ts")[near] <= w[near]], w
 
 

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tistream.codec.compiled import kernel
+from tistream.codec.compiled import copy_bytes, kernel
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Addresses = tuple[U64, U64, U32, U32]  #: offsets, data, segment, row
 
 _K1, _K2, _K3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xFF51AFD7ED558CCD)
 _LOW, _U4, _U8 = np.uint64(0xFFFFFFFF), np.uint64(4), np.uint64(8)
@@ -44,7 +44,7 @@ def _load32(typing: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _load64(typing: Any, address: Any) -> Any:
+def load64(typing: Any, address: Any) -> Any:
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = context.get_value_type(types.uint64).as_pointer()
         return builder.load(builder.inttoptr(args[0], kind), align=1)
@@ -53,22 +53,12 @@ def _load64(typing: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _load8(typing: Any, address: Any) -> Any:
+def load8(typing: Any, address: Any) -> Any:
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = context.get_value_type(types.uint8).as_pointer()
         return builder.load(builder.inttoptr(args[0], kind))
 
     return types.uint8(types.uint64), code
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _copy(typing: Any, target: Any, source: Any, size: Any) -> Any:
-    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        to, at = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
-        cgutils.raw_memcpy(builder, to, at, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, types.uint64, types.uint64), code
 
 
 @kernel
@@ -94,7 +84,7 @@ def rows_are_inside(segment: U32, row: U32, counts: I64) -> bool:
 
 
 @kernel
-def _span(offsets: U64, data: U64, segment: Any, row: Any) -> tuple[Any, Any]:
+def span_of(offsets: U64, data: U64, segment: Any, row: Any) -> tuple[Any, Any]:
     """(address, size) of a row's bytes."""
     at = offsets[segment] + _U4 * np.uint64(row)
     start = np.uint64(_load32(at))
@@ -102,27 +92,31 @@ def _span(offsets: U64, data: U64, segment: Any, row: Any) -> tuple[Any, Any]:
 
 
 @kernel
-def _same(a: Any, b: Any, size: Any) -> bool:
+def is_same(a: Any, b: Any, size: Any) -> bool:
     """Whether `size` bytes at two addresses are equal."""
     i = np.uint64(0)
     while i + _U8 <= size:
-        if _load64(a + i) != _load64(b + i):
+        if load64(a + i) != load64(b + i):
             return False
         i += _U8
     while i < size:
-        if _load8(a + i) != _load8(b + i):
+        if load8(a + i) != load8(b + i):
             return False
         i += np.uint64(1)
     return True
 
 
 @kernel
-def _less(a: Any, size_a: Any, b: Any, size_b: Any) -> bool:
+def is_less(a: Any, size_a: Any, b: Any, size_b: Any) -> bool:
     """Whether the bytes at `a` come before those at `b`."""
-    for i in range(min(size_a, size_b)):
-        x, y = _load8(a + np.uint64(i)), _load8(b + np.uint64(i))
+    i, shorter = np.uint64(0), min(size_a, size_b)
+    while i + _U8 <= shorter and load64(a + i) == load64(b + i):
+        i += _U8
+    while i < shorter:
+        x, y = load8(a + i), load8(b + i)
         if x != y:
             return bool(x < y)
+        i += np.uint64(1)
     return bool(size_a < size_b)
 
 
@@ -131,16 +125,16 @@ def hash_keys(offsets: U64, data: U64, segment: U32, row: U32) -> U64:
     """A hash of each key, the same for the same bytes. It may change from version to version: never store it."""
     out = np.empty(len(row), np.uint64)
     for i in range(len(row)):
-        at, size = _span(offsets, data, segment[i], row[i])
+        at, size = span_of(offsets, data, segment[i], row[i])
         h = _K1 ^ (size * _K2)
         k = np.uint64(0)
         while k + _U8 <= size:
-            h = (h ^ _load64(at + k)) * _K2
+            h = (h ^ load64(at + k)) * _K2
             h ^= h >> np.uint64(29)
             k += _U8
         tail = np.uint64(0)
         while k < size:
-            tail = (tail << _U8) | np.uint64(_load8(at + k))
+            tail = (tail << _U8) | np.uint64(load8(at + k))
             k += np.uint64(1)
         h = (h ^ tail) * _K1
         out[i] = h ^ (h >> np.uint64(32))
@@ -180,23 +174,21 @@ def build_index(hashes: U64, bits: Any) -> tuple[U32, U32, U32]:
 
 
 @kernel
-def _bits_of(ts: Any) -> tuple[Any, Any]:
-    h = ts * _K1
-    return h >> np.uint64(12), (h * _K2) >> np.uint64(12)
+def _bits_of(h: Any) -> Any:
+    """The three bits of a hash in its word of the filter."""
+    one = np.uint64(1)
+    bits = one << (h & np.uint64(63))
+    bits |= one << ((h >> np.uint64(6)) & np.uint64(63))
+    return bits | (one << ((h >> np.uint64(12)) & np.uint64(63)))
 
 
 @kernel
-def ts_filter(ts: U64, size: int) -> U64:
-    """A Bloom filter of the timestamps, of `size` words (a power of two)."""
+def hash_filter(hashes: U64, size: int) -> U64:
+    """A Bloom filter of the hashes, of `size` words (a power of two); a hash has its bits in one word."""
     words = np.zeros(size, np.uint64)
-    last = np.uint64(64 * size - 1)
-    for i in range(len(ts)):
-        if i and ts[i] == ts[i - 1]:
-            continue
-        a, b = _bits_of(ts[i])
-        a, b = a & last, b & last
-        words[a >> np.uint64(6)] |= np.uint64(1) << (a & np.uint64(63))
-        words[b >> np.uint64(6)] |= np.uint64(1) << (b & np.uint64(63))
+    last = np.uint64(size - 1)
+    for h in hashes:
+        words[(h >> np.uint64(20)) & last] |= _bits_of(h)
     return words
 
 
@@ -205,10 +197,10 @@ def probe(
     index: tuple[U32, U32, U32, U64, U64],
     alive: Flags,
     ts: U64,
-    place: tuple[U64, U64, U32, U32],
+    place: Addresses,
     hashes: U64,
     wanted_ts: U64,
-    wanted_place: tuple[U64, U64, U32, U32],
+    wanted_place: Addresses,
     room: int,
 ) -> tuple[int, I64, I64]:
     """All pairs (needle, row) that are equal in (key, ts) and whose row is alive: how many, and the first `room`.
@@ -219,7 +211,7 @@ def probe(
     offsets, data, segment, number = place
     n_offsets, n_data, n_segment, n_number = wanted_place
     needles, hits = np.empty(room, np.int64), np.empty(room, np.int64)
-    last = np.uint64(64 * len(words) - 1)
+    last = np.uint64(len(words) - 1)
     buckets, shift = len(starts) - 1, np.uint64(64)
     while buckets > 1:
         buckets, shift = buckets >> 1, shift - np.uint64(1)
@@ -228,22 +220,17 @@ def probe(
         t = wanted_ts[i]
         if t < span[0] or t > span[1]:
             continue
-        a, b = _bits_of(t)
-        a, b = a & last, b & last
-        if (
-            not (words[a >> np.uint64(6)] >> (a & np.uint64(63)))
-            & (words[b >> np.uint64(6)] >> (b & np.uint64(63)))
-            & np.uint64(1)
-        ):
+        bits = _bits_of(hashes[i])
+        if words[(hashes[i] >> np.uint64(20)) & last] & bits != bits:
             continue
         bucket, tag = np.int64(hashes[i] >> shift), np.uint32(hashes[i] & _LOW)
         for at in range(starts[bucket], starts[bucket + 1]):
             r = rows[at]
             if tags[at] != tag or not alive[r] or ts[r] != t:
                 continue
-            x, size = _span(n_offsets, n_data, n_segment[i], n_number[i])
-            y, other = _span(offsets, data, segment[r], number[r])
-            if size == other and _same(x, y, size):
+            x, size = span_of(n_offsets, n_data, n_segment[i], n_number[i])
+            y, other = span_of(offsets, data, segment[r], number[r])
+            if size == other and is_same(x, y, size):
                 if found < room:
                     needles[found], hits[found] = i, r
                 found += 1
@@ -251,7 +238,7 @@ def probe(
 
 
 @kernel
-def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, place: tuple[U64, U64, U32, U32]) -> I64:
+def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, place: Addresses) -> I64:
     """For each row the first one that is equal to it in (key, ts): itself where there is none before it."""
     starts, tags, rows, _words, _span_ts = index
     offsets, data, segment, number = place
@@ -263,9 +250,9 @@ def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, place: tuple[U6
                 x = rows[i]
                 if tags[i] != tags[j] or ts[x] != ts[y] or out[x] != x:
                     continue
-                p, size = _span(offsets, data, segment[x], number[x])
-                q, other = _span(offsets, data, segment[y], number[y])
-                if size == other and _same(p, q, size):
+                p, size = span_of(offsets, data, segment[x], number[x])
+                q, other = span_of(offsets, data, segment[y], number[y])
+                if size == other and is_same(p, q, size):
                     out[y] = x
                     break
     return out
@@ -291,13 +278,26 @@ def sizes_of(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls:
     for i in range(len(row)):
         ends[i] = total
         s = segment[i]
-        if nulls[i] or (valid[s] != 0 and _load8(valid[s] + np.uint64(row[i])) == 0):
+        if nulls[i] or (valid[s] != 0 and load8(valid[s] + np.uint64(row[i])) == 0):
             present[i] = 0
         else:
-            _at, size = _span(offsets, data, s, row[i])
+            _at, size = span_of(offsets, data, s, row[i])
             total += int(size)
     ends[len(row)] = total
     return ends, present
+
+
+@kernel
+def add_sizes(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls: Flags, sizes: I64) -> None:
+    """Add to `sizes` how many bytes each row has; none where it is null, `nulls` is true or its segment lacks the
+    column."""
+    for i in range(len(row)):
+        s = segment[i]
+        if nulls[i] or offsets[s] == 0:
+            continue
+        if valid[s] == 0 or load8(valid[s] + np.uint64(row[i])) != 0:
+            _at, size = span_of(offsets, data, s, row[i])
+            sizes[i] += np.int64(size)
 
 
 @kernel
@@ -307,8 +307,8 @@ def copy_rows(offsets: U64, data: U64, segment: U32, row: U32, ends: I64, out: U
     for i in range(len(row)):
         size = ends[i + 1] - ends[i]
         if size > 0 and ends[i + 1] <= len(out):
-            at, _size = _span(offsets, data, segment[i], row[i])
-            _copy(base + np.uint64(ends[i]), at, np.uint64(size))
+            at, _size = span_of(offsets, data, segment[i], row[i])
+            copy_bytes(base + np.uint64(ends[i]), at, np.uint64(size))
 
 
 @kernel
@@ -340,7 +340,7 @@ def radix_order(values: U64) -> I64:
 
 
 @kernel
-def fix_ties(order: I64, first: U64, start_ts: U64, place: tuple[U64, U64, U32, U32]) -> tuple[int, I64]:
+def fix_ties(order: I64, first: U64, start_ts: U64, place: Addresses) -> tuple[int, I64]:
     """`order` sorts by `first`; put small groups of equal ones in the order of (start_ts, key), in place. Returns the
     bounds [from, to, from, to, ...] of the groups that are too large for it, and how many numbers that is."""
     offsets, data, segment, number = place
@@ -356,15 +356,15 @@ def fix_ties(order: I64, first: U64, start_ts: U64, place: tuple[U64, U64, U32, 
         else:
             for a in range(i + 1, j):
                 x = order[a]
-                p, size = _span(offsets, data, segment[x], number[x])
+                p, size = span_of(offsets, data, segment[x], number[x])
                 b = a - 1
                 while b >= i:
                     y = order[b]
                     if start_ts[y] < start_ts[x]:
                         break
                     if start_ts[y] == start_ts[x]:
-                        q, other = _span(offsets, data, segment[y], number[y])
-                        if not _less(p, size, q, other):
+                        q, other = span_of(offsets, data, segment[y], number[y])
+                        if not is_less(p, size, q, other):
                             break
                     order[b + 1] = y
                     b -= 1

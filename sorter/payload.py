@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -25,7 +24,9 @@ from sorter.kernels import (
     U8,
     U32,
     U64,
+    Addresses,
     Flags,
+    add_sizes,
     copy_rows,
     hash_keys,
     mix,
@@ -33,13 +34,13 @@ from sorter.kernels import (
     rows_are_inside,
     sizes_of,
 )
+from sorter.key_kernels import tables_of_keys
 from tistream.errors import CorruptObject, invariant
 
 HASH_MASK = (1 << 64) - 1  #: tests cut hashes short to see collisions
 
 Name = Literal["key", "value", "old_value"]
 Write = Callable[[pa.RecordBatch], pa.RecordBatch]  #: puts rows on a disk and maps them
-Addresses = tuple[U64, U64, U32, U32]  #: offsets, data, segment, row: what a compiled loop takes
 
 
 class _Column:
@@ -106,12 +107,13 @@ class _Pointers:
 class Place:
     """Where rows lie: for each its segment (a number in `segments`) and its number there."""
 
-    __slots__ = ("__dict__", "row", "segment", "segments")
+    __slots__ = ("_found", "row", "segment", "segments")
 
     def __init__(self, segments: Sequence[Segment], segment: U32 | None, row: U32) -> None:
         self.segments = tuple(segments)
         self.segment = np.zeros(len(row), np.uint32) if segment is None else segment
         self.row = row
+        self._found: dict[Name, _Pointers] = {}  # of the segments; shared by places that have the same
         counts = np.array([s.rows for s in self.segments], np.int64)
         invariant(rows_are_inside(self.segment, self.row, counts), "a row lies outside of its segment")
 
@@ -125,9 +127,13 @@ class Place:
 
     def take(self, at: npt.NDArray[np.integer] | Flags) -> Place:
         """Some of the rows, in the order named."""
-        return Place(self.segments, self.segment[at], self.row[at])
+        made = object.__new__(Place)
+        made.segments, made._found = self.segments, self._found
+        made.row = self.row[at]
+        made.segment = self.segment[at] if len(self.segments) > 1 else np.zeros(len(made.row), np.uint32)
+        return made
 
-    @cached_property
+    @property
     def addresses(self) -> Addresses:
         """Where the keys are."""
         pointers = self._pointers("key")
@@ -141,10 +147,17 @@ class Place:
 
     def sizes(self, op_puts: Flags) -> I64:
         """Bytes of key, value and old value of each row; the value counts for PUTs only."""
-        out = np.zeros(len(self), np.int64)
-        for name, nulls in (("key", None), ("value", ~op_puts), ("old_value", None)):
-            ends = self.layout(name, nulls)[0]  # type: ignore[arg-type]
-            out += ends[1:] - ends[:-1]
+        out, none = np.zeros(len(self), np.int64), np.zeros(len(self), np.bool_)
+        columns: tuple[tuple[Name, Flags], ...] = (("key", none), ("value", ~op_puts), ("old_value", none))
+        for name, nulls in columns:
+            p = self._pointers(name)
+            if p.offsets.any():
+                add_sizes(p.offsets, p.data, p.valid, self.segment, self.row, nulls, out)
+        return out
+
+    def tables(self) -> I64:
+        """The physical table of each key, 0 where it belongs to none."""
+        out: I64 = tables_of_keys(self.addresses)
         return out
 
     def column(self, name: Name, nulls: Flags | None = None, *, empty_for_null: bool = False) -> pa.BinaryArray:
@@ -174,10 +187,13 @@ class Place:
         return found
 
     def _pointers(self, name: Name) -> _Pointers:
-        columns = [s.columns.get(name) for s in self.segments]
-        of = [(c.offsets, c.data, c.valid) if c is not None else (0, 0, 0) for c in columns]
-        offsets, data, valid = np.array(of, np.uint64).reshape(-1, 3).T
-        return _Pointers(np.ascontiguousarray(offsets), np.ascontiguousarray(data), np.ascontiguousarray(valid))
+        found = self._found.get(name)
+        if found is None:
+            columns = [s.columns.get(name) for s in self.segments]
+            of = [(c.offsets, c.data, c.valid) if c is not None else (0, 0, 0) for c in columns]
+            offsets, data, valid = np.ascontiguousarray(np.array(of, np.uint64).reshape(-1, 3).T)
+            found = self._found[name] = _Pointers(offsets, data, valid)
+        return found
 
 
 def stacked(places: Sequence[Place]) -> Place:

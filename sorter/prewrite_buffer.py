@@ -51,7 +51,7 @@ from sorter.doubt import (
 from sorter.intake import Leaving, break_promise, has_value, is_fake, late_rows, one_of_each, told, without
 from sorter.kernels import I64, Flags
 from sorter.payload import stacked
-from sorter.reach import reached
+from sorter.reach import Thresholds, reached
 from sorter.run import Needles, Run, RunSet, compact
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
@@ -62,6 +62,7 @@ from tistream.keyrange import KeyRange
 _OPEN_NUMBERS = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
 _COMMIT_NUMBERS = ("start_ts", "commit_ts", "op", "flags", "origin")
 _READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
+_UNDECIDED = ("key", "start_ts", "commit_ts", "region_id", "store_id")
 _NONE: I64 = np.empty(0, np.int64)
 
 
@@ -164,7 +165,9 @@ class PrewriteBuffer:
 
     def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
-        unknown = [run for run in self.open if run.origins is not None and (run.origins["tenure_ready_ts"] == 0).any()]
+        unknown = [
+            run for run in self.open if run.origins is not None and not run.origins["tenure_ready_ts"].to_numpy().all()
+        ]
         if not unknown:
             return
         told = (
@@ -190,9 +193,7 @@ class PrewriteBuffer:
         """
         asking: list[Undecided] = []
         due = [
-            (run, at)
-            for run in self.commits
-            if len(at := reached(run, run.ts("commit_ts"), run.span("commit_ts")[0], watermarks, strictly=False))
+            (run, at) for run in self.commits if len(at := reached(run, _commit_ts(run), watermarks, strictly=False))
         ]
         if due:
             asking = self._decide(due, ready)
@@ -201,6 +202,33 @@ class PrewriteBuffer:
         self.commits.tidy()
         ready.runs.tidy()
         return asking
+
+    def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
+        """The undecided commits of the range: for each tenure that brought some the lowest one, the incarnation and
+        seq of its file, and how many there are. Lowest commit_ts first."""
+        found = []
+        for run in self.commits:
+            at = np.flatnonzero(run.numbers["asked"] & run.alive)
+            if not len(at):
+                continue
+            by = np.lexsort((run.ts("commit_ts")[at], run.numbers["origin"][at]))
+            at = at[by]
+            first = np.flatnonzero(np.diff(run.numbers["origin"][at], prepend=-1))
+            counts = np.diff(first, append=len(at)).tolist()
+            lowest = frame_of(run, at[first], COMMITS)
+            for row, count in zip(lowest.to_dicts(), counts, strict=True):
+                if row["key"] in range_:
+                    commit = Undecided(**{name: row[name] for name in _UNDECIDED})
+                    found.append((commit, row["incarnation"], row["seq"], count))
+        return sorted(found, key=lambda f: f[0].commit_ts)
+
+    def oldest_open(self) -> tuple[int, int] | None:
+        """(start_ts of the oldest transaction with open prewrites, how many it has here); None without any."""
+        starts = [run.ts("start_ts")[run.alive] for run in self.open if run.live]
+        if not starts:
+            return None
+        oldest = min(int(ts.min()) for ts in starts)
+        return oldest, sum(int(np.count_nonzero(ts == np.uint64(oldest))) for ts in starts)
 
     def hold(self) -> int | None:
         """The largest watermark that undecided commits allow; None when there is none of them."""
@@ -320,7 +348,7 @@ class PrewriteBuffer:
     def _add_commits(self, rows: Arrivals, outcomes: _Outcomes) -> None:
         new = outcomes.new
         added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
-        added.origins = rows.origins.select(*SOURCE, "region_id")
+        added.origins = pl.DataFrame([rows.origins[name] for name in (*SOURCE, "region_id")])
         self.commits.add(added)
         for run, there, here in outcomes.known:
             if len(here):
@@ -418,11 +446,11 @@ class PrewriteBuffer:
         """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
         for run in self.open:
             assert run.origins is not None
-            cuts = run.origins["cut_ts"]
-            lowest = int(cuts.min())  # type: ignore[arg-type]
-            if watermarks.highest() <= lowest or not run.live:
+            cuts = run.origins["cut_ts"].to_numpy()
+            if not run.live:
                 continue
-            gone = reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest, watermarks, strictly=True)
+            thresholds = Thresholds(cuts, int(cuts.min()), run.numbers["origin"])
+            gone = reached(run, thresholds, watermarks, strictly=True)
             if len(gone):
                 gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
                 self.dead += run.kill(gone)
@@ -432,9 +460,12 @@ class PrewriteBuffer:
             break_promise(rows)
 
 
+def _commit_ts(run: Run) -> Thresholds:
+    return Thresholds(run.ts("commit_ts"), run.span("commit_ts")[0])
+
+
 def _undecided(commits: pl.DataFrame) -> list[Undecided]:
-    names = ("key", "start_ts", "commit_ts", "region_id", "store_id")
-    return [Undecided(**row) for row in commits.sort(VERSION).select(names).to_dicts()]
+    return [Undecided(**row) for row in commits.sort(VERSION).select(_UNDECIDED).to_dicts()]
 
 
 def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:

@@ -7,12 +7,12 @@ batch that went into the inbox.
 
 from __future__ import annotations
 
-import queue
 import threading
 from dataclasses import replace
 
 import structlog
 
+from sorter.inbox import Inbox
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.feed import Feed, FeedBatch, FeedRequest, FeedStream
@@ -27,9 +27,7 @@ log = structlog.get_logger(__name__)
 class FeedReader:
     """Reads until it is stopped."""
 
-    def __init__(
-        self, feed: Feed, request: FeedRequest, inbox: queue.Queue[FeedBatch], loop: Repeating, clock: Clock
-    ) -> None:
+    def __init__(self, feed: Feed, request: FeedRequest, inbox: Inbox, loop: Repeating, clock: Clock) -> None:
         self.name = f"task {request.task_id} store {request.store_id}"
         self._feed = feed
         self._request = request
@@ -87,9 +85,7 @@ class FeedReader:
 
     def _pass_on(self, batch: FeedBatch) -> None:
         while not self._stop.is_set():
-            try:
-                self._inbox.put(batch, timeout=NEXT_TIMEOUT_S)
-            except queue.Full:
+            if not self._inbox.put(batch, NEXT_TIMEOUT_S):
                 continue
             at = Position(seq=batch.seq, closed=batch.closes)
             self._request = replace(self._request, positions={**self._request.positions, batch.incarnation: at})

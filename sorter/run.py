@@ -25,14 +25,15 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from sorter.kernels import I64, U32, U64, Flags, build_index, first_equals, kill, probe, ts_filter
+from sorter.kernels import I64, U32, U64, Flags, build_index, first_equals, hash_filter, kill, probe
 from sorter.payload import Place, Segment, Write, mixed, stacked, used_segments
 
 YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may hold on to for a few of their rows
 RUN_ROWS = 1 << 18  #: rows that one step of tidying copies, and so of the largest merged run
 SEGMENT_BYTES = 1 << 30  #: of the bytes that are copied into one segment
 SPILL_BYTES_MIN = 1 << 20  #: a smaller segment stays in memory
-FAN_IN = 8  #: runs of one size that become one
+FAN_IN = 8  #: small runs of one size that become one; of larger ones, whose rows mostly leave soon, twice as many
+SMALL_ROWS = 4096
 
 Index = tuple[U32, U32, U32, U64, U64]
 Numbers = Mapping[str, npt.NDArray[Any]]
@@ -140,9 +141,9 @@ class Run:
         low, high = self.numbers[key]
         return int(low), int(high)
 
-    def find(self, needles: Needles, ts: str) -> tuple[I64, I64]:
-        """(needle, row) of all living rows that are equal in (key, ts)."""
-        return _probe(self.index(ts), self.alive, self.ts(ts), self.place, needles)
+    def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
+        """(needle, row) of all living rows that are equal in (key, ts). `wanted` are the needles' mixed hashes."""
+        return _probe(self.index(ts), self.alive, self.ts(ts), self.place, needles, wanted)
 
     def first_equals(self, ts: str) -> I64:
         """For each row the first that is equal to it in (key, ts)."""
@@ -209,10 +210,11 @@ class RunSet:
             return []
         low, high = int(needles.ts.min()), int(needles.ts.max())
         out = []
+        wanted = mixed(needles.hashes, needles.ts)
         for run in self.runs:
             first, last = run.span(ts)
             if run.live and first <= high and low <= last:
-                found, rows = run.find(needles, ts)
+                found, rows = run.find(needles, ts, wanted)
                 if len(found):
                     out.append((run, found, rows))
         return out
@@ -278,7 +280,7 @@ class RunSet:
             if run.live * FAN_IN <= RUN_ROWS:
                 tiers.setdefault((max(run.live, 512).bit_length() - 1) // 3, []).append(run)
         for _tier, runs in sorted(tiers.items()):
-            if len(runs) >= FAN_IN:
+            if len(runs) >= (FAN_IN if runs[0].live < SMALL_ROWS else 2 * FAN_IN):
                 return _fitting(runs)
         return []
 
@@ -345,11 +347,13 @@ def _index(hashes: U64, ts: U64) -> Index:
     starts, tags, rows = build_index(hashes, bits)
     words = 1 << max(0, int(len(hashes) // 8).bit_length())
     span = np.array([ts.min(), ts.max()], np.uint64)
-    return starts, tags, rows, ts_filter(ts, words), span
+    return starts, tags, rows, hash_filter(hashes, words), span
 
 
-def _probe(index: Index, alive: Flags, ts: U64, place: Place, needles: Needles) -> tuple[I64, I64]:
-    wanted = mixed(needles.hashes, needles.ts)
+def _probe(
+    index: Index, alive: Flags, ts: U64, place: Place, needles: Needles, wanted: U64 | None = None
+) -> tuple[I64, I64]:
+    wanted = mixed(needles.hashes, needles.ts) if wanted is None else wanted
     room = len(needles) + 16
     for _ in range(2):
         found, left, right = probe(index, alive, ts, place.addresses, wanted, needles.ts, needles.place.addresses, room)

@@ -9,12 +9,12 @@ A runner never decides by itself that a task is lost: it raises Fenced, and the 
 
 from __future__ import annotations
 
-import queue
 import secrets
 
 import structlog
 
 from sorter.core import Positions, TaskCore
+from sorter.inbox import Inbox
 from sorter.publisher import Publication
 from sorter.reader import FeedReader
 from sorter.snapshot import build_snapshot_file, read_snapshot_file
@@ -33,7 +33,6 @@ from tistream.errors import (
 )
 from tistream.feed import Feed, FeedBatch, FeedRequest
 from tistream.layout import SnapshotKey
-from tistream.limits import FEED_QUEUE_BATCHES_MAX
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating
 
@@ -48,7 +47,7 @@ class TaskRunner:
         self.core = core
         self.publication = Publication(core=core, epoch=row.epoch)
         self.broken: BrokenPromise | None = None  #: why it halts; nothing is read or written any more
-        self.inbox: queue.Queue[FeedBatch] = queue.Queue(FEED_QUEUE_BATCHES_MAX)
+        self.inbox = Inbox()
         self._catalog = catalog
         self._store = store
         self._readers: dict[int, FeedReader] = {}
@@ -98,9 +97,8 @@ class TaskRunner:
         """Give the core what has come, at most so many batches; how many it was. A broken promise halts the task."""
         done = 0
         while done < batches_max and self.broken is None:
-            try:
-                batch = self.inbox.get_nowait()
-            except queue.Empty:
+            batch = self.inbox.take()
+            if batch is None:
                 break
             done += 1
             self._absorb(batch)

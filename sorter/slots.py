@@ -21,19 +21,44 @@ It does not know who promised, nor which promise is the newest.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sorter.key_kernels import find_keys, slots_of_keys
+from sorter.payload import Place, Segment
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 
 Ints = npt.NDArray[np.int64]
 Stamps = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
+
+
+class Bounds:
+    """The keys at which slots begin. They never change: slots that are cut or joined get others."""
+
+    __slots__ = ("keys", "place")
+
+    def __init__(self, keys: pa.BinaryArray) -> None:
+        self.keys = keys
+        self.place = Place.whole(Segment(keys))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slots_of(self, place: Place) -> Ints:
+        """The slot of each row's key, which lies in the range."""
+        out: Ints = slots_of_keys(self.place.addresses, place.addresses)
+        return out
+
+    def find(self, keys: pa.BinaryArray) -> tuple[Ints, Mask]:
+        """How many bounds are smaller than each key, and whether it is one."""
+        found: tuple[Ints, Mask] = find_keys(self.place.addresses, Place.whole(Segment(keys)).addresses)
+        return found
 
 
 class Promises:
@@ -99,20 +124,20 @@ class Slots:
 
     def __init__(self, range_: KeyRange, start_ts: int) -> None:
         self.range = range_
-        self.bounds = pl.Series([range_.start], dtype=pl.Binary)
+        self.bounds = Bounds(pa.array([range_.start], pa.binary()))
         self.w: Stamps = np.array([start_ts], np.uint64)
         self.covered: Mask = np.zeros(1, np.bool_)
         self.uncovered = 1
-        self._joined: tuple[pl.Series, Stamps, Mask] | None = None
+        self._joined: tuple[pa.BinaryArray, Stamps, Mask] | None = None
 
     def __len__(self) -> int:
         return len(self.w)
 
-    def joined(self) -> tuple[pl.Series, Stamps, Mask]:
+    def joined(self) -> tuple[pa.BinaryArray, Stamps, Mask]:
         """Bounds, W and covered with equal neighbours joined, to be read only: what can be told from outside."""
         if self._joined is None:
             keep = self._differs()
-            self._joined = self.bounds.filter(pl.Series(keep)), self.w[keep], self.covered[keep]
+            self._joined = self.bounds.keys.filter(pa.array(keep)), self.w[keep], self.covered[keep]
         return self._joined
 
     def lift(self, promises: Promises, pairs: Ints | None) -> bool:
@@ -139,19 +164,19 @@ class Slots:
         self, starts: pa.BinaryArray, ends: pa.BinaryArray, placed: Iterable[Promises] = ()
     ) -> tuple[Ints, Ints]:
         """The slots [lo, hi) of each row, all of the range, cut where rows begin and end; `placed` are renumbered."""
-        first, last = _series(starts), _series(ends)
         inner_start = _mask(pc.greater(starts, self.range.start))
         inner_end = _mask(pc.not_equal(ends, b""))
         if self.range.end:
             inner_end &= _mask(pc.less(ends, self.range.end))
-        lo, known_lo = self._find(first)
-        hi, known_hi = self._find(last)
+        lo, known_lo = self.bounds.find(starts)
+        hi, known_hi = self.bounds.find(ends)
         new_lo, new_hi = np.flatnonzero(inner_start & ~known_lo), np.flatnonzero(inner_end & ~known_hi)
         if len(new_lo) or len(new_hi):
-            edges = pl.concat([first.gather(new_lo), last.gather(new_hi)]).unique().sort()
-            now_at = self._cut(edges)
+            first, last = starts.take(pa.array(new_lo)), ends.take(pa.array(new_hi))
+            edges = pc.unique(pa.concat_arrays([first, last]))
+            now_at = self._cut(edges.take(pc.sort_indices(edges)))
             lo, hi = now_at[lo], now_at[hi]
-            lo[new_lo], hi[new_hi] = self._find(first.gather(new_lo))[0], self._find(last.gather(new_hi))[0]
+            lo[new_lo], hi[new_hi] = self.bounds.find(first)[0], self.bounds.find(last)[0]
             for promises in placed:
                 promises.lo, promises.hi = now_at[promises.lo], now_at[promises.hi]
                 promises.place(self)
@@ -161,8 +186,8 @@ class Slots:
 
     def numbers(self, part: KeyRange) -> tuple[int, int]:
         """The slots [lo, hi) that a part of the range touches."""
-        lo = int(self.bounds.search_sorted(part.start, side="right")) - 1
-        return lo, int(self.bounds.search_sorted(part.end, side="left")) if part.end else len(self.w)
+        (lo, hi), (is_bound, _) = self.bounds.find(pa.array([part.start, part.end], pa.binary()))
+        return int(lo) - (not is_bound), int(hi) if part.end else len(self.w)
 
     def restore(self, starts: pa.BinaryArray, ends: pa.BinaryArray, w: Stamps, covered: Mask) -> None:
         """Lift slices as a snapshot has them; they lie in the range and do not overlap."""
@@ -185,7 +210,7 @@ class Slots:
             return
         keep = self._differs() | explained[:-1]
         now_at = np.append(np.cumsum(keep) - 1, np.count_nonzero(keep)).astype(np.int64)
-        self.bounds = self.bounds.filter(pl.Series(keep))
+        self.bounds = Bounds(self.bounds.keys.filter(pa.array(keep)))
         self.w, self.covered = self.w[keep], self.covered[keep]
         self.uncovered = len(self.w) - int(np.count_nonzero(self.covered))
         for promises in known:
@@ -194,11 +219,11 @@ class Slots:
 
     def check(self, start_ts: int, placed: Iterable[Promises]) -> None:
         """Raise when a relation does not hold."""
-        bounds, size = self.bounds, len(self.bounds)
+        bounds, size = self.bounds.keys.to_pylist(), len(self.bounds)
         invariant(len(self.w) == size == len(self.covered), "slices and timestamps differ in number")
         invariant(bounds[0] == self.range.start, "the map does not begin with the range")
-        invariant(bool((bounds[1:] > bounds[:-1]).all()), "bounds do not rise")
-        invariant(all(b in self.range for b in bounds.to_list()), "a bound lies outside the range")
+        invariant(all(a < b for a, b in pairwise(bounds)), "bounds do not rise")
+        invariant(all(b in self.range for b in bounds), "a bound lies outside the range")
         invariant(bool((self.w >= np.uint64(start_ts)).all()), "W below start_ts")
         invariant(self.uncovered == int((~self.covered).sum()), "the number of holes is wrong")
         for promises in placed:
@@ -209,18 +234,12 @@ class Slots:
             rows = promises.waiting if promises.row_of is None else promises.row_of[promises.waiting]
             invariant(bool((promises.checkpoint[rows] > self.w[slot]).all()), "a row waits for nothing")
 
-    def _find(self, keys: pl.Series) -> tuple[Ints, Mask]:
-        """Where each key stands among the bounds, and whether it is one."""
-        at = self.bounds.search_sorted(keys, side="left").to_numpy().astype(np.int64)
-        there = self.bounds.gather(np.minimum(at, len(self.w) - 1)) == keys
-        return at, (at < len(self.w)) & there.to_numpy()
-
-    def _cut(self, edges: pl.Series) -> Ints:
+    def _cut(self, edges: pa.BinaryArray) -> Ints:
         """Cut at these keys (inside the range, no bounds yet, rising); the new number of each slot, and of the end."""
-        at = self.bounds.search_sorted(edges, side="left").to_numpy().astype(np.int64)
+        at, _ = self.bounds.find(edges)
         size = len(self.w)
         order = np.insert(np.arange(size), at, size + np.arange(len(at)))
-        self.bounds = pl.concat([self.bounds, edges]).gather(order)
+        self.bounds = Bounds(pa.concat_arrays([self.bounds.keys, edges]).take(pa.array(order)))
         self.w = np.insert(self.w, at, self.w[at - 1])
         self.covered = np.insert(self.covered, at, self.covered[at - 1])
         self.uncovered = len(self.w) - int(np.count_nonzero(self.covered))
@@ -239,10 +258,6 @@ def _pairs(lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
     widths = hi - lo
     row_of = np.repeat(np.arange(len(widths)), widths)
     return row_of, np.arange(len(row_of)) + np.repeat(lo - (np.cumsum(widths) - widths), widths)
-
-
-def _series(keys: pa.BinaryArray) -> pl.Series:
-    return pl.Series(pl.from_arrow(keys), dtype=pl.Binary)
 
 
 def _mask(values: pa.BooleanArray) -> Mask:

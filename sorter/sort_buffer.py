@@ -26,7 +26,6 @@ from sorter.kernels import I64, U64, Flags, fix_ties, radix_order
 from sorter.payload import Place, Segment, segment_of, stacked
 from sorter.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet
 from tistream.change import COMMITTED, Op
-from tistream.codec.table_key import table_ids
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 
@@ -76,10 +75,14 @@ class SortBuffer:
             return
         size = place.sizes(numbers["op"] == Op.PUT)
         cuts = np.flatnonzero(np.diff(np.cumsum(size) // SEGMENT_BYTES)) + 1
+        if not len(cuts):
+            looked_up = {"table": place.tables(), "size": size}
+            self.runs.add(Run(place, {**numbers, **looked_up}, hashes=hashes, young=young))
+            return
         for at in np.split(np.arange(len(place)), cuts):
             part = place.take(at)
             of_part = {name: values[at] for name, values in numbers.items()}
-            looked_up = {"table": table_ids(part.column("key")), "size": size[at]}
+            looked_up = {"table": part.tables(), "size": size[at]}
             self.runs.add(Run(part, {**of_part, **looked_up}, hashes=hashes[at], young=young))
 
     def known(self, needles: Needles) -> Flags:
@@ -178,7 +181,7 @@ def _order(place: Place, numbers: dict[str, npt.NDArray[Any]]) -> I64:
 def _table_and_ts(table: I64, commit_ts: U64) -> U64:
     """One number for each row by which rows sort as by (table, commit_ts), equal where both are."""
     ts: U64 = commit_ts - commit_ts.min()
-    tables = pl.Series(table).unique().sort().to_numpy()
+    tables = np.unique(table[np.flatnonzero(np.diff(table, prepend=table[0] - 1))])  # equal ones mostly lie together
     if len(tables) == 1:
         return ts
     number: U64 = np.searchsorted(tables, table).astype(np.uint64)

@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sorter.slots import Ints, Mask, Promises, Slots, Stamps
+from sorter.payload import Place, Segment, as_binary
+from sorter.slots import Bounds, Ints, Mask, Promises, Slots, Stamps
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange, gaps
 
@@ -94,9 +94,14 @@ class Stuck:
     seq: int = 0  #: the newest file of that store; 0 = none spoke of this range
     reason: str
 
+    @property
+    def file(self) -> str:
+        """The newest file of that store, empty when there is none."""
+        return f"{self.incarnation}/{self.seq}" if self.seq else ""
+
     def __str__(self) -> str:
         at = "hole" if self.w is None else f"W {self.w}"
-        who = f"region {self.region_id} store {self.store_id} file {self.incarnation}/{self.seq}: " if self.seq else ""
+        who = f"region {self.region_id} store {self.store_id} file {self.file}: " if self.seq else ""
         return f"{self.range} {at}: {who}{self.reason}"
 
 
@@ -151,45 +156,24 @@ class RangeWatermarkMap:
         """The highest slice: no key has a larger W."""
         return int(self._slots.w.max())
 
-    def w_of(self, keys: pa.BinaryArray | pl.Series) -> npt.NDArray[np.uint64]:
+    def w_of(self, keys: pa.BinaryArray | pl.Series) -> Stamps:
         """W of each key. The keys must lie in the range."""
-        w = self._slots.joined()[1]
-        if len(w) == 1:
-            return np.full(len(keys), w[0], np.uint64)
-        series = keys if isinstance(keys, pl.Series) else pl.Series(pl.from_arrow(keys), dtype=pl.Binary)
-        out: npt.NDArray[np.uint64] = w[self.slices_of(series)]
-        return out
+        return self.w_at(Place.whole(Segment(as_binary(keys) if isinstance(keys, pl.Series) else keys)))
 
-    def w_of_slices(self, slices: Ints) -> Stamps:
-        """W of slices, by number."""
-        return self._slots.joined()[1][slices]
+    def w_at(self, place: Place) -> Stamps:
+        """W of the keys of these rows."""
+        found: Stamps = self._slots.w[self.bounds.slots_of(place)]
+        return found
 
     @property
-    def is_one_slice(self) -> bool:
-        """Whether W is the same everywhere."""
-        return self.slice_count() == 1
+    def bounds(self) -> Bounds:
+        """Where the slots begin of which `w` tells; another object when they were cut or joined."""
+        return self._slots.bounds
 
-    def slices_of(self, keys: pl.Series) -> Ints:
-        """For each key the number of its slice, good until the next call of `apply`. The keys must lie in the range."""
-        found = self._slots.joined()[0].search_sorted(keys, side="right").to_numpy().astype(np.int64)
-        out: Ints = found - 1
-        return out
-
-    def edges(self, slices: Ints) -> tuple[pl.Series, pl.Series]:
-        """First and last (exclusive) key of these slices."""
-        bounds = self._slots.joined()[0]
-        ends = pl.concat([bounds[1:], pl.Series([self.range.end], dtype=pl.Binary)]).gather(slices)
-        return bounds.gather(slices), ends
-
-    def highest_between(self, starts: pl.Series, ends: pl.Series) -> Stamps:
-        """The highest W in each of the ranges [start, end), which lie in the map's range and are not empty."""
-        bounds, w, _ = self._slots.joined()
-        first = bounds.search_sorted(starts, side="right").to_numpy().astype(np.int64) - 1
-        last = bounds.search_sorted(ends, side="left").to_numpy().astype(np.int64)
-        last[(ends.bin.size() == 0).to_numpy()] = len(w)
-        pairs = np.stack([np.maximum(first, 0), last], axis=1).reshape(-1)
-        out: Stamps = np.maximum.reduceat(np.append(w, np.uint64(0)), pairs)[::2]
-        return out
+    @property
+    def w(self) -> Stamps:
+        """W of each slot, to be read only."""
+        return self._slots.w
 
     def holes(self) -> list[KeyRange]:
         """The ranges that no row ever lifted, in key order."""
@@ -198,7 +182,7 @@ class RangeWatermarkMap:
     def slices(self) -> Iterator[tuple[KeyRange, int | None]]:
         """All slices in key order; None for a hole."""
         bounds, w, covered = self._slots.joined()
-        starts = bounds.to_list()
+        starts = bounds.to_pylist()
         for start, end, ts, known in zip(
             starts, [*starts[1:], self.range.end], w.tolist(), covered.tolist(), strict=True
         ):
@@ -229,7 +213,7 @@ class RangeWatermarkMap:
     def snapshot(self) -> tuple[pa.Table, pa.Table]:
         """(slices, waiting rows), schemas SLICES and WAITING."""
         bounds, w, covered = self._slots.joined()
-        starts = bounds.to_list()
+        starts = bounds.to_pylist()
         slices = pa.table([starts, [*starts[1:], self.range.end], w, covered], schema=SLICES)
         waiting = self._waiting()
         return slices, waiting.to_arrow().cast(WAITING) if len(waiting) else WAITING.empty_table()

@@ -21,6 +21,7 @@ from sorter.core import CoreStats
 from sorter.publisher import Publisher
 from sorter.runner import TaskRunner
 from sorter.spill import Spill
+from sorter.standing import Standing
 from sorter.watermark import Stuck
 from tistream.catalog.engine import Catalog
 from tistream.catalog.stores import list_stores
@@ -37,6 +38,7 @@ from tistream.service import Backoff, Problem, Repeating
 
 REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 1.0
 TURN_INTERVAL_S = 0.05
 
 log = structlog.get_logger(__name__)
@@ -76,6 +78,8 @@ class SorterWorker:
         self._save = _Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
         self._spill = spill
         self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
+        self._standing = Standing()
+        self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
             f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
@@ -110,8 +114,9 @@ class SorterWorker:
     def problems(self) -> list[Problem]:
         """Everything that is wrong now."""
         found = [*self._heartbeat.problems(), *self._loop.problems()]
-        for activity in (self._refresh, self._flush, self._save, self._relief):
+        for activity in (self._refresh, self._flush, self._save, self._relief, self._look):
             found += activity.problems()
+        found += self._standing.problems
         return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
 
     def stats(self) -> dict[int, CoreStats]:
@@ -153,8 +158,13 @@ class SorterWorker:
             if self._spill is not None:
                 self._relief.run_if_due(self._move_out)
             self._save.run_if_due(self._save_all)
+            self._look.run_if_due(self._look_at_watermarks)
         if busy:
             self._loop.wake()
+
+    def _look_at_watermarks(self) -> None:
+        cores = {task_id: runner.core for task_id, runner in self._runners.items() if runner.broken is None}
+        self._standing.look(cores, self._clock.monotonic())
 
     def _look_around(self) -> None:
         """Start and stop runners as the catalog says; each task by itself."""

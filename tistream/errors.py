@@ -196,6 +196,13 @@ class FeedUnavailable(TiStreamError):
     code = "TS-1062"
 
 
+class WatermarkStands(TiStreamError):
+    """A task's watermark has not moved for long; the message says for which region, store and file it waits."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1063"
+
+
 class BrokenPromise(TiStreamError):
     """The upstream promised completeness up to a timestamp and then sent something below it. The task stops."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.router import directory, route
@@ -29,6 +29,7 @@ def tenures(draw: st.DrawFn) -> list[Tenure]:
     return found
 
 
+@settings(deadline=None)  # the first example compiles
 @given(tenures(), ranges(), st.randoms(use_true_random=False))
 def test_every_row_and_promise_of_the_range_and_no_other(found: list[Tenure], wanted: KeyRange, rand: object) -> None:
     order = list(range(len(found)))
@@ -51,6 +52,7 @@ def test_every_row_and_promise_of_the_range_and_no_other(found: list[Tenure], wa
     assert sum(r["row_count"] for r in got) == routed.rows.num_rows
 
 
+@settings(deadline=None)  # the first example compiles
 @given(tenures(), st.lists(KEYS, max_size=4))
 def test_tiles_share_out_every_row_exactly_once(found: list[Tenure], cuts: list[bytes]) -> None:
     rows, regions = tenures_of(found)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tistream import __version__, config
 from tistream.catalog.engine import Catalog
-from tistream.cli import warm
+from tistream.cli import allocator, warm
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
@@ -115,6 +115,7 @@ def embedded(settings: Settings, data: Path) -> Running:
         "catalog": {"url": settings.catalog.url or f"sqlite:///{root}/catalog.db"},
         "object_store": {"url": settings.object_store.url or f"file://{root}/bucket"},
     }
+    allocator.keep_freed_memory()
     warm.start()
     parts = open_parts(settings.model_copy(update=_sections(where)))
     follow = _dispatcher(parts, "dispatcher-1")
@@ -154,6 +155,7 @@ def sorter(parts: Parts, name: str) -> Running:
             (w.address for w in workers.list_workers(parts.catalog, "dispatcher") if w.worker_id == owner), None
         )
 
+    allocator.keep_freed_memory()
     return Running(parts, [_sorter(parts, name, FlightFeed(locate))])
 
 

@@ -8,6 +8,9 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 import numpy.typing as npt
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,3 +28,15 @@ def view(buffer: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
     found = np.frombuffer(b"" if buffer is None else buffer, dtype)
     found.flags.writeable = False
     return found
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> Any:
+    """memcpy between two addresses, for compiled code that knows that both are valid."""
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        to, at = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
+        cgutils.raw_memcpy(builder, to, at, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.uint64), code

@@ -111,7 +111,7 @@ class SegmentFileWriter:
             raise InvalidInput("this data cannot be a segment", segment_kind=kind, cause=e) from e
         if raw.size > SEGMENT_BYTES_MAX:
             raise InvalidInput("the segment is too large", segment_kind=kind, raw_length=raw.size)
-        stored = self._zstd.compress(raw)
+        stored, crc = self._packed(raw)
         info = SegmentInfo(
             number=len(self._segments),
             kind=kind,
@@ -126,12 +126,17 @@ class SegmentFileWriter:
             offset=self._size,
             length=len(stored),
             raw_length=raw.size,
-            crc=crc32c.crc32c(stored),
+            crc=crc,
         )
         self._parts.append(stored)
         self._size += len(stored)
         self._segments.append(info)
         return info
+
+    def _packed(self, raw: pa.Buffer) -> tuple[bytes, int]:
+        """What is stored of a segment, and its checksum."""
+        stored = self._zstd.compress(raw)
+        return stored, crc32c.crc32c(stored)
 
     def finish(self) -> bytes:
         """The whole file. InvalidInput when it is larger than a reader accepts."""

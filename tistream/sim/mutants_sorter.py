@@ -37,8 +37,7 @@ def _dead_by_start_ts() -> Iterator[None]:
     with reworded(
         PrewriteBuffer,
         "_bury",
-        ("watermarks.highest() <= lowest or not run.live", "not run.live"),
-        ('reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest,', 'reached(run, run.ts("start_ts"), 0,'),
+        ('Thresholds(cuts, int(cuts.min()), run.numbers["origin"])', 'Thresholds(run.ts("start_ts"), 0)'),
     ):
         yield
 
@@ -50,7 +49,6 @@ def _dead_at_cut_ts() -> Iterator[None]:
     with reworded(
         PrewriteBuffer,
         "_bury",
-        ("<= lowest or not run.live", "< lowest or not run.live"),
         ("strictly=True", "strictly=False"),
     ):
         yield

@@ -6,7 +6,7 @@ import pytest
 
 from sorter import payload, run
 from sorter.payload import Place, Segment
-from sorter.reach import Reach, reached
+from sorter.reach import Reach, Thresholds, reached
 from sorter.run import Needles, Run, RunSet
 from sorter.watermark import RangeWatermarkMap
 from tistream.errors import CorruptObject
@@ -91,8 +91,8 @@ def test_rows_behind_a_slice_that_stands_still_are_not_looked_at() -> None:
     held = run_of([b"a", b"b", b"x", b"y"], [20, 40, 20, 40])
 
     def look() -> list[bytes]:
-        found = held.place.take(reached(held, held.ts("ts"), 20, watermarks, strictly=False)).column("key").to_pylist()
-        return sorted(found)
+        found = reached(held, Thresholds(held.ts("ts"), 20), watermarks, strictly=False)
+        return sorted(held.place.take(found).column("key").to_pylist())
 
     lift(19, 19)
     assert look() == []

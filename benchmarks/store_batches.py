@@ -1,0 +1,198 @@
+"""What a few stores send while ordinary transactions run on them, as feed batches, and the rows that must come of it.
+
+Rows are those of the recording's table `shop_arch.bulk5k` (10 columns; key and value together 142 bytes in the mean)
+under new handles, with so many bytes of each value replaced that zstd(1) makes them as small as the recording's own.
+Larger rows are two values put together. Every tenth row updates an older one, the others insert.
+
+A transaction has five rows in any regions of any stores. Each row is prewritten up to 20 ms after the start of its
+transaction, the commit follows within 300 ms and reaches the store up to 50 ms later. A store's file holds what came
+during its tick, clustered by region in the order of arrival; every region is resolved up to the oldest open lock of its
+store. The stores cut their files at different moments. Everything is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks.rows import BASE_TS
+from tistream.change import COMMITTED, REGIONS, ROWS, Op, RowKind
+from tistream.codec.table_key import record_key
+from tistream.feed import FeedBatch
+from tistream.testing.recording import committed_rows, recorded_history
+
+STORES = 3
+REGION_COUNT = 300
+TABLES = 10
+TXN_ROWS = 5
+UPDATES = 10  #: one row in so many has an old value
+NOISE = 0.06  #: of the bytes of a value
+POOL = 50_000  #: values that are told apart
+MS = 1 << 18
+
+_Stamps = npt.NDArray[np.uint64]
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Batches of each store in their order, and the committed rows by (commit_ts, start_ts, key)."""
+
+    batches: dict[int, list[FeedBatch]]
+    rows: pa.Table  #: schema change.COMMITTED
+    last_ts: int  #: every region is resolved up to here in the end
+    row_bytes: float  #: keys and values, mean
+
+
+def workload(row_bytes: int, *, ticks: int, rows_per_tick: int, seed: int = 1) -> Workload:
+    """`ticks` files of each store, with about `rows_per_tick` rows of about `row_bytes` bytes committed in each."""
+    rng = np.random.default_rng(seed)
+    count = ticks * rows_per_tick * STORES // TXN_ROWS * TXN_ROWS
+    tick_ts = 1000 * MS
+    txn_start = np.sort(rng.integers(0, ticks * tick_ts - 400 * MS, count // TXN_ROWS)).astype(np.uint64)
+    start = np.repeat(txn_start + np.uint64(BASE_TS), TXN_ROWS)
+    commit = start + np.repeat(rng.integers(20 * MS, 300 * MS, count // TXN_ROWS), TXN_ROWS).astype(np.uint64)
+    came = start + rng.integers(0, 20 * MS, count).astype(np.uint64)
+    decided = commit + rng.integers(0, 50 * MS, count).astype(np.uint64)
+    region = rng.integers(0, REGION_COUNT, count)
+    keys = _keys(region, rng.permutation(count))
+    values = _values(row_bytes - 19, rng).take(pa.array(rng.integers(0, POOL, count)))
+    updates = np.arange(count) % UPDATES == 0
+    old = pc.if_else(pa.array(updates), values.take(pa.array(rng.permutation(count))), None)
+    times = {"start": start, "commit": commit, "came": came, "decided": decided}
+    data = _Rows(**times, region=region, keys=keys, values=values, old=old)
+    batches = {s: _batches_of(data, s, ticks, tick_ts) for s in range(1, STORES + 1)}
+    whole = _committed(data)
+    size = sum(int(pc.sum(pc.binary_length(whole[name])).as_py()) for name in ("key", "value")) / count
+    return Workload(batches=batches, rows=whole, last_ts=BASE_TS + (ticks + 1) * tick_ts, row_bytes=size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    start: _Stamps
+    commit: _Stamps
+    came: _Stamps  #: when its store saw the prewrite
+    decided: _Stamps  #: and the commit
+    region: _Ints
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+    old: pa.BinaryArray
+
+
+def _keys(region: _Ints, handles: _Ints) -> pa.BinaryArray:
+    flat = np.frombuffer(record_key(1, 0) * len(region), np.uint8).reshape(-1, 19).copy()
+    flat[:, 8] = 100 + region * TABLES // REGION_COUNT
+    flat[:, 11:] = ((region << 32 | handles) ^ np.int64(-(2**63))).astype(">i8").view(np.uint8).reshape(-1, 8)
+    offsets = np.arange(0, 19 * len(region) + 1, 19, dtype=np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(region), [None, pa.py_buffer(offsets), pa.py_buffer(flat)])
+
+
+def _values(mean_bytes: int, rng: np.random.Generator) -> pa.BinaryArray:
+    history, log = recorded_history(), committed_rows()
+    table = history.find("shop_arch", "bulk5k", history.resolved_ts).id
+    rows = log.filter(pc.and_(pc.equal(log["table_id"], table), pc.is_valid(log["value"])))
+    found = rows["value"].combine_chunks().take(pa.array(rng.integers(0, rows.num_rows, POOL)))
+    more = found.take(pa.array(rng.permutation(POOL)))
+    lengths = pc.binary_length(found).to_numpy()
+    extra = max(0.0, mean_bytes / float(lengths.mean()) - 1)
+    if extra > 0:
+        cut = pl.DataFrame({"a": pl.from_arrow(found), "b": pl.from_arrow(more)})
+        sizes = (pc.binary_length(more).to_numpy() * extra).astype(np.int64).tolist()
+        found = pa.array([a + (b * 2)[:n] for a, b, n in zip(cut["a"], cut["b"], sizes, strict=True)], pa.binary())
+    _, offsets, data = found.buffers()
+    octets = np.frombuffer(data, np.uint8).copy()
+    at = rng.integers(0, len(octets), int(NOISE * len(octets)))
+    octets[at] = octets[rng.integers(0, len(octets), len(at))]
+    return pa.BinaryArray.from_buffers(pa.binary(), POOL, [None, offsets, pa.py_buffer(octets)])
+
+
+def _batches_of(data: _Rows, store: int, ticks: int, tick_ts: int) -> list[FeedBatch]:
+    mine = np.flatnonzero(data.region % STORES == store - 1)
+    came, decided, start = data.came[mine], data.decided[mine], data.start[mine]
+    out = []
+    low = np.uint64(0)
+    for k in range(ticks):
+        cut = np.uint64(BASE_TS + (k + 1) * tick_ts + store * 37 * MS)
+        resolved = cut
+        if k + 1 < ticks:
+            open_ = (came < cut) & (decided >= cut)
+            resolved = min(cut, start[open_].min() - np.uint64(1)) if open_.any() else cut
+        else:
+            cut = resolved = np.uint64(BASE_TS + (ticks + 1) * tick_ts)
+        prewrites, commits = mine[(came >= low) & (came < cut)], mine[(decided >= low) & (decided < cut)]
+        out.append(_batch(data, store, k + 1, prewrites, commits, int(resolved), int(cut)))
+        low = cut
+    return out
+
+
+def _batch(data: _Rows, store: int, seq: int, prewrites: _Ints, commits: _Ints, resolved: int, cut: int) -> FeedBatch:
+    at = np.concatenate([prewrites, commits])
+    is_commit = np.arange(len(at)) >= len(prewrites)
+    order = np.lexsort((np.where(is_commit, data.decided[at], data.came[at]), data.region[at]))
+    at, is_commit = at[order], is_commit[order]
+    zeros = np.zeros(len(at), np.uint64)
+    taken, none = pa.array(at), pa.array(is_commit)
+    columns = {
+        "kind": np.where(is_commit, RowKind.COMMIT, RowKind.PREWRITE).astype(np.uint8),
+        "op": np.full(len(at), Op.PUT, np.uint8),
+        "key": data.keys.take(taken),
+        "start_ts": data.start[at],
+        "commit_ts": np.where(is_commit, data.commit[at], np.uint64(0)),
+        "generation": zeros,
+        "value": data.values.take(pc.if_else(none, None, taken)),
+        "old_value": data.old.take(pc.if_else(none, None, taken)),
+        "expire_ts": zeros,
+        "flags": np.zeros(len(at), np.uint8),
+    }
+    rows = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in ROWS.names], schema=ROWS)
+    regions = _regions(store, np.bincount(data.region[at], minlength=REGION_COUNT), resolved)
+    return FeedBatch(store_id=store, incarnation=1, seq=seq, cut_ts=cut, rows=rows, regions=regions)
+
+
+def _regions(store: int, counts: _Ints, resolved: int) -> pa.RecordBatch:
+    ids = np.arange(store - 1, REGION_COUNT, STORES)
+    edges = _keys(np.arange(1, REGION_COUNT), np.zeros(REGION_COUNT - 1, np.int64)).to_pylist()
+    edges = [b"", *edges, b""]
+    same = np.ones(len(ids), np.uint64)
+    of = counts[ids]
+    columns = {
+        "region_id": ids.astype(np.uint64) + np.uint64(1),
+        "version": same,
+        "start_key": pa.array([edges[i] for i in ids], pa.binary()),
+        "end_key": pa.array([edges[i + 1] for i in ids], pa.binary()),
+        "tenure_open_ts": same * np.uint64(BASE_TS),
+        "tenure_ready_ts": same * np.uint64(BASE_TS),
+        "checkpoint_ts": same * np.uint64(BASE_TS),
+        "resolved_ts": same * np.uint64(resolved),
+        "row_offset": (np.cumsum(of) - of).astype(np.uint64),
+        "row_count": of.astype(np.uint64),
+    }
+    return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in REGIONS.names], schema=REGIONS)
+
+
+def _committed(data: _Rows) -> pa.Table:
+    count = len(data.start)
+    columns = {
+        "table_id": (100 + data.region * TABLES // REGION_COUNT).astype(np.int64),
+        "op": np.full(count, Op.PUT, np.uint8),
+        "key": data.keys,
+        "start_ts": data.start,
+        "commit_ts": data.commit,
+        "value": data.values,
+        "old_value": data.old,
+        "expire_ts": np.zeros(count, np.uint64),
+        "flags": np.zeros(count, np.uint8),
+    }
+    table = pa.table([pa.array(columns[name]) for name in COMMITTED.names], schema=COMMITTED)
+    return in_order(table)
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """Rows by (commit_ts, start_ts, key), in one chunk."""
+    order = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
+    return rows.take(pc.sort_indices(rows, sort_keys=order)).combine_chunks()

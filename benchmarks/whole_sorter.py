@@ -1,0 +1,223 @@
+"""A whole sorter process on the recording's rows: batches over Arrow Flight in, committed objects and catalog rows out.
+
+The process is the one that the command line runs (SQLite catalog, local folder, default settings); this one serves it
+prepared batches (see `store_batches`) of three stores over Arrow Flight, all of them there at once. What it has written
+is read back through the catalog and must be the prepared rows, each once.
+
+Rows are counted for each second of processor time of the whole process, user and system, all threads: so many a core
+can commit. The yardstick is Pebble with the options of TiCDC's event store, which on the same 142-byte rows wrote
+427,000 rows a second and scanned 1,086,000 in order, on one core: 306,000 rows a second written and scanned. That is a
+constant here, so the ratio moves with the machine. The yardstick does neither receive nor match nor publish rows.
+
+    python -m benchmarks.whole_sorter [row bytes]      one run, and where the time went
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.harness import Result
+from benchmarks.store_batches import STORES, Workload, in_order, workload
+from dispatcher.flight_server import FlightFeedServer
+from tistream.catalog.committed import find_segments
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.stores import assign_store, issue_incarnation
+from tistream.catalog.tasks import assign_task, list_tasks
+from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.workers import WorkerKind, list_workers, register_worker
+from tistream.change import COMMITTED
+from tistream.codec.committed_file import decode_committed_segment
+from tistream.feed import FeedBatch, FeedRequest
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+from tistream.objectstore.factory import open_store
+
+PEER_WRITTEN = 427_000  # rows a second, one core
+PEER_SCANNED = 1_086_000  # rows a second, one core
+PEER = 1 / (1 / PEER_WRITTEN + 1 / PEER_SCANNED)
+RUNS = 5
+TICKS = 20
+WARM_TICKS = 3  #: served first, not counted: kernels are loaded from numba's cache
+ROWS_PER_TICK = 25_000
+TENANT = Tenant(1, 1)
+WAIT_S = 120.0
+BAR = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one run cost."""
+
+    rows: int
+    bytes: float  #: of keys and values
+    wall_s: float
+    cpu_s: float
+    stages: dict[str, float]  #: processor seconds
+
+    @property
+    def rows_per_core(self) -> float:
+        return self.rows / self.cpu_s
+
+
+def run() -> Iterator[Result]:
+    """A ratio for each size of rows; the peer was measured with the first only."""
+    for row_bytes in (142, 256):
+        given = workload(row_bytes, ticks=TICKS, rows_per_tick=ROWS_PER_TICK)
+        ratios = [measure(given).rows_per_core / PEER for _ in range(RUNS)]
+        yield Result(
+            name=f"whole-sorter/{row_bytes}-byte-rows-vs-pebble",
+            ratio=statistics.median(ratios),
+            better="higher",
+            target=2.0,
+            min=min(ratios),
+            max=max(ratios),
+            runs=RUNS,
+        )
+
+
+def measure(given: Workload) -> Run:
+    """One run in a folder of its own. ValueError when the process has not written exactly the prepared rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(given, Path(folder))
+
+
+def _measure(given: Workload, folder: Path) -> Run:
+    urls = [f"sqlite:///{folder}/catalog.db", f"file://{folder}/bucket"]
+    (folder / "bucket").mkdir()
+    catalog = Catalog(urls[0])
+    catalog.migrate()
+    feed = PreparedFeed(given)
+    server = FlightFeedServer("127.0.0.1", 0)
+    server.feed = feed
+    _set_up(catalog, f"grpc://127.0.0.1:{server.port}", given)
+    command = [sys.executable, "-m", "benchmarks.sorter_process", *urls]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            _assign(catalog, lambda: process.poll() is not None or len(list_workers(catalog, WorkerKind.SORTER)) > 0)
+            warm_upto = min(_resolved(batches[WARM_TICKS - 1]) for batches in given.batches.values())
+            _wait(lambda: list_tasks(catalog)[0].upper >= warm_upto, "the warm-up")
+            done = sum(s.rows for s in find_segments(catalog, TENANT, after_ts=0, upto_ts=warm_upto, limit=1 << 20))
+            _tell(process, "start")
+            began = time.perf_counter()
+            feed.everything.set()
+            _wait(lambda: list_tasks(catalog)[0].upper >= given.last_ts, "the last row")
+            wall_s = time.perf_counter() - began
+            stages = _tell(process, "stop")
+        finally:
+            process.send_signal(signal.SIGTERM)
+    _prove(catalog, urls[1], given)
+    catalog.close()
+    server.shutdown()
+    rows = given.rows.num_rows - done
+    return Run(rows=rows, bytes=rows * given.row_bytes, wall_s=wall_s, cpu_s=stages.pop("process"), stages=stages)
+
+
+def _set_up(catalog: Catalog, address: str, given: Workload) -> None:
+    register_tenant(catalog, TENANT)
+    first_ts = int(given.batches[1][0].regions.column("checkpoint_ts")[0].as_py())
+    activate_tenant(catalog, TENANT, first_ts, [NewTask(kind="data", range=KeyRange())])
+    register_worker(catalog, "dispatcher-1", WorkerKind.DISPATCHER, address)
+    epoch = acquire_owner(catalog, "meta")
+    assert epoch is not None
+    for store in given.batches:
+        issue_incarnation(catalog, TENANT, store)
+        assign_store(catalog, TENANT, store, worker_id="dispatcher-1", seen_epoch=0, owner_epoch=epoch)
+
+
+def _assign(catalog: Catalog, is_up: Callable[[], bool]) -> None:
+    _wait(is_up, "the sorter")
+    epoch = acquire_owner(catalog, "meta")
+    (task,) = list_tasks(catalog)
+    assert epoch is not None
+    assign_task(catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, owner_epoch=epoch)
+
+
+def _resolved(batch: FeedBatch) -> int:
+    return int(batch.regions.column("resolved_ts")[0].as_py())
+
+
+def _wait(until: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not until():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited in vain for {what}")
+        time.sleep(0.02)
+
+
+def _tell(process: subprocess.Popen[str], word: str) -> dict[str, float]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(word + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    return dict(json.loads(answer)) if answer.strip() else {}
+
+
+def _prove(catalog: Catalog, bucket: str, given: Workload) -> None:
+    store, parts = open_store(bucket), []
+    for s in find_segments(catalog, TENANT, after_ts=0, upto_ts=given.last_ts, limit=1 << 20):
+        data = store.get_range(s.object_key, s.offset, s.length)
+        parts.append(decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows))
+    if not in_order(pa.concat_tables([COMMITTED.empty_table(), *parts])).equals(given.rows):
+        raise ValueError("the process has not written the prepared rows, each once")
+
+
+class PreparedFeed:
+    """A Feed of prepared batches. Those behind the warm-up come when `everything` is set."""
+
+    def __init__(self, given: Workload) -> None:
+        self.given = given
+        self.everything = threading.Event()
+
+    def subscribe(self, request: FeedRequest) -> PreparedStream:
+        return PreparedStream(self, request)
+
+
+class PreparedStream:
+    def __init__(self, feed: PreparedFeed, request: FeedRequest) -> None:
+        self._feed = feed
+        self._at = request.positions.get(1, Position(seq=0)).seq
+        self._batches = feed.given.batches[request.store_id]
+
+    def next(self, timeout_s: float) -> FeedBatch | None:
+        if self._at >= WARM_TICKS and not self._feed.everything.wait(timeout_s):
+            return None
+        if self._at == len(self._batches):
+            time.sleep(timeout_s)
+            return None
+        self._at += 1
+        return self._batches[self._at - 1]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def show(given: Workload, found: Run) -> None:
+    """Where the time of one run went, as bars."""
+    stages = {name: s for name, s in found.stages.items() if s >= 0.001 * found.cpu_s}
+    stages["other threads (gRPC, ...)"] = found.cpu_s - sum(found.stages.values())
+    print(f"{found.rows:,} rows of {given.row_bytes:.0f} bytes from {STORES} stores in {found.wall_s:.2f} s")
+    print(f"{found.rows / found.wall_s:,.0f} rows/s, {found.bytes / found.wall_s / 1e6:.0f} MB/s")
+    cpu = f"{found.cpu_s:.2f} s of processor time: {found.rows_per_core:,.0f} rows/s"
+    print(f"{cpu}, {found.bytes / found.cpu_s / 1e6:.0f} MB/s a core; {found.rows_per_core / PEER:.2f} times the peer")
+    for name, seconds in sorted(stages.items(), key=lambda s: -s[1]):
+        share = seconds / found.cpu_s
+        print(f"{name:28} {seconds / found.rows * 1e9:6.0f} ns/row {share:6.1%} {'#' * round(BAR * share)}")
+
+
+if __name__ == "__main__":
+    prepared = workload(int(sys.argv[1]) if len(sys.argv) > 1 else 142, ticks=TICKS, rows_per_tick=ROWS_PER_TICK)
+    show(prepared, measure(prepared))

@@ -1,0 +1,44 @@
+"""Whose watermark stands still: shown to operators with the region, store and file that it waits for.
+
+Every store says anew each second how far its regions are complete, written to or not, so a watermark that stands for
+STANDS_AFTER_S has lost somebody: a store, a region's leader, the outcome of a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sorter.core import TaskCore
+from tistream.errors import WatermarkStands
+from tistream.service import Problem
+
+STANDS_AFTER_S = 30.0
+REASONS_MAX = 3  #: told with a problem; `explain` tells them all
+
+
+class Standing:
+    """Since when the watermark of each task has stood where it is."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, tuple[int | None, float]] = {}
+        self.problems: list[Problem] = []
+
+    def look(self, cores: Mapping[int, TaskCore], now_s: float) -> None:
+        """Look at the tasks that go on; `now_s` is the clock's monotonic time."""
+        since, problems = {}, []
+        for task_id, core in cores.items():
+            w = core.watermark()
+            before = self._since.get(task_id)
+            since[task_id] = before if before is not None and before[0] == w else (w, now_s)
+            if now_s - since[task_id][1] >= STANDS_AFTER_S:
+                problems.append(Problem.of(f"task {task_id}", _told(core, w)))
+        self._since, self.problems = since, problems
+
+
+def _told(core: TaskCore, w: int | None) -> WatermarkStands:
+    stuck = core.explain()
+    first = stuck[0] if stuck else None
+    facts = {"region": first.region_id, "store": first.store_id, "file": first.file} if first else {}
+    reasons = "; ".join(str(s) for s in stuck[:REASONS_MAX])
+    more = f"; and {len(stuck) - REASONS_MAX} more" if len(stuck) > REASONS_MAX else ""
+    return WatermarkStands(f"the watermark stands still: {reasons}{more}", task=core.task_id, watermark=w, **facts)
