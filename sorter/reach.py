@@ -32,6 +32,18 @@ class Reach:
     reported: I64  #: rows whose threshold was reached before
 
 
+def may_reach(run: Run, lowest: int, watermarks: RangeWatermarkMap) -> bool:
+    """Whether some slice near the run is at or above its lowest threshold, as far as is known without looking at its
+    rows. A run that a snapshot holds says between which keys it lies, and is not fetched for nothing."""
+    if watermarks.highest() < lowest:
+        return False
+    keys = run.facts.get("keys")
+    if keys is None or isinstance(run.reach, Reach):
+        return True
+    first, last = (pl.Series([key], dtype=pl.Binary) for key in (keys[0], keys[1] + b"\0"))
+    return int(watermarks.highest_between(first, last)[0]) >= lowest
+
+
 def reached(run: Run, thresholds: U64, lowest: int, watermarks: RangeWatermarkMap, *, strictly: bool) -> I64:
     """The living rows whose W(key) has reached (strictly: passed) their threshold. `lowest` is no larger than any."""
     known = run.reach

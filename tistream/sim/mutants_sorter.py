@@ -37,7 +37,7 @@ def _dead_by_start_ts() -> Iterator[None]:
     with reworded(
         PrewriteBuffer,
         "_bury",
-        ("watermarks.highest() <= lowest or not run.live", "not run.live"),
+        ("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
         ('reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest,', 'reached(run, run.ts("start_ts"), 0,'),
     ):
         yield
@@ -47,12 +47,7 @@ def _dead_by_start_ts() -> Iterator[None]:
 def _dead_at_cut_ts() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(
-        PrewriteBuffer,
-        "_bury",
-        ("<= lowest or not run.live", "< lowest or not run.live"),
-        ("strictly=True", "strictly=False"),
-    ):
+    with reworded(PrewriteBuffer, "_bury", ("strictly=True", "strictly=False")):
         yield
 
 
@@ -218,7 +213,7 @@ def _restore_keeps_written() -> Iterator[None]:
 def _restore_keeps_commits() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "restore", ('pl.col("commit_ts") <= upper', 'pl.col("commit_ts") < 0')):
+    with reworded(PrewriteBuffer, "restore", ('run.span("commit_ts")[0] <= upper', "False")):
         yield
 
 
@@ -226,6 +221,13 @@ def _restore_keeps_commits() -> Iterator[None]:
 def _restore_lets_go() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    held = "held = within(from_arrow(commits), range_)"
-    with reworded(PrewriteBuffer, "restore", (held, f"{held}.with_columns(asked=pl.lit(value=False))")):
+    def forget(self: Any, *args: Any) -> Any:
+        whole(self, *args)
+        for run in self._asked():
+            run.numbers = {**run.numbers, "asked": np.zeros(len(run), np.bool_)}
+            run.facts["asked"] = False
+        return []
+
+    whole = PrewriteBuffer.restore
+    with replaced(PrewriteBuffer, "restore", forget):
         yield

@@ -64,7 +64,9 @@ def flush(catalog: Catalog, key: str | None, *advances: TaskAdvance) -> frozense
 def snapshot(catalog: Catalog, task_id: int, n: int, at: Mapping[int, Mapping[int, Position]], epoch: int = 0) -> bool:
     """Switch to snapshot `n`."""
     key = f"snapshots/{task_id}/{epoch}-{n}"
-    return switch_snapshot(catalog, task_id, epoch=epoch, snapshot_key=key, snapshot_n=n, object_bytes=10, positions=at)
+    return switch_snapshot(
+        catalog, task_id, epoch=epoch, snapshot_key=key, snapshot_n=n, objects={key: 10}, positions=at
+    )
 
 
 def together(count: int, act: Callable[[int], R]) -> list[R]:
