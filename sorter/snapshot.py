@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from sorter.arrivals import from_arrow, to_arrow
+from sorter.arrivals import from_arrow
 from sorter.core import CoreSnapshot, Positions
 from sorter.kernels import Flags
 from sorter.saved import PARTS, TOLD, Group, Part, Read, SavedRun, bits_of, flags_of, states_of
@@ -90,7 +90,7 @@ def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Grou
         }
     )
     runs = pa.Table.from_pylist([_run_row(group, alive) for group, alive in groups.items()], schema=RUNS)
-    tables = {"runs": runs, "told": to_arrow(state.told, TOLD), "slices": state.slices, "waiting": state.waiting}
+    tables = {"runs": runs, "told": state.told.to_arrow().cast(TOLD), "slices": state.slices, "waiting": state.waiting}
     for kind in _KINDS:
         for part in _parts(tables[kind]):
             writer.add(kind, part, task_id=key.task_id)

@@ -13,10 +13,11 @@ earlier ones. What the snapshot before referred to may be kept, nothing else: an
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, case, func, select
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, func, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live, release
@@ -48,7 +49,7 @@ _DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_
 _ADD_POSITIONS = positions_table.insert()
 _OBJECTS = select(snapshot_objects.c.object_key).where(snapshot_objects.c.task_id == bindparam("asked_task"))
 _ADD_OBJECTS = snapshot_objects.insert()
-_SET_POINTER = tasks.update().where(tasks.c.task_id == bindparam("asked_task"))
+_TENANT = select(tasks.c.cluster_id, tasks.c.tenant_id).where(tasks.c.task_id == bindparam("asked_task"))
 
 
 def positions(catalog: Catalog, task_id: int) -> dict[int, dict[int, Position]]:
@@ -76,16 +77,15 @@ def switch_snapshot(
     refer to all of `keeps`: it is not the one that the caller knows. Fenced when a new key already has a row.
     """
     invariant(snapshot_key in objects, "a snapshot without its object", task_id=task_id, snapshot_key=snapshot_key)
-    with catalog.transaction() as conn:
-        mine = {"asked_task": task_id}
-        seen = {"my_epoch": epoch, "new_n": snapshot_n}
-        before = conn.execute(_switching(), {**mine, **seen}).one_or_none()
-        if before is None:
+    mine = {"asked_task": task_id}
+    seen = {"my_epoch": epoch, "new_n": snapshot_n}
+    pointer = {"snapshot_key": snapshot_key, "snapshot_n": snapshot_n}
+    with suppress(_Another), catalog.transaction() as conn:
+        if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
             return False
-        referred = frozenset(conn.execute(_OBJECTS, mine).scalars())
+        referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # behind the lock that the update has taken
         if not referred.issuperset(keeps):
-            return False
-        conn.execute(_SET_POINTER, {**mine, "snapshot_key": snapshot_key, "snapshot_n": snapshot_n})
+            raise _Another
         _check_positions(task_id, _positions(conn, task_id), positions)
         conn.execute(_DROP_POSITIONS, mine)
         rows = [
@@ -95,23 +95,25 @@ def switch_snapshot(
         ]
         if rows:
             conn.execute(_ADD_POSITIONS, rows)
+        tenant = tenant_of(conn.execute(_TENANT, mine).one())
         for key, size in objects.items():
-            insert_live(conn, tenant_of(before), key, ObjectKind.SNAPSHOT, size)
+            insert_live(conn, tenant, key, ObjectKind.SNAPSHOT, size)
         conn.execute(_ADD_OBJECTS, [{"task_id": task_id, "object_key": key} for key in objects])
         release(conn, task_id, referred.difference(keeps))
         return True
+    return False
+
+
+class _Another(Exception):
+    """The snapshot that is there is not the one that the caller knows: nothing happens."""
 
 
 @cache
-def _switching() -> Select[Any]:
-    return (
-        select(tasks.c.cluster_id, tasks.c.tenant_id)
-        .where(
-            tasks.c.task_id == bindparam("asked_task"),
-            tasks.c.epoch == bindparam("my_epoch"),
-            tasks.c.snapshot_n < bindparam("new_n"),
-        )
-        .with_for_update()
+def _switching() -> Update:
+    return tasks.update().where(
+        tasks.c.task_id == bindparam("asked_task"),
+        tasks.c.epoch == bindparam("my_epoch"),
+        tasks.c.snapshot_n < bindparam("new_n"),
     )
 
 

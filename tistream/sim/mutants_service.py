@@ -59,9 +59,13 @@ def _torn_snapshot() -> Iterator[None]:
 
 @register("let-go-too-early", "an object is replaced although the snapshot still refers to it", scenario="reclaim")
 def _let_go_too_early() -> Iterator[None]:
+    from sorter import runner
     from tistream.catalog import snapshots
 
-    with reworded(snapshots, "switch_snapshot", ("referred.difference(keeps)", "referred")):
+    with (
+        reworded(snapshots, "switch_snapshot", ("referred.difference(keeps)", "referred")),
+        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
+    ):
         yield
 
 
@@ -104,9 +108,13 @@ def _flags_of_later() -> Iterator[None]:
         yield
 
 
-@register("saved-without-switch", "runs count as saved although the catalog did not switch", scenario="replies")
-def _saved_without_switch() -> Iterator[None]:
+@register(
+    "kept-unheard", "what a failed save wrote counts as saved, and nobody objects", scenario="replies"
+)
+def _kept_unheard() -> Iterator[None]:
+    from sorter import runner
     from sorter.saving import Save
+    from tistream.catalog import snapshots
 
     whole = Save.objects
 
@@ -114,7 +122,11 @@ def _saved_without_switch() -> Iterator[None]:
         yield from whole(self)
         self.done()
 
-    with replaced(Save, "objects", objects):
+    with (
+        replaced(Save, "objects", objects),
+        reworded(snapshots, "switch_snapshot", ("if not referred.issuperset(keeps):", "if False:")),
+        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
+    ):
         yield
 
 
