@@ -108,9 +108,7 @@ def _flags_of_later() -> Iterator[None]:
         yield
 
 
-@register(
-    "kept-unheard", "what a failed save wrote counts as saved, and nobody objects", scenario="replies"
-)
+@register("kept-unheard", "what a failed save wrote counts as saved, and nobody objects", scenario="replies")
 def _kept_unheard() -> Iterator[None]:
     from sorter import runner
     from sorter.saving import Save
