@@ -53,6 +53,9 @@ Read = Callable[[str, int, int], bytes]  #: (object key, offset, length) -> byte
 class RowsOutOfReach(StoreUnavailable):
     """Rows that a snapshot object holds could not be fetched; what was being done with them is half done."""
 
+    code = "TS-1034"
+    hint = "The task starts again from its snapshot by itself; if it does not, look at the object that the error names."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
