@@ -22,11 +22,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import polars as pl
 import pyarrow as pa
 
 from sorter.arrivals import Arrivals
 from sorter.payload import Segment, Write
 from sorter.prewrite_buffer import Limits, PrewriteBuffer, Undecided
+from sorter.saved import RunState
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap, Stuck
 from tistream.errors import BrokenPromise, FeedGap, invariant
@@ -50,14 +52,16 @@ Effect = NeedReopen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSnapshot:
-    """A task's whole state, as Arrow tables."""
+    """A task's whole state at one moment: runs, which never change, with the flags that they had then, and tables."""
 
     start_ts: int
     upper: int  #: when it was taken; the catalog's may be higher by now
     positions: Positions
-    open: pa.Table  #: doubt.OPEN
-    commits: pa.Table  #: doubt.COMMITS
-    ready: pa.Table  #: doubt.READY
+    next_row_no: int  #: of the next prewrite that comes
+    open: tuple[RunState, ...]  #: prewrites that are not decided
+    commits: tuple[RunState, ...]  #: commits that wait
+    ready: tuple[RunState, ...]  #: rows that wait for the watermark
+    told: pl.DataFrame  #: saved.TOLD
     slices: pa.Table  #: watermark.SLICES
     waiting: pa.Table  #: watermark.WAITING
 
@@ -200,9 +204,11 @@ class TaskCore:
             start_ts=self.start_ts,
             upper=self._upper,
             positions=self.positions(),
+            next_row_no=self._next_row_no,
             open=open_,
             commits=commits,
             ready=self._ready.snapshot(),
+            told=self._prewrites.told,
             slices=slices,
             waiting=waiting,
         )
@@ -212,11 +218,13 @@ class TaskCore:
         together with the snapshot. W stays what it was: the replay lifts it, and prewrites must not die early. What was
         undecided holds it at once, and is asked for again with the next batch."""
         self._watermarks.restore(snapshot.slices, snapshot.waiting)
-        self._ask_again = self._prewrites.restore(snapshot.open, snapshot.commits, self.range, self._upper)
-        self._ready.restore(snapshot.ready, self.range, self._upper)
+        open_, commits, ready = (
+            [run.revive() for run in of] for of in (snapshot.open, snapshot.commits, snapshot.ready)
+        )
+        self._ask_again = self._prewrites.restore(open_, commits, snapshot.told, self.range, self._upper)
+        self._ready.restore(ready, self.range, self._upper)
         self._positions = {store: dict(lives) for store, lives in positions.items()}
-        last = self._prewrites.last_row_no()
-        self._next_row_no = 0 if last is None else last + 1
+        self._next_row_no = snapshot.next_row_no
 
     def check(self) -> None:
         """Raise when a relation does not hold. For tests: it looks at everything."""

@@ -88,6 +88,16 @@ class Segment:
         }
         self.nbytes = sum(int(array.nbytes) for array in arrays.values() if array is not None)
 
+    @property
+    def memory_bytes(self) -> int:
+        """What of it takes memory."""
+        return 0 if self.on_disk else self.nbytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """What of it was written out."""
+        return self.nbytes if self.on_disk else 0
+
     def moved_out(self, write: Write) -> Segment:
         """The same bytes, where `write` has put them."""
         if not self.rows:
@@ -95,6 +105,11 @@ class Segment:
         batch = pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})
         written = write(batch)
         return Segment(**{name: written.column(name) for name in batch.schema.names}, on_disk=True)
+
+
+def columns_of(batch: pa.RecordBatch) -> dict[str, _Column]:
+    """The columns of a batch as a segment has them."""
+    return {name: _Column(batch.column(name)) for name in batch.schema.names}
 
 
 @dataclass(frozen=True, slots=True)

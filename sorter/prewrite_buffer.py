@@ -28,13 +28,15 @@ Where a (key, start_ts) has several prewrites, `doubt` looks at those keys in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sorter.arrivals import SOURCE, Arrivals, empty, from_arrow, to_arrow, within
+from sorter.arrivals import SOURCE, Arrivals, empty, from_arrow
 from sorter.doubt import (
     COMMITS,
     OPEN,
@@ -51,8 +53,9 @@ from sorter.doubt import (
 from sorter.intake import Leaving, break_promise, has_value, is_fake, late_rows, one_of_each, told, without
 from sorter.kernels import I64, Flags
 from sorter.payload import stacked
-from sorter.reach import Thresholds, reached
+from sorter.reach import Thresholds, may_reach, reached
 from sorter.run import Needles, Run, RunSet, compact
+from sorter.saved import NONE_TOLD, RunState, cut, has_asked, learned, states_of
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
 from tistream.change import Op, RowKind
@@ -107,6 +110,7 @@ class PrewriteBuffer:
         self.forgotten = 0  #: rollbacks that met no prewrite
         self.duplicates = 0  #: commits that were known already
         self.dropped: dict[int, int] = {}  #: store -> commits at or below `upper`: duplicates, as far as one can tell
+        self.told = NONE_TOLD  #: tenures that became ready after a snapshot held their rows, see `saved.TOLD`
         self._clash = False  #: a commit waits although another transaction's row has its (key, commit_ts)
 
     @property
@@ -122,7 +126,7 @@ class PrewriteBuffer:
     @property
     def undecided_count(self) -> int:
         """How many of them are undecided."""
-        return sum(int(run.numbers["asked"][run.alive].sum()) for run in self.commits)
+        return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._asked())
 
     def nbytes(self) -> int:
         """Memory that they hold."""
@@ -131,10 +135,6 @@ class PrewriteBuffer:
     def disk_bytes(self) -> int:
         """What of them was written out."""
         return self.open.disk_bytes() + self.commits.disk_bytes()
-
-    def last_row_no(self) -> int | None:
-        """The largest row number of an open prewrite."""
-        return max((int(run.ts("row_no")[run.living()].max()) for run in self.open if run.live), default=None)
 
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
         """Take the rows of one file, before its watermark rows.
@@ -165,9 +165,7 @@ class PrewriteBuffer:
 
     def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
-        unknown = [
-            run for run in self.open if run.origins is not None and not run.origins["tenure_ready_ts"].to_numpy().all()
-        ]
+        unknown = [run for run in self.open if run.live and run.unsaid()]
         if not unknown:
             return
         told = (
@@ -180,11 +178,14 @@ class PrewriteBuffer:
         told = told.select(*TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(
             TENURE_ID, keep="first", maintain_order=True
         )
-        known = pl.when(pl.col("tenure_ready_ts") == 0).then(pl.col("told").fill_null(0)).otherwise("tenure_ready_ts")
+        if not told.height:
+            return
         for run in unknown:
             assert run.origins is not None
-            joined = run.origins.join(told, on=TENURE_ID, how="left", maintain_order="left")
-            run.origins = joined.with_columns(tenure_ready_ts=known).select(run.origins.columns)
+            matters = told.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=TENURE_ID, how="semi")
+            if matters.height:
+                run.origins = learned(run.origins, matters)
+                self.told = pl.concat([self.told, matters]).unique(TENURE_ID, keep="first", maintain_order=True)
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
         """Decide the commits that W(key) has reached and let the dead go; what is newly undecided.
@@ -193,7 +194,11 @@ class PrewriteBuffer:
         """
         asking: list[Undecided] = []
         due = [
-            (run, at) for run in self.commits if len(at := reached(run, _commit_ts(run), watermarks, strictly=False))
+            (run, at)
+            for run in self.commits
+            if run.live
+            and may_reach(run, run.span("commit_ts")[0], watermarks)
+            and len(at := reached(run, _commit_ts(run), watermarks, strictly=False))
         ]
         if due:
             asking = self._decide(due, ready)
@@ -207,7 +212,7 @@ class PrewriteBuffer:
         """The undecided commits of the range: for each tenure that brought some the lowest one, the incarnation and
         seq of its file, and how many there are. Lowest commit_ts first."""
         found = []
-        for run in self.commits:
+        for run in self._asked():
             at = np.flatnonzero(run.numbers["asked"] & run.alive)
             if not len(at):
                 continue
@@ -224,36 +229,48 @@ class PrewriteBuffer:
 
     def oldest_open(self) -> tuple[int, int] | None:
         """(start_ts of the oldest transaction with open prewrites, how many it has here); None without any."""
-        starts = [run.ts("start_ts")[run.alive] for run in self.open if run.live]
-        if not starts:
-            return None
-        oldest = min(int(ts.min()) for ts in starts)
-        return oldest, sum(int(np.count_nonzero(ts == np.uint64(oldest))) for ts in starts)
+        oldest, count = None, 0
+        for low, run in sorted(((run.span("start_ts")[0], run) for run in self.open if run.live), key=itemgetter(0)):
+            if oldest is not None and low > oldest:
+                break  # nor need the rows of runs behind it be fetched
+            starts = run.ts("start_ts")[run.alive]
+            lowest = int(starts.min())
+            of_it = int(np.count_nonzero(starts == np.uint64(lowest)))
+            if oldest is None or lowest < oldest:
+                oldest, count = lowest, of_it
+            elif lowest == oldest:
+                count += of_it
+        return None if oldest is None else (oldest, count)
 
     def hold(self) -> int | None:
         """The largest watermark that undecided commits allow; None when there is none of them."""
-        asked = [
-            run.ts("commit_ts")[run.numbers["asked"] & run.alive] for run in self.commits if run.numbers["asked"].any()
-        ]
+        asked = [run.ts("commit_ts")[run.numbers["asked"] & run.alive] for run in self._asked()]
         lowest = [int(ts.min()) for ts in asked if len(ts)]
         return min(lowest) - 1 if lowest else None
 
-    def snapshot(self) -> tuple[pa.Table, pa.Table]:
-        """(open prewrites, waiting commits), schemas OPEN and COMMITS."""
-        open_ = frame_of_all(self.open.runs, OPEN).sort("row_no")
-        return to_arrow(open_, OPEN), to_arrow(frame_of_all(self.commits.runs, COMMITS).sort(VERSION), COMMITS)
+    def snapshot(self) -> tuple[tuple[RunState, ...], tuple[RunState, ...]]:
+        """(open prewrites, waiting commits)."""
+        if not any(piece.group.unsaid for run in self.open for piece in run.saved):
+            self.told = NONE_TOLD  # no object holds rows of a tenure that was not ready
+        return states_of(self.open), states_of(self.commits)
 
-    def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> list[Undecided]:
+    def restore(
+        self, open_: Sequence[Run], commits: Sequence[Run], told: pl.DataFrame, range_: KeyRange, upper: int
+    ) -> list[Undecided]:
         """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
         hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
-        held = within(from_arrow(commits), range_)
-        served = held.filter(pl.col("commit_ts") <= upper)
-        held = held.join(served, on=VERSION, how="anti")
-        kept = within(from_arrow(open_), range_).join(served, on=TXN, how="anti", maintain_order="left")
-        for frame, schema, runs in ((kept, OPEN, self.open), (held, COMMITS, self.commits)):
-            for part in run_sized(frame):
-                runs.add(run_of(part, schema))
-        return _undecided(held.filter(pl.col("asked")))
+        self.told = told
+        for found, runs in ((open_, self.open), (commits, self.commits)):
+            for run in found:
+                cut(run, range_)
+                runs.add(run)
+        for run in self.commits:
+            if run.span("commit_ts")[0] <= upper:
+                served = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(upper)))
+                self.open.kill(run.needles(served, "start_ts"), "start_ts")
+                run.kill(served)
+        asked = [frame_of(run, np.flatnonzero(run.numbers["asked"] & run.alive), COMMITS) for run in self._asked()]
+        return _undecided(pl.concat([empty(COMMITS), *asked]))
 
     def check(self, at: Limits, ready: SortBuffer) -> None:
         """Raise when a relation of the module's docstring does not hold."""
@@ -372,6 +389,10 @@ class PrewriteBuffer:
         ready.add_rows(rows.place.take(whole), numbers, rows.hashes[whole], young=rows.segment)
         self._clash |= bool(self.commits.known(rows.needles(whole, "commit_ts"), "commit_ts").any())
 
+    def _asked(self) -> list[Run]:
+        """The runs in which commits are undecided, or were."""
+        return [run for run in self.commits if run.live and has_asked(run)]
+
     # -- deciding
 
     def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer) -> list[Undecided]:
@@ -445,11 +466,11 @@ class PrewriteBuffer:
     def _bury(self, watermarks: RangeWatermarkMap) -> None:
         """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
         for run in self.open:
-            assert run.origins is not None
-            cuts = run.origins["cut_ts"].to_numpy()
-            if not run.live:
+            lowest = run.least_cut()
+            if not may_reach(run, lowest, watermarks) or not run.live:
                 continue
-            thresholds = Thresholds(cuts, int(cuts.min()), run.numbers["origin"])
+            assert run.origins is not None
+            thresholds = Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])
             gone = reached(run, thresholds, watermarks, strictly=True)
             if len(gone):
                 gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sorter.kernels import I64, U32, U64
 from sorter.key_kernels import reached_rows
+from sorter.payload import Place, Segment
 from sorter.run import Run
 from sorter.slots import Bounds
 from sorter.watermark import RangeWatermarkMap
@@ -48,6 +49,18 @@ class Reach:
     rows: I64
     groups: _Groups
     reported: I64  #: rows whose threshold was reached before
+
+
+def may_reach(run: Run, lowest: int, watermarks: RangeWatermarkMap) -> bool:
+    """Whether some slot near the run is at or above its lowest threshold, as far as is known without looking at its
+    rows. A run that a snapshot holds says between which keys it lies, and is not fetched for nothing."""
+    if watermarks.highest() < lowest:
+        return False
+    keys = run.facts.get("keys")
+    if keys is None or isinstance(run.reach, Reach):
+        return True
+    first, last = watermarks.bounds.slots_of(Place.whole(Segment(pa.array(keys, pa.binary()))))
+    return int(watermarks.w[first : last + 1].max()) >= lowest
 
 
 def reached(run: Run, thresholds: Thresholds, watermarks: RangeWatermarkMap, *, strictly: bool) -> I64:

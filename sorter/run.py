@@ -81,7 +81,20 @@ class Run:
     """Some rows. `numbers` are arrays of one length, `origins` (if any) is a small table that `numbers["origin"]`
     points into: what many rows have in common."""
 
-    __slots__ = ("_indexes", "alive", "hashes", "live", "numbers", "origins", "place", "reach", "young")
+    __slots__ = (
+        "_frozen",
+        "_indexes",
+        "alive",
+        "facts",
+        "hashes",
+        "live",
+        "numbers",
+        "origins",
+        "place",
+        "reach",
+        "saved",
+        "young",
+    )
 
     def __init__(
         self,
@@ -100,7 +113,10 @@ class Run:
         self.alive: Flags = np.ones(len(place), np.bool_)
         self.live = len(place)
         self.reach: object | None = None  #: see `reach.Reach`
+        self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.Piece`
+        self.facts: dict[str, Any] = {}  #: what is known of all rows together, by what it is
         self._indexes: dict[str, Index] = {}
+        self._frozen: tuple[int, Flags] | None = None  # how many were alive, and which
 
     def __len__(self) -> int:
         return len(self.place)
@@ -131,15 +147,43 @@ class Run:
 
     def span(self, ts: str) -> tuple[int, int]:
         """Lowest and highest value of a column of timestamps."""
-        if ts in self._indexes:
-            low, high = self._indexes[ts][4]
-            return int(low), int(high)
-        key = f"{ts} span"
-        if key not in self.numbers:
+        if ts not in self.facts:
             values = self.ts(ts)
-            self.numbers[key] = np.array([values.min(), values.max()], np.uint64)
-        low, high = self.numbers[key]
-        return int(low), int(high)
+            self.facts[ts] = int(values.min()), int(values.max())
+        found: tuple[int, int] = self.facts[ts]
+        return found
+
+    def least_cut(self) -> int:
+        """The lowest cut_ts of the files that brought it."""
+        if "cut" not in self.facts:
+            assert self.origins is not None
+            self.facts["cut"] = int(self.origins["cut_ts"].min())  # type: ignore[arg-type]
+        return int(self.facts["cut"])
+
+    def unsaid(self) -> bool:
+        """Whether some row's tenure was not ready when last heard of."""
+        return self.origins is not None and not self.origins["tenure_ready_ts"].to_numpy().all()
+
+    def frozen(self) -> Flags:
+        """Its alive flags as they are now, for good."""
+        if self._frozen is None or self._frozen[0] != self.live:
+            self._frozen = self.live, self.alive.copy()
+            self._frozen[1].flags.writeable = False
+        return self._frozen[1]
+
+    def keep_all(self) -> None:
+        """Depend on no object that a snapshot refers to: it may be deleted."""
+
+    def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
+        """The same rows as another run, which has these alive."""
+        run = Run(self.place, self.numbers, origins, hashes=self.hashes)
+        run.set_alive(alive)
+        run.facts = dict(self.facts)
+        return run
+
+    def set_alive(self, alive: Flags) -> None:
+        """Say of a new run which of its rows are alive."""
+        self.alive, self.live = alive.copy(), int(np.count_nonzero(alive))
 
     def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
         """(needle, row) of all living rows that are equal in (key, ts). `wanted` are the needles' mixed hashes."""
@@ -156,6 +200,10 @@ class Run:
         self.live -= count
         return count
 
+    def segments(self) -> Sequence[Segment]:
+        """Where its bytes lie."""
+        return self.place.segments
+
     def fills(self, segment: Segment | None) -> bool:
         """Whether its living rows make up at least half of a segment's bytes."""
         if segment is None or 8 * self.live < segment.rows:
@@ -168,10 +216,10 @@ class Run:
         `moved` knows the segments that were written already, of other runs too; without `write` only those go."""
         before = 0
         for segment in self.place.segments:
-            if id(segment) in moved or segment.on_disk or segment.nbytes < SPILL_BYTES_MIN or write is None:
+            if id(segment) in moved or segment.memory_bytes < SPILL_BYTES_MIN or write is None:
                 continue
+            before += segment.memory_bytes
             moved[id(segment)] = segment, segment.moved_out(write)
-            before += segment.nbytes
         now = [moved[id(s)][1] if id(s) in moved else s for s in self.place.segments]
         if any(new is not old for new, old in zip(now, self.place.segments, strict=True)):
             self.place = Place(now, self.place.segment, self.place.row)
@@ -245,15 +293,14 @@ class RunSet:
 
     def nbytes(self) -> int:
         """Memory that the runs hold, each segment once."""
-        return self._segments(on_disk=False) + sum(run.nbytes() for run in self.runs)
+        return sum(s.memory_bytes for s in self._segments()) + sum(run.nbytes() for run in self.runs)
 
     def disk_bytes(self) -> int:
         """Of segments that were written out."""
-        return self._segments(on_disk=True)
+        return sum(s.disk_bytes for s in self._segments())
 
-    def _segments(self, *, on_disk: bool) -> int:
-        found = {id(s): s.nbytes for run in self.runs for s in run.place.segments if s.on_disk is on_disk}
-        return sum(found.values())
+    def _segments(self) -> Iterable[Segment]:
+        return {id(s): s for run in self.runs for s in run.segments()}.values()
 
     def _too_old(self) -> list[Run]:
         """The oldest runs that lie in feed batches, until the rest of these batches is small enough."""
@@ -292,11 +339,13 @@ def _thin(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.broadcast_to(np.zeros(1, values.dtype), len(values))
 
 
-def merge(runs: Sequence[Run], names: Sequence[str], sort_by: str | None = None) -> Run:
-    """One run with the living rows of these, its bytes copied into a segment of its own."""
-    living = [run.living() for run in runs]
+def merge(
+    runs: Sequence[Run], names: Sequence[str], sort_by: str | None = None, *, rows: Sequence[I64] | None = None
+) -> Run:
+    """One run with the living rows of these, or the rows that are named, its bytes copied into a segment of its own."""
+    living = [run.living() for run in runs] if rows is None else rows
     place = stacked([run.place.take(at) for run, at in zip(runs, living, strict=True)])
-    columns = [name for name in runs[0].numbers if not name.endswith(" span")]
+    columns = list(runs[0].numbers)
     numbers = {c: np.concatenate([r.numbers[c][at] for r, at in zip(runs, living, strict=True)]) for c in columns}
     origins = _merge_origins(runs, living, numbers)
     if sort_by is not None:
@@ -321,7 +370,7 @@ def _fitting(runs: Iterable[Run]) -> list[Run]:
     chosen: list[Run] = []
     rows = size = 0
     for run in runs:
-        rows, size = rows + run.live, size + sum(s.nbytes for s in run.place.segments)
+        rows, size = rows + run.live, size + sum(s.nbytes for s in run.segments())
         if chosen and (rows > RUN_ROWS or size > SEGMENT_BYTES):
             break
         chosen.append(run)

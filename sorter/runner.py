@@ -1,10 +1,14 @@
 """One task on this worker: its core, the readers that feed it, and its snapshots. Used from the worker's loop thread.
 
-    load      snapshot and positions as of one moment, or refuse and let the worker try again
+    load      snapshot and positions as of one moment, or refuse and let the worker try again. The rows stay in their
+              objects until they are needed
     absorb    what the readers brought
-    save      PUT the state, then switch pointer and positions together, guarded by the epoch
+    save      PUT what no object holds yet and the state, then switch the pointer, the set of objects and the positions
+              together, guarded by the epoch
 
-A runner never decides by itself that a task is lost: it raises Fenced, and the worker drops it.
+A runner never decides by itself that a task is lost: it raises Fenced, and the worker drops it. When rows cannot be
+fetched in the middle of a batch, the core is of no use any more (`spoilt`): the worker drops it too, and loads it
+again.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from sorter.core import Positions, TaskCore
 from sorter.inbox import Inbox
 from sorter.publisher import Publication
 from sorter.reader import FeedReader
-from sorter.snapshot import build_snapshot_file, read_snapshot_file
+from sorter.saved import RowsOutOfReach
+from sorter.saving import Save
+from sorter.snapshot import read_state_file
 from tistream.catalog.engine import Catalog
 from tistream.catalog.snapshots import positions, switch_snapshot
 from tistream.catalog.tasks import TaskRow, get_task, raise_reopen, stop_task
@@ -52,6 +58,7 @@ class TaskRunner:
         self._store = store
         self._readers: dict[int, FeedReader] = {}
         self._leaving: list[FeedReader] = []
+        self.spoilt: RowsOutOfReach | None = None  #: why the core is not what its positions say
         self._snapshot_n = row.snapshot_n
         self._dirty = False
         self._reopen = False
@@ -64,7 +71,7 @@ class TaskRunner:
         core = TaskCore(row.task_id, row.range, row.start_ts, row.upper)
         if row.snapshot_key is not None:
             consumed = positions(catalog, row.task_id)
-            loaded = read_snapshot_file(row.snapshot_key, store.get(row.snapshot_key))
+            loaded = read_state_file(row.snapshot_key, store.get(row.snapshot_key), store.get_range)
             if loaded.state.start_ts != row.start_ts or loaded.state.upper > row.upper:
                 raise CorruptObject(
                     "the snapshot is not of this task's past", object=row.snapshot_key, task=row.task_id
@@ -79,6 +86,11 @@ class TaskRunner:
     @property
     def task_id(self) -> int:
         return self.row.task_id
+
+    @property
+    def halted(self) -> bool:
+        """Whether nothing may be taken in, written or saved any more."""
+        return self.broken is not None or self.spoilt is not None
 
     def follow(self, store_ids: set[int], feed: Feed, loop: Repeating, clock: Clock) -> None:
         """Have a reader for each store of the tenant."""
@@ -96,7 +108,7 @@ class TaskRunner:
     def absorb(self, batches_max: int) -> int:
         """Give the core what has come, at most so many batches; how many it was. A broken promise halts the task."""
         done = 0
-        while done < batches_max and self.broken is None:
+        while done < batches_max and not self.halted:
             batch = self.inbox.take()
             if batch is None:
                 break
@@ -119,18 +131,18 @@ class TaskRunner:
     def save(self) -> None:
         """Save the state if it has changed. Fenced when the task is somebody else's; a failed try is repeated under a
         new key the next time."""
-        if not self._dirty or self.broken is not None:
+        if not self._dirty or self.halted:
             return
         state = self.core.snapshot()
-        self._snapshot_n += 1
-        key = SnapshotKey(tenant=self.row.tenant, task_id=self.task_id, epoch=self.row.epoch, n=self._snapshot_n)
-        data = build_snapshot_file(key, state, secrets.token_hex(16))
+        save = Save(state, self._next_key, secrets.token_hex(16))
         try:
-            self._store.put(str(key), data)
-            switched = self._switch(key, len(data), state.positions)
+            for key, data in save.objects():
+                self._store.put(key, data)
+            switched = self._switch(save, state.positions)
         except (ObjectConflict, Fenced) as e:  # an earlier life tried this number and died, or its orphan was collected
-            raise StoreUnavailable("this snapshot key is used up", object=str(key), cause=str(e)) from e
+            raise StoreUnavailable("a snapshot key is used up", task=self.task_id, cause=str(e)) from e
         self._guarded(switched)
+        save.done()
         self._dirty = False
 
     def ask_to_stop(self) -> None:
@@ -155,23 +167,30 @@ class TaskRunner:
     def problems(self) -> list[Problem]:
         """What is wrong with the task or its feeds now."""
         own = [self._problem] if self._problem is not None else []
+        if self.spoilt is not None:
+            own.append(Problem.of(f"task {self.task_id}", self.spoilt))
         if self.broken is not None:
             own.append(Problem.of(f"task {self.task_id}", self.broken))  # the worker and its other tasks go on
         return own + [p for reader in list(self._readers.values()) for p in reader.problems()]
 
-    def _switch(self, key: SnapshotKey, size: int, consumed: Positions) -> bool:
+    def _next_key(self) -> SnapshotKey:
+        self._snapshot_n += 1
+        return SnapshotKey(tenant=self.row.tenant, task_id=self.task_id, epoch=self.row.epoch, n=self._snapshot_n)
+
+    def _switch(self, save: Save, consumed: Positions) -> bool:
         try:
             return switch_snapshot(
                 self._catalog,
                 self.task_id,
                 epoch=self.row.epoch,
-                snapshot_key=str(key),
-                snapshot_n=key.n,
-                object_bytes=size,
+                snapshot_key=str(save.key),
+                snapshot_n=save.key.n,
+                objects=save.new,
+                keeps=save.keeps,
                 positions=consumed,
             )
         except CatalogUnavailable as e:
-            if not e.determinate and get_task(self._catalog, self.task_id).snapshot_key == str(key):
+            if not e.determinate and get_task(self._catalog, self.task_id).snapshot_key == str(save.key):
                 return True
             raise
 
@@ -183,6 +202,9 @@ class TaskRunner:
             self.broken = e
         except (FeedGap, CorruptObject) as e:
             self._again(batch.store_id, e)
+        except RowsOutOfReach as e:
+            log.warning("rows cannot be fetched, loading the task again", task=self.task_id, error=str(e))
+            self.spoilt = e
         else:
             self._problem = None
             self._dirty = True

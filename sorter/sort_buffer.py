@@ -12,7 +12,7 @@ Relations: each (key, commit_ts) is here at most once; every row lies above the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from sorter.arrivals import from_arrow, to_arrow, within
 from sorter.doubt import READY, VERSION, frame_of_all, run_sized
 from sorter.kernels import I64, U64, Flags, fix_ties, radix_order
 from sorter.payload import Place, Segment, segment_of, stacked
 from sorter.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet
+from sorter.saved import RunState, cut, states_of
 from tistream.change import COMMITTED, Op
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
@@ -135,13 +135,15 @@ class SortBuffer:
             run.kill(at)
         self.runs.runs = [run for run in self.runs if run.live]
 
-    def snapshot(self) -> pa.Table:
-        """The ready rows, schema READY."""
-        return to_arrow(frame_of_all(self.runs.runs, READY).sort(VERSION), READY)
+    def snapshot(self) -> tuple[RunState, ...]:
+        """The ready rows."""
+        return states_of(self.runs)
 
-    def restore(self, rows: pa.Table, range_: KeyRange, upper: int) -> None:
+    def restore(self, rows: Sequence[Run], range_: KeyRange, upper: int) -> None:
         """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""
-        self.add(within(from_arrow(rows), range_))
+        for run in rows:
+            cut(run, range_)
+            self.runs.add(run)
         self.flushed(upper)
 
     def check(self) -> None:
@@ -154,7 +156,9 @@ class SortBuffer:
         """The living rows at or below w, by run."""
         for run in self.runs:
             first, last = run.span("commit_ts")
-            if last <= w and run.live:
+            if not run.live:
+                continue
+            if last <= w:
                 yield run, run.living()
             elif first <= w:
                 at = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(w)))

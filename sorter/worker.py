@@ -20,6 +20,7 @@ import structlog
 from sorter.core import CoreStats
 from sorter.publisher import Publisher
 from sorter.runner import TaskRunner
+from sorter.saved import RowsOutOfReach
 from sorter.spill import Spill
 from sorter.standing import Standing
 from sorter.watermark import Stuck
@@ -172,7 +173,8 @@ class SorterWorker:
         owned = {row.task_id: row for row in tasks_owned_by(self._catalog, self.name, self._incarnation)}
         for task_id, runner in list(self._runners.items()):
             row = owned.get(task_id)
-            if row is None or row.epoch != runner.row.epoch or row.error is not None:
+            gone = row is None or row.epoch != runner.row.epoch or row.error is not None
+            if gone or runner.spoilt is not None:
                 self._drop(task_id)
         errors: list[TiStreamError] = []
         for row in owned.values():
@@ -191,21 +193,24 @@ class SorterWorker:
     def _follow_stores(self, tenant: Tenant) -> None:
         store_ids = {row.store_id for row in list_stores(self._catalog, tenant)}
         for runner in self._runners.values():
-            if runner.row.tenant == tenant and runner.broken is None:
+            if runner.row.tenant == tenant and not runner.halted:
                 runner.follow(store_ids, self._feed, self._loop, self._clock)
 
     def _by_tenant(self) -> dict[Tenant, list[TaskRunner]]:
         """The tasks that go on."""
         found: dict[Tenant, list[TaskRunner]] = {}
         for runner in self._runners.values():
-            if runner.broken is None:
+            if not runner.halted:
                 found.setdefault(runner.row.tenant, []).append(runner)
         return found
 
     def _has_a_full_file(self) -> bool:
         """Whether some tenant's tasks together could write a file of the target size now."""
         sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._by_tenant().values())
-        return any(size >= COMMITTED_FILE_BYTES_TARGET for size in sizes)
+        try:
+            return any(size >= COMMITTED_FILE_BYTES_TARGET for size in sizes)
+        except RowsOutOfReach:
+            return True  # the flush meets it again, and shows it
 
     def _move_out(self) -> None:
         """Have rows written to the disk when all tasks together hold too much, the largest task's first."""

@@ -42,7 +42,7 @@ class TestCatalogOnMariaDB(CatalogSuite):
                 "SELECT table_name, column_name, collation_name FROM information_schema.columns "
                 "WHERE table_schema = database() AND column_name IN ('owner', 'object_key', 'worker_id', 'dispatcher')"
             ).all()
-        assert len(rows) == 7
+        assert len(rows) == 8
         assert {collation for _, _, collation in rows} == {"ascii_bin"}
 
     def test_a_connection_lost_while_committing_is_indeterminate(self, catalog: Catalog) -> None:

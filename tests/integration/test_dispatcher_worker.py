@@ -91,7 +91,7 @@ class World:
             epoch=1,
             snapshot_key=f"snapshot-{self.snapshots}",
             snapshot_n=self.snapshots,
-            object_bytes=1,
+            objects={f"snapshot-{self.snapshots}": 1},
             positions={7: positions},
         )
 

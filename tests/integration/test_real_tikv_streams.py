@@ -194,7 +194,7 @@ MUTANTS = [
         PrewriteBuffer,
         "_bury",
         [
-            ("watermarks.highest() <= lowest or not run.live", "not run.live"),
+            ("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
             ('reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest,', 'reached(run, run.ts("start_ts"), 0,'),
         ],
     ),

@@ -23,7 +23,7 @@ from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.workers import list_workers, register_worker
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import decode_committed_segment
-from tistream.errors import CatalogUnavailable
+from tistream.errors import CatalogUnavailable, StoreUnavailable
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.memory import MemoryStore
@@ -302,6 +302,34 @@ def test_a_gap_in_the_feed_is_waited_out_and_nothing_is_skipped(bench: Bench) ->
     bench.put(2, *change(b"a", 21, 22, b"2"), upto=30)
     bench.wait(lambda: any(p.code == "TS-1060" for p in worker.problems()), "the gap is shown")
     assert {bench.row(t).upper for t in bench.tasks} == {10}
+
+
+def test_rows_that_cannot_be_fetched_cost_a_restart_of_the_task_and_nothing_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    bench.put(1, Row(kind=P, key=b"a", start_ts=11, value=b"1"), upto=10)
+    bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "saved")
+    worker.stop()
+    bench.assign("s2")
+    fetched, fetch = [], bench.store.get_range
+
+    def failing(key: str, offset: int, length: int) -> bytes:
+        fetched.append(key)
+        if len(fetched) < 4:
+            raise StoreUnavailable("503", key=key)
+        return fetch(key, offset, length)
+
+    monkeypatch.setattr(bench.store, "get_range", failing)
+    again = bench.worker("s2")
+    assert again.wait_until_ready(WAIT_S)
+    assert fetched == []
+    bench.put(2, Row(kind=C, key=b"a", start_ts=11, commit_ts=12), upto=20)
+    bench.wait_for_upper(20)
+    assert len(fetched) > 3
+    assert bench.served() == [expected(b"a", 11, 12, b"1")]
+    bench.wait(lambda: again.problems() == [], "over")
 
 
 def test_a_good_end_saves_everything_and_retires(bench: Bench) -> None:

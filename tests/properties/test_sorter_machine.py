@@ -71,9 +71,9 @@ class SorterMachine(RuleBasedStateMachine):
     def flush(self, task: int, lands: bool) -> None:
         self.run.flush(task, lands=lands)
 
-    @rule(task=tasks)
-    def snapshot(self, task: int) -> None:
-        self.run.snapshot(task)
+    @rule(task=tasks, lands=st.sampled_from([True, True, True, False]))
+    def snapshot(self, task: int, lands: bool) -> None:
+        self.run.snapshot(task, lands=lands)
 
     @rule(task=tasks)
     def restart(self, task: int) -> None:

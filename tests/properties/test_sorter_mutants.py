@@ -68,8 +68,9 @@ MUTANTS = [
         module=prewrite_buffer,
         owner=PrewriteBuffer,
         function="_bury",
-        old='Thresholds(cuts, int(cuts.min()), run.numbers["origin"])',
+        old='Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])',
         new='Thresholds(run.ts("start_ts"), 0)',
+        also=("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
     ),
     Mutant(
         name="dead at cut_ts == W",

@@ -2,8 +2,9 @@
 
 Histories are drawn row by row and keep no promise, so that every rule meets every other one; keys and timestamps are
 few. Hashes are cut to four bits, runs are tidied as early as possible, their bytes are moved to the disk, ranges are
-split, and cores are restarted from snapshots, also from each other's. A task's history ends where a promise is broken:
-both sides must say so of the same row.
+split, and cores are restarted from snapshots, also from each other's. Snapshots are written as objects, now and then,
+some in vain; the parts of a split task share those of their parent, and what nobody refers to is gone. A task's history
+ends where a promise is broken: both sides must say so of the same row.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tistream.testing import sorter_run
 from tistream.testing.plain_sorter import PlainTaskCore
 from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
 from tistream.testing.sorter_run import SorterRun
+from tistream.testing.sorter_states import Bucket, SnapshotFiles, tables_of
 from tistream.testing.sorter_world import File, feed_batch
 
 KEYS = [b"a", b"m", b"m" * 9]
@@ -81,7 +83,8 @@ def files(draw: st.DrawFn) -> File:
     return File(store_id=draw(st.integers(1, 2)), incarnation=1, seq=0, cut_ts=cut_ts, rows=tuple(taken), marks=found)
 
 
-step = st.one_of(files(), files(), files(), st.sampled_from(["flush", "lost", "restart", "change places", "split"]))
+STEPS = ["flush", "lost", "save", "save", "save in vain", "restart", "change places", "split"]
+step = st.one_of(files(), files(), files(), st.sampled_from(STEPS))
 steps = st.lists(
     step,
     min_size=5,
@@ -92,8 +95,8 @@ steps = st.lists(
 class Pair:
     """Two cores of one range that must not differ."""
 
-    def __init__(self, range_: KeyRange) -> None:
-        self.range = range_
+    def __init__(self, range_: KeyRange, files: SnapshotFiles) -> None:
+        self.range, self.files = range_, files
         self.upper = 10
         self.cores: list[TaskCore] = [TaskCore(1, range_, 10, 10), PlainTaskCore(1, range_, 10, 10)]
         self.goes_on = True
@@ -122,19 +125,24 @@ class Pair:
             self.both(lambda core: core.flushed(w))
             self.upper = w
 
-    def restarted(self, range_: KeyRange, *, crosswise: bool) -> Pair:
-        """Two new cores of a part of the range, each with its own snapshot or with the other's."""
-        states = [core.snapshot() for core in self.cores]
-        new = Pair(range_)
+    def save(self, *, lands: bool) -> None:
+        self.files.save(self.cores[0], lands=lands)
+
+    def restarted(self, range_: KeyRange, files: SnapshotFiles, *, crosswise: bool) -> Pair:
+        """Two new cores of a part of the range, each with its own snapshot or with the other's. Ours goes through
+        objects."""
+        states = [self.files.load(), self.cores[1].snapshot()]
+        new = Pair(range_, files)
         new.upper = self.upper
         new.cores = [kind(1, range_, 10, self.upper) for kind in (TaskCore, PlainTaskCore)]
         for core, state in zip(new.cores, states[::-1] if crosswise else states, strict=True):
+            assert state is not None
             core.restore(state, state.positions)
         return new
 
     def compare(self) -> None:
         self.cores[0].move_out(SPILL.write, 200)
-        new, plain = (core.snapshot() for core in self.cores)
+        new, plain = (tables_of(core.snapshot()) for core in self.cores)
         for name in TABLES:
             assert table(new, name) == table(plain, name), name
         a, b = (replace(core.stats(), bytes_held=0, bytes_on_disk=0) for core in self.cores)
@@ -145,8 +153,23 @@ class Tasks:
     """The tasks of a tenant: all take the same files."""
 
     def __init__(self) -> None:
-        self.pairs = [Pair(KeyRange())]
+        self.bucket = Bucket()
+        self.count = 0
+        self.pairs = [Pair(KeyRange(), self._files(frozenset()))]
         self.seqs = {1: 0, 2: 0}
+
+    def _files(self, shared: frozenset[str]) -> SnapshotFiles:
+        """Of a new task, which takes over a state that lies in these objects."""
+        self.count += 1
+        self.bucket.refers[self.count] = shared
+        return SnapshotFiles(self.count, self.bucket)
+
+    def _restarted(self, pair: Pair, parts: list[KeyRange], *, crosswise: bool) -> list[Pair]:
+        pair.save(lands=True)
+        shared = self.bucket.refers[pair.files.task_id]
+        new = [pair.restarted(part, self._files(shared), crosswise=crosswise) for part in parts]
+        del self.bucket.refers[pair.files.task_id]
+        return new
 
     def play(self, step: File | str) -> bool:
         """One step; False when no task goes on."""
@@ -162,20 +185,24 @@ class Tasks:
         elif step == "split":
             parts = [KeyRange(b"", b"m"), KeyRange(b"m")]
             self.pairs = [
-                pair.restarted(part, crosswise=False)
+                new
                 for pair in self.pairs
-                for part in (parts if pair.range == KeyRange() else [pair.range])
+                for new in self._restarted(pair, parts if pair.range == KeyRange() else [pair.range], crosswise=False)
             ]
+        elif step in ("save", "save in vain"):
+            for pair in self.pairs:
+                pair.save(lands=step == "save")
         else:
-            self.pairs = [pair.restarted(pair.range, crosswise=step != "restart") for pair in self.pairs]
+            crosswise = step != "restart"
+            self.pairs = [p for pair in self.pairs for p in self._restarted(pair, [pair.range], crosswise=crosswise)]
         for pair in self.pairs:
             pair.compare()
         return bool(self.pairs)
 
 
-def table(state: CoreSnapshot, name: str) -> list[dict[str, Any]]:
+def table(tables: dict[str, pa.Table], name: str) -> list[dict[str, Any]]:
     """Its rows; `row_no` orders them, of equal ones either may stand first."""
-    return sorted(getattr(state, name).to_pylist(), key=repr)
+    return sorted(tables[name].to_pylist(), key=repr)
 
 
 @pytest.fixture(params=[(4, 0, 2, 0), (64, 1 << 30, 8, 1 << 40)], ids=["4 bits", "64 bits"])
@@ -207,8 +234,9 @@ class Twins(TaskCore):
         effects = super().handle(batch)
         assert self.plain.handle(batch) == effects
         assert replace(self.stats(), bytes_held=0) == replace(self.plain.stats(), bytes_held=0)
+        ours, plain = tables_of(self.snapshot()), tables_of(self.plain.snapshot())
         for name in TABLES:
-            assert table(self.snapshot(), name) == table(self.plain.snapshot(), name), name
+            assert table(ours, name) == table(plain, name), name
         return effects
 
     def take(self, w: int) -> pa.Table:

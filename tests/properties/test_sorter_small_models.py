@@ -15,11 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sorter.arrivals import Arrivals
 from sorter.prewrite_buffer import Limits, PrewriteBuffer
+from sorter.run import Run
+from sorter.saved import NONE_TOLD, RunState
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
 from tistream.change import REGIONS, ROWS, Op, RowKind
 from tistream.feed import FeedBatch
 from tistream.keyrange import KeyRange
+from tistream.testing.sorter_states import table_of
 
 START_TS = 10
 EDGES = [b"", b"a", b"b", b"b\x00", b"c", b"\xff"]  # each piece begins with one of these and is named by it
@@ -34,6 +37,10 @@ def regions_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """Watermark rows, with what they leave out."""
     rest = {"version": 1, "tenure_open_ts": 1, "tenure_ready_ts": 2, "row_offset": 0, "row_count": 0}
     return pa.RecordBatch.from_pylist([rest | row for row in rows], schema=REGIONS)
+
+
+def _revived(states: tuple[RunState, ...]) -> list[Run]:
+    return [state.revive() for state in states]
 
 
 class WatermarkMachine(RuleBasedStateMachine):
@@ -215,9 +222,10 @@ class PrewriteMachine(RuleBasedStateMachine):
     def _compare(self) -> None:
         """What was said is known: undecided locks are kept, reached commits are ready, whatever is later waits."""
         w = int(self.map.w_of(pa.array([b"a"], pa.binary()))[0])
-        rows = self.ready.snapshot().to_pylist()
+        rows = table_of(self.ready.snapshot(), "ready").to_pylist()
         ready = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in rows}
-        open_, commits = (table.to_pylist() for table in self.buffer.snapshot())
+        of_kinds = zip(self.buffer.snapshot(), ("open", "commits"), strict=True)
+        open_, commits = (table_of(states, kind).to_pylist() for states, kind in of_kinds)
         waiting = {(r["key"], r["commit_ts"]) for r in commits}
         assert set(ready) | waiting == set(self.due)
         assert ready == {v: row for v, row in self.due.items() if v in ready}
@@ -243,16 +251,14 @@ class PrewriteMachine(RuleBasedStateMachine):
     @rule(flushed=st.booleans())
     def restart(self, flushed: bool) -> None:
         """What a snapshot holds is all there is. Something may have been written out since."""
-        rows, saved, slices = self.ready.snapshot(), self.buffer.snapshot(), self.map.snapshot()
+        rows, (open_, commits), slices = self.ready.snapshot(), self.buffer.snapshot(), self.map.snapshot()
         if flushed:
             self.flush()
         self.buffer, self.ready = PrewriteBuffer(), SortBuffer()
         self.map = RangeWatermarkMap(KeyRange(), START_TS)
         self.map.restore(*slices)
-        self.buffer.restore(*saved, KeyRange(), self.upper)
-        self.ready.restore(rows, KeyRange(), self.upper)
-        last = self.buffer.last_row_no()
-        self.row_no = 0 if last is None else last + 1
+        self.buffer.restore(_revived(open_), _revived(commits), NONE_TOLD, KeyRange(), self.upper)
+        self.ready.restore(_revived(rows), KeyRange(), self.upper)
 
     def teardown(self) -> None:
         """In the end nothing that was decided is left."""

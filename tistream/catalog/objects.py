@@ -3,6 +3,9 @@
     live -> superseded -> dead        an object is replaced, then collected
             (nothing) -> dead         an orphan is tombstoned first, then deleted
 
+An object of a snapshot is live as long as a task's snapshot refers to it (`snapshot_objects`); several tasks of a
+tenant may share one.
+
 Every key has at most one row, for ever once it is dead: a writer that comes late with a key that was tombstoned meets
 the primary key and is fenced. Rows are inserted inside the transactions of other modules, never alone.
 """
@@ -15,7 +18,15 @@ from enum import StrEnum
 from sqlalchemy import Connection, bindparam, exc, func, select
 
 from tistream.catalog.engine import Catalog, is_duplicate
-from tistream.catalog.tables import ensure_row, now_ms, objects, of_asked_tenant, of_tenant, tenant_ids
+from tistream.catalog.tables import (
+    ensure_row,
+    now_ms,
+    objects,
+    of_asked_tenant,
+    of_tenant,
+    snapshot_objects,
+    tenant_ids,
+)
 from tistream.errors import Fenced
 from tistream.ids import Tenant
 
@@ -40,9 +51,18 @@ class ObjectState(StrEnum):
 
 _o = objects.c
 _INSERT = objects.insert().values(changed_ms=now_ms())
+_r = snapshot_objects.c
+_LOCK = select(_o.object_key).where(_o.object_key == bindparam("asked_key")).with_for_update()
+_RELEASE = snapshot_objects.delete().where(
+    _r.task_id == bindparam("asked_task"), _r.object_key == bindparam("asked_key")
+)
 _SUPERSEDE = (
     objects.update()
-    .where(_o.object_key == bindparam("asked_key"), _o.state == ObjectState.LIVE)
+    .where(
+        _o.object_key == bindparam("asked_key"),
+        _o.state == ObjectState.LIVE,
+        ~select(_r.task_id).where(_r.object_key == bindparam("asked_key")).exists(),
+    )
     .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms())
 )
 _BURY = (
@@ -81,9 +101,17 @@ def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectK
         raise Fenced("this object already has a catalog row", object_key=object_key) from e
 
 
-def supersede(conn: Connection, object_key: str) -> None:
-    """Mark a live object as replaced; it may be collected after its grace period."""
-    conn.execute(_SUPERSEDE, {"asked_key": object_key})
+def release(conn: Connection, task_id: int, object_keys: Collection[str]) -> None:
+    """The task's snapshot refers to these objects no longer. One to which no snapshot refers now is replaced: it may be
+    collected after its grace period.
+
+    The object's row is locked first, so that of two tasks that let go of it at once the later one sees that it was the
+    last."""
+    for key in sorted(object_keys):  # in one order, so that two tasks never wait for each other in a circle
+        asked = {"asked_key": key}
+        conn.execute(_LOCK, asked)
+        conn.execute(_RELEASE, {**asked, "asked_task": task_id})
+        conn.execute(_SUPERSEDE, asked)
 
 
 def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:

@@ -1,22 +1,35 @@
 """Snapshots of tasks, and what follows from them: which batch files nobody needs any more.
 
-The snapshot pointer and the positions switch together or not at all: state = snapshot + replay from its positions. For
-each (store, incarnation) of a task `seq` never falls, `closed` is final, and a position once there stays.
+The snapshot pointer, the positions and the set of objects that the snapshot refers to switch together or not at all:
+state = snapshot + replay from its positions. For each (store, incarnation) of a task `seq` never falls, `closed` is
+final, and a position once there stays.
+
+A snapshot refers to the object that the pointer names and to those in which its rows lie, from this save or from
+earlier ones. What the snapshot before referred to may be kept, nothing else: an object that was let go may be gone.
 
 `durable_floor` reads these positions and nothing else. What a sorter says it has received does not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, case, func, select
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, func, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectKind, insert_live, supersede
-from tistream.catalog.tables import INT_MAX, incarnations, of_asked_tenant, tasks, tenant_ids, tenant_of
+from tistream.catalog.objects import ObjectKind, insert_live, release
+from tistream.catalog.tables import (
+    INT_MAX,
+    incarnations,
+    of_asked_tenant,
+    snapshot_objects,
+    tasks,
+    tenant_ids,
+    tenant_of,
+)
 from tistream.catalog.tables import positions as positions_table
 from tistream.errors import invariant
 from tistream.ids import Position, Tenant
@@ -34,7 +47,9 @@ _POSITIONS = (
 )
 _DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_task"))
 _ADD_POSITIONS = positions_table.insert()
-_SET_POINTER = tasks.update().where(tasks.c.task_id == bindparam("asked_task"))
+_OBJECTS = select(snapshot_objects.c.object_key).where(snapshot_objects.c.task_id == bindparam("asked_task"))
+_ADD_OBJECTS = snapshot_objects.insert()
+_TENANT = select(tasks.c.cluster_id, tasks.c.tenant_id).where(tasks.c.task_id == bindparam("asked_task"))
 
 
 def positions(catalog: Catalog, task_id: int) -> dict[int, dict[int, Position]]:
@@ -50,18 +65,27 @@ def switch_snapshot(
     epoch: int,
     snapshot_key: str,
     snapshot_n: int,
-    object_bytes: int,
+    objects: Mapping[str, int],
+    keeps: Collection[str] = (),
     positions: Positions,
 ) -> bool:
-    """Make a new snapshot the task's state. False when the epoch is stale or a snapshot at or above `snapshot_n` is
-    there. Fenced when the object's key already has a row. `positions` are all of the task's, not only what moved."""
-    with catalog.transaction() as conn:
-        mine = {"asked_task": task_id}
-        seen = {"my_epoch": epoch, "new_n": snapshot_n}
-        before = conn.execute(_switching(), {**mine, **seen}).one_or_none()
-        if before is None:
+    """Make a new snapshot the task's state.
+
+    `objects` are the new ones with their sizes in bytes, that of the key among them; `keeps` are those of the snapshot
+    before to which this one refers too, all others are let go. `positions` are all of the task's, not only what moved.
+    False when the epoch is stale, a snapshot at or above `snapshot_n` is there, or the snapshot that is there does not
+    refer to all of `keeps`: it is not the one that the caller knows. Fenced when a new key already has a row.
+    """
+    invariant(snapshot_key in objects, "a snapshot without its object", task_id=task_id, snapshot_key=snapshot_key)
+    mine = {"asked_task": task_id}
+    seen = {"my_epoch": epoch, "new_n": snapshot_n}
+    pointer = {"snapshot_key": snapshot_key, "snapshot_n": snapshot_n}
+    with suppress(_Another), catalog.transaction() as conn:
+        if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
             return False
-        conn.execute(_SET_POINTER, {**mine, "snapshot_key": snapshot_key, "snapshot_n": snapshot_n})
+        referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # behind the lock that the update has taken
+        if not referred.issuperset(keeps):
+            raise _Another
         _check_positions(task_id, _positions(conn, task_id), positions)
         conn.execute(_DROP_POSITIONS, mine)
         rows = [
@@ -71,22 +95,25 @@ def switch_snapshot(
         ]
         if rows:
             conn.execute(_ADD_POSITIONS, rows)
-        insert_live(conn, tenant_of(before), snapshot_key, ObjectKind.SNAPSHOT, object_bytes)
-        if before.snapshot_key is not None:
-            supersede(conn, before.snapshot_key)
+        tenant = tenant_of(conn.execute(_TENANT, mine).one())
+        for key, size in objects.items():
+            insert_live(conn, tenant, key, ObjectKind.SNAPSHOT, size)
+        conn.execute(_ADD_OBJECTS, [{"task_id": task_id, "object_key": key} for key in objects])
+        release(conn, task_id, referred.difference(keeps))
         return True
+    return False
+
+
+class _Another(Exception):
+    """The snapshot that is there is not the one that the caller knows: nothing happens."""
 
 
 @cache
-def _switching() -> Select[Any]:
-    return (
-        select(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.snapshot_key)
-        .where(
-            tasks.c.task_id == bindparam("asked_task"),
-            tasks.c.epoch == bindparam("my_epoch"),
-            tasks.c.snapshot_n < bindparam("new_n"),
-        )
-        .with_for_update()
+def _switching() -> Update:
+    return tasks.update().where(
+        tasks.c.task_id == bindparam("asked_task"),
+        tasks.c.epoch == bindparam("my_epoch"),
+        tasks.c.snapshot_n < bindparam("new_n"),
     )
 
 

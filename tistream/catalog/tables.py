@@ -114,6 +114,14 @@ positions = Table(
     Column("closed", Boolean, nullable=False),
 )
 
+snapshot_objects = Table(
+    "snapshot_objects",
+    metadata,
+    _id("task_id"),
+    Column("object_key", ObjectName, primary_key=True),
+    Index("snapshot_objects_by_key", "object_key"),
+)
+
 stores = Table(
     "stores",
     metadata,

@@ -3,8 +3,9 @@
 epochs      a task's epoch never falls, and rises whenever its owner changes
 flushes     `upper` is moved by an owner of the newest epoch only. New segments lie in (old upper, new upper] of their
             task, and are written by the life that owns it
-snapshots   the pointer is switched by an owner of the newest epoch only, and the positions are always those of the
-            state that the pointer names: nobody ever sees one without the other
+snapshots   the pointer is switched by an owner of the newest epoch only. The positions, and the set of objects that a
+            task refers to, are always those of the state that the pointer names: nobody ever sees one without the other
+objects     what some task refers to is live, and no snapshot object is live without that
 
 What is asked of the running services' guards is asked of the rows here, so a guard that is left out is noticed as soon
 as somebody gets through who must not, whether or not that does any harm later in the same run. A late transaction may
@@ -19,12 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sorter import publisher
+from sorter.snapshot import objects_named_by
 from tistream.catalog.committed import TaskAdvance
 from tistream.codec.segment_file import SegmentFile
 from tistream.layout import CommittedKey, SnapshotKey, parse
 from tistream.sim.database import Database
 from tistream.sim.scheduler import Process
 
+_LIVE_SNAPSHOTS = "SELECT object_key FROM objects WHERE kind = 'snapshot' AND state = 'live'"
 _Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
 
 
@@ -45,6 +48,7 @@ class CatalogRules:
         self._database, self._objects, self._violated = database, objects, violated
         self._tasks: dict[int, _Task] = {}
         self._positions: dict[int, _Positions] = {}
+        self._refers: dict[int, set[str]] = {}
         self._segments = 0  # the largest rowid that was seen
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
 
@@ -81,6 +85,7 @@ class CatalogRules:
         self._check_flush(tasks)
         self._check_segments(tasks)
         self._check_positions(tasks)
+        self._check_objects(tasks)
         self._tasks = tasks
 
     def _check_epoch(self, task_id: int, was: _Task, now: _Task) -> None:
@@ -136,6 +141,25 @@ class CatalogRules:
             if found != self._of_snapshot(task.snapshot_key):
                 self._violated(f"torn: the positions of task {task_id} are not those of {task.snapshot_key}")
         self._positions = positions
+
+    def _check_objects(self, tasks: Mapping[int, _Task]) -> None:
+        refers: dict[int, set[str]] = {}
+        for task_id, key in self._database.query("SELECT task_id, object_key FROM snapshot_objects"):
+            refers.setdefault(task_id, set()).add(key)
+        live = {key for (key,) in self._database.query(_LIVE_SNAPSHOTS)}
+        needed: set[str] = set().union(*refers.values())
+        for key in sorted(needed - live):
+            self._violated(f"let go: {key} is not live, and a snapshot refers to it")
+        for key in sorted(live - needed):
+            self._violated(f"leak: {key} is live, and no snapshot refers to it")
+        for task_id, task in tasks.items():
+            found, key = refers.get(task_id, set()), task.snapshot_key
+            if found == self._refers.get(task_id) or key is None or key not in self._objects:
+                continue
+            named = objects_named_by(key, self._objects[key][0]) | {key}
+            if found != named:
+                self._violated(f"torn: task {task_id} refers to {sorted(found)}, {key} to {sorted(named)}")
+        self._refers = refers
 
     def _of_snapshot(self, key: str | None) -> _Positions:
         """The positions that belong to a snapshot, as it tells by itself."""

@@ -57,6 +57,77 @@ def _torn_snapshot() -> Iterator[None]:
         yield
 
 
+@register("let-go-too-early", "an object is replaced although the snapshot still refers to it", scenario="reclaim")
+def _let_go_too_early() -> Iterator[None]:
+    from sorter import runner
+    from tistream.catalog import snapshots
+
+    with (
+        reworded(snapshots, "switch_snapshot", ("referred.difference(keeps)", "referred")),
+        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
+    ):
+        yield
+
+
+@register("never-let-go", "objects to which no snapshot refers any more stay", scenario="reclaim")
+def _never_let_go() -> Iterator[None]:
+    from tistream.catalog import snapshots
+
+    with replaced(snapshots, "release", lambda conn, task_id, keys: None):
+        yield
+
+
+@register("objects-not-kept", "a snapshot does not say to which older objects it refers", scenario="reclaim")
+def _objects_not_kept() -> Iterator[None]:
+    from sorter.saving import Save
+
+    keep = "self.keeps = frozenset(group.object_key for group in kept)"
+    with reworded(Save, "objects", (keep, "pass")):
+        yield
+
+
+@register("flags-of-later", "a snapshot has the alive flags of a later moment than its positions", scenario="reclaim")
+def _flags_of_later() -> Iterator[None]:
+    from dataclasses import replace
+
+    from sorter.core import TaskCore
+
+    whole, before = TaskCore.snapshot, dict[int, Any]()
+
+    def snapshot(self: Any) -> Any:
+        now = whole(self)
+        saved = before.setdefault(id(self), (self, now))[1]
+        before[id(self)] = self, now
+        late = {
+            kind: tuple(replace(state, alive=state.run.alive.copy()) for state in getattr(saved, kind))
+            for kind in ("open", "commits", "ready")
+        }
+        return replace(saved, **late)
+
+    with replaced(TaskCore, "snapshot", snapshot):
+        yield
+
+
+@register("kept-unheard", "what a failed save wrote counts as saved, and nobody objects", scenario="replies")
+def _kept_unheard() -> Iterator[None]:
+    from sorter import runner
+    from sorter.saving import Save
+    from tistream.catalog import snapshots
+
+    whole = Save.objects
+
+    def objects(self: Any) -> Iterator[tuple[str, bytes]]:
+        yield from whole(self)
+        self.done()
+
+    with (
+        replaced(Save, "objects", objects),
+        reworded(snapshots, "switch_snapshot", ("if not referred.issuperset(keeps):", "if False:")),
+        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
+    ):
+        yield
+
+
 @register("register-keeps-epochs", "a new life of a worker does not raise the epochs of what its name owns", "owners")
 def _register_keeps_epochs() -> Iterator[None]:
     from tistream.catalog import workers

@@ -37,7 +37,11 @@ def _dead_by_start_ts() -> Iterator[None]:
     with reworded(
         PrewriteBuffer,
         "_bury",
-        ('Thresholds(cuts, int(cuts.min()), run.numbers["origin"])', 'Thresholds(run.ts("start_ts"), 0)'),
+        ("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
+        (
+            'Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])',
+            'Thresholds(run.ts("start_ts"), 0)',
+        ),
     ):
         yield
 
@@ -46,11 +50,7 @@ def _dead_by_start_ts() -> Iterator[None]:
 def _dead_at_cut_ts() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(
-        PrewriteBuffer,
-        "_bury",
-        ("strictly=True", "strictly=False"),
-    ):
+    with reworded(PrewriteBuffer, "_bury", ("strictly=True", "strictly=False")):
         yield
 
 
@@ -216,7 +216,7 @@ def _restore_keeps_written() -> Iterator[None]:
 def _restore_keeps_commits() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "restore", ('pl.col("commit_ts") <= upper', 'pl.col("commit_ts") < 0')):
+    with reworded(PrewriteBuffer, "restore", ('run.span("commit_ts")[0] <= upper', "False")):
         yield
 
 
@@ -224,6 +224,13 @@ def _restore_keeps_commits() -> Iterator[None]:
 def _restore_lets_go() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    held = "held = within(from_arrow(commits), range_)"
-    with reworded(PrewriteBuffer, "restore", (held, f"{held}.with_columns(asked=pl.lit(value=False))")):
+    def forget(self: Any, *args: Any) -> Any:
+        whole(self, *args)
+        for run in self._asked():
+            run.numbers = {**run.numbers, "asked": np.zeros(len(run), np.bool_)}
+            run.facts["asked"] = False
+        return []
+
+    whole = PrewriteBuffer.restore
+    with replaced(PrewriteBuffer, "restore", forget):
         yield

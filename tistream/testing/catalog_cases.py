@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from sqlalchemy import select
+
+from tistream.catalog import tables
 from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner
@@ -61,10 +64,35 @@ def flush(catalog: Catalog, key: str | None, *advances: TaskAdvance) -> frozense
     return commit_flush(catalog, tenant=T, object_key=key, object_bytes=1000, advances=advances)
 
 
-def snapshot(catalog: Catalog, task_id: int, n: int, at: Mapping[int, Mapping[int, Position]], epoch: int = 0) -> bool:
-    """Switch to snapshot `n`."""
+def snapshot(
+    catalog: Catalog,
+    task_id: int,
+    n: int,
+    at: Mapping[int, Mapping[int, Position]],
+    epoch: int = 0,
+    *,
+    more: Collection[str] = (),
+    keeps: Collection[str] = (),
+) -> bool:
+    """Switch to snapshot `n`, whose rows lie in `more` new objects and in those that it keeps."""
     key = f"snapshots/{task_id}/{epoch}-{n}"
-    return switch_snapshot(catalog, task_id, epoch=epoch, snapshot_key=key, snapshot_n=n, object_bytes=10, positions=at)
+    new = dict.fromkeys([key, *more], 10)
+    return switch_snapshot(
+        catalog, task_id, epoch=epoch, snapshot_key=key, snapshot_n=n, objects=new, keeps=keeps, positions=at
+    )
+
+
+def referred(catalog: Catalog, task_id: int) -> set[str]:
+    """The objects to which the task's snapshot refers."""
+    refers = tables.snapshot_objects.c
+    with catalog.reading() as conn:
+        return set(conn.execute(select(refers.object_key).where(refers.task_id == task_id)).scalars())
+
+
+def share(catalog: Catalog, task_id: int, object_key: str) -> None:
+    """Another task refers to an object too, as one that takes over a part of a range would."""
+    with catalog.transaction() as conn:
+        conn.execute(tables.snapshot_objects.insert().values(task_id=task_id, object_key=object_key))
 
 
 def together(count: int, act: Callable[[int], R]) -> list[R]:

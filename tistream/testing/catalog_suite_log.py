@@ -7,7 +7,7 @@ import pytest
 from tistream.catalog import tables
 from tistream.catalog.committed import NewSegment, TaskAdvance, find_segments, uppers
 from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import stored_bytes, superseded_objects, tombstone
+from tistream.catalog.objects import object_states, stored_bytes, superseded_objects, tombstone
 from tistream.catalog.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.snapshots import ALL_CONSUMED, durable_floor, positions
 from tistream.catalog.stores import (
@@ -24,7 +24,19 @@ from tistream.catalog.tasks import assign_task, get_task
 from tistream.catalog.workers import register_worker
 from tistream.errors import Fenced, TiStreamError
 from tistream.ids import Position
-from tistream.testing.catalog_cases import OTHER, START, T, activate, elected, flush, segment, snapshot, together
+from tistream.testing.catalog_cases import (
+    OTHER,
+    START,
+    T,
+    activate,
+    elected,
+    flush,
+    referred,
+    segment,
+    share,
+    snapshot,
+    together,
+)
 from tistream.ts import TS_MAX
 
 
@@ -253,6 +265,48 @@ class CommittedLogSuite:
         assert get_task(catalog, low).snapshot_key == f"snapshots/{low}/0-6"
         assert positions(catalog, low) == {0: {1: Position(seq=6)}}
         assert stored_bytes(catalog, T)["snapshot", "live"] == (1, 10)
+
+    def test_objects_that_a_snapshot_keeps_stay_live_and_the_others_are_replaced(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        assert snapshot(catalog, low, 2, {}, more=["runs/1", "runs/2"])
+        assert snapshot(catalog, low, 4, {}, more=["runs/3"], keeps=["runs/2"])
+        keys = ["runs/1", "runs/2", "runs/3", f"snapshots/{low}/0-2", f"snapshots/{low}/0-4"]
+        states = ["superseded", "live", "live", "superseded", "live"]
+        assert object_states(catalog, keys) == dict(zip(keys, states, strict=True))
+        assert not tombstone(catalog, T, "runs/2")
+        assert referred(catalog, low) == {"runs/2", "runs/3", f"snapshots/{low}/0-4"}
+
+    def test_a_snapshot_keeps_only_what_the_one_before_refers_to(self, catalog: Catalog) -> None:
+        low, high, _ = activate(catalog)
+        assert snapshot(catalog, low, 2, {}, more=["runs/1"])
+        assert snapshot(catalog, low, 3, {})
+        for task_id, keeps in ((low, ["runs/1"]), (high, [f"snapshots/{low}/0-3"]), (low, ["nothing"])):
+            assert not snapshot(catalog, task_id, 4, {0: {1: Position(seq=1)}}, keeps=keeps)
+        assert (get_task(catalog, low).snapshot_n, get_task(catalog, high).snapshot_n) == (3, 0)
+        assert positions(catalog, low) == {}
+        assert object_states(catalog, ["runs/1"]) == {"runs/1": "superseded"}
+        assert referred(catalog, low) == {f"snapshots/{low}/0-3"}
+
+    def test_an_object_of_two_tasks_goes_with_the_last_one(self, catalog: Catalog) -> None:
+        low, high, _ = activate(catalog)
+        assert snapshot(catalog, low, 1, {}, more=["runs/1"])
+        share(catalog, high, "runs/1")
+        assert snapshot(catalog, low, 2, {})
+        assert object_states(catalog, ["runs/1"]) == {"runs/1": "live"}
+        assert snapshot(catalog, high, 1, {}, keeps=["runs/1"])
+        assert object_states(catalog, ["runs/1"]) == {"runs/1": "live"}
+        assert snapshot(catalog, high, 2, {})
+        assert object_states(catalog, ["runs/1"]) == {"runs/1": "superseded"}
+
+    def test_of_two_tasks_that_let_go_at_once_one_is_the_last(self, catalog: Catalog) -> None:
+        low, high, _ = activate(catalog)
+        shared = [f"runs/{i}" for i in range(8)]
+        assert snapshot(catalog, low, 1, {}, more=shared)
+        for key in shared:
+            share(catalog, high, key)
+        both = together(2, lambda i: snapshot(catalog, (low, high)[i], 2, {}))
+        assert both == [True, True]
+        assert set(object_states(catalog, shared).values()) == {"superseded"}
 
     # the floor
 

@@ -19,17 +19,14 @@ import pyarrow.compute as pc
 
 from dispatcher.router import Directory, directory, route
 from sorter.core import NeedReopen, TaskCore
-from sorter.snapshot import build_snapshot_file, read_snapshot_file
 from tistream.change import COMMITTED, REGIONS, ROWS
 from tistream.codec.batch_file import BatchFile
 from tistream.feed import FeedBatch
-from tistream.ids import Position, Tenant
+from tistream.ids import Position
 from tistream.keyrange import KeyRange
-from tistream.layout import SnapshotKey
+from tistream.testing.sorter_states import SnapshotFiles
 
 Life = tuple[int, int]  #: store, incarnation
-
-_TENANT = Tenant(1, 1)  # of the snapshot files, which nobody else sees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +60,7 @@ class TaskRun:
         self.task_id, self.range, self.start_ts = task_id, range_, start_ts
         self._rand, self._trouble = rand, trouble
         self.upper = start_ts  #: the catalog's
-        self._snapshot: tuple[bytes, Mapping[int, Mapping[int, Position]]] | None = None
-        self._snapshots = 0
+        self._files = SnapshotFiles(task_id)
         self.core = TaskCore(task_id, range_, start_ts, start_ts)
         self.written: list[pa.Table] = []  #: change.COMMITTED, one for each flush
         self.restarts = 0
@@ -147,17 +143,14 @@ class TaskRun:
         self.flush()
 
     def _save(self) -> None:
-        state = self.core.snapshot()
-        self._snapshots += 1
-        key = SnapshotKey(tenant=_TENANT, task_id=self.task_id, epoch=self.restarts, n=self._snapshots)
-        self._snapshot = build_snapshot_file(key, state, f"w{self._snapshots}"), state.positions
+        self._files.save(self.core, lands=not self._happens(0.1))
 
     def _restart(self) -> None:
         self.restarts += 1
         self.core = TaskCore(self.task_id, self.range, self.start_ts, self.upper)
-        if self._snapshot is not None:
-            data, positions = self._snapshot
-            self.core.restore(read_snapshot_file("snapshot", data).state, positions)
+        state = self._files.load()
+        if state is not None:
+            self.core.restore(state, state.positions)
         self.core.check()
 
 

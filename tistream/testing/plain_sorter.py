@@ -19,12 +19,15 @@ from sorter.choice import Candidate, choose
 from sorter.core import TaskCore
 from sorter.doubt import COMMITS, OPEN, READY, TENURE_ID, TXN, VERSION
 from sorter.prewrite_buffer import Limits, Undecided
+from sorter.run import Run
+from sorter.saved import NONE_TOLD, RunState
 from sorter.watermark import RangeWatermarkMap
 from tistream.change import COMMITTED, Op, RowKind
 from tistream.codec.table_key import table_ids
 from tistream.errors import BrokenPromise, CorruptObject, invariant
 from tistream.feed import FeedBatch
 from tistream.keyrange import KeyRange
+from tistream.testing.sorter_states import frame_from, runs_from
 
 CHUNKS_MAX = 32  #: a buffer in more pieces is copied into one
 _ORDER = ["table_id", "commit_ts", "start_ts", "key"]
@@ -107,13 +110,13 @@ class PlainSortBuffer:
         self.flushed_ts = max(self.flushed_ts, w)
         self.rows = self.rows.filter(pl.col("commit_ts") > w)
 
-    def snapshot(self) -> pa.Table:
-        """The ready rows, schema READY."""
-        return to_arrow(self.rows.sort(VERSION), READY)
+    def snapshot(self) -> tuple[RunState, ...]:
+        """The ready rows."""
+        return runs_from(self.rows.sort(VERSION), "ready")
 
-    def restore(self, rows: pa.Table, range_: KeyRange, upper: int) -> None:
+    def restore(self, rows: list[Run], range_: KeyRange, upper: int) -> None:
         """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""
-        self.rows = within(from_arrow(rows), range_)
+        self.rows = within(frame_from(rows, "ready"), range_)
         self.flushed(upper)
 
     def check(self) -> None:
@@ -128,6 +131,7 @@ class PlainPrewriteBuffer:
     def __init__(self) -> None:
         self.open = empty(OPEN)
         self.commits = empty(COMMITS)
+        self.told = NONE_TOLD  #: nothing: it learns in the rows themselves
         self.dead = 0  #: prewrites dropped because W passed their cut_ts
         self.forgotten = 0  #: rollbacks that met no prewrite
         self.duplicates = 0  #: commits that were known already
@@ -150,10 +154,6 @@ class PlainPrewriteBuffer:
 
     def disk_bytes(self) -> int:
         return 0
-
-    def last_row_no(self) -> int | None:
-        last = self.open["row_no"].max()
-        return None if last is None else int(last)
 
     def take_in(
         self, rows: pl.DataFrame, w: np.ndarray[tuple[int], np.dtype[np.uint64]], at: Limits, ready: PlainSortBuffer
@@ -231,17 +231,19 @@ class PlainPrewriteBuffer:
         lowest = self.commits.filter(pl.col("asked"))["commit_ts"].min()
         return None if lowest is None else int(lowest) - 1  # type: ignore[arg-type]
 
-    def snapshot(self) -> tuple[pa.Table, pa.Table]:
-        """(open prewrites, waiting commits), schemas OPEN and COMMITS."""
-        return to_arrow(self.open.sort("row_no"), OPEN), to_arrow(self.commits.sort(VERSION), COMMITS)
+    def snapshot(self) -> tuple[tuple[RunState, ...], tuple[RunState, ...]]:
+        """(open prewrites, waiting commits)."""
+        return runs_from(self.open.sort("row_no"), "open"), runs_from(self.commits.sort(VERSION), "commits")
 
-    def restore(self, open_: pa.Table, commits: pa.Table, range_: KeyRange, upper: int) -> list[Undecided]:
+    def restore(
+        self, open_: list[Run], commits: list[Run], _told: pl.DataFrame, range_: KeyRange, upper: int
+    ) -> list[Undecided]:
         """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
         hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
-        held = within(from_arrow(commits), range_)
+        held = within(frame_from(commits, "commits"), range_)
         served = held.filter(pl.col("commit_ts") <= upper)
         self.commits = held.join(served, on=VERSION, how="anti")
-        self.open = within(from_arrow(open_), range_).join(served, on=TXN, how="anti")
+        self.open = within(frame_from(open_, "open"), range_).join(served, on=TXN, how="anti")
         return _named(self.commits.filter(pl.col("asked")))
 
     def check(self, at: Limits, ready: PlainSortBuffer) -> None:

@@ -38,6 +38,7 @@ from sorter.core import CoreSnapshot, TaskCore
 from tistream.errors import BrokenPromise, FeedGap
 from tistream.keyrange import KeyRange
 from tistream.testing.sorter_oracle import DELETE, PUT, C, D, Mark, OracleBroken, OracleSorter, P, R, Row, Served
+from tistream.testing.sorter_states import SnapshotFiles, tables_of
 from tistream.testing.sorter_world import File, feed_batch, served
 
 DIVIDER = "----"
@@ -63,6 +64,7 @@ class _Run:
     seqs: dict[tuple[int, int], int] = field(default_factory=dict)
     last: File | None = None
     saved: CoreSnapshot | None = None
+    files: SnapshotFiles = field(default_factory=SnapshotFiles)
 
     def play(self, lines: list[str]) -> Iterator[str]:
         """The output of one block."""
@@ -97,7 +99,8 @@ class _Run:
             case "flush":
                 yield from self._flush()
             case "save":
-                self.saved = self._core.snapshot()
+                self.files.save(self._core)
+                self.saved = self.files.load()
             case "restart":
                 self._restart(self.saved if "old" in words else self._core.snapshot())
             case _:
@@ -187,20 +190,20 @@ class _Run:
 
     def _state(self) -> Iterator[str]:
         core = self._core
-        snapshot = core.snapshot()
-        holes = [s for s in snapshot.slices.to_pylist() if not s["covered"]]
+        tables = tables_of(core.snapshot())
+        holes = [s for s in tables["slices"].to_pylist() if not s["covered"]]
         shown = ", ".join(f"hole {_shown(KeyRange(s['start_key'], s['end_key']))}" for s in holes)
         w = core.watermark()
         yield f"watermark {w}" if w is not None else f"watermark none: {shown}"
-        for row in snapshot.waiting.to_pylist():
+        for row in tables["waiting"].to_pylist():
             where = _shown(KeyRange(row["start_key"], row["end_key"]))
             yield f"row of region {row['region_id']} {where} waits for {row['checkpoint_ts']}"
-        for row in snapshot.open.to_pylist():
+        for row in tables["open"].to_pylist():
             yield f"open {_text(row['key'])}@{row['start_ts']} {_value(row)}"
-        for row in snapshot.commits.to_pylist():
+        for row in tables["commits"].to_pylist():
             undecided = ", undecided" if row["asked"] else ""
             yield f"waits {_text(row['key'])}@{row['start_ts']} -> {row['commit_ts']}{undecided}"
-        for row in snapshot.ready.to_pylist():
+        for row in tables["ready"].to_pylist():
             yield f"ready {_text(row['key'])}@{row['start_ts']} -> {row['commit_ts']} {_value(row)}"
 
 

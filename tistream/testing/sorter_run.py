@@ -19,6 +19,7 @@ from sorter.core import CoreSnapshot, NeedReopen, TaskCore
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
 from tistream.testing.sorter_oracle import OracleSorter
+from tistream.testing.sorter_states import Bucket, SnapshotFiles
 from tistream.testing.sorter_world import File, World, feed_batch, served
 
 KEYS = [b"a", b"b", b"m", b"x"]
@@ -33,13 +34,15 @@ class Durable:
     """What survives a restart of a task."""
 
     upper: int
-    snapshot: CoreSnapshot | None = None
+    snapshot: CoreSnapshot | None = None  #: as it is read back from the bucket
 
 
 class SorterRun:
     """A run in progress."""
 
     def __init__(self) -> None:
+        self.bucket = Bucket()
+        self.files = {task: SnapshotFiles(task, self.bucket) for task in RANGES}
         self.ranges = dict(RANGES)
         self.durable = {task: Durable(START_TS) for task in RANGES}
         self.world = World(KEYS, STORES, START_TS, lambda: min(d.upper for d in self.durable.values()))
@@ -155,8 +158,11 @@ class SorterRun:
     def landed(self, task: int, after: int, upto: int) -> None:
         """A flush of (after, upto] is durable. For subclasses."""
 
-    def snapshot(self, task: int) -> None:
-        self.durable[task].snapshot = self.cores[task].snapshot()
+    def snapshot(self, task: int, *, lands: bool = True) -> None:
+        """Save it. Unless it lands, nobody will hear of it."""
+        self.files[task].save(self.cores[task], lands=lands)
+        if lands:
+            self.durable[task].snapshot = self.files[task].load()
 
     def restart(self, task: int) -> None:
         self.oracles.pop(task, None)
@@ -195,7 +201,7 @@ class SorterRun:
             (1, lambda: self.crash_pusher(store)),
             (12, lambda: self.deliver(task, store)),
             (6, lambda: self.flush(task, lands=rand.random() < 0.8)),
-            (2, lambda: self.snapshot(task)),
+            (2, lambda: self.snapshot(task, lands=self.files[task].saves % 5 != 4)),
             (1, lambda: self.restart(task)),
         )
         rand.choices([step for _, step in steps], [weight for weight, _ in steps])[0]()

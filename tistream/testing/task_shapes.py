@@ -16,12 +16,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import polars as pl
 import pyarrow as pa
 
 from sorter.core import CoreSnapshot, Positions
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
 from tistream.testing.sorter_run import EDGES, KEYS, START_TS, Durable, SorterRun
+from tistream.testing.sorter_states import SnapshotFiles
 
 Half = tuple[KeyRange, CoreSnapshot]
 
@@ -54,9 +56,9 @@ class TaskShapes(SorterRun):
             return
         parent = self.durable[task]
         at_now = self.cores[task].positions()
-        self._forget(task)
+        refers = self._forget(task)
         for part in (KeyRange(range_.start, at), KeyRange(at, range_.end)):
-            child = self._add(part, Durable(parent.upper, self._inherited(parent, at_now)))
+            child = self._add(part, Durable(parent.upper, self._inherited(parent, at_now)), refers)
             self.cores[child].check()
         self.splits += 1
 
@@ -74,9 +76,8 @@ class TaskShapes(SorterRun):
             return False
         halves = (a, self.cores[left].snapshot()), (b, self.cores[right].snapshot())
         state = joined(*halves, broken=self._broken)
-        self._forget(left)
-        self._forget(right)
-        merged = self._add(KeyRange(a.start, b.end), Durable(goal, state))
+        refers = self._forget(left) | self._forget(right)
+        merged = self._add(KeyRange(a.start, b.end), Durable(goal, state), refers)
         self.cores[merged].check()
         self.merges += 1
         return True
@@ -104,15 +105,20 @@ class TaskShapes(SorterRun):
 
     # -- inside
 
-    def _add(self, range_: KeyRange, durable: Durable) -> int:
+    def _add(self, range_: KeyRange, durable: Durable, refers: frozenset[str]) -> int:
+        """A new task. What it takes over lies in objects that it shares with others."""
         task, self._next_task = self._next_task, self._next_task + 1
+        self.files[task] = SnapshotFiles(task, self.bucket)
+        self.bucket.refers[task] = refers
         self.ranges[task], self.durable[task] = range_, durable
         self.cores[task] = self._new_core(task)
         return task
 
-    def _forget(self, task: int) -> None:
-        del self.ranges[task], self.durable[task], self.cores[task]
+    def _forget(self, task: int) -> frozenset[str]:
+        """The task is no more; to which objects it referred."""
+        del self.ranges[task], self.durable[task], self.cores[task], self.files[task]
         self.oracles.pop(task, None)
+        return self.bucket.refers.pop(task, frozenset())
 
     def _inherited(self, parent: Durable, at_now: Positions) -> CoreSnapshot | None:
         saved = parent.snapshot
@@ -121,7 +127,7 @@ class TaskShapes(SorterRun):
         if self._broken == "split-at-the-live-position":
             return replace(saved, positions=at_now)
         if self._broken == "split-without-snapshot":
-            return replace(saved, **{name: getattr(saved, name).slice(0, 0) for name in ("open", "commits", "ready")})
+            return replace(saved, open=(), commits=(), ready=())
         return saved
 
     def _catch_up(self, task: int, goal: int) -> bool:
@@ -138,15 +144,22 @@ def joined(left: Half, right: Half, *, broken: str = "") -> CoreSnapshot:
         return a
     cut = broken != "waiting-rows-for-both"
     waiting = [_cut(s.waiting, half) if cut else s.waiting for half, s in (left, right)]
-    names = ("open", "commits", "ready", "slices")
-    tables = {name: pa.concat_tables([getattr(a, name), getattr(b, name)]) for name in names}
+    runs = {name: getattr(a, name) + getattr(b, name) for name in ("open", "commits", "ready")}
     choose = max if broken == "merge-at-the-larger-position" else min
     positions = {
         store: {i: choose((lives[i], b.positions[store][i]), key=_how_far) for i in lives if i in b.positions[store]}
         for store, lives in a.positions.items()
         if store in b.positions
     }
-    return replace(a, positions=positions, waiting=pa.concat_tables(waiting), **tables)
+    return replace(
+        a,
+        positions=positions,
+        next_row_no=max(a.next_row_no, b.next_row_no),
+        told=pl.concat([a.told, b.told]).unique(),
+        slices=pa.concat_tables([a.slices, b.slices]),
+        waiting=pa.concat_tables(waiting),
+        **runs,
+    )
 
 
 def _how_far(at: Position) -> tuple[bool, int]:

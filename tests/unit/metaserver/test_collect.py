@@ -138,7 +138,7 @@ def switch(rig: Rig, n: int) -> str:
     key = snapshot_key(n, rig.tasks[0])
     rig.put(key)
     assert switch_snapshot(
-        rig.catalog, rig.tasks[0], epoch=0, snapshot_key=key, snapshot_n=n, object_bytes=9, positions={}
+        rig.catalog, rig.tasks[0], epoch=0, snapshot_key=key, snapshot_n=n, objects={key: 9}, positions={}
     )
     return key
 

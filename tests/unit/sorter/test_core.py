@@ -9,6 +9,7 @@ from tistream.errors import BrokenPromise, FeedGap, TiStreamError
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
 from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
+from tistream.testing.sorter_states import tables_of
 from tistream.testing.sorter_world import File, feed_batch, served
 
 MARK = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0)
@@ -124,12 +125,11 @@ def test_a_broken_promise_names_the_row_the_region_and_the_file() -> None:
 def test_a_refused_batch_changes_nothing() -> None:
     d = Driver()
     d.file(prewrite(b"a", 11), upto=20, cut=30)
-    before = d.core.snapshot()
+    before = tables_of(d.core.snapshot())
     with pytest.raises(BrokenPromise):
         d.file(prewrite(b"b", 12), whole(b"c", 14, 15), commit(b"d", 11, 15), upto=40)
-    after = d.core.snapshot()
-    for name in ("open", "commits", "ready", "slices", "waiting"):
-        assert getattr(after, name).equals(getattr(before, name))
+    after = tables_of(d.core.snapshot())
+    assert all(table.equals(before[name]) for name, table in after.items())
 
 
 def test_a_committed_row_decides_its_transaction_in_whatever_form_it_came_before() -> None:

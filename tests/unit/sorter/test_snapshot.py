@@ -1,25 +1,28 @@
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from sorter import snapshot as module
-from sorter.core import CoreSnapshot, TaskCore
-from sorter.snapshot import build_snapshot_file, read_snapshot_file
+from sorter import saving
+from sorter.core import TaskCore
+from sorter.saving import Save
+from sorter.snapshot import RUNS, build_state_file, objects_named_by, read_state_file
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import SnapshotKey
 from tistream.testing.sorter_oracle import C, D, Mark, P, Row
+from tistream.testing.sorter_states import SnapshotFiles, tables_of
 from tistream.testing.sorter_world import File, feed_batch
 
 KEY = SnapshotKey(tenant=Tenant(1, 2), task_id=3, epoch=4, n=5)
+HEAD = {"file": "snapshot", "layout": 2, "task": 3, "epoch": 4, "start_ts": 10, "upper": 10, "next_row_no": 0}
 
 
-def state() -> CoreSnapshot:
+def filled() -> TaskCore:
     core = TaskCore(3, KeyRange(), 10, 10)
     marks = (
         Mark(region_id=1, start=b"", end=b"m", checkpoint_ts=10, resolved_ts=20),
@@ -33,37 +36,72 @@ def state() -> CoreSnapshot:
     )
     core.handle(feed_batch(File(store_id=1, incarnation=2, seq=1, cut_ts=20, rows=rows, marks=marks)))
     core.handle(feed_batch(File(store_id=9, incarnation=1, seq=0, cut_ts=0, rows=(), marks=(), closes=True)))
-    return core.snapshot()
+    return core
+
+
+def unread(_key: str, _offset: int, _length: int) -> bytes:
+    raise AssertionError("nothing may be fetched")
 
 
 def test_a_state_comes_back_as_it_was() -> None:
-    before = state()
-    assert all(getattr(before, name).num_rows for name in ("open", "commits", "ready", "slices", "waiting"))
-    loaded = read_snapshot_file("k", build_snapshot_file(KEY, before, "w"))
-    assert (loaded.task_id, loaded.epoch) == (3, 4)
-    for f in fields(CoreSnapshot):
-        assert getattr(loaded.state, f.name) == getattr(before, f.name), f.name
-    assert loaded.state.positions == {1: {2: Position(seq=1)}, 9: {1: Position(seq=0, closed=True)}}
+    core, files = filled(), SnapshotFiles(3)
+    files.save(core)
+    before, state = tables_of(core.snapshot()), files.load()
+    assert state is not None
+    assert all(table.num_rows for table in before.values())
+    assert tables_of(state) == before
+    assert (state.start_ts, state.upper, state.next_row_no) == (10, 10, 4)
+    assert state.positions == {1: {2: Position(seq=1)}, 9: {1: Position(seq=0, closed=True)}}
+
+
+def test_reading_a_state_fetches_no_rows() -> None:
+    files = SnapshotFiles(3)
+    files.save(filled())
+    assert files.key is not None
+    loaded = read_state_file(files.key, files.bucket.objects[files.key], unread)
+    assert (loaded.task_id, loaded.epoch) == (3, 1)
+    restored = TaskCore(3, KeyRange(), 10, 10)
+    restored.restore(loaded.state, loaded.state.positions)
+    stats = restored.stats()
+    assert (stats.open_prewrites, stats.waiting_commits, stats.ready_rows, stats.bytes_held < 100) == (2, 1, 1, True)
 
 
 def test_an_empty_state_comes_back() -> None:
     before = TaskCore(3, KeyRange(b"a", b"b"), 10, 12).snapshot()
-    loaded = read_snapshot_file("k", build_snapshot_file(KEY, before, "w")).state
-    assert (loaded.upper, loaded.open.num_rows, loaded.slices.num_rows) == (12, 0, 1)
+    loaded = read_state_file("k", build_state_file(KEY, before, {}, "w"), unread).state
+    assert (loaded.upper, loaded.open, loaded.slices.num_rows) == (12, (), 1)
 
 
-def test_large_buffers_take_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEGMENT_BYTES", 100)
-    before = state()
-    data = build_snapshot_file(KEY, before, "w")
-    assert len(SegmentFile.open("k", data).segments_of("open")) == 2
-    assert read_snapshot_file("k", data).state.open.equals(before.open)
+def test_rows_of_a_save_share_an_object_until_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = filled()
+    assert len(SnapshotFiles().save(core)) == 2
+    monkeypatch.setattr(saving, "OBJECT_BYTES", 1)
+    files = SnapshotFiles()
+    again = TaskCore(3, KeyRange(), 10, 10)
+    again.restore(core.snapshot(), core.snapshot().positions)
+    for run in (*again._prewrites.open, *again._prewrites.commits, *again._ready.runs):
+        run.saved = ()
+    assert len(files.save(again)) == 4, "an object for each kind of rows, and the state"
+    state = files.load()
+    assert state is not None
+    assert tables_of(state) == tables_of(core.snapshot())
+
+
+def test_the_objects_are_segment_files_and_the_state_names_them() -> None:
+    keys = iter([KEY, SnapshotKey(tenant=Tenant(1, 2), task_id=3, epoch=4, n=6)])
+    save = Save(filled().snapshot(), lambda: next(keys), "w")
+    (runs_key, runs), (state_key, state) = save.objects()
+    assert (runs_key, state_key, str(save.key)) == (str(KEY), str(save.key), state_key)
+    assert save.new == {runs_key: len(runs), state_key: len(state)}
+    assert SegmentFile.open(runs_key, runs).head["file"] == "snapshot-runs"
+    assert objects_named_by(state_key, state) == {runs_key}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"file": "committed"}, "not a snapshot"),
+        ({"layout": 1}, "does not read such a snapshot"),
         ({"positions": {"x": {}}}, "head"),
         ({"positions": {"1": {"1": [1]}}}, "head"),
         ({"positions": []}, "head"),
@@ -71,21 +109,56 @@ def test_large_buffers_take_several_segments(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_a_file_that_is_no_snapshot_is_refused(change: dict[str, Any], message: str) -> None:
-    head = {"file": "snapshot", "task": 3, "epoch": 4, "start_ts": 10, "upper": 10, "positions": {}}
+    head = {**HEAD, "positions": {}}
     with pytest.raises(CorruptObject, match=message):
-        read_snapshot_file("k", SegmentFileWriter({**head, **change}).finish())
-    assert read_snapshot_file("k", SegmentFileWriter(head).finish()).state.positions == {}
+        read_state_file("k", SegmentFileWriter({**head, **change}).finish(), unread)
+    assert read_state_file("k", SegmentFileWriter(head).finish(), unread).state.positions == {}
+
+
+def test_a_snapshot_of_the_first_layout_is_refused_by_name() -> None:
+    old = {name: value for name, value in HEAD.items() if name != "layout"}
+    with pytest.raises(CorruptObject, match="does not read such a snapshot") as e:
+        read_state_file("k", SegmentFileWriter({**old, "positions": {}}).finish(), unread)
+    assert (e.value.facts["object"], e.value.facts["layout"]) == ("k", 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"alive": b""},
+        {"alive": b"\xff\xff"},
+        {"rows": 0},
+        {"kind": "mystery"},
+        {"facts": b"{}"},
+        {"facts": b"x"},
+        {"facts": b'{"parts":{"values":[0,8,1,1,1]},"spans":{},"same":{},"cut":0,"unsaid":false}'},
+        {"facts": b'{"parts":{"keys":[0,8,1,1]},"spans":{},"same":{},"cut":0,"unsaid":false}'},
+    ],
+)
+def test_a_malformed_run_is_refused(change: dict[str, Any]) -> None:
+    sound = b'{"parts":{"keys":[0,8,1,1,1]},"spans":{},"same":{},"cut":0,"unsaid":false}'
+    row = {"kind": "open", "object_key": "o", "object_bytes": 1, "rows": 3, "alive": None, "facts": sound}
+    row |= {"first_key": b"a", "last_key": b"b"}
+
+    def file(row: dict[str, Any]) -> bytes:
+        writer = SegmentFileWriter({**HEAD, "positions": {}})
+        writer.add("runs", pa.Table.from_pylist([row], schema=RUNS))
+        return writer.finish()
+
+    assert read_state_file("k", file(row), unread).state.open[0].live == 3
+    with pytest.raises(CorruptObject, match="runs of a snapshot"):
+        read_state_file("k", file(row | change), unread)
 
 
 def test_an_unknown_kind_of_segment_is_refused() -> None:
-    writer = SegmentFileWriter({"file": "snapshot"})
-    writer.add("mystery", state().open)
+    writer = SegmentFileWriter({**HEAD, "positions": {}})
+    writer.add("mystery", filled().snapshot().slices)
     with pytest.raises(CorruptObject, match="unknown kind"):
-        read_snapshot_file("k", writer.finish())
+        read_state_file("k", writer.finish(), unread)
 
 
 def test_a_damaged_file_is_refused() -> None:
-    data = bytearray(build_snapshot_file(KEY, state(), "w"))
+    data = bytearray(build_state_file(KEY, filled().snapshot(), {}, "w"))
     data[40] ^= 1
     with pytest.raises(CorruptObject):
-        read_snapshot_file("k", bytes(data))
+        read_state_file("k", bytes(data), unread)

@@ -78,7 +78,7 @@ def test_restore_cuts_to_the_range_and_drops_what_was_written() -> None:
     buffer = SortBuffer()
     buffer.add(ready((b"a", 1, 10), (b"b", 2, 20), (b"c", 3, 30), (b"d", 4, 40)))
     half = SortBuffer()
-    half.restore(buffer.snapshot(), KeyRange(b"b", b"d"), 20)
+    half.restore([state.revive() for state in buffer.snapshot()], KeyRange(b"b", b"d"), 20)
     assert taken(half, 99) == [(0, 30, 3, b"c")]
     half.check()
 

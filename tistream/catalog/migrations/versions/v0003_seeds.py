@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 _MYSQL = ("mysql", "mariadb")
 _UINT = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)

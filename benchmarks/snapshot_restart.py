@@ -1,0 +1,153 @@
+"""Saving a task's state and starting from it, with rows held that nobody asks for.
+
+    snapshot-restart/save       time of a save with 10,000 new rows when a million are held, to that with 10,000 held
+    snapshot-restart/restart    time from the beginning of a restart to the first flush, likewise
+    snapshot-restart/read       bytes that such a restart reads, to those of the objects that the state refers to
+
+In seconds, with so many open rows (ten million, unless told otherwise), on a local folder:
+
+    python -m benchmarks.snapshot_restart [ROWS]
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.harness import Better, Result
+from benchmarks.match_sort import FAR, RunSorter, Ticks, _at, batch_of, held
+from benchmarks.rows import BASE_TS
+from sorter.core import TaskCore
+from sorter.saving import Save
+from sorter.snapshot import read_state_file
+from tistream.change import RowKind
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import SnapshotKey
+from tistream.objectstore.local import LocalStore
+
+HELD = (1_000_000, 10_000)
+NEW_ROWS = 10_000
+SAVES = 15
+PART = 100_000
+
+
+class Saved:
+    """A task whose snapshots lie in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sorter = RunSorter()
+        self.store = LocalStore(folder)
+        self.key = ""
+        self.refers: dict[str, int] = {}
+        self.read = 0  #: bytes
+        self.seq = self._n = 0
+
+    def hold(self, rows: int) -> None:
+        """So many open prewrites come, which nobody decides."""
+        for at in range(0, rows, PART):
+            self.seq += 1
+            some = held(RowKind.PREWRITE, min(PART, rows - at), self.seq)
+            self.sorter.core.handle(batch_of(some, self.seq, BASE_TS, FAR))
+            if self.seq % 10 == 0:
+                self.save()
+
+    def tick(self, ticks: Ticks, n: int) -> int:
+        """A second's rows come, and what is due is written out; how many rows that were."""
+        self.seq += 1
+        return self.sorter.tick(_at(ticks.batch(n), self.seq)).num_rows
+
+    def save(self) -> float:
+        """Seconds."""
+        gc.collect()
+        start = time.perf_counter()
+        save = Save(self.sorter.core.snapshot(), self._next_key, "w")
+        for key, data in save.objects():
+            self.store.put(key, data)
+        save.done()
+        seconds = time.perf_counter() - start
+        self.key = str(save.key)
+        self.refers = {key: self.refers[key] for key in save.keeps} | save.new
+        return seconds
+
+    def restart(self, ticks: Ticks, n: int) -> float:
+        """Seconds from nothing in memory to the first flush that has rows."""
+        self.read = 0
+        start = time.perf_counter()
+        data = self.store.get(self.key)
+        self.read += len(data)
+        state = read_state_file(self.key, data, self._range).state
+        self.sorter.core = TaskCore(1, KeyRange(), BASE_TS, self.sorter.core.upper)
+        self.sorter.core.restore(state, state.positions)
+        batch = ticks.batch(n)
+        made = time.perf_counter()
+        self.seq += 1
+        rows = self.sorter.tick(_at(batch, self.seq))
+        if not rows.num_rows:
+            raise ValueError("nothing was written out")
+        return time.perf_counter() - made + (made - start)
+
+    def _range(self, key: str, offset: int, length: int) -> bytes:
+        self.read += length
+        return self.store.get_range(key, offset, length)
+
+    def _next_key(self) -> SnapshotKey:
+        self._n += 1
+        return SnapshotKey(tenant=Tenant(1, 1), task_id=1, epoch=1, n=self._n)
+
+
+def run() -> Iterator[Result]:
+    """Three ratios."""
+    ticks = Ticks(NEW_ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        sides = [Saved(Path(folder) / str(rows)) for rows in HELD]
+        for side, rows in zip(sides, HELD, strict=True):
+            side.hold(rows)
+            side.save()
+        saves, restarts, reads = [], [], []
+        for n in range(SAVES + 2):
+            seconds = []
+            for side in sides if n % 2 else sides[::-1]:
+                side.tick(ticks, n)
+                seconds.append(side.save())
+            saves.append(seconds if n % 2 else seconds[::-1])
+        for n in range(SAVES + 2, SAVES + 9):
+            restarts.append([side.restart(ticks, n) for side in sides])
+            reads.append(sides[0].read / sum(sides[0].refers.values()))
+            for side in sides:
+                side.save()
+    yield _result("save 1e6/1e4", [a / b for a, b in saves[2:]], 1.2, "lower")
+    yield _result("restart 1e6/1e4", [a / b for a, b in restarts[2:]], 2.0, "lower")
+    yield _result("read", reads[2:], 0.1, "lower")
+
+
+def _result(name: str, ratios: list[float], target: float, better: Better) -> Result:
+    median = statistics.median(ratios)
+    whole = f"snapshot-restart/{name}"
+    return Result(
+        name=whole, ratio=median, better=better, target=target, min=min(ratios), max=max(ratios), runs=len(ratios)
+    )
+
+
+def main(rows: int) -> None:
+    """Print the seconds."""
+    ticks = Ticks()
+    with tempfile.TemporaryDirectory() as folder:
+        side = Saved(Path(folder))
+        side.hold(rows)
+        side.save()
+        print(f"{rows} rows held in {len(side.refers)} objects, {sum(side.refers.values()) >> 20} MiB")
+        for n in range(4):
+            side.tick(ticks, n)
+            print(f"save after {ticks.rows} rows: {side.save():.2f} s")
+        print(f"restart to the first flush: {side.restart(ticks, 4):.2f} s, {side.read / 1e6:.1f} MB read")
+        print(f"save: {side.save():.2f} s, {len(side.refers)} objects")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000)

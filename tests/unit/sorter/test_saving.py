@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sorter import run, saved, saving
+from sorter.core import TaskCore
+from sorter.saved import RowsOutOfReach, SavedRun, bits_of, flags_of
+from sorter.spill import Spill
+from tistream.errors import StoreUnavailable
+from tistream.ids import Position
+from tistream.keyrange import KeyRange
+from tistream.testing.sorter_oracle import C, Mark, P, R, Row
+from tistream.testing.sorter_states import SnapshotFiles, tables_of
+from tistream.testing.sorter_world import File, feed_batch, served
+
+ALL = KeyRange()
+
+
+class Task:
+    """A core with files of one store, and its snapshots."""
+
+    def __init__(self) -> None:
+        self.core, self.files, self.seq = TaskCore(1, ALL, 10, 10), SnapshotFiles(1), 0
+
+    def take(self, *rows: Row, upto: int = 10, cut: int = 1000, ready_ts: int = 2, check: bool = True) -> None:
+        self.seq += 1
+        mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto, ready_ts=ready_ts)
+        file = File(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut, rows=rows, marks=(mark,))
+        self.core.handle(feed_batch(file))
+        if check:  # which looks at everything
+            self.core.check()
+
+    def restart(self, range_: KeyRange = ALL) -> None:
+        state = self.files.load()
+        assert state is not None
+        self.core = TaskCore(1, range_, 10, self.core.upper)
+        self.core.restore(state, state.positions)
+
+    def open(self) -> list[bytes]:
+        return [row["key"] for row in tables_of(self.core.snapshot())["open"].to_pylist()]
+
+
+def prewrites(first: int, count: int, start_ts: int = 20) -> list[Row]:
+    return [Row(kind=P, key=b"%06d" % i, start_ts=start_ts, value=b"v" * 50) for i in range(first, first + count)]
+
+
+def rollback(row: Row) -> Row:
+    return Row(kind=R, key=row.key, start_ts=row.start_ts, op=0)
+
+
+def test_what_an_object_holds_is_not_written_again() -> None:
+    task = Task()
+    task.take(*prewrites(0, 5000))
+    first = task.files.save(task.core)
+    assert len(first) == 2
+    before = task.files.bytes
+    assert len(task.files.save(task.core)) == 1, "the state alone"
+    task.take(*prewrites(9000, 10))
+    assert len(task.files.save(task.core)) == 2
+    assert task.files.bytes - before < max(first.values()) / 3
+    assert min(first) in task.files.bucket.objects
+
+
+def test_rows_that_left_are_told_by_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, rows = Task(), prewrites(0, 300)
+    task.take(*rows)
+    task.files.save(task.core)
+    task.take(*(rollback(row) for row in rows[::3]))
+    assert len(task.files.save(task.core)) == 1
+    task.restart()
+    assert task.open() == [row.key for i, row in enumerate(rows) if i % 3]
+
+
+def test_a_save_that_failed_is_tried_again_with_other_objects() -> None:
+    task = Task()
+    task.take(*prewrites(0, 100))
+    vain = task.files.save(task.core, lands=False)
+    assert task.files.load() is None
+    task.take(*prewrites(100, 1))
+    again = task.files.save(task.core)
+    assert not vain.keys() & again.keys()
+    task.restart()
+    assert len(task.open()) == 101
+
+
+def test_a_state_does_not_follow_what_happens_after_it() -> None:
+    task, rows = Task(), prewrites(0, 4)
+    task.take(*rows)
+    state = task.core.snapshot()
+    task.take(rollback(rows[0]))
+    core = TaskCore(1, KeyRange(), 10, 10)
+    core.restore(state, state.positions)
+    assert core.positions() == {1: {1: Position(seq=1)}}
+    assert core.stats().open_prewrites == 4
+    assert task.core.stats().open_prewrites == 3
+
+
+def test_an_object_of_which_little_is_alive_is_let_go() -> None:
+    task, rows = Task(), prewrites(0, 2000)
+    task.take(*rows)
+    (runs, _state) = sorted(task.files.save(task.core))
+    task.take(*(rollback(row) for row in rows[:1000]))
+    task.files.save(task.core)
+    assert runs in task.files.bucket.objects
+    task.restart()  # what is written again must first be fetched
+    task.take(*(rollback(row) for row in rows[1000:1900]))
+    task.files.save(task.core)
+    assert runs not in task.files.bucket.objects
+    task.take(*prewrites(5000, 1))
+    assert len(task.open()) == 101, "the rows do not hang on the object that is gone"
+    task.restart()
+    assert len(task.open()) == 100
+
+
+def test_there_are_never_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "OBJECTS_MAX", 8)
+    monkeypatch.setattr(run, "RUN_ROWS", 64)  # so that the runs themselves stay many
+    task, most, written = Task(), 0, []
+    for i in range(60):
+        task.take(*prewrites(10 * i, 10, start_ts=20 + i))
+        before = task.files.bytes
+        task.files.save(task.core)
+        written.append(task.files.bytes - before)
+        most = max(most, len(task.files.bucket.objects))
+    assert most <= 8 + 1
+    assert len(task.open()) == 600
+    task.restart()
+    assert len(task.open()) == 600
+
+
+def test_large_runs_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "GROUP_BYTES", 5000)
+    task = Task()
+    task.take(*prewrites(0, 1000))
+    task.files.save(task.core)
+    state = task.files.load()
+    assert state is not None
+    assert len(state.open) > 5
+    assert sum(run.live for run in state.open) == 1000
+    task.take(*(rollback(row) for row in prewrites(0, 990)))
+    task.files.save(task.core)
+    task.restart()
+    assert len(task.open()) == 10
+
+
+def test_a_restart_fetches_only_what_is_asked_for() -> None:
+    task = Task()
+    task.take(*prewrites(0, 500), cut=15)
+    task.take(*prewrites(500, 500, start_ts=21), cut=2000)
+    task.files.save(task.core)
+    task.restart()
+    fetched: list[int] = []
+    read = task.files.bucket.read
+
+    def counted(key: str, offset: int, length: int) -> bytes:
+        fetched.append(length)
+        return read(key, offset, length)
+
+    task.files.bucket.read = counted  # type: ignore[method-assign]
+    task.restart()
+    task.take(*prewrites(5000, 10, start_ts=30), upto=14, check=False)
+    assert fetched == []
+    task.take(Row(kind=C, key=b"000600", start_ts=21, commit_ts=40), upto=19, check=False)
+    assert fetched
+    assert task.core.stats().dead_prewrites == 500
+
+
+def test_a_commit_finds_its_prewrite_after_a_restart() -> None:
+    task = Task()
+    task.take(*prewrites(0, 50), upto=10)
+    task.files.save(task.core)
+    task.restart()
+    task.take(Row(kind=C, key=b"000007", start_ts=20, commit_ts=30), upto=40)
+    w = task.core.pending()
+    assert w == 40
+    assert [(row.key, row.value) for row in served(task.core.take(w))] == [(b"000007", b"v" * 50)]
+
+
+def test_a_tenure_that_became_ready_after_the_save_is_known_after_a_restart() -> None:
+    task = Task()
+    task.take(*prewrites(0, 3), upto=0, ready_ts=0)
+    task.files.save(task.core)
+    task.take(ready_ts=13)
+    assert len(task.files.save(task.core)) == 1, "the rows are not written again"
+    task.restart()
+    assert {row["tenure_ready_ts"] for row in tables_of(task.core.snapshot())["open"].to_pylist()} == {13}
+
+
+def test_what_was_written_out_since_leaves_at_a_restart_with_its_prewrites() -> None:
+    task = Task()
+    task.take(*prewrites(0, 3), Row(kind=C, key=b"000001", start_ts=20, commit_ts=25), upto=10)
+    task.files.save(task.core)
+    task.core._upper = 30
+    task.restart()
+    stats = task.core.stats()
+    assert (stats.waiting_commits, stats.open_prewrites) == (0, 2)
+    task.core.check()
+
+
+def test_a_part_of_the_range_takes_its_rows_only() -> None:
+    task = Task()
+    task.take(*prewrites(0, 100))
+    task.files.save(task.core)
+    task.restart(KeyRange(b"000030", b"000040"))
+    assert len(task.open()) == 10
+    task.restart(KeyRange(b"000000", b"000100"))
+    assert len(task.open()) == 100
+
+
+def test_rows_that_cannot_be_fetched_are_told_apart_from_a_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task()
+    task.take(*prewrites(0, 5))
+    task.files.save(task.core)
+
+    def away(key: str, _offset: int, _length: int) -> bytes:
+        raise StoreUnavailable(key=key)
+
+    monkeypatch.setattr(task.files.bucket, "read", away)
+    task.restart()
+    with pytest.raises(RowsOutOfReach):
+        task.take(Row(kind=C, key=b"000001", start_ts=20, commit_ts=30), upto=40)
+
+
+def test_damaged_rows_are_out_of_reach() -> None:
+    task = Task()
+    task.take(*prewrites(0, 5))
+    (runs, _state) = sorted(task.files.save(task.core))
+    data = bytearray(task.files.bucket.objects[runs])
+    data[30] ^= 1
+    task.files.bucket.objects[runs] = bytes(data)
+    task.restart()
+    with pytest.raises(RowsOutOfReach, match="checksum"):
+        task.take(Row(kind=C, key=b"000001", start_ts=20, commit_ts=30), upto=40)
+
+
+def test_fetched_rows_count_as_memory_until_they_are_moved_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SPILL_BYTES_MIN", 1)
+    task = Task()
+    task.take(*prewrites(0, 2000))
+    task.files.save(task.core)
+    task.restart()
+    nothing = task.core.bytes_held()
+    task.core.check()
+    held = task.core.bytes_held()
+    assert nothing < 3000 < 100_000 < held
+    task.core.move_out(Spill(0).write, held)
+    stats = task.core.stats()
+    assert stats.bytes_on_disk > 100_000 > stats.bytes_held
+    assert len(task.open()) == 2000
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 64])
+def test_flags_are_packed_the_first_one_lowest(count: int) -> None:
+    alive = np.arange(count) % 3 == 1
+    bits = bits_of(alive)
+    assert bits is not None
+    assert [bits[i // 8] >> i % 8 & 1 for i in range(count)] == [int(i % 3 == 1) for i in range(count)]
+    assert flags_of(bits, count).tolist() == alive.tolist()
+    assert bits_of(np.ones(count, np.bool_)) is None
+    assert flags_of(None, count).all()
+
+
+def test_columns_of_one_value_are_facts() -> None:
+    task = Task()
+    task.take(*prewrites(0, 5))
+    task.files.save(task.core)
+    state = task.files.load()
+    assert state is not None
+    found = state.open[0].run
+    assert isinstance(found, SavedRun)
+    group = found.saved[0].group
+    assert group.same["start_ts"] == ("uint64", 20)
+    assert group.spans == {"start_ts": (20, 20)}
+    assert group.keys == (b"000000", b"000004")
+    assert set(group.parts) <= set(saved.PARTS)
+    assert found.numbers["start_ts"].tolist() == [20] * 5
