@@ -4,7 +4,8 @@ A row committed at c is decoded with the table version of c - 1. Rows of physica
 changes of any table (partition DDL copies rows into ids that become known only when it finishes; dropped tables leave
 nothing): they are not delivered. Index entries are not delivered either; system databases are not in the history.
 
-A delete whose old value the upstream does not tell has, as the row before it, what its key says and NULL elsewhere.
+A delete without an old value (the upstream does not tell it, or the key did not exist) has, as the row before it, what
+its key says and NULL elsewhere.
 
 A row that cannot be decoded is quarantined: it comes out as a Quarantined record that names table, column, key and
 offset, and nothing else is affected.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,7 @@ from apiserver.split import build_changes
 from schemas.history import History
 from schemas.layout import key_layout, row_layout
 from schemas.model import Table
-from tistream.change import FLAG_OLD_VALUE_UNKNOWN, Op
+from tistream.change import Op
 from tistream.codec.row.decode import EMPTY_ROW, Decoded, decode
 from tistream.codec.table_key import is_record
 
@@ -62,13 +64,14 @@ def wanted(table: Table, scope: Scope) -> bool:
     return scope.table is None or table.name.lower() == scope.table.lower()
 
 
-def decode_rows(history: History, rows: pa.Table, scope: Scope) -> Decoding:
-    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts."""
+def decode_rows(history: History, rows: pa.Table, scope: Scope, *, bare_deletes: bool = False) -> Decoding:
+    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts. `bare_deletes`: with the
+    deletes of keys that did not exist."""
     changes: list[TableChanges] = []
     bad: list[Quarantined] = []
     for table, index in rows_of(history, rows, scope):
         part = rows.take(pa.array(index)).combine_chunks()
-        built, failed = _decode_table(table, part)
+        built, failed = _decode_table(table, part, bare_deletes)
         changes.append(built)
         bad.extend(failed)
     return Decoding(changes=tuple(changes), quarantined=tuple(sorted(bad, key=lambda q: (q.commit_ts, q.key))))
@@ -92,8 +95,8 @@ def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Ta
             yield table, np.sort(np.concatenate(parts))
 
 
-def _decode_table(table: Table, rows: pa.Table) -> tuple[TableChanges, list[Quarantined]]:
-    layout = row_layout(table)
+def _decode_table(table: Table, rows: pa.Table, bare_deletes: bool) -> tuple[TableChanges, list[Quarantined]]:
+    layout, built = row_layout(table), partial(build_changes, table, bare_deletes=bare_deletes)
     keys = rows["key"].combine_chunks()
     after = decode(layout, keys, rows["value"].combine_chunks())
     before = _with_keys(table, rows, decode(layout, keys, rows["old_value"].combine_chunks()))
@@ -102,14 +105,13 @@ def _decode_table(table: Table, rows: pa.Table) -> tuple[TableChanges, list[Quar
         keep = np.ones(rows.num_rows, dtype=bool)
         keep[[e.index for decoded in (after, before) for e in decoded.errors]] = False
         mask = pa.array(keep)
-        return build_changes(table, rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
-    return build_changes(table, rows, after.batch, before.batch), failed
+        return built(rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
+    return built(rows, after.batch, before.batch), failed
 
 
 def _with_keys(table: Table, rows: pa.Table, before: Decoded) -> Decoded:
-    """The old images, with what the key says where a delete has none although there was a row."""
-    unknown = pc.greater(pc.bit_wise_and(rows["flags"], pa.scalar(FLAG_OLD_VALUE_UNKNOWN, pa.uint8())), 0)
-    deletes = pc.and_(unknown, pc.equal(rows["op"], pa.scalar(int(Op.DELETE), pa.uint8())))
+    """The old images, with what the key says where a delete has none."""
+    deletes = pc.and_(rows["old_value"].is_null(), pc.equal(rows["op"], pa.scalar(int(Op.DELETE), pa.uint8())))
     at = np.flatnonzero(deletes.to_numpy())
     known = key_layout(table)
     if not len(at) or not known.columns:

@@ -168,7 +168,7 @@ def _text(
     """The lines, and how many rows could not be decoded."""
     in_json = request.format == "json"
     fmt = create_format("ndjson" if in_json else request.format, options)
-    decoded = decode_rows(history, rows, request.scope)
+    decoded = decode_rows(history, rows, request.scope, bare_deletes=fmt.bare_deletes)
     changes = order_messages(decoded.changes, split=fmt.splits_updates)
     mark, separator = (None, b",") if in_json else (watermark, None)
     content = body.render(fmt, changes, events, decoded.quarantined, mark, separator=separator)

@@ -1,8 +1,9 @@
 """From decoded rows to ordered messages: what kind of change each row is, which updates are split, and their order.
 
 A row with a new value and an old one is an update, with a new value only an insert, without a new value a delete; a row
-that says neither (put without a value, delete of a key that did not exist) is no change and is dropped. Where the
-upstream does not tell old values (FLAG_OLD_VALUE_UNKNOWN) a put is an insert and a delete always a delete.
+that says neither (put without a value) is no change and is dropped. So is the delete of a key that did not exist, but
+where a reader asks for these: our own formats do, because it is a version that the upstream has. Where the upstream
+does not tell old values (FLAG_OLD_VALUE_UNKNOWN) a put is an insert and a delete always a delete.
 
 Where the protocol wants it, an update that changes a column of any unique index becomes a delete and an insert. Values
 are compared as decoded. Within one transaction and one physical table the order is deletes, updates, inserts, each in
@@ -32,24 +33,30 @@ def classify(
     value_is_null: npt.NDArray[np.bool_],
     old_is_null: npt.NDArray[np.bool_],
     flags: npt.NDArray[np.uint8],
+    *,
+    bare_deletes: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """INSERT, UPDATE or DELETE of each row; 255 for rows that change nothing."""
+    """INSERT, UPDATE or DELETE of each row; 255 for rows that change nothing. `bare_deletes`: also deletes of keys that
+    did not exist."""
     put = op == Op.PUT
     kind = np.full(len(op), _DROPPED, np.uint8)
     kind[put & ~value_is_null & old_is_null] = INSERT
     kind[put & ~value_is_null & ~old_is_null] = UPDATE
-    kind[(op == Op.DELETE) & (~old_is_null | (flags & FLAG_OLD_VALUE_UNKNOWN > 0))] = DELETE
+    kind[(op == Op.DELETE) & (~old_is_null | (flags & FLAG_OLD_VALUE_UNKNOWN > 0) | bare_deletes)] = DELETE
     return kind
 
 
-def build_changes(table: Table, rows: pa.Table, after: pa.RecordBatch, before: pa.RecordBatch) -> TableChanges:
+def build_changes(
+    table: Table, rows: pa.Table, after: pa.RecordBatch, before: pa.RecordBatch, *, bare_deletes: bool = False
+) -> TableChanges:
     """The changes of `rows` (schema change.COMMITTED), whose decoded images are `after` and `before`.
 
     Order is the order of the rows; `order_messages` sets the real one.
     """
     rows = rows.combine_chunks()
     no_value, no_old = (_column(rows, n).is_null().to_numpy(zero_copy_only=False) for n in ("value", "old_value"))
-    kind = classify(_column(rows, "op").to_numpy(), no_value, no_old, _column(rows, "flags").to_numpy())
+    op, flags = _column(rows, "op").to_numpy(), _column(rows, "flags").to_numpy()
+    kind = classify(op, no_value, no_old, flags, bare_deletes=bare_deletes)
     changes = TableChanges(
         table=table,
         kind=kind,

@@ -30,6 +30,10 @@ class Encoder(ABC):
     def splits_updates(self) -> bool:
         return not self.options.output_raw_change_event
 
+    @property
+    def bare_deletes(self) -> bool:
+        return False
+
     def rows(self, changes: TableChanges) -> list[Block]:
         """One line a change: a block for each kind of change that there is."""
         blocks = []

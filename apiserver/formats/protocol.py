@@ -29,6 +29,10 @@ class Format(Protocol):
     def splits_updates(self) -> bool:
         """Whether an update of a unique key goes out as a delete and an insert."""
 
+    @property
+    def bare_deletes(self) -> bool:
+        """Whether the delete of a key that did not exist is a line, with what its key says."""
+
     def rows(self, changes: TableChanges) -> Sequence[Block]:
         """The lines of the changes, yet to be written and without the terminator; `Block.at` counts the changes."""
 
