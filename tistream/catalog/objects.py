@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from sqlalchemy import Connection, bindparam, exc, func, select
+from sqlalchemy import Connection, bindparam, exc, exists, func, select
 
 from tistream.catalog.engine import Catalog, is_duplicate
-from tistream.catalog.tables import ensure_row, now_ms, objects, of_asked_tenant, of_tenant, tenant_ids
+from tistream.catalog.tables import ensure_row, now_ms, objects, of_asked_tenant, of_tenant, pins, tenant_ids
 from tistream.errors import Fenced
 from tistream.ids import Tenant
 
@@ -24,6 +24,7 @@ class ObjectKind(StrEnum):
     """What an object is."""
 
     COMMITTED = "committed"
+    COMPACTED = "compacted"
     SNAPSHOT = "snapshot"
     SCHEMAS = "schemas"
     UNKNOWN = "unknown"  #: a tombstone of something that never had a row
@@ -50,12 +51,14 @@ _BURY = (
     .values(state=ObjectState.DEAD, changed_ms=now_ms())
 )
 _STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
+_PINNED = exists().where(pins.c.swaps_seen < _o.replaced_by, pins.c.expires_ms > now_ms())
 _SUPERSEDED = (
     select(_o.object_key)
     .where(
         of_asked_tenant(objects),
         _o.state == ObjectState.SUPERSEDED,
         _o.changed_ms + bindparam("grace_ms") <= now_ms(),
+        ~_PINNED,
     )
     .order_by(_o.changed_ms, _o.object_key)
     .limit(bindparam("at_most"))
@@ -110,7 +113,8 @@ def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, O
 
 
 def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
-    """Keys that were replaced at least `grace_ms` ago by the database's clock; `tombstone` each, then delete it."""
+    """Keys that were replaced at least `grace_ms` ago by the database's clock, and that no pin protects (see `pins`);
+    `tombstone` each, then delete it."""
     with catalog.reading() as conn:
         found = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
         return list(found.scalars())

@@ -112,7 +112,7 @@ class CatalogSuite(CommittedLogSuite):
         with pytest.raises(ZeroDivisionError):
             fail_late()
         with catalog.reading() as conn:
-            assert conn.execute(select(tables.counters.c.value)).scalar_one() == 0
+            assert set(conn.execute(select(tables.counters.c.value)).scalars()) == {0}
 
     def test_a_statement_that_can_never_work_is_not_called_unavailable(self, catalog: Catalog) -> None:
         with pytest.raises(TiStreamError) as caught, catalog.reading() as conn:
