@@ -50,13 +50,14 @@ from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
+from tistream.testing.catalog_suite_compaction import CompactionSuite
 from tistream.testing.catalog_suite_log import CommittedLogSuite
 
 _MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
 
-class CatalogSuite(CommittedLogSuite):
-    """Tenants, tasks, ownership, processes and the schema; the committed log is inherited."""
+class CatalogSuite(CommittedLogSuite, CompactionSuite):
+    """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 
     @pytest.fixture
     @abstractmethod
