@@ -25,7 +25,7 @@ import structlog
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states, superseded_objects, tombstone
-from tistream.catalog.pins import drop_expired_pins
+from tistream.catalog.pins import drop_expired_pins, expired_pins
 from tistream.catalog.tenants import list_tenants
 from tistream.clock import Clock
 from tistream.ids import Tenant
@@ -52,7 +52,8 @@ class Collector:
         deleted = 0
         for row in list_tenants(self._catalog):
             deleted += self._replaced(row.tenant) + self._orphans(row.tenant)
-        drop_expired_pins(self._catalog)
+        if expired_pins(self._catalog):
+            drop_expired_pins(self._catalog)
         if deleted:
             log.info("objects collected", count=deleted)
         return deleted

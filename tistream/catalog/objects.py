@@ -52,17 +52,17 @@ _BURY = (
 )
 _STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
 _PINNED = exists().where(pins.c.swaps_seen < _o.replaced_by, pins.c.expires_ms > now_ms())
-_SUPERSEDED = (
+_REPLACED = (
     select(_o.object_key)
     .where(
         of_asked_tenant(objects),
         _o.state == ObjectState.SUPERSEDED,
         _o.changed_ms + bindparam("grace_ms") <= now_ms(),
-        ~_PINNED,
     )
     .order_by(_o.changed_ms, _o.object_key)
     .limit(bindparam("at_most"))
 )
+_SUPERSEDED = _REPLACED.where(~_PINNED)
 
 
 def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:

@@ -16,7 +16,7 @@ and looks again (`apiserver.reader`): a pin saves work, it is not what makes rea
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import counters, now_ms, pins
@@ -34,6 +34,7 @@ _RENEW = (
     .values(expires_ms=now_ms() + bindparam("ttl_ms"))
 )
 _DROP = pins.delete().where(_p.pin_id == bindparam("asked_pin"))
+_EXPIRED = select(func.count()).select_from(pins).where(_p.expires_ms <= now_ms())
 _DROP_EXPIRED = pins.delete().where(_p.expires_ms <= now_ms())
 
 
@@ -53,6 +54,12 @@ def drop_pin(catalog: Catalog, pin_id: str) -> None:
     """The reader has fetched what it wanted."""
     with catalog.transaction() as conn:
         conn.execute(_DROP, {"asked_pin": pin_id})
+
+
+def expired_pins(catalog: Catalog) -> int:
+    """How many pins nobody has renewed in time."""
+    with catalog.reading() as conn:
+        return int(conn.execute(_EXPIRED).scalar_one())
 
 
 def drop_expired_pins(catalog: Catalog) -> int:

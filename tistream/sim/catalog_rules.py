@@ -3,6 +3,9 @@
 epochs      a task's epoch never falls, and rises whenever its owner changes
 flushes     `upper` is moved by an owner of the newest epoch only. New segments lie in (old upper, new upper] of their
             task, and are written by the life that owns it
+swaps       each task has as many visible rows after a compaction's swap as before it
+pins        nothing is buried that a living pin may need, as far as the database's clock does not jump; a reader goes on
+            under a pin that is renewed in time, or has tried to
 snapshots   the pointer is switched by an owner of the newest epoch only, and the positions are always those of the
             state that the pointer names: nobody ever sees one without the other
 
@@ -18,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from apiserver import pins
 from sorter import publisher
 from tistream.catalog.committed import TaskAdvance
 from tistream.codec.segment_file import SegmentFile
@@ -46,6 +50,10 @@ class CatalogRules:
         self._tasks: dict[int, _Task] = {}
         self._positions: dict[int, _Positions] = {}
         self._segments = 0  # the largest rowid that was seen
+        self._swaps = 0
+        self._visible: dict[int, int] = {}  # task -> rows that readers are sent to
+        self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
+        self.clock_jumps = False
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
 
     @contextmanager
@@ -69,6 +77,31 @@ class CatalogRules:
         finally:
             setattr(publisher, "commit_flush", commit_flush)  # noqa: B010
 
+    @contextmanager
+    def watching_pins(self) -> Iterator[None]:
+        """See whether readers renew in time. A reader that cannot reach the catalog has tried."""
+        tried: list[int] = []
+        renew = pins.Pin.renew
+        asked: Callable[..., Any] = vars(pins)["renew_pin"]
+
+        def asking(*args: Any) -> Any:
+            tried.append(1)
+            return asked(*args)
+
+        def renewing(pin: pins.Pin) -> None:
+            before = len(tried)
+            renew(pin)
+            if pin.pin_id is not None and pin.age_ms * 2 > pins.PIN_TTL_MS and len(tried) == before:
+                self._violated(f"pins: a reader goes on under a pin that was last renewed {pin.age_ms:.0f} ms ago")
+
+        setattr(pins, "renew_pin", asking)  # noqa: B010 - it is not the module's own
+        pins.Pin.renew = renewing  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            setattr(pins, "renew_pin", asked)  # noqa: B010
+            pins.Pin.renew = renew  # type: ignore[method-assign]
+
     def look(self) -> None:
         """A transaction has been committed."""
         query = self._database.query
@@ -80,6 +113,8 @@ class CatalogRules:
                 self._check_epoch(task_id, was, now)
         self._check_flush(tasks)
         self._check_segments(tasks)
+        self._check_swap()
+        self._check_burials()
         self._check_positions(tasks)
         self._tasks = tasks
 
@@ -101,13 +136,13 @@ class CatalogRules:
     def _check_segments(self, tasks: Mapping[int, _Task]) -> None:
         query = self._database.query
         found = query(
-            "SELECT task_id, min(lo_ts), max(hi_ts), object_key, max(rowid) FROM segments WHERE rowid > ? "
-            "GROUP BY task_id, object_key ORDER BY 1, 2",
+            "SELECT task_id, min(lo_ts), max(hi_ts), object_key, sum(row_count) FROM segments "
+            "WHERE rowid > ? AND format = 'segment' GROUP BY task_id, object_key ORDER BY 1, 2",
             self._segments,
         )
         reached: dict[int, int] = {}
-        for task_id, lo_ts, hi_ts, key, rowid in found:
-            self._segments = max(self._segments, rowid)
+        for task_id, lo_ts, hi_ts, key, rows in found:
+            self._visible[task_id] = self._visible.get(task_id, 0) + rows
             was, now = self._tasks[task_id], tasks[task_id]
             above = reached.get(task_id, was.upper)
             if not above < lo_ts <= hi_ts <= now.upper:
@@ -115,6 +150,37 @@ class CatalogRules:
             reached[task_id] = hi_ts
             if was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
+
+        ((self._segments,),) = query("SELECT coalesce(max(rowid), 0) FROM segments")
+
+    def _check_swap(self) -> None:
+        query = self._database.query
+        ((swaps,),) = query("SELECT value FROM counters WHERE name = 'swap'")
+        if swaps == self._swaps:
+            return
+        self._swaps = swaps
+        visible = dict(
+            query(
+                "SELECT task_id, sum(row_count) FROM segments JOIN objects USING (object_key) "
+                "WHERE state = 'live' GROUP BY task_id"
+            )
+        )
+        if visible != self._visible:
+            self._violated(f"swap: {self._visible} rows were visible before, {visible} are now")
+            self._visible = visible
+
+    def _check_burials(self) -> None:
+        query = self._database.query
+        replaced = dict(query("SELECT object_key, replaced_by FROM objects WHERE state='superseded' AND replaced_by > 0"))
+        for key in self._superseded.keys() - replaced.keys():
+            held = query(
+                "SELECT pin_id FROM pins WHERE swaps_seen < ? AND expires_ms > ?",
+                self._superseded[key],
+                self._database.now_ms(),
+            )
+            if held and not self.clock_jumps:
+                self._violated(f"pins: {key} is buried, the pin {held[0][0]} may need it")
+        self._superseded = replaced
 
     def _check_author(self, task_id: int, now: _Task, key: str) -> None:
         named = parse(key)
