@@ -150,8 +150,8 @@ def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStor
             f"{running.name}-{running.number}",
             profile.data_tasks,
             interval_s=0.6,
-            collect_interval_s=2.0,
-            grace_ms=3000,
+            collect_interval_s=profile.collect_s,
+            grace_ms=profile.grace_ms,
         )
     if running.role == "dispatcher":
         worker = DispatcherWorker(
@@ -245,11 +245,24 @@ def _compact(
                 raise
 
 
+class _FarStore(SimStore):
+    """The bucket as a reader has it: its requests take `slow_s` longer, at most."""
+
+    def __init__(self, bucket: Any, slow_s: float, rand: random.Random) -> None:
+        super().__init__(bucket)
+        self._slow_s, self._rand = slow_s, rand
+
+    def get(self, key: str) -> bytes:
+        if self._slow_s:
+            self._bucket.scheduler.sleep(self._slow_s * self._rand.random())
+        return super().get(key)
+
+
 def _read(
     world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
 ) -> None:
     """Pulls: goes on at its cursor, starts anew at an old one, or from the beginning."""
-    services = Services.create(catalog, store, clock)
+    services = Services.create(catalog, _FarStore(world.bucket, world.profile.reader_slow_s, rand), clock)
     cursors: list[str] = []
     while not running.stopping.wait(0.3 + rand.random() * 2):
         start = rand.choice([cursors[-1], rand.choice(cursors), None]) if cursors else None

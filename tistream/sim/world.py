@@ -145,7 +145,8 @@ class World:
                 self.start(role, f"{role}-{i + 1}")
         for i in range(p.upstream.stores):
             self.start("pusher", f"pusher-{i + 1}")
-        self.start("reader", "reader-1")
+        for i in range(p.readers):
+            self.start("reader", f"reader-{i + 1}")
         self._act(self.actions)
         for event in self.plan:
             self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]
