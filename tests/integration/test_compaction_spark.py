@@ -114,7 +114,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_a_driver_that_is_killed_leaves_the_log_as_it_was(world: ApiWorld, tmp_path: Path) -> None:
-    """Killed with its executors a moment after its n-th file has appeared, or after it has ended: whatever it had done."""
+    """Killed with its executors a moment after its n-th file has appeared, or after it has ended."""
     before, rand = bodies(world), random.Random(5)
     for kill in range(KILLS):
         had = len(files(tmp_path))

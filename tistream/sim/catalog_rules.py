@@ -171,7 +171,9 @@ class CatalogRules:
 
     def _check_burials(self) -> None:
         query = self._database.query
-        replaced = dict(query("SELECT object_key, replaced_by FROM objects WHERE state='superseded' AND replaced_by > 0"))
+        replaced = dict(
+            query("SELECT object_key, replaced_by FROM objects WHERE state='superseded' AND replaced_by > 0")
+        )
         for key in self._superseded.keys() - replaced.keys():
             held = query(
                 "SELECT pin_id FROM pins WHERE swaps_seen < ? AND expires_ms > ?",

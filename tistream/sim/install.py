@@ -18,7 +18,16 @@ from dispatcher.router import directory
 from tistream.codec.batch_file import decode_batch_file
 from tistream.sim import threads
 
-ROOMS = ("apiserver", "compactor", "dispatcher", "metaserver", "schemas", "sorter", "tistream.pusher", "tistream.catalog")
+ROOMS = (
+    "apiserver",
+    "compactor",
+    "dispatcher",
+    "metaserver",
+    "schemas",
+    "sorter",
+    "tistream.pusher",
+    "tistream.catalog",
+)
 SINGLE = ("tistream.service", "tistream.clock", "tistream.committed_log")
 
 _THREADING = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""One plan row over a built log: the file against an independent sort, tries side by side, damaged inputs and outputs."""
+"""One plan row over a built log: the file against an independent sort, tries side by side, damage on either side."""
 
 from __future__ import annotations
 
