@@ -83,6 +83,7 @@ class CatalogRules:
         tried: list[int] = []
         renew = pins.Pin.renew
         asked: Callable[..., Any] = vars(pins)["renew_pin"]
+        ttl_ms: int = vars(pins)["PIN_TTL_MS"]
 
         def asking(*args: Any) -> Any:
             tried.append(1)
@@ -91,11 +92,11 @@ class CatalogRules:
         def renewing(pin: pins.Pin) -> None:
             before = len(tried)
             renew(pin)
-            if pin.pin_id is not None and pin.age_ms * 2 > pins.PIN_TTL_MS and len(tried) == before:
+            if pin.pin_id is not None and pin.age_ms * 2 > ttl_ms and len(tried) == before:
                 self._violated(f"pins: a reader goes on under a pin that was last renewed {pin.age_ms:.0f} ms ago")
 
         setattr(pins, "renew_pin", asking)  # noqa: B010 - it is not the module's own
-        pins.Pin.renew = renewing  # type: ignore[method-assign]
+        pins.Pin.renew = renewing  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
