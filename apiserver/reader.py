@@ -30,7 +30,7 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states
 from tistream.clock import Clock, SystemClock
 from tistream.committed_log import SegmentSource
-from tistream.errors import CorruptObject, ObjectNotFound
+from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
 
@@ -39,6 +39,7 @@ _REQUESTS_IN_FLIGHT_MAX = 8
 _CACHE_BYTES_MAX = 128 << 20
 _PAGE_BYTES_MAX = 64 << 20  # of keys and values, unless one commit_ts holds more
 _PAGE_STORED_BYTES_MAX = 16 << 20  # of segments that are read for one page
+_LISTINGS_MAX = 10  # for one page, of which each found something gone
 _IN_ORDER = [(name, "ascending") for name in ("commit_ts", "start_ts", "table_id", "key")]
 
 
@@ -67,13 +68,16 @@ class LogReader:
         self, tenant: Tenant, *, after: int, upto: int, rows: int, table_ids: Collection[int] | None = None
     ) -> LogPage:
         """The next page. Stretches without a row of the scope are walked through, so an empty page ends at `upto`."""
-        at = after
+        at, tries = after, 0
         with self._pins.held() as pin:
             while at < upto:
                 try:
                     found, end = self._step(pin, tenant, at, upto, rows, table_ids)
                 except ObjectNotFound as e:
                     self._gone(e)
+                    tries += 1
+                    if tries == _LISTINGS_MAX:
+                        raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
                     continue
                 if found.num_rows or end >= upto:
                     return LogPage(rows=found, upto=end, has_more=end < upto)

@@ -50,6 +50,7 @@ def new_session(master: str | None, options: Mapping[str, str]) -> SparkSession:
     if master is not None and master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName("tistream compaction").config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.executorEnv.POLARS_MAX_THREADS", "1")  # there is a worker for each core
     if master is not None:
         builder = builder.master(master)
     for name, value in options.items():

@@ -54,10 +54,12 @@ def compact(
     from compactor.job import JobSettings, compact_tenant
     from compactor.plan import PlanSettings
     from tistream.cli.assembly import load_settings, open_parts
+    from tistream.cli.log import configure
     from tistream.cli.progress import Progress
     from tistream.ids import Tenant as TenantId
 
     settings = load_settings(config, {"catalog.url": catalog, "object_store.url": bucket})
+    configure(settings.log)
     wanted = JobSettings(
         lag_ms=int(lag_s * 1000),
         plan=PlanSettings(target_bytes=target_mb * _MIB, inputs_min=inputs_min, budget_bytes=budget_mb * _MIB),

@@ -15,7 +15,8 @@ from compactor.local import LocalExecutor
 from compactor.plan import PlanSettings
 from metaserver.collect import Collector
 from tistream.catalog import tables
-from tistream.errors import CatalogUnavailable, CorruptObject
+from tistream.catalog.committed import SegmentRow
+from tistream.errors import CatalogUnavailable, CorruptObject, ObjectNotFound, StoreUnavailable
 from tistream.testing.api_world import ApiWorld, api_world, has_more, next_cursor
 from tistream.testing.log_builder import TENANT, recording_end
 from tistream.testing.open_folder import OpenFolder
@@ -172,6 +173,20 @@ def test_a_catalog_that_takes_no_writes_is_read_without_a_pin(world: ApiWorld, m
     want = all_rows(world.services.reader, world)
     assert want.num_rows
     assert pinned(world) == []
+
+
+def test_who_always_comes_too_late_gives_up(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogReader(world.catalog, world.store, world.clock)
+    listings: list[int] = []
+
+    def gone(segment: SegmentRow) -> pa.Table:
+        listings.append(1)
+        raise ObjectNotFound("gone", object="committed/of-long-ago")
+
+    monkeypatch.setattr(log, "_segment", gone)
+    with pytest.raises(StoreUnavailable, match="before it can be read"):
+        all_rows(log, world)
+    assert len(listings) >= 10
 
 
 def test_a_live_object_that_is_missing_is_damage(world: ApiWorld) -> None:
