@@ -1,6 +1,6 @@
 """Compaction on Spark with two cores: against Spark's own sort, and against pyarrow on two threads without Spark.
 
-The input is what sorters leave: for each of eight ranges 24 committed files, 160,000 rows in all, about 70 MB. Our side
+The input is what sorters leave: for each of eight ranges 24 committed files, 480,000 rows in all, about 210 MB. Our side
 reads them through the object store, merges, sorts, writes Parquet, decodes it again and compares fingerprints. Spark's
 own side reads the same rows from as many Parquet files (it cannot read ours), cuts them by range, sorts and writes
 Parquet with the same compression. The pyarrow side reads our files, sorts and writes, and verifies nothing. All three
@@ -42,7 +42,7 @@ from tistream.objectstore.local import LocalStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 160_000
+ROWS = 480_000
 RANGES = 8
 FLUSHES = 24
 RUNS = 5

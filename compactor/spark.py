@@ -1,7 +1,7 @@
 """Runs plan rows on Spark, as nothing but an executor: `compact_range` does the work, in Python, on Arrow.
 
-    driver    one partition per plan row: its text                     -> mapInArrow
-    worker    decode the row, compact_range over its own store client  -> one line: the result's text
+    driver    one partition per plan row; the rows' text travels with the function -> mapInArrow
+    worker    decode its row, compact_range over its own store client  -> one line: the result's text
     driver    collects the lines
 
 Only plan rows and results cross the JVM, never a row of the log; there is no shuffle, for the inputs are cut by range
@@ -75,9 +75,8 @@ class SparkExecutor:
         """One Spark job for all rows. Spark's own error when one of its tasks has failed too often."""
         context = self._session.sparkContext
         name = f"tistream-compaction-{rows[0].job}"
-        plan = context.parallelize([(encode(row),) for row in rows], len(rows))
-        frame = self._session.createDataFrame(plan, "plan string")
-        done = frame.mapInArrow(_work(self._store_url), "result string")
+        numbers = self._session.range(0, len(rows), 1, len(rows))  # a partition for each plan row
+        done = numbers.mapInArrow(_work([encode(row) for row in rows], self._store_url), "result string")
 
         def collect() -> list[str]:
             context.setJobGroup(name, name)
@@ -99,15 +98,15 @@ def _tasks_done(context: SparkContext, group: str) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-def _work(store_url: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _work(plan: list[str], store_url: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What a worker runs. A closure of plain values, so that nothing of the driver travels."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pa.set_cpu_count(1)
         store = open_store(store_url)
         for batch in batches:
-            for text in batch.column(0).to_pylist():
-                result = compact_range(store, decode_row(text), secrets.token_hex(8))
+            for number in batch.column(0).to_pylist():
+                result = compact_range(store, decode_row(plan[number]), secrets.token_hex(8))
                 yield pa.record_batch([[encode(result)]], schema=_RESULT)
 
     return work
