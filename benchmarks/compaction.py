@@ -1,10 +1,10 @@
 """Compaction on Spark with two cores: against Spark's own sort, and against pyarrow on two threads without Spark.
 
-The input is what sorters leave: for each of eight ranges 24 committed files, 480,000 rows in all, about 210 MB. Our side
-reads them through the object store, merges, sorts, writes Parquet, decodes it again and compares fingerprints. Spark's
-own side reads the same rows from as many Parquet files (it cannot read ours), cuts them by range, sorts and writes
-Parquet with the same compression. The pyarrow side reads our files, sorts and writes, and verifies nothing. All three
-must leave the same rows in the same order within each range.
+The input is what sorters leave: for each of eight ranges 24 committed files, 480,000 rows in all, about 210 MB. Our
+side reads them through the object store, merges, sorts, writes Parquet, decodes it again and compares fingerprints.
+Spark's own side reads the same rows from as many Parquet files (it cannot read ours), cuts them by range, sorts and
+writes Parquet with the same compression. The pyarrow side reads our files, sorts and writes, and verifies nothing. All
+three must leave the same rows in the same order within each range.
 
 Needs the extra `spark` and Java.
 """
