@@ -50,7 +50,7 @@ class Services:
             store=store,
             clock=clock,
             registry=registry,
-            reader=LogReader(catalog, store),
+            reader=LogReader(catalog, store, clock),
             checks=checks,
             problems=lambda: [*problems(), *(problem.shown() for problem in registry.problems())],
         )

@@ -3,7 +3,10 @@
 The log of a tenant is many segments of several tasks, each with a commit_ts range. A page is everything in
 `(after, upto]` for the largest `upto` that keeps the page near its limits:
 
-- segments are taken in order of their lowest commit_ts until they hold enough rows or bytes;
+- segments are taken in order of their lowest commit_ts until they hold enough bytes, or so many rows below the next
+  one's lowest commit_ts as the page wants. How many of a segment's rows lie there is guessed, as if they were spread
+  evenly over its commit_ts: a compacted file's segments reach far beyond one page. The guess decides sizes, nothing
+  else;
 - nothing at or above the lowest commit_ts of the first segment left out may be in the page (`safe_end`);
 - if the rows are still too many, the page ends at the commit_ts of the row that fills it, with all rows of that
   commit_ts: a transaction is never cut in two, and a page always makes progress.
@@ -45,7 +48,10 @@ def plan(
     held_rows = held_bytes = 0
     for n, segment in enumerate(segments):
         safe_end = segment.lo_ts - 1
-        if after < safe_end and (held_rows >= rows or held_bytes >= stored_bytes):
+        if after < safe_end and (
+            held_bytes >= stored_bytes
+            or (held_rows >= rows and _guessed_rows(segments[:n], after, min(safe_end, upto)) >= rows)
+        ):
             return n, min(safe_end, upto)
         held_rows += segment.rows
         held_bytes += segment.length
@@ -54,6 +60,15 @@ def plan(
         whole = next((n for n, segment in enumerate(segments) if segment.lo_ts == last), 0)
         return whole, min(last - 1, upto)
     return len(segments), upto
+
+
+def _guessed_rows(segments: Sequence[Span], after: int, end: int) -> float:
+    """About how many rows of the segments lie in (after, end]."""
+    lo = np.array([max(s.lo_ts - 1, after) for s in segments], np.int64)
+    hi = np.array([s.hi_ts for s in segments], np.int64)
+    first = np.array([s.lo_ts - 1 for s in segments], np.int64)
+    share = (np.minimum(hi, end) - lo) / (hi - first)
+    return float((np.array([s.rows for s in segments]) * np.clip(share, 0, 1)).sum())
 
 
 def cut(commit_ts: npt.NDArray[np.uint64], *, upto: int, rows: int) -> tuple[int, int]:

@@ -3,6 +3,11 @@
 A segment is fetched with one request, several at a time, and checked against the checksum in the catalog; one that is
 missing or damaged fails the page and names the object and the segment. Decoded segments are kept in a cache bounded by
 bytes, because consecutive pages read the same segments. Nothing here knows about schemas.
+
+Compaction may replace at any time what lies below a page. The rows of a page come from one listing, which is one
+statement: before a swap or after it, both hold every row once. Where they lie leaves no trace in the page, for rows are
+put in (commit_ts, start_ts, table_id, key) order. What was listed is pinned; who finds it gone nevertheless, because
+the pin ended while the process slept, lists again.
 """
 
 from __future__ import annotations
@@ -19,11 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apiserver import merge
+from apiserver.pins import Pin, ReaderPins
 from tistream import change
 from tistream.catalog import committed
 from tistream.catalog.engine import Catalog
-from tistream.codec.committed_file import decode_committed_segment
-from tistream.errors import CorruptObject, ObjectNotFound
+from tistream.catalog.objects import ObjectState, object_states
+from tistream.clock import Clock, SystemClock
+from tistream.committed_log import SegmentSource
+from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
 
@@ -35,11 +43,13 @@ _REQUESTS_IN_FLIGHT_MAX = 8
 _CACHE_BYTES_MAX = 128 << 20
 _PAGE_BYTES_MAX = 64 << 20  # of keys and values, unless one commit_ts holds more
 _PAGE_STORED_BYTES_MAX = 16 << 20  # of segments that are read for one page
+_LISTINGS_MAX = 10  # for one page, of which each found something gone
+_IN_ORDER = [(name, "ascending") for name in ("commit_ts", "start_ts", "table_id", "key")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPage:
-    """Everything of the scope with commit_ts in (after, upto], sorted by commit_ts."""
+    """Everything of the scope with commit_ts in (after, upto], by (commit_ts, start_ts, table_id, key)."""
 
     rows: pa.Table  #: schema change.COMMITTED
     upto: int
@@ -49,9 +59,10 @@ class LogPage:
 class LogReader:
     """Reads committed segments of any tenant. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
+    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock | None = None) -> None:
         self._catalog = catalog
-        self._store = store
+        self._source = SegmentSource(store)
+        self._pins = ReaderPins(catalog, SystemClock() if clock is None else clock)
         self._cache: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -61,36 +72,61 @@ class LogReader:
         self, tenant: Tenant, *, after: int, upto: int, rows: int, table_ids: Collection[int] | None = None
     ) -> LogPage:
         """The next page. Stretches without a row of the scope are walked through, so an empty page ends at `upto`."""
-        at = after
-        while at < upto:
-            found, end = self._step(tenant, at, upto, rows, table_ids)
-            if found.num_rows or end >= upto:
-                return LogPage(rows=found, upto=end, has_more=end < upto)
-            at = end
+        at, tries = after, 0
+        with self._pins.held() as pin:
+            while at < upto:
+                try:
+                    found, end = self._step(pin, tenant, at, upto, rows, table_ids)
+                except ObjectNotFound as e:
+                    self._gone(e)
+                    tries += 1
+                    if tries == _LISTINGS_MAX:
+                        raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
+                    continue
+                if found.num_rows or end >= upto:
+                    return LogPage(rows=found, upto=end, has_more=end < upto)
+                at = end
         return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
 
     def versions(self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int]) -> Iterator[pa.Table]:
         """All rows of these tables with commit_ts in (after, upto], schema change.COMMITTED, in no order, some at a
-        time: changes, and rows that are kept for reads as of a timestamp only."""
+        time: changes, and rows that are kept for reads as of a timestamp only. Some may come twice, when a compaction
+        has replaced what was listed."""
+        tries = 0
+        with self._pins.held() as pin:
+            while after < upto:
+                listed, end = self._stretch(tenant, after, upto, table_ids)
+                try:
+                    for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
+                        pin.renew()
+                        for table in self._requests.map(self._once, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
+                            found = table.filter(_within(table, after, end, table_ids))
+                            if found.num_rows:
+                                yield found
+                except ObjectNotFound as e:
+                    self._gone(e)
+                    tries += 1
+                    if tries == _LISTINGS_MAX:
+                        raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
+                    continue
+                after = end
+
+    def _stretch(
+        self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int]
+    ) -> tuple[list[committed.SegmentRow], int]:
+        """The segments that hold all rows of these tables in (after, end]."""
         limit = _SEGMENTS_PER_QUERY
-        while after < upto:
+        while True:
             segments = committed.find_segments(
                 self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
             )
             end = upto if len(segments) < limit else min(upto, segments[-1].lo_ts - 1)
-            if end <= after:
-                limit *= 2  # every listed segment starts at one commit_ts: see more of them
-                continue
-            listed = [segment for segment in segments if segment.lo_ts <= end]
-            for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
-                for table in self._requests.map(self._once, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
-                    found = table.filter(_within(table, after, end, table_ids))
-                    if found.num_rows:
-                        yield found
-            after = end
+            if end > after:
+                return [segment for segment in segments if segment.lo_ts <= end], end
+            limit *= 2  # every listed segment starts at one commit_ts: see more of them
 
     def _step(
-        self, tenant: Tenant, after: int, upto: int, rows: int, table_ids: Collection[int] | None
+        self, pin: Pin, tenant: Tenant, after: int, upto: int, rows: int, table_ids: Collection[int] | None
     ) -> tuple[pa.Table, int]:
         limit = _SEGMENTS_PER_QUERY
         while True:
@@ -108,9 +144,13 @@ class LogReader:
             if end > after:
                 break
             limit *= 2  # every listed segment starts at one commit_ts: see more of them
-        parts = [_select(table, after, end, table_ids) for table in self._requests.map(self._segment, segments[:count])]
-        table = pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks()
-        table = table.take(pc.sort_indices(table, sort_keys=[("commit_ts", "ascending")]))
+
+        def fetch(segment: committed.SegmentRow) -> pa.Table:
+            pin.renew()
+            return self._segment(segment)
+
+        parts = [_select(table, after, end, table_ids) for table in self._requests.map(fetch, segments[:count])]
+        table = _in_order(pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks())
         n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, rows))
         return table.slice(0, n), end
 
@@ -122,7 +162,7 @@ class LogReader:
         """A segment that is read once: it does not push others out of the cache."""
         with self._lock:
             hit = self._cache.get((row.object_key, row.segment_no))
-        return self._fetch(row) if hit is None else hit
+        return self._source.rows(row) if hit is None else hit
 
     def _segment(self, row: committed.SegmentRow) -> pa.Table:
         key = (row.object_key, row.segment_no)
@@ -130,7 +170,7 @@ class LogReader:
             if (hit := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)
                 return hit
-        table = self._fetch(row)
+        table = self._source.rows(row)
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = table
@@ -139,19 +179,17 @@ class LogReader:
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return table
 
-    def _fetch(self, row: committed.SegmentRow) -> pa.Table:
-        try:
-            data = self._store.get_range(row.object_key, row.offset, row.length)
-        except (ObjectNotFound, CorruptObject) as e:
-            raise CorruptObject(
-                f"a segment of the committed log is not there: {e.message}",
-                object=row.object_key,
-                segment=row.segment_no,
-                offset=row.offset,
-            ) from e
-        return decode_committed_segment(
-            row.object_key, row.segment_no, data, crc=row.crc, rows=row.rows, offset=row.offset
-        )
+    def _gone(self, error: ObjectNotFound) -> None:
+        """Raise CorruptObject when an object is missing that must be there; it may be missing when it was replaced."""
+        key = str(error.facts["object"])
+        if object_states(self._catalog, [key]).get(key) is ObjectState.LIVE:
+            raise CorruptObject(error.message, **error.facts) from error
+
+
+def _in_order(table: pa.Table) -> pa.Table:
+    batches = table.to_batches()
+    # A record batch is sorted column by column, further columns among equals only; a table is compared row by row.
+    return table.take(pc.sort_indices(batches[0] if len(batches) == 1 else table, sort_keys=_IN_ORDER))
 
 
 def _select(table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None) -> pa.Table:

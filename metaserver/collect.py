@@ -9,7 +9,9 @@ Relations:
 - every key is judged by its own row. That ids rise says nothing about the order in which they are published;
 - a key whose row says dead is deleted again whenever it is seen: its PUT may arrive after its DELETE, and a collector
   may die between tombstone and DELETE;
-- the grace period is for economy only: what was put a moment ago will mostly be published in a moment.
+- the grace period is for economy only: what was put a moment ago will mostly be published in a moment;
+- what a compaction replaced stays while a reader's pin may need it (`tistream.catalog.pins`). Files of compactions that
+  came to nothing are orphans like any other.
 
 What it does not do: batch files (their dispatcher reclaims them), schema snapshots and histories, and finding rows
 without an object.
@@ -23,10 +25,11 @@ import structlog
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states, superseded_objects, tombstone
+from tistream.catalog.pins import drop_expired_pins, expired_pins
 from tistream.catalog.tenants import list_tenants
 from tistream.clock import Clock
 from tistream.ids import Tenant
-from tistream.layout import committed_prefix, snapshots_prefix
+from tistream.layout import committed_prefix, compacted_prefix, snapshots_prefix
 from tistream.objectstore.protocol import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -36,8 +39,8 @@ _KEYS_AT_ONCE = 200
 
 
 class Collector:
-    """Looks after the committed files and task snapshots of all tenants. Used from one thread; several processes may
-    run one each."""
+    """Looks after the committed files, compacted files and task snapshots of all tenants. Used from one thread; several
+    processes may run one each."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, *, grace_ms: int = GRACE_MS) -> None:
         """`grace_ms`: younger objects are left alone, by the clocks of the store and of this machine."""
@@ -49,6 +52,8 @@ class Collector:
         deleted = 0
         for row in list_tenants(self._catalog):
             deleted += self._replaced(row.tenant) + self._orphans(row.tenant)
+        if expired_pins(self._catalog):
+            drop_expired_pins(self._catalog)
         if deleted:
             log.info("objects collected", count=deleted)
         return deleted
@@ -83,7 +88,7 @@ class Collector:
     def _old_keys(self, tenant: Tenant) -> Iterator[list[str]]:
         """The keys of objects older than the grace period, some at a time."""
         newest_ms = self._clock.unix_ms() - self._grace_ms
-        for prefix in (committed_prefix(tenant), snapshots_prefix(tenant)):
+        for prefix in (committed_prefix(tenant), compacted_prefix(tenant), snapshots_prefix(tenant)):
             keys: list[str] = []
             for info in self._store.list(prefix):
                 if info.modified_ms > newest_ms:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tistream", "dispatcher", "sorter", "schemas", "apiserver", "metaserver")
+PACKAGES = ("tistream", "dispatcher", "sorter", "schemas", "apiserver", "metaserver", "compactor")
 MODULES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py"))
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 70

@@ -60,6 +60,11 @@ def committed_prefix(tenant: Tenant) -> str:
     return f"committed/{_scope(tenant)}/"
 
 
+def compacted_prefix(tenant: Tenant) -> str:
+    """Folder of a tenant's compacted files, of all jobs."""
+    return f"compacted/{_scope(tenant)}/"
+
+
 def snapshots_prefix(tenant: Tenant) -> str:
     """Folder of a tenant's task snapshots."""
     return f"snapshots/{_scope(tenant)}/"
@@ -140,7 +145,7 @@ class SeedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedKey:
-    """Range-ordered Parquet of one compaction job."""
+    """Range-ordered Parquet of one compaction job. `job` names the job and the try, so no two writers share a key."""
 
     tenant: Tenant
     job: str

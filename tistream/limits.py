@@ -8,6 +8,8 @@ SEGMENT_OWN_BYTES_MIN = 256 << 10  # a table with more than this in one flush ge
 SEGMENT_SHARED_BYTES_TARGET = 512 << 10  # a segment of several tables ends here: a reader of one fetches so much
 SEGMENT_BYTES_TARGET = 64 << 20  # a segment of a committed file ends here, unpacked; a larger flush gets several
 SEED_SEGMENT_BYTES_TARGET = 4 << 20  # a segment of a seed ends here, unpacked: a reader holds some of them
+COMPACTED_FILE_BYTES_TARGET = 16 << 20  # stored; a reader in commit order holds a stretch of the log of about this size
+COMPACTED_GROUP_BYTES_TARGET = 8 << 20  # a row group of one table ends here, unpacked
 FILE_BYTES_MAX = 2 << 30  # a segment file larger than this is refused
 SEGMENT_BYTES_MAX = 1 << 30  # decompressed bytes of one segment; larger is refused before it is unpacked
 FOOTER_BYTES_MAX = 64 << 20
@@ -23,6 +25,7 @@ INBOX_BYTES_MAX = 32 << 20  # batches that wait for a task's core
 
 LEASE_MS = 10_000  # an owner or worker without a heartbeat for this long may be replaced
 HEARTBEAT_MS = 2_000
+PIN_TTL_MS = 900_000  # what a reader has listed stays for so long after its last sign of life
 PULL_WAIT_MS_MAX = 30_000
 PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000

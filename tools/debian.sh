@@ -7,6 +7,7 @@ declare -A needed=(
   [mariadbd]="mariadb-server-core"  # the catalog's suite runs on a real MariaDB
   [mariadb]="mariadb-client-core"   # mariadb-install-db calls it
   [chromium]="chromium"             # the console's tests drive a real browser
+  [java]="openjdk-17-jre-headless"  # compaction runs on Spark
 )
 missing=()
 for program in "${!needed[@]}"; do

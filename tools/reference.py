@@ -21,7 +21,7 @@ from tistream import config
 from tistream.errors import ErrorKind, TiStreamError
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-PACKAGES = ("tistream", "dispatcher", "sorter", "schemas", "apiserver", "metaserver")
+PACKAGES = ("tistream", "dispatcher", "sorter", "schemas", "apiserver", "metaserver", "compactor")
 _WRITTEN = "Written by `tools/reference.py` from the code; change the code's own words instead of this file."
 
 

@@ -63,7 +63,7 @@ def test_pages_of_any_size_make_the_single_page(world: ApiWorld, fmt: str, limit
     whole = world.ok(format=fmt, limit=200_000)
     assert not has_more(whole)
     pages = list(world.pages(format=fmt, limit=limit))
-    assert len(pages) >= 12_000 / limit
+    assert len(pages) >= 9_000 / limit, "one transaction has some thousand rows, and they come on one page"
     assert b"".join(p.content for p in pages) == whole.content
     assert next_cursor(pages[-1]) == next_cursor(whole) == cursor.encode(Scope(tenant=TENANT), END)
 

@@ -17,7 +17,7 @@ import pytest
 from tistream import __version__
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("apiserver", "dispatcher", "metaserver", "schemas", "sorter", "tistream")
+PACKAGES = ("apiserver", "compactor", "dispatcher", "metaserver", "schemas", "sorter", "tistream")
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TISTREAM_", "PIP_"))}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,7 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, ObjectState, insert_live
 from tistream.catalog.tables import INT_MAX, objects, of_asked_tenant, segments, tasks, tenant_ids
 from tistream.catalog.tenants import TaskKind
+from tistream.codec.compacted_file import NO_FOOTER, Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import invariant
 from tistream.ids import Tenant
@@ -78,6 +80,13 @@ def new_segment(info: SegmentInfo) -> NewSegment:
     )
 
 
+class SegmentFormat(StrEnum):
+    """How a segment's bytes are to be read."""
+
+    SEGMENT = "segment"  #: of a segment file
+    PARQUET = "parquet"  #: a row group of a compacted file
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRow(NewSegment):
     """A visible segment."""
@@ -85,6 +94,8 @@ class SegmentRow(NewSegment):
     object_key: str
     task_id: int
     kind: TaskKind
+    format: SegmentFormat = SegmentFormat.SEGMENT
+    footer: Footer = NO_FOOTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +161,7 @@ def find_segments(
         "at_most": limit,
     }
     with catalog.reading() as conn:
-        return [_segment_row(row) for row in conn.execute(query, {**tenant_ids(tenant), **asked})]
+        return [segment_row(row) for row in conn.execute(query, {**tenant_ids(tenant), **asked})]
 
 
 def _check_advances(object_key: str | None, advances: Sequence[TaskAdvance]) -> None:
@@ -225,7 +236,8 @@ def _touches(table_ids: Collection[int]) -> ColumnElement[bool]:
     return or_(*(and_(lo <= table_id, hi >= table_id) for table_id in sorted(table_ids)))
 
 
-def _segment_row(row: Any) -> SegmentRow:
+def segment_row(row: Any) -> SegmentRow:
+    """The segment that a row of the table says."""
     return SegmentRow(
         segment_no=row.segment_no,
         start_key=row.start_key,
@@ -241,4 +253,6 @@ def _segment_row(row: Any) -> SegmentRow:
         object_key=row.object_key,
         task_id=row.task_id,
         kind=TaskKind(row.kind),
+        format=SegmentFormat(row.format),
+        footer=Footer(offset=row.footer_offset, length=row.footer_length, crc=row.footer_crc),
     )

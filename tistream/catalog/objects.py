@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from sqlalchemy import Connection, bindparam, exc, func, select
+from sqlalchemy import Connection, bindparam, exc, exists, func, select
 
 from tistream.catalog.engine import Catalog, is_duplicate
 from tistream.catalog.tables import (
@@ -24,6 +24,7 @@ from tistream.catalog.tables import (
     objects,
     of_asked_tenant,
     of_tenant,
+    pins,
     snapshot_objects,
     tenant_ids,
 )
@@ -35,6 +36,7 @@ class ObjectKind(StrEnum):
     """What an object is."""
 
     COMMITTED = "committed"
+    COMPACTED = "compacted"
     SNAPSHOT = "snapshot"
     SCHEMAS = "schemas"
     SEED = "seed"
@@ -71,7 +73,8 @@ _BURY = (
     .values(state=ObjectState.DEAD, changed_ms=now_ms())
 )
 _STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
-_SUPERSEDED = (
+_PINNED = exists().where(pins.c.swaps_seen < _o.replaced_by, pins.c.expires_ms > now_ms())
+_REPLACED = (
     select(_o.object_key)
     .where(
         of_asked_tenant(objects),
@@ -81,6 +84,7 @@ _SUPERSEDED = (
     .order_by(_o.changed_ms, _o.object_key)
     .limit(bindparam("at_most"))
 )
+_SUPERSEDED = _REPLACED.where(~_PINNED)
 
 
 def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:
@@ -139,7 +143,8 @@ def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, O
 
 
 def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
-    """Keys that were replaced at least `grace_ms` ago by the database's clock; `tombstone` each, then delete it."""
+    """Keys that were replaced at least `grace_ms` ago by the database's clock, and that no pin protects (see `pins`);
+    `tombstone` each, then delete it."""
     with catalog.reading() as conn:
         found = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
         return list(found.scalars())

@@ -175,6 +175,7 @@ objects = Table(
     Column("state", Word, nullable=False),
     _uint("bytes"),
     _uint("changed_ms"),
+    Column("replaced_by", UInt, nullable=False, server_default="0"),
     Index("objects_of_tenant", "cluster_id", "tenant_id", "state", "kind"),
 )
 
@@ -197,8 +198,20 @@ segments = Table(
     _uint("byte_offset"),
     _uint("byte_length"),
     _uint("crc"),
+    Column("format", Word, nullable=False, server_default="segment"),
+    Column("footer_offset", UInt, nullable=False, server_default="0"),
+    Column("footer_length", UInt, nullable=False, server_default="0"),
+    Column("footer_crc", UInt, nullable=False, server_default="0"),
     Index("segments_by_hi_ts", "cluster_id", "tenant_id", "kind", "hi_ts"),
     Index("segments_by_lo_ts", "cluster_id", "tenant_id", "kind", "lo_ts"),
+)
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("pin_id", Word, primary_key=True),
+    _uint("swaps_seen"),
+    _uint("expires_ms"),
 )
 
 schema_versions = Table(

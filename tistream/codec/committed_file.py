@@ -119,11 +119,11 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         return
     ids = batch.column("table_id").to_numpy()
     bounds = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1, [len(ids)]])
-    bytes_before = _bytes_before(batch)
+    bytes_before = raw_bytes_before(batch)
     sizes = np.diff(bytes_before[bounds])
     large = sizes > SEGMENT_OWN_BYTES_MIN
     for i in np.flatnonzero(large):
-        yield from _cut(batch, bytes_before, np.arange(bounds[i], bounds[i + 1] + 1), SEGMENT_BYTES_TARGET)
+        yield from cut(batch, bytes_before, np.arange(bounds[i], bounds[i + 1] + 1), SEGMENT_BYTES_TARGET)
     # neighbouring small tables form a run; runs are joined, so that all small tables stand together
     edges = np.flatnonzero(np.diff(np.concatenate([[True], large, [True]])))
     runs = [batch.slice(bounds[a], bounds[b] - bounds[a]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
@@ -131,10 +131,10 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         shared = runs[0] if len(runs) == 1 else pa.concat_batches(runs)
         ends = np.cumsum(np.diff(bounds)[~large])
         places = np.concatenate([[0], ends])
-        yield from _cut(shared, _bytes_before(shared), places, SEGMENT_SHARED_BYTES_TARGET)
+        yield from cut(shared, raw_bytes_before(shared), places, SEGMENT_SHARED_BYTES_TARGET)
 
 
-def _cut(
+def cut(
     batch: pa.RecordBatch, bytes_before: npt.NDArray[np.int64], at: npt.NDArray[Any], bytes_target: int
 ) -> Iterator[pa.RecordBatch]:
     """Slices of `batch` from at[0] to at[-1], each as long as the target allows, cut only at places in `at`."""
@@ -146,7 +146,7 @@ def _cut(
         first = last
 
 
-def _bytes_before(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+def raw_bytes_before(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """For each row, and for the end, how many bytes of fixed columns, keys and values lie before it."""
     fixed = sum(f.type.byte_width for f in batch.schema if not pa.types.is_binary(f.type))
     total: npt.NDArray[np.int64] = np.arange(batch.num_rows + 1, dtype=np.int64) * np.int64(fixed)

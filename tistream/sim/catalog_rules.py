@@ -6,6 +6,9 @@ flushes     `upper` is moved by an owner of the newest epoch only. New segments 
 snapshots   the pointer is switched by an owner of the newest epoch only. The positions, and the set of objects that a
             task refers to, are always those of the state that the pointer names: nobody ever sees one without the other
 objects     what some task refers to is live, and no snapshot object is live without that
+swaps       each task has as many visible rows after a compaction's swap as before it
+pins        nothing is buried that a living pin may need, as far as the database's clock does not jump; a reader goes on
+            under a pin that is renewed in time, or has tried to
 
 What is asked of the running services' guards is asked of the rows here, so a guard that is left out is noticed as soon
 as somebody gets through who must not, whether or not that does any harm later in the same run. A late transaction may
@@ -19,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from apiserver import pins
 from sorter import publisher
 from sorter.snapshot import objects_named_by
 from tistream.catalog.committed import TaskAdvance
@@ -50,6 +54,10 @@ class CatalogRules:
         self._positions: dict[int, _Positions] = {}
         self._refers: dict[int, set[str]] = {}
         self._segments = 0  # the largest rowid that was seen
+        self._swaps = 0
+        self._visible: dict[int, int] = {}  # task -> rows that readers are sent to
+        self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
+        self.clock_jumps = False
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
 
     @contextmanager
@@ -73,6 +81,32 @@ class CatalogRules:
         finally:
             setattr(publisher, "commit_flush", commit_flush)  # noqa: B010
 
+    @contextmanager
+    def watching_pins(self) -> Iterator[None]:
+        """See whether readers renew in time. A reader that cannot reach the catalog has tried."""
+        tried: list[int] = []
+        renew = pins.Pin.renew
+        asked: Callable[..., Any] = vars(pins)["renew_pin"]
+        ttl_ms: int = vars(pins)["PIN_TTL_MS"]
+
+        def asking(*args: Any) -> Any:
+            tried.append(1)
+            return asked(*args)
+
+        def renewing(pin: pins.Pin) -> None:
+            before = len(tried)
+            renew(pin)
+            if pin.pin_id is not None and pin.age_ms * 2 > ttl_ms and len(tried) == before:
+                self._violated(f"pins: a reader goes on under a pin that was last renewed {pin.age_ms:.0f} ms ago")
+
+        setattr(pins, "renew_pin", asking)  # noqa: B010 - it is not the module's own
+        pins.Pin.renew = renewing  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            setattr(pins, "renew_pin", asked)  # noqa: B010
+            pins.Pin.renew = renew  # type: ignore[method-assign]
+
     def look(self) -> None:
         """A transaction has been committed."""
         query = self._database.query
@@ -84,6 +118,8 @@ class CatalogRules:
                 self._check_epoch(task_id, was, now)
         self._check_flush(tasks)
         self._check_segments(tasks)
+        self._check_swap()
+        self._check_burials()
         self._check_positions(tasks)
         self._check_objects(tasks)
         self._tasks = tasks
@@ -106,13 +142,13 @@ class CatalogRules:
     def _check_segments(self, tasks: Mapping[int, _Task]) -> None:
         query = self._database.query
         found = query(
-            "SELECT task_id, min(lo_ts), max(hi_ts), object_key, max(rowid) FROM segments WHERE rowid > ? "
-            "GROUP BY task_id, object_key ORDER BY 1, 2",
+            "SELECT task_id, min(lo_ts), max(hi_ts), object_key, sum(row_count) FROM segments "
+            "WHERE rowid > ? AND format = 'segment' GROUP BY task_id, object_key ORDER BY 1, 2",
             self._segments,
         )
         reached: dict[int, int] = {}
-        for task_id, lo_ts, hi_ts, key, rowid in found:
-            self._segments = max(self._segments, rowid)
+        for task_id, lo_ts, hi_ts, key, rows in found:
+            self._visible[task_id] = self._visible.get(task_id, 0) + rows
             was, now = self._tasks[task_id], tasks[task_id]
             above = reached.get(task_id, was.upper)
             if not above < lo_ts <= hi_ts <= now.upper:
@@ -120,6 +156,39 @@ class CatalogRules:
             reached[task_id] = hi_ts
             if was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
+
+        ((self._segments,),) = query("SELECT coalesce(max(rowid), 0) FROM segments")
+
+    def _check_swap(self) -> None:
+        query = self._database.query
+        ((swaps,),) = query("SELECT value FROM counters WHERE name = 'swap'")
+        if swaps == self._swaps:
+            return
+        self._swaps = swaps
+        visible = dict(
+            query(
+                "SELECT task_id, sum(row_count) FROM segments JOIN objects USING (object_key) "
+                "WHERE state = 'live' GROUP BY task_id"
+            )
+        )
+        if visible != self._visible:
+            self._violated(f"swap: {self._visible} rows were visible before, {visible} are now")
+            self._visible = visible
+
+    def _check_burials(self) -> None:
+        query = self._database.query
+        replaced = dict(
+            query("SELECT object_key, replaced_by FROM objects WHERE state='superseded' AND replaced_by > 0")
+        )
+        for key in self._superseded.keys() - replaced.keys():
+            held = query(
+                "SELECT pin_id FROM pins WHERE swaps_seen < ? AND expires_ms > ?",
+                self._superseded[key],
+                self._database.now_ms(),
+            )
+            if held and not self.clock_jumps:
+                self._violated(f"pins: {key} is buried, the pin {held[0][0]} may need it")
+        self._superseded = replaced
 
     def _check_author(self, task_id: int, now: _Task, key: str) -> None:
         named = parse(key)

@@ -29,6 +29,21 @@ SCENARIOS: dict[str, Profile] = PROFILES | {
     p.name: p
     for p in (
         replace(_CALM, name="crash", about="nothing happens by itself; two processes of each kind"),
+        replace(
+            _CALM,
+            name="crash-compaction",
+            about="nothing happens by itself; two compactions at once, the collector is quick",
+            actions=60,
+            tick_s=0.25,
+            flush_s=0.15,
+            metas=1,
+            dispatchers=1,
+            sorters=1,
+            compactors=2,
+            compact_s=0.4,
+            collect_s=0.5,
+            grace_ms=700,
+        ),
         replace(_CALM, name="crash-takeover", about="as crash; the dead come back after their lease", restart_s=5.5),
         replace(
             _CALM,

@@ -18,8 +18,17 @@ from dispatcher.router import directory
 from tistream.codec.batch_file import decode_batch_file
 from tistream.sim import threads
 
-ROOMS = ("apiserver", "dispatcher", "metaserver", "schemas", "sorter", "tistream.pusher", "tistream.catalog")
-SINGLE = ("tistream.service", "tistream.clock")
+ROOMS = (
+    "apiserver",
+    "compactor",
+    "dispatcher",
+    "metaserver",
+    "schemas",
+    "sorter",
+    "tistream.pusher",
+    "tistream.catalog",
+)
+SINGLE = ("tistream.service", "tistream.clock", "tistream.committed_log")
 
 _THREADING = SimpleNamespace(
     Thread=threads.Thread,
@@ -41,14 +50,16 @@ _REPLACED = (
     decode_batch_file,
     directory,
 )
-_CONSTANTS = ("LEASE_MS", "HEARTBEAT_MS", "SWEEP_S")
+_CONSTANTS = ("LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_MS")
 _QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
 
 
 @contextmanager
-def installed(rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float) -> Iterator[None]:
-    """Replace what the rooms' modules took from the standard library. Leases and sweeps are shortened."""
-    constants = dict(zip(_CONSTANTS, (lease_ms, heartbeat_ms, sweep_s), strict=True))
+def installed(
+    rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float, pin_ttl_ms: int
+) -> Iterator[None]:
+    """Replace what the rooms' modules took from the standard library. Leases, sweeps and pins are shortened."""
+    constants = dict(zip(_CONSTANTS, (lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True))
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
     hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
     instead = dict(

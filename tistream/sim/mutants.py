@@ -1,8 +1,8 @@
 """Each rule that keeps the log right, broken on purpose: what proves that the simulator would notice.
 
 A mutant patches the running code for the time of a run; its scenario is the one that shows it soonest. Here is the
-register; `mutants_sorter`, `mutants_service` and `mutants_upstream` fill it. How many seeds each of them took, and
-which cannot be noticed and why, is in docs/correctness.md.
+register; `mutants_sorter`, `mutants_service`, `mutants_compaction` and `mutants_upstream` fill it. How many seeds each
+of them took, and which cannot be noticed and why, is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -67,4 +67,4 @@ def reworded(owner: object, name: str, *changes: tuple[str, str]) -> Iterator[No
         yield
 
 
-from tistream.sim import mutants_service, mutants_sorter, mutants_upstream  # noqa: E402, F401 - they fill the register
+from tistream.sim import mutants_compaction, mutants_service, mutants_sorter, mutants_upstream  # noqa: E402, F401 - they fill the register

@@ -42,10 +42,16 @@ class Profile:
     dispatchers: int = 2
     sorters: int = 2
     metas: int = 2
+    compactors: int = 0
     data_tasks: int = 2
     tick_s: float = 1.0
     flush_s: float = 0.4
     snapshot_s: float = 2.5
+    compact_s: float = 2.0  #: between two compactions of one process, about
+    readers: int = 1
+    reader_slow_s: float = 0.0  #: that a reader's request takes longer than others', at most
+    collect_s: float = 2.0  #: between two rounds of a collector
+    grace_ms: int = 3000  #: for which it leaves alone what is not needed
     queue_bytes: int = 1 << 20  #: of a pusher's uploads
     scan_rows: tuple[int | None, ...] = (None, None, 2)  #: of opening scans with each poll; a pusher draws one
     habits: Habits = field(default_factory=Habits)  #: of the stores, in what they may do as they like
@@ -104,7 +110,7 @@ def _only(**faults: float) -> dict[str, float]:
 PROFILES: dict[str, Profile] = {
     p.name: p
     for p in (
-        Profile(name="usual", about="a little of everything"),
+        Profile(name="usual", about="a little of everything", compactors=1),
         Profile(
             name="upstream",
             about="many leader moves and pusher deaths, slow uploads, the service itself is well",
@@ -195,6 +201,26 @@ PROFILES: dict[str, Profile] = {
             faults=_only(slow=0.1, slow_s=1.5),
             chaos={"crash": 2, "stop": 1},
             victims=("pusher", "sorter"),
+        ),
+        Profile(
+            name="compaction",
+            about="two compactions at once, which die between their steps; readers are slow, the collector is quick",
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            compactors=2,
+            compact_s=0.3,
+            readers=3,
+            reader_slow_s=1.2,
+            collect_s=0.5,
+            grace_ms=700,
+            flush_s=0.15,
+            tick_s=0.25,
+            faults=_only(
+                slow=0.3, slow_s=0.9, put_lost=0.05, put_late=0.05, db_lost=0.03, db_late=0.03, db_undone=0.02
+            ),
+            chaos={"crash": 4, "crash_io": 8, "pause": 3, "double": 1},
+            victims=("compactor", "compactor", "meta"),
         ),
         Profile(
             name="zombies",

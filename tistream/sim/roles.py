@@ -7,7 +7,7 @@ whose part has ended by an error ends, as the command line's does; the superviso
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,10 @@ import pyarrow as pa
 from apiserver.cursor import Scope
 from apiserver.deps import Services
 from apiserver.pull import PullRequest, pull
+from compactor.job import JobSettings, compact_tenant
+from compactor.local import LocalExecutor
+from compactor.plan import PlanRow, PlanSettings
+from compactor.task import RangeResult
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
@@ -126,6 +130,8 @@ def run_role(world: Hosts, running: Running) -> None:
             _push(world, running, catalog, store, clock, rand)
         elif running.role == "reader":
             _read(world, running, catalog, store, clock, rand)
+        elif running.role == "compactor":
+            _compact(world, running, catalog, store, clock, rand)
         else:
             _serve(world, running, catalog, store, clock)
     except TiStreamError as e:
@@ -144,8 +150,8 @@ def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStor
             f"{running.name}-{running.number}",
             profile.data_tasks,
             interval_s=0.6,
-            collect_interval_s=2.0,
-            grace_ms=3000,
+            collect_interval_s=profile.collect_s,
+            grace_ms=profile.grace_ms,
         )
     if running.role == "dispatcher":
         worker = DispatcherWorker(
@@ -217,11 +223,46 @@ def _push(
         worker.close()
 
 
+def _compact(
+    world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
+) -> None:
+    """Compactions, one after the other, as Spark would run them: some parts twice, side by side. A job that fails is
+    over; the next one plans anew."""
+    once = LocalExecutor(store)
+
+    def executor(rows: Sequence[PlanRow]) -> Iterator[RangeResult]:
+        return once([*rows, *(row for row in rows if rand.random() < 0.2)])
+
+    while not running.stopping.wait(world.profile.compact_s * (0.3 + rand.random())):
+        settings = JobSettings(
+            lag_ms=rand.choice((0, 0, 500)),
+            plan=PlanSettings(target_bytes=rand.choice((8_000, 40_000)), inputs_min=rand.choice((2, 2, 3))),
+        )
+        try:
+            compact_tenant(catalog, TENANT, executor, settings, clock)
+        except TiStreamError as e:
+            if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT, ErrorKind.NOT_FOUND, ErrorKind.FENCED):
+                raise
+
+
+class _FarStore(SimStore):
+    """The bucket as a reader has it: its requests take `slow_s` longer, at most."""
+
+    def __init__(self, bucket: Any, slow_s: float, rand: random.Random) -> None:
+        super().__init__(bucket)
+        self._slow_s, self._rand = slow_s, rand
+
+    def get(self, key: str) -> bytes:
+        if self._slow_s:
+            self._bucket.scheduler.sleep(self._slow_s * self._rand.random())
+        return super().get(key)
+
+
 def _read(
     world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
 ) -> None:
     """Pulls: goes on at its cursor, starts anew at an old one, or from the beginning."""
-    services = Services.create(catalog, store, clock)
+    services = Services.create(catalog, _FarStore(world.bucket, world.profile.reader_slow_s, rand), clock)
     cursors: list[str] = []
     while not running.stopping.wait(0.3 + rand.random() * 2):
         start = rand.choice([cursors[-1], rand.choice(cursors), None]) if cursors else None

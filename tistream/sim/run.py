@@ -17,7 +17,7 @@ from tistream.sim.boundaries import Boundary, Point
 from tistream.sim.install import installed
 from tistream.sim.profiles import PROFILES, Profile, profile_of
 from tistream.sim.scheduler import Livelock
-from tistream.sim.world import HEARTBEAT_MS, LEASE_MS, SWEEP_S, World, story_logger
+from tistream.sim.world import HEARTBEAT_MS, LEASE_MS, PIN_TTL_MS, SWEEP_S, World, story_logger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def _prepared(
     chance = random.Random(f"{seed}/{profile.name}/chance")
     try:
         with (
-            installed(chance, lease_ms=LEASE_MS, heartbeat_ms=HEARTBEAT_MS, sweep_s=SWEEP_S),
+            installed(chance, lease_ms=LEASE_MS, heartbeat_ms=HEARTBEAT_MS, sweep_s=SWEEP_S, pin_ttl_ms=PIN_TTL_MS),
             world.oracle.watching_cores(),
         ):
             yield world

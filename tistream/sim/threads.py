@@ -423,6 +423,12 @@ class ThreadPoolExecutor(_Waitable):
         self._idle = 0
         self._shut = False
 
+    def __enter__(self) -> ThreadPoolExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")

@@ -40,6 +40,7 @@ START_MS = 1_750_000_000_000
 LEASE_MS = 3000
 HEARTBEAT_MS = 700
 SWEEP_S = 4.0
+PIN_TTL_MS = 2400
 _REST_S = 60.0
 _PUSH_AND_PULL = ("pusher", "reader")  # what is not there any more when leftovers are looked for
 
@@ -85,6 +86,7 @@ class World:
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_upper = self.oracle.upper_moved
         self.oracle.rules = CatalogRules(self.database, self.bucket.objects, self.oracle.violated)
+        self.oracle.rules.clock_jumps = "jump" in profile.chaos
         self.database.on_commit = self.oracle.rules.look
         self.running: list[Running] = []
         self.resting = False
@@ -133,12 +135,18 @@ class World:
         self.scheduler.run(self.scheduler.now + 1.0)
         self._faults(on=True)
         p = self.profile
-        for role, count in (("meta", p.metas), ("dispatcher", p.dispatchers), ("sorter", p.sorters)):
+        for role, count in (
+            ("meta", p.metas),
+            ("dispatcher", p.dispatchers),
+            ("sorter", p.sorters),
+            ("compactor", p.compactors),
+        ):
             for i in range(count):
                 self.start(role, f"{role}-{i + 1}")
         for i in range(p.upstream.stores):
             self.start("pusher", f"pusher-{i + 1}")
-        self.start("reader", "reader-1")
+        for i in range(p.readers):
+            self.start("reader", f"reader-{i + 1}")
         self._act(self.actions)
         for event in self.plan:
             self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]

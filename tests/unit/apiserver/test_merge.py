@@ -89,3 +89,21 @@ def test_a_plan_ends_when_it_holds_enough_bytes() -> None:
     segments = [Seg((1, 2)), Seg((5, 6)), Seg((9, 9))]
     assert merge.plan(segments, after=0, upto=10, rows=100, stored_bytes=20, truncated=False) == (1, 4)
     assert merge.plan(segments, after=0, upto=10, rows=100, stored_bytes=21, truncated=False) == (2, 8)
+
+
+@dataclass(frozen=True)
+class Long:
+    """A segment that reaches far, as those of compacted files do."""
+
+    lo_ts: int
+    hi_ts: int
+    rows: int
+    length: int = 1
+
+
+def test_a_plan_counts_what_lies_below_its_end_not_what_segments_hold() -> None:
+    segments = [Long(1, 1000, 1000), Long(11, 1000, 1000), Long(101, 1000, 900)]
+    assert merge.plan(segments, after=0, upto=2000, rows=100, stored_bytes=99, truncated=False) == (2, 100)
+    assert merge.plan(segments, after=0, upto=2000, rows=10, stored_bytes=99, truncated=False) == (1, 10)
+    assert merge.plan(segments, after=0, upto=2000, rows=500, stored_bytes=99, truncated=False) == (3, 2000)
+    assert merge.plan(segments, after=0, upto=2000, rows=500, stored_bytes=2, truncated=False) == (2, 100)

@@ -15,15 +15,18 @@ from metaserver import collect
 from metaserver.collect import Collector
 from tistream.catalog import tables
 from tistream.catalog.committed import TaskAdvance, find_segments
+from tistream.catalog.compaction import pieces, swap
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, ObjectState, insert_live, object_states, superseded_objects
+from tistream.catalog.pins import drop_pin, expired_pins, open_pin
 from tistream.catalog.snapshots import switch_snapshot
 from tistream.errors import CatalogUnavailable, Fenced, StoreUnavailable
 from tistream.ids import Tenant
-from tistream.layout import BatchKey, CommittedKey, SchemasKey, SchemaSnapKey, SnapshotKey
+from tistream.layout import BatchKey, CommittedKey, CompactedKey, SchemasKey, SchemaSnapKey, SnapshotKey
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import ObjectInfo
 from tistream.testing.catalog_cases import OTHER, START, T, activate, flush, segment
+from tistream.testing.catalog_suite_compaction import output
 from tistream.testing.manual_clock import ManualClock
 from tistream.ts import TS_MAX
 
@@ -277,6 +280,33 @@ def test_what_an_error_left_undone_is_done_by_the_next_round(rig: Rig) -> None:
         rig.collector.step()
     assert rig.collector.step() == 2
     assert rig.bucket.names() == [committed(7)]
+
+
+def test_files_of_a_compaction_that_came_to_nothing_go(rig: Rig) -> None:
+    key = str(CompactedKey(tenant=T, job="00000001-a", range_id=0, lo_ts=START, hi_ts=START + 1))
+    rig.put(key, committed(1))
+    rig.publish(committed(1))
+    rig.age()
+    assert rig.collector.step() == 1
+    assert (rig.bucket.names(), rig.state(key)) == ([committed(1)], ObjectState.DEAD)
+
+
+def test_what_a_compaction_replaced_waits_for_the_pins_too(rig: Rig) -> None:
+    rig.put(committed(1), committed(2))
+    open_pin(rig.catalog, "reader", 10 * GRACE_MS)
+    rig.publish(committed(1))
+    rig.publish(committed(2))
+    found = pieces(rig.catalog, T, upto_ts=TS_MAX, limit=9)
+    key = str(CompactedKey(tenant=T, job="00000001-a", range_id=0, lo_ts=START + 1, hi_ts=START + 20))
+    rig.put(key)
+    assert swap(rig.catalog, T, found, [output(key, rig.tasks[0], 6)])
+    rig.age()
+    assert rig.collector.step() == 0
+    drop_pin(rig.catalog, "reader")
+    open_pin(rig.catalog, "died", 0)
+    assert rig.collector.step() == 2
+    assert rig.bucket.names() == [key] == rig.visible()
+    assert expired_pins(rig.catalog) == 0, "the pins of the dead are forgotten"
 
 
 def test_other_folders_and_tenants_are_left_alone(rig: Rig) -> None:

@@ -1,0 +1,44 @@
+"""`tistream compact` without Spark, from the command line's words to its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tistream.catalog.engine import Catalog
+from tistream.cli.main import app
+from tistream.errors import InvalidInput
+from tistream.objectstore.local import LocalStore
+from tistream.testing.log_builder import LogBuilder
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """A built log, and where it is."""
+    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    catalog.migrate()
+    LogBuilder(catalog, LocalStore(tmp_path / "bucket")).build(10)
+    catalog.close()
+    where = [f"--catalog=sqlite:///{tmp_path}/catalog.db", f"--object-store=file://{tmp_path}/bucket"]
+    return ["compact", "--cluster=1", "--tenant=1", *where]
+
+
+def test_a_log_is_compacted_once(words: list[str]) -> None:
+    def report(*more: str) -> dict[str, object]:
+        done = CliRunner().invoke(app, [*words, "--engine=threads", *more], catch_exceptions=False)
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+    assert report("--lag-s=99999999")["end"] == "nothing to do", "all of it is younger"
+    first = report("--lag-s=0")
+    assert (first["end"], first["tenant"], first["job"]) == ("swapped", "1/1", 1)
+    assert int(str(first["files_after"])) < int(str(first["files_before"]))
+    assert report("--lag-s=0")["end"] == "nothing to do"
+
+
+def test_a_spark_setting_is_a_pair(words: list[str]) -> None:
+    with pytest.raises(InvalidInput, match="NAME=VALUE"):
+        CliRunner().invoke(app, [*words, "--spark-conf=spark.executor.cores"], catch_exceptions=False)

@@ -1,0 +1,137 @@
+"""Compaction on a real Spark: pulls before and after, Spark's own sort as the reference, drivers that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from compactor.job import JobEnd, JobSettings, compact_tenant, planned
+from compactor.local import LocalExecutor
+from compactor.plan import PlanSettings
+from compactor.spark import SparkExecutor, new_session
+from compactor.task import merge, read_inputs
+from metaserver.collect import Collector
+from tistream.catalog import tables
+from tistream.catalog.compaction import pieces
+from tistream.clock import SystemClock
+from tistream.objectstore.local import LocalStore
+from tistream.testing.api_world import ApiWorld, api_world, has_more
+from tistream.testing.log_builder import TENANT
+from tistream.testing.spark_session import SPARK_OPTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
+KILLS = 3
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Spark's own
+        made = new_session("local[2]", SPARK_OPTIONS)
+        yield made
+        made.stop()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ApiWorld]:
+    with api_world(tmp_path, LocalStore(tmp_path / "bucket")) as made:
+        made.log.build(12)
+        yield made
+
+
+def bodies(world: ApiWorld) -> list[bytes]:
+    answers = [world.ok(format=form, limit=200_000) for form in ("ndjson", "raw-arrow")]
+    assert not any(has_more(answer) for answer in answers)
+    return [bytes(answer.content) for answer in answers]
+
+
+def in_signed(table: pa.Table) -> pa.Table:
+    """Spark has no unsigned integers."""
+    signed = {"op": pa.int16(), "flags": pa.int16(), "start_ts": pa.int64(), "commit_ts": pa.int64()}
+    signed["expire_ts"] = pa.int64()
+    schema = pa.schema([pa.field(f.name, signed.get(f.name, f.type)) for f in table.schema])
+    return pa.Table.from_arrays(
+        [column.cast(f.type) for column, f in zip(table.columns, schema, strict=True)], schema=schema
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pulls_are_the_same_and_files_are_in_the_order_of_sparks_own_sort(
+    session: SparkSession, world: ApiWorld, tmp_path: Path
+) -> None:
+    before = bodies(world)
+    _, rows = planned(world.catalog, TENANT, SETTINGS)
+    inputs = {row.task_id: read_inputs(world.store, row) for row in rows}
+    told: list[tuple[int, int]] = []
+    executor = SparkExecutor(session, f"file://{tmp_path}/bucket", world.clock)
+    report = compact_tenant(
+        world.catalog, TENANT, executor, SETTINGS, world.clock, lambda done, total: told.append((done, total))
+    )
+    assert (report.end, report.files_after, told[-1]) == (JobEnd.SWAPPED, len(rows), (len(rows), len(rows)))
+    assert report.files_before > 10
+    assert bodies(world) == before
+    for piece in (p for p in pieces(world.catalog, TENANT, upto_ts=1 << 62, limit=99) if "compacted/" in p.object_key):
+        table = pa.concat_tables(inputs[piece.task_id])
+        frame = session.createDataFrame(in_signed(table))
+        by_spark = frame.orderBy("table_id", "commit_ts", "start_ts", "key").toArrow()
+        written = in_signed(pq.read_table(tmp_path / "bucket" / piece.object_key))
+        assert written.to_pylist() == by_spark.to_pylist()
+        assert written.equals(in_signed(merge(inputs[piece.task_id])))
+
+
+def start_driver(folder: Path) -> subprocess.Popen[bytes]:
+    conf = [f"--spark-conf={name}={value}" for name, value in SPARK_OPTIONS.items()]
+    command = [sys.executable, "-m", "tistream.cli.main", "compact", "--cluster=1", "--tenant=1", "--master=local[2]"]
+    where = [f"--catalog=sqlite:///{folder}/catalog.db", f"--object-store=file://{folder}/bucket"]
+    how = ["--lag-s=0", "--inputs-min=2", "--target-mb=1"]
+    env: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [*command, *where, *how, *conf],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def files(folder: Path) -> list[Path]:
+    return list((folder / "bucket" / "compacted").rglob("*.parquet"))
+
+
+def test_a_driver_that_is_killed_leaves_the_log_as_it_was(world: ApiWorld, tmp_path: Path) -> None:
+    """Killed with its executors a moment after its n-th file has appeared, or after it has ended."""
+    before, rand = bodies(world), random.Random(5)
+    for kill in range(KILLS):
+        had = len(files(tmp_path))
+        driver = start_driver(tmp_path)
+        deadline = time.monotonic() + 120
+        while driver.poll() is None and len(files(tmp_path)) < had + kill and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(rand.random() * (4.0 if kill == 0 else 0.3))
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        assert bodies(world) == before
+    compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), SETTINGS, world.clock)
+    assert bodies(world) == before
+    with world.catalog.transaction() as conn:
+        conn.execute(tables.pins.delete())
+    Collector(world.catalog, world.store, SystemClock(), grace_ms=0).step()
+    live = {p.object_key for p in pieces(world.catalog, TENANT, upto_ts=1 << 62, limit=999)}
+    left = {str(path.relative_to(tmp_path / "bucket")) for path in files(tmp_path)}
+    assert left == {key for key in live if key.startswith("compacted/")}, "what was replaced or never named is gone"
+    assert bodies(world) == before

@@ -1,0 +1,108 @@
+"""`tistream compact`: merge the small files of a tenant's log."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from contextlib import ExitStack
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tistream.cli import options
+from tistream.cli.options import Bucket, Cluster, Config, Tenant
+from tistream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from compactor.job import Executor, Report
+    from tistream.cli.assembly import Parts
+
+_MIB = 1 << 20
+
+
+class Engine(StrEnum):
+    """What runs the job."""
+
+    SPARK = "spark"
+    THREADS = "threads"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("compact")(compact)
+
+
+def compact(
+    cluster: Cluster,
+    tenant: Tenant,
+    catalog: options.Catalog = None,
+    bucket: Bucket = None,
+    config: Config = None,
+    engine: Annotated[Engine, typer.Option(help="spark, or threads of this process.")] = Engine.SPARK,
+    master: Annotated[str | None, typer.Option(help="Spark master; spark-submit's own when left out.")] = None,
+    spark_conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, NAME=VALUE; may be repeated.")] = None,
+    lag_s: Annotated[float, typer.Option(min=0, help="Leave alone what is younger, in seconds of the log.")] = 60.0,
+    budget_mb: Annotated[int, typer.Option(min=1, help="MiB of input that one job takes at most.")] = 8192,
+    target_mb: Annotated[int, typer.Option(min=1, help="MiB of input that become one file.")] = 16,
+    inputs_min: Annotated[int, typer.Option(min=2, help="Merge no fewer files than this.")] = 4,
+) -> None:
+    """Merge small committed files into Parquet files, ordered by table and commit timestamp. Reads stay the same."""
+    from compactor.job import JobSettings, compact_tenant
+    from compactor.plan import PlanSettings
+    from tistream.cli.assembly import load_settings, open_parts
+    from tistream.cli.log import configure
+    from tistream.cli.progress import Progress
+    from tistream.ids import Tenant as TenantId
+
+    settings = load_settings(config, {"catalog.url": catalog, "object_store.url": bucket})
+    configure(settings.log)
+    wanted = JobSettings(
+        lag_ms=int(lag_s * 1000),
+        plan=PlanSettings(target_bytes=target_mb * _MIB, inputs_min=inputs_min, budget_bytes=budget_mb * _MIB),
+    )
+    parts = open_parts(settings)
+    with ExitStack() as stack:
+        stack.callback(parts.catalog.close)
+        shown = stack.enter_context(Progress("compaction", sys.stderr))
+        executor = _executor(parts, engine, master, _pairs(spark_conf or []), stack, shown.update)
+        report = compact_tenant(
+            parts.catalog, TenantId(cluster, tenant), executor, wanted, parts.clock, progress=shown.update
+        )
+    print(json.dumps(_shown(report), indent=2))
+
+
+def _executor(
+    parts: Parts,
+    engine: Engine,
+    master: str | None,
+    conf: dict[str, str],
+    stack: ExitStack,
+    progress: Callable[[int, int], None],
+) -> Executor:
+    if engine is Engine.THREADS:
+        from compactor.local import LocalExecutor
+
+        return LocalExecutor(parts.store)
+    from compactor.spark import SparkExecutor, new_session
+
+    session = new_session(master, conf)
+    stack.callback(session.stop)
+    return SparkExecutor(session, parts.settings.object_store.url, parts.clock, progress)
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"'{text}' is not a Spark setting: write NAME=VALUE.")
+        out[name] = value
+    return out
+
+
+def _shown(report: Report) -> dict[str, Any]:
+    return {**dataclasses.asdict(report), "tenant": str(report.tenant), "seconds": round(report.seconds, 3)}
