@@ -195,7 +195,10 @@ MUTANTS = [
         "_bury",
         [
             ("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
-            ('reached(run, cuts.to_numpy()[run.numbers["origin"]], lowest,', 'reached(run, run.ts("start_ts"), 0,'),
+            (
+                'Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])',
+                'Thresholds(run.ts("start_ts"), 0)',
+            ),
         ],
     ),
 ]
