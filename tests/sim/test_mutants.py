@@ -45,7 +45,7 @@ QUICK = {
     "gap-accepted": 6,
     "closed-goes-on": 10,
     "served-by-the-highest": 0,
-    "no-admission": 0,
+    "no-admission": 5,
     "counts-before-ready": 0,
     "dead-by-start-ts": 0,
     "dead-at-cut-ts": 0,
