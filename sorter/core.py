@@ -101,6 +101,7 @@ class TaskCore:
         self._ready = SortBuffer()
         self._positions: dict[int, dict[int, Position]] = {}
         self._next_row_no = 0
+        self.batches = 0  #: taken since it started
         self._ask_again: list[Undecided] = []  # what a snapshot held undecided, until the next batch
 
     @property
@@ -112,6 +113,7 @@ class TaskCore:
         """Take one batch. FeedGap, CorruptObject, BrokenPromise: see above."""
         if not self._is_next(batch):
             return []
+        self.batches += 1
         store, incarnation = batch.store_id, batch.incarnation
         if batch.closes:
             at = self._positions.setdefault(store, {}).get(incarnation, Position(seq=batch.seq))

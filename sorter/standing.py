@@ -1,7 +1,8 @@
 """Whose watermark stands still: shown to operators with the region, store and file that it waits for.
 
 Every store says anew each second how far its regions are complete, written to or not, so a watermark that stands for
-STANDS_AFTER_S has lost somebody: a store, a region's leader, the outcome of a transaction.
+STANDS_AFTER_S while others go on has lost somebody: a store, a region's leader, the outcome of a transaction. A task to
+which nothing comes at all has nothing to wait for: its pushers have ended, as after a recording, and the lag says so.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ class Standing:
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[int | None, float]] = {}
+        self._heard: dict[int, tuple[int, float]] = {}  # task -> batches, since when there are so many
         self.problems: list[Problem] = []
 
     def look(self, cores: Mapping[int, TaskCore], now_s: float) -> None:
         """Look at the tasks that go on; `now_s` is the clock's monotonic time."""
-        since, problems = {}, []
+        since, heard, problems = {}, {}, []
         for task_id, core in cores.items():
             w = core.watermark()
             before = self._since.get(task_id)
             since[task_id] = before if before is not None and before[0] == w else (w, now_s)
-            if now_s - since[task_id][1] >= STANDS_AFTER_S:
+            known = self._heard.get(task_id)
+            heard[task_id] = known if known is not None and known[0] == core.batches else (core.batches, now_s)
+            if now_s - since[task_id][1] >= STANDS_AFTER_S > now_s - heard[task_id][1]:
                 problems.append(Problem.of(f"task {task_id}", _told(core, w)))
-        self._since, self.problems = since, problems
+        self._since, self._heard, self.problems = since, heard, problems
 
 
 def _told(core: TaskCore, w: int | None) -> WatermarkStands:

@@ -21,16 +21,22 @@ class Task:
         self.core = TaskCore(1, KeyRange(), 10, 10)
         self.standing = Standing()
         self.now_s = 100.0
+        self.others = 0
 
     def file(self, store_id: int, seq: int, *marks: Mark, rows: tuple[Row, ...] = (), incarnation: int = 1) -> None:
         cut_ts = max(m.resolved_ts for m in marks) + 12
         made = File(store_id=store_id, incarnation=incarnation, seq=seq, cut_ts=cut_ts, rows=rows, marks=marks)
         self.core.handle(feed_batch(made))
 
-    def shown(self, after_s: float = STANDS_AFTER_S) -> list[str]:
-        """What is shown when nothing has come for so long."""
+    def shown(self, after_s: float = STANDS_AFTER_S, *, heard: bool = True) -> list[str]:
+        """What is shown when nothing has moved for so long, though some store is `heard`."""
         self.standing.look({1: self.core}, self.now_s)
-        self.now_s += after_s
+        self.now_s += after_s / 2
+        if heard:
+            self.others += 1
+            self.core.handle(feed_batch(File(store_id=9, incarnation=1, seq=self.others, cut_ts=99, rows=(), marks=())))
+        self.standing.look({1: self.core}, self.now_s)
+        self.now_s += after_s / 2
         self.standing.look({1: self.core}, self.now_s)
         return [p.message for p in self.standing.problems]
 
@@ -45,6 +51,14 @@ def test_a_watermark_that_moves_is_no_problem() -> None:
     assert "W 30" in message
     task.file(1, 3, replace(LEFT, resolved_ts=40), replace(RIGHT, resolved_ts=40))
     assert task.shown(1) == []
+
+
+def test_a_task_to_which_nothing_comes_is_no_problem() -> None:
+    task = Task()
+    task.file(1, 1, LEFT)
+    assert task.shown(heard=False) == []
+    assert len(task.shown()) == 1
+    assert task.shown(heard=False) == []
 
 
 def test_a_hole_is_named_with_its_range() -> None:
