@@ -127,7 +127,7 @@ def test_the_command_line_says_what_it_played_and_how_to_repeat_a_failure() -> N
     good = runner.invoke(app, [*small, "--crash-points", "--every", "60"])
     assert good.exit_code == 0
     assert re.search(r"\d+ boundaries \(\d+ PUT, \d+ DELETE, .*\); \d+ single points, 0 pairs; 0 viol", good.stdout)
-    bad = runner.invoke(app, [*small, "--crash-points", "--every", "4", "--mutant", "commit-before-put"])
+    bad = runner.invoke(app, [*small, "--crash-points", "--every", "3", "--mutant", "commit-before-put"])
     assert bad.exit_code == 1
     repeat = re.search(r"^repeat: tistream (.*)$", bad.stdout, re.MULTILINE)
     assert repeat is not None
