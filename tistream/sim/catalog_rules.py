@@ -53,7 +53,7 @@ class CatalogRules:
         self._tasks: dict[int, _Task] = {}
         self._positions: dict[int, _Positions] = {}
         self._refers: dict[int, set[str]] = {}
-        self._segments = 0  # the largest rowid that was seen
+        self._pieces: set[tuple[int, str]] = set()  # (task, object) of the segments that were seen
         self._swaps = 0
         self._visible: dict[int, int] = {}  # task -> rows that readers are sent to
         self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
@@ -141,11 +141,13 @@ class CatalogRules:
 
     def _check_segments(self, tasks: Mapping[int, _Task]) -> None:
         query = self._database.query
-        found = query(
+        every = query(
             "SELECT task_id, min(lo_ts), max(hi_ts), object_key, sum(row_count) FROM segments "
-            "WHERE rowid > ? AND format = 'segment' GROUP BY task_id, object_key ORDER BY 1, 2",
-            self._segments,
+            "WHERE format = 'segment' GROUP BY task_id, object_key ORDER BY 1, 2"
         )
+        # not by rowid: SQLite gives those of segments that a swap has deleted to others
+        found = [piece for piece in every if (piece[0], piece[3]) not in self._pieces]
+        self._pieces |= {(piece[0], piece[3]) for piece in found}
         reached: dict[int, int] = {}
         for task_id, lo_ts, hi_ts, key, rows in found:
             self._visible[task_id] = self._visible.get(task_id, 0) + rows
@@ -156,8 +158,6 @@ class CatalogRules:
             reached[task_id] = hi_ts
             if was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
-
-        ((self._segments,),) = query("SELECT coalesce(max(rowid), 0) FROM segments")
 
     def _check_swap(self) -> None:
         query = self._database.query
