@@ -31,6 +31,7 @@ import zstandard
 from tistream.change import Op
 from tistream.codec.compiled import kernel
 from tistream.errors import CorruptObject
+from tistream.pusher.cdcpb_rows import wire_uvarint
 from tistream.pusher.logbackup.metadata import Compression, LogSlice
 
 #: versions of a slice of the write column family: puts and deletes, in the slice's order
@@ -213,22 +214,6 @@ def _keys(data: Octets, places: I64, offsets: I32, out: Octets, ts: U64) -> int:
 
 
 @kernel
-def _number(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
-    """The uvarint at `at` and the place behind it; -1 when it is cut off or overflows."""
-    value = np.uint64(0)
-    for i in range(10):
-        if at + i >= end:
-            break
-        octet = data[at + i]
-        if i == 9 and octet > 1:
-            break
-        value |= np.uint64(octet & 0x7F) << np.uint64(7 * i)
-        if octet < 0x80:
-            return value, at + i + 1
-    return value, -1
-
-
-@kernel
 def _records(data: Octets, places: I64, numbers: U64, short: I64) -> int:
     """Take the write records apart. -1, or the entry whose record is damaged."""
     for i in range(places.shape[1]):
@@ -239,7 +224,7 @@ def _records(data: Octets, places: I64, numbers: U64, short: I64) -> int:
         if kind != _PUT and kind != _DELETE and kind != _LOCK and kind != _ROLLBACK:
             return i
         numbers[_TYPE, i] = kind
-        value, at = _number(data, at + 1, end)
+        value, at = wire_uvarint(data, at + 1, end)
         if at < 0:
             return i
         numbers[_START_TS, i] = value
@@ -253,7 +238,7 @@ def _records(data: Octets, places: I64, numbers: U64, short: I64) -> int:
                 numbers[_HAS_SHORT, i] = 1
                 at += 1 + np.int64(data[at])
             elif tag == _SOURCE:
-                value, at = _number(data, at, end)
+                value, at = wire_uvarint(data, at, end)
                 if at < 0:
                     return i
                 numbers[_TXN_SOURCE, i] = value
@@ -262,7 +247,7 @@ def _records(data: Octets, places: I64, numbers: U64, short: I64) -> int:
                 if at > end:
                     return i
                 if tag == _LAST:
-                    value, at = _number(data, at, end)
+                    value, at = wire_uvarint(data, at, end)
                     if at < 0:
                         return i
             elif tag != _OVERLAPPED:
