@@ -32,9 +32,9 @@ from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput
 from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.pusher.control import CaptureControl, PushBundle, retrying
-from tistream.pusher.frontier import FrontierReader
+from tistream.pusher.control import CaptureControl
 from tistream.pusher.model_source import ModelSource
+from tistream.pusher.push_run import AWAY, WAIT_S, PushRun
 from tistream.pusher.schema_push import put_schema_snapshot
 from tistream.pusher.seed_push import captured_rows, push_seed
 from tistream.pusher.worker import PusherWorker
@@ -43,8 +43,6 @@ from tistream.simulator.capture import Capture, CapturePlayer
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-_FRONTIER_POLL_S = 0.2
-_WAIT_S = 0.5  # how often a wait for uploads looks whether it was told to stop
 _QUEUED_BYTES_MAX = 32 << 20  # per store; the player waits when more waits to be uploaded
 _UNBOUNDED_BYTES = 1 << 62
 
@@ -96,7 +94,7 @@ def push_capture(
     return push.run(open_store)
 
 
-class _Push:
+class _Push(PushRun):
     """One run of push_capture."""
 
     def __init__(
@@ -109,9 +107,8 @@ class _Push:
         clock: Clock,
         rand: random.Random | None,
     ) -> None:
+        super().__init__(control, stop, clock, rand)
         self._capture, self._control, self._speed, self._progress = capture, control, speed, progress
-        self._stop, self._clock, self._rand = stop or threading.Event(), clock, rand or random.Random()
-        self._frontier = FrontierReader(control, clock)
         self._workers: list[PusherWorker] = []
         self._sources: list[ModelSource] = []
         self._ticks = 0
@@ -125,14 +122,14 @@ class _Push:
             return self._result(complete=False)
         store = open_store(bundle.object_store)
         player = CapturePlayer(self._capture)
-        if not self._put_schema(store) or not self._wait_for_frontier(bundle):
+        if not self._put_schema(store) or not self._wait_for_frontier(bundle.state):
             return self._result(complete=False)
         if not self._put_seed(store):
             return self._result(complete=False)
         try:
             self._start_workers(player, store)
             complete = self._play(player)
-            complete = self._finish() and complete
+            complete = self._wait_until_durable(self._workers) and complete
         finally:
             for worker in self._workers:
                 worker.close()
@@ -146,16 +143,6 @@ class _Push:
         key = SchemaSnapKey(tenant=self._control.tenant, ts=self._capture.meta.start_ts)
         text = self._capture.schema_snapshot()
         return self._retry(lambda: put_schema_snapshot(store, key, text), "connecting") is not None
-
-    def _wait_for_frontier(self, bundle: PushBundle) -> bool:
-        """False when told to stop."""
-        state = bundle.state
-        while not self._frontier.read():
-            error = self._frontier.error
-            self._report("waiting", problem=str(error) if error else f"the tenant is {state}")
-            if self._clock.wait(self._stop, _FRONTIER_POLL_S):
-                return False
-        return not self._stop.is_set()
 
     def _put_seed(self, store: ObjectStore) -> bool:
         """False when told to stop."""
@@ -250,31 +237,13 @@ class _Push:
     def _make_room(self) -> bool:
         """Wait for the uploads if there is much to upload; False when told to stop."""
         for worker in self._workers:
-            while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, _WAIT_S):
+            while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, WAIT_S):
                 if self._stop.is_set():
                     return False
-                self._report("pushing", problem="the object store is slow or away")
-        return True
-
-    def _finish(self) -> bool:
-        """Wait until everything is durable; False when told to stop before."""
-        for worker in self._workers:
-            while not worker.wait_until_durable(_WAIT_S):
-                if self._stop.is_set():
-                    return False
-                self._report("finishing", problem="the object store is slow or away")
+                self._report("pushing", problem=AWAY)
         return True
 
     # -- what it says ----------------------------------------------------------------------------------------------
-
-    def _retry(self, action: Callable[[], T], phase: str) -> T | None:
-        return retrying(
-            action,
-            stop=self._stop,
-            clock=self._clock,
-            rand=self._rand,
-            notice=lambda e: self._report(phase, problem=str(e)),
-        )
 
     def _report(self, phase: str, *, problem: str = "") -> None:
         uploads = [w.uploads() for w in self._workers]

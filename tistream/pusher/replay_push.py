@@ -27,8 +27,8 @@ from tistream.keyrange import KeyRange
 from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.capture_push import PushProgress, PushResult
-from tistream.pusher.control import Control, retrying
-from tistream.pusher.frontier import FrontierReader
+from tistream.pusher.control import Control
+from tistream.pusher.push_run import PushRun
 from tistream.pusher.schema_push import empty_snapshot, put_schema_snapshot, snapshot_ts
 from tistream.pusher.tikv.board import RegionBoard
 from tistream.pusher.tikv.pd import PdClient
@@ -40,9 +40,7 @@ log = structlog.get_logger(__name__)
 
 SCHEMA = "schema_snapshot.json"
 TIDB_KEYS = (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))  #: the meta range, and all tables
-_FRONTIER_POLL_S = 0.2
 _STEP_S = 0.02
-_WAIT_S = 0.5
 _PATIENCE_S = 3.0  # a region that nobody registers for longer is told of
 _FLUSH_S = 0.5  # recordings are mostly played faster than they went
 _QUIET_S = 2.5 * _FLUSH_S  # so long after the last row every store has had its last tick
@@ -65,11 +63,11 @@ def push_replay(
     CorruptObject, InvalidInput), InvalidInput when this tenant's stores have pushed later things already, and the
     pushers' own."""
     with ReplayCluster(Path(directory), speed=speed) as cluster:
-        push = _Push(cluster, control, progress, stop or threading.Event(), clock or SystemClock(), rand)
+        push = _Push(cluster, control, progress, stop, clock or SystemClock(), rand)
         return push.run(_schema(Path(directory), cluster.start_ts), open_store)
 
 
-class _Push:
+class _Push(PushRun):
     """One run of push_replay."""
 
     def __init__(
@@ -77,42 +75,29 @@ class _Push:
         cluster: ReplayCluster,
         control: Control,
         progress: Callable[[PushProgress], None],
-        stop: threading.Event,
+        stop: threading.Event | None,
         clock: Clock,
         rand: random.Random | None,
     ) -> None:
+        super().__init__(control, stop, clock, rand)
         self._cluster, self._control, self._progress = cluster, control, progress
-        self._stop, self._clock, self._rand = stop, clock, rand or random.Random()
-        self._frontier = FrontierReader(control, clock)
         self._workers: list[PusherWorker] = []
 
     def run(self, schema: bytes, open_store: Callable[[str], ObjectStore]) -> PushResult:
-        bundle = retrying(
-            self._control.push_bundle,
-            stop=self._stop,
-            clock=self._clock,
-            rand=self._rand,
-            notice=lambda e: self._report("connecting", problem=str(e)),
-        )
+        bundle = self._retry(self._control.push_bundle)
         if bundle is None:
             return self._result(complete=False)
         store = open_store(bundle.object_store)
         key = SchemaSnapKey(tenant=self._control.tenant, ts=self._cluster.start_ts)
-        put = retrying(
-            lambda: put_schema_snapshot(store, key, schema),
-            stop=self._stop,
-            clock=self._clock,
-            rand=self._rand,
-            notice=lambda e: self._report("connecting", problem=str(e)),
-        )
-        if put is None or not self._wait_for_frontier():
+        put = self._retry(lambda: put_schema_snapshot(store, key, schema))
+        if put is None or not self._wait_for_frontier(bundle.state):
             return self._result(complete=False)
         pd = PdClient([self._cluster.pd_address], clock=self._clock)
         board = RegionBoard(pd, TIDB_KEYS, clock=self._clock)
         board.start()
         try:
             self._start_workers(pd, board, store)
-            complete = self._play() and self._finish()
+            complete = self._play() and self._wait_until_durable(self._workers)
         finally:
             for worker in self._workers:
                 worker.close()
@@ -120,15 +105,6 @@ class _Push:
             pd.close()
         self._report("done")
         return self._result(complete=complete)
-
-    def _wait_for_frontier(self) -> bool:
-        """False when told to stop."""
-        while not self._frontier.read():
-            error = self._frontier.error
-            self._report("waiting", problem=str(error) if error else "the tenant has no tasks yet")
-            if self._clock.wait(self._stop, _FRONTIER_POLL_S):
-                return False
-        return not self._stop.is_set()
 
     def _start_workers(self, pd: PdClient, board: RegionBoard, store: ObjectStore) -> None:
         for store_id in self._cluster.store_ids:
@@ -179,15 +155,6 @@ class _Push:
                     raise
                 problem = str(e)
         return problem
-
-    def _finish(self) -> bool:
-        """Wait until everything is durable; False when told to stop before."""
-        for worker in self._workers:
-            while not worker.wait_until_durable(_WAIT_S):
-                if self._stop.is_set():
-                    return False
-                self._report("finishing", problem="the object store is slow or away")
-        return True
 
     # -- what it says ----------------------------------------------------------------------------------------------
 

@@ -14,21 +14,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tistream.clock import Clock, SystemClock
-from tistream.errors import InvalidInput, TiStreamError
+from tistream.errors import InvalidInput
 from tistream.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.pusher.control import Control, retrying
-from tistream.pusher.frontier import FrontierReader
+from tistream.pusher.control import Control
 from tistream.pusher.logbackup.source import LogBackupSource
 from tistream.pusher.logbackup.undefined import UndefinedTables
+from tistream.pusher.push_run import AWAY, WAIT_S, PushRun
 from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts
 from tistream.pusher.worker import PusherWorker
 
 T = TypeVar("T")
 
 _AWAITING = "AWAITING_SNAPSHOT"
-_FRONTIER_POLL_S = 0.2
-_WAIT_S = 0.5  # how often a wait looks whether it was told to stop
 _QUEUED_BYTES_MAX = 64 << 20  # the source waits when more waits to be uploaded
 _UNBOUNDED_BYTES = 1 << 62
 
@@ -65,11 +63,11 @@ def push_log_backup(
     `schema_snapshot`: the JSON with which the tenant begins; the log must be whole from its timestamp on. Service and
     stores may be away for any time. CorruptObject when the log is damaged, InvalidInput for what is not read or when a
     snapshot is missing."""
-    push = _LogPush(log_store, control, progress, stop, clock or SystemClock(), rand or random.Random())
+    push = _LogPush(log_store, control, progress, stop, clock or SystemClock(), rand)
     return push.run(open_store, schema_snapshot, until_caught_up)
 
 
-class _LogPush:
+class _LogPush(PushRun):
     """One run of push_log_backup."""
 
     def __init__(
@@ -79,11 +77,10 @@ class _LogPush:
         progress: Callable[[LogPushProgress], None],
         stop: threading.Event | None,
         clock: Clock,
-        rand: random.Random,
+        rand: random.Random | None,
     ) -> None:
+        super().__init__(control, stop, clock, rand)
         self._control, self._progress = control, progress
-        self._stop, self._clock, self._rand = stop or threading.Event(), clock, rand
-        self._frontier = FrontierReader(control, clock)
         self._source = LogBackupSource(log_store, clock)
         self._worker: PusherWorker | None = None
 
@@ -119,48 +116,19 @@ class _LogPush:
         try:
             self._worker.start(self._stop)
             self._follow(self._worker, until_caught_up)
-            whole = not self._stop.is_set() and self._finish(self._worker)
+            whole = not self._stop.is_set() and self._wait_until_durable([self._worker])
         finally:
             self._worker.close()
         return self._report("done" if whole else "stopped")
 
-    def _wait_for_frontier(self, state: str) -> bool:
-        """False when told to stop."""
-        while not self._frontier.read():
-            error = self._frontier.error
-            self._report("waiting", problem=str(error) if error else f"the tenant is {state}")
-            if self._clock.wait(self._stop, _FRONTIER_POLL_S):
-                return False
-        return not self._stop.is_set()
-
     def _follow(self, worker: PusherWorker, until_caught_up: bool) -> None:
         while not self._stop.is_set():
-            worker.step(_WAIT_S)
+            worker.step(WAIT_S)
             self._report("pushing")
-            while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, _WAIT_S) and not self._stop.is_set():
-                self._report("pushing", problem="the object store is slow or away")
+            while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, WAIT_S) and not self._stop.is_set():
+                self._report("pushing", problem=AWAY)
             if until_caught_up and self._source.caught_up and not worker.reopening:
                 return
-
-    def _finish(self, worker: PusherWorker) -> bool:
-        """Wait until everything is durable; False when told to stop before."""
-        while not worker.wait_until_durable(_WAIT_S):
-            if self._stop.is_set():
-                return False
-            self._report("finishing", problem="the object store is slow or away")
-        return True
-
-    def _retry(self, action: Callable[[], T]) -> T | None:
-        return retrying(
-            action,
-            stop=self._stop,
-            clock=self._clock,
-            rand=self._rand,
-            notice=self._waits,
-        )
-
-    def _waits(self, error: TiStreamError) -> None:
-        self._report("connecting", problem=str(error))
 
     def _report(self, phase: str, *, problem: str = "") -> LogPushProgress:
         uploads = self._worker.uploads() if self._worker else None
