@@ -152,8 +152,9 @@ class CatalogRules:
         for task_id, lo_ts, hi_ts, key, rows in found:
             self._visible[task_id] = self._visible.get(task_id, 0) + rows
             was, now = self._tasks[task_id], tasks[task_id]
-            above = reached.get(task_id, was.upper)
-            if not above < lo_ts <= hi_ts <= now.upper:
+            # a transaction of several objects has one commit_ts in all of them
+            above = reached.get(task_id, was.upper + 1)
+            if not above <= lo_ts <= hi_ts <= now.upper:
                 self._violated(f"segments: task {task_id}, from {above} to {now.upper}: {key} has [{lo_ts}, {hi_ts}]")
             reached[task_id] = hi_ts
             if was.epoch == now.epoch:
