@@ -77,6 +77,7 @@ class Spill:
                 mapped = mmap.mmap(file.fileno(), 0, access=access)
         except OSError as e:
             raise StoreUnavailable("the disk takes no rows", folder=str(self._folder), cause=str(e)) from e
+        mapped.madvise(mmap.MADV_RANDOM)  # a flush takes rows from all over: what lies beside them is not wanted
         self._maps.add(mapped)
         return mapped
 
