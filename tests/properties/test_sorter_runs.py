@@ -149,7 +149,7 @@ class Pair:
         it until they are dead."""
         while core.settling:
             core.settle()
-        new, plain = core.snapshot(), self.cores[1].snapshot()
+        new, plain = (tables_of(c.snapshot()) for c in (core, self.cores[1]))
         assert [table(new, name) for name in ("commits", "ready")] == [table(plain, n) for n in ("commits", "ready")]
         assert core.watermark() == self.cores[1].watermark()
 
