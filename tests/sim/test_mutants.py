@@ -33,7 +33,7 @@ QUICK = {
     "own-file-deleted": 1,
     "commit-before-put": 6,
     "first-object-only": 0,
-    "later-puts-not-checked": 0,
+    "later-puts-not-checked": 4,
     "reclaim-from-memory": 0,
     "floor-forgets-tasks": 0,
     "deleted-before-given-up": 0,
