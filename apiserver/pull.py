@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 import pyarrow as pa
@@ -50,6 +51,22 @@ class PullRequest:
     end_ts: str | None = None  #: serve nothing above it
 
 
+class Position(Protocol):
+    """What a request says of where it starts and ends."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def start_ts(self) -> str | None: ...
+
+    @property
+    def cursor(self) -> str | None: ...
+
+    @property
+    def end_ts(self) -> str | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullAnswer:
     """A whole answer."""
@@ -77,11 +94,11 @@ def pull(services: Services, request: PullRequest) -> PullAnswer:
     row, history, resolved = services.served(request.scope.tenant)
     now_ms = services.clock.unix_ms()
     options = parse_options(request.options, built_ms=now_ms)
-    after, upto = _interval(request, row, resolved, now_ms)
+    after, upto = interval(request, row, resolved, now_ms)
     if history is not None:
         check_start(after, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
         if request.cursor is None:
-            _check_names(history, request.scope, min(after, resolved), resolved)
+            check_names(history, request.scope, min(after, resolved), resolved)
     if history is None or upto <= after:
         page = _Page(content=_nothing(request, history, min(after, resolved)), end=after)
     else:
@@ -97,7 +114,7 @@ def pull(services: Services, request: PullRequest) -> PullAnswer:
     )
 
 
-def _interval(request: PullRequest, row: TenantRow, resolved: int, now_ms: int) -> tuple[int, int]:
+def interval(request: Position, row: TenantRow, resolved: int, now_ms: int) -> tuple[int, int]:
     """(after, upto): what the pull asks for of what is served."""
     if request.cursor is not None:
         after = cursor.decode(request.cursor, request.scope) or row.start_ts  # 0: pulled before the snapshot came
@@ -175,7 +192,7 @@ def _text(
     return content, len(decoded.quarantined)
 
 
-def _check_names(history: History, scope: Scope, after: int, upto: int) -> None:
+def check_names(history: History, scope: Scope, after: int, upto: int) -> None:
     """Refuse a database or table that did not exist at any time of the interval. NotFound with a suggestion."""
     if scope.database is None or history.physical_ids(scope.database, scope.table, after, upto):
         return

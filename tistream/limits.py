@@ -26,9 +26,12 @@ INBOX_BYTES_MAX = 32 << 20  # batches that wait for a task's core
 LEASE_MS = 10_000  # an owner or worker without a heartbeat for this long may be replaced
 HEARTBEAT_MS = 2_000
 PIN_TTL_MS = 900_000  # what a reader has listed stays for so long after its last sign of life
+FILE_URL_MS = 900_000  # the files of a listing can be fetched for so long
+FILES_LISTED_MAX = 50_000
 PULL_WAIT_MS_MAX = 30_000
 PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000
+SPLITS_MAX = 1000  # parts of one plan of a long pull
 
 assert HEARTBEAT_MS * 3 < LEASE_MS
 assert SEGMENT_OWN_BYTES_MIN <= SEGMENT_SHARED_BYTES_TARGET < SEGMENT_BYTES_TARGET < SEGMENT_BYTES_MAX <= FILE_BYTES_MAX

@@ -157,7 +157,7 @@ def find_segments(
     """
     if table_ids is not None and not table_ids:
         return []
-    query = _LIVE if table_ids is None else _LIVE.where(_touches(table_ids))
+    query = _LIVE if table_ids is None else _LIVE.where(touches(table_ids))
     asked = {
         "asked_kind": kind,
         "after_ts": min(after_ts, INT_MAX),
@@ -233,8 +233,12 @@ def _values(tenant: Tenant, kinds: dict[int, str], a: TaskAdvance, s: NewSegment
     }
 
 
-def _touches(table_ids: Collection[int]) -> ColumnElement[bool]:
-    lo, hi = segments.c.table_lo, segments.c.table_hi
+def touches(
+    table_ids: Collection[int],
+    lo: ColumnElement[int] = segments.c.table_lo,
+    hi: ColumnElement[int] = segments.c.table_hi,
+) -> ColumnElement[bool]:
+    """Whether a segment may hold one of the tables, as far as that is cheap."""
     if len(table_ids) > _TABLE_IDS_MAX:
         return and_(lo <= max(table_ids), hi >= min(table_ids))
     return or_(*(and_(lo <= table_id, hi >= table_id) for table_id in sorted(table_ids)))

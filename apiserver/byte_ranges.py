@@ -1,0 +1,57 @@
+"""Which bytes of a file a request is for, by RFC 9110: one range, or all (pure).
+
+A reader that asks for several ranges at once, or in a way that is not understood, gets the whole file, as the standard
+allows. A range of a file that is not the one the reader has seen (If-Range) is the whole file, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_RANGE = re.compile(r"bytes\s*=\s*(\d*)\s*-\s*(\d*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteRange:
+    """`length` bytes from `offset`."""
+
+    offset: int
+    length: int
+
+    def content_range(self, size: int) -> str:
+        """The header of an answer that holds it."""
+        return f"bytes {self.offset}-{self.offset + self.length - 1}/{size}"
+
+
+class NoSuchBytes(Exception):
+    """The range begins behind the end of the file (416)."""
+
+
+def asked_range(header: str | None, if_range: str | None, *, etag: str, size: int) -> ByteRange | None:
+    """The range that the headers ask for; None for the whole file. NoSuchBytes when it holds none of its bytes."""
+    if header is None or (if_range is not None and if_range.strip() != etag):
+        return None
+    found = _RANGE.fullmatch(header.strip())
+    if found is None or not (found[1] or found[2]):
+        return None
+    if not found[1]:
+        length = min(int(found[2]), size)
+        if length == 0:
+            raise NoSuchBytes
+        return ByteRange(offset=size - length, length=length)
+    first = int(found[1])
+    last = min(int(found[2]), size - 1) if found[2] else size - 1
+    if found[2] and int(found[2]) < first:
+        return None
+    if first >= size:
+        raise NoSuchBytes
+    return ByteRange(offset=first, length=last - first + 1)
+
+
+def names(header: str | None, etag: str) -> bool:
+    """Whether an If-None-Match names this version."""
+    if header is None:
+        return False
+    tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]
+    return "*" in tags or etag in tags

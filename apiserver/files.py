@@ -1,0 +1,158 @@
+"""The log as files for tools that read Parquet by themselves: what a listing says, and how long it holds.
+
+A listing is one state of the log: each row lies in one of its files, once. It opens a pin, so that its files can be
+fetched for FILE_URL_MS, whatever compactions and collectors do meanwhile; listings that follow one another closely
+share one. A pin that cannot be opened fails the listing: an address that may be gone at once is worth nothing.
+
+`parquet_upto_ts` joins the files to a pull: every change at or below it lies in a Parquet file, so a reader takes the
+Parquet files up to there and pulls what comes after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from apiserver.cursor import Scope
+from apiserver.deps import Services
+from apiserver.position import check_start, parse_ts
+from tistream import ts as tso
+from tistream.catalog.committed import SegmentFormat
+from tistream.catalog.engine import Catalog
+from tistream.catalog.files import FileRow, list_files
+from tistream.catalog.pins import open_pin
+from tistream.clock import Clock
+from tistream.errors import InvalidInput, NotFound
+from tistream.ids import Tenant
+from tistream.layout import committed_prefix, compacted_prefix
+from tistream.limits import FILE_URL_MS, FILES_LISTED_MAX
+
+_SHARED_MS = 60_000  # a pin is given to the listings of so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The files that may hold changes in (start_ts, end_ts]."""
+
+    files: tuple[FileRow, ...]  #: of the formats that were asked for
+    start_ts: int
+    end_ts: int
+    resolved_ts: int
+    parquet_upto_ts: int  #: what lies in (start_ts, this] lies in Parquet files
+    table_ids: tuple[int, ...] | None  #: physical ids of the scope; None for all of the tenant
+    good_until_ms: int  #: Unix milliseconds by this process's clock
+
+
+class ListingPins:
+    """The pins under which listings are made. They are not dropped: they end by themselves. Safe to use from several
+    threads."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self._catalog, self._clock = catalog, clock
+        self._lock = threading.Lock()
+        self._opened: float | None = None
+
+    def hold(self) -> None:
+        """What is listed from now on stays for FILE_URL_MS. CatalogUnavailable when that cannot be promised."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._opened is None or (now - self._opened) * 1000 >= _SHARED_MS:
+                open_pin(self._catalog, secrets.token_hex(12), FILE_URL_MS + 2 * _SHARED_MS)
+                self._opened = now
+
+
+def listing(
+    services: Services,
+    pins: ListingPins,
+    scope: Scope,
+    *,
+    start_ts: str,
+    end_ts: str,
+    formats: Collection[SegmentFormat],
+) -> Listing:
+    """List as of now. Timestamps as a pull takes them."""
+    row, history, resolved = services.served(scope.tenant)
+    now_ms = services.clock.unix_ms()
+    after = parse_ts(start_ts, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
+    upto = min(parse_ts(end_ts, earliest=row.start_ts, latest=resolved, now_ms=now_ms), resolved)
+    if history is not None:
+        check_start(after, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
+    table_ids = None
+    if scope.database is not None:
+        if history is None:
+            raise NotFound(f"Tenant {scope.tenant} has no schema yet: its first schema snapshot has not been pushed.")
+        table_ids = tuple(sorted(history.physical_ids(scope.database, scope.table, min(after, resolved), resolved)))
+        if not table_ids:
+            raise NotFound(f"There was no {scope} at any time of the interval.", scope=str(scope))
+    pins.hold()
+    found = list_files(
+        services.catalog,
+        scope.tenant,
+        after_ts=after,
+        upto_ts=upto,
+        table_ids=table_ids,
+        limit=FILES_LISTED_MAX + 1,
+    )
+    if len(found) > FILES_LISTED_MAX:
+        raise InvalidInput(
+            f"There are more than {FILES_LISTED_MAX} files: ask for a shorter time, or let a compaction run."
+        )
+    not_parquet = min((f.lo_ts for f in found if f.format is not SegmentFormat.PARQUET), default=upto + 1)
+    return Listing(
+        files=tuple(f for f in found if f.format in formats),
+        start_ts=after,
+        end_ts=upto,
+        resolved_ts=resolved,
+        parquet_upto_ts=max(after, not_parquet - 1),
+        table_ids=table_ids,
+        good_until_ms=now_ms + FILE_URL_MS,
+    )
+
+
+def file_name(tenant: Tenant, object_key: str) -> str:
+    """What follows `files/` in the address of a file."""
+    for folder, prefix in _folders(tenant):
+        if object_key.startswith(prefix):
+            return folder + object_key[len(prefix) :]
+    raise InvalidInput("not a file of the tenant's log", object=object_key)
+
+
+def object_key_of(tenant: Tenant, name: str) -> str | None:
+    """The object of a file name, or None when no file is called so."""
+    for folder, prefix in _folders(tenant):
+        if name.startswith(folder):
+            return prefix + name[len(folder) :]
+    return None
+
+
+def etag_of(object_key: str) -> str:
+    """A file never changes, and no other gets its key."""
+    return f'"{hashlib.blake2b(object_key.encode(), digest_size=12).hexdigest()}"'
+
+
+def described(tenant: Tenant, file: FileRow, base_url: str) -> dict[str, object]:
+    """A file for people and programs; timestamps are text, keys hexadecimal."""
+    name = file_name(tenant, file.object_key)
+    return {
+        "name": name,
+        "url": f"{base_url}/{name}",
+        "format": str(file.format),
+        "rows": file.rows,
+        "bytes": file.stored_bytes,
+        "row_groups": file.segments,
+        "lo_ts": str(file.lo_ts),
+        "hi_ts": str(file.hi_ts),
+        "lo_time": tso.to_text(file.lo_ts),
+        "hi_time": tso.to_text(file.hi_ts),
+        "start_key": file.start_key.hex(),
+        "end_key": file.end_key.hex(),
+        "table_lo": file.table_lo,
+        "table_hi": file.table_hi,
+    }
+
+
+def _folders(tenant: Tenant) -> tuple[tuple[str, str], ...]:
+    return (("compacted/", compacted_prefix(tenant)), ("committed/", committed_prefix(tenant)))

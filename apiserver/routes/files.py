@@ -1,0 +1,158 @@
+"""The log as files: what there is, and the bytes, by ranges.
+
+    GET       /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/files
+    GET|HEAD  /v1/clusters/{c}/tenants/{t}/files/{name}
+
+A body is read from the bucket piece by piece while it is sent; an object that fails in the middle breaks it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from apiserver import files
+from apiserver.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
+from apiserver.cursor import Scope
+from apiserver.deps import Id, Services
+from apiserver.position import FORMS
+from tistream import problem
+from tistream import ts as tso
+from tistream.catalog.committed import SegmentFormat
+from tistream.catalog.files import file_bytes
+from tistream.errors import InvalidInput, NotFound, ObjectNotFound
+from tistream.ids import Tenant
+
+_PIECE_BYTES = 4 << 20
+_MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "seg": "application/octet-stream"}
+_FORMATS = {"parquet": {SegmentFormat.PARQUET}, "segment": {SegmentFormat.SEGMENT}, "all": set(SegmentFormat)}
+
+StartTs = Annotated[str, Query(description=f"Files with changes above this: {FORMS}.")]
+EndTs = Annotated[str, Query(description="Files with changes at or below this; the same forms.")]
+Format = Annotated[Literal["parquet", "segment", "all"], Query(description="`segment`: files not compacted yet.")]
+
+
+def router(services: Services) -> APIRouter:
+    """Listings of three scopes, and the files."""
+    routes = APIRouter(tags=["files"])
+    pins = files.ListingPins(services.catalog, services.clock)
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    def listed(http: Request, scope: Scope, start_ts: str, end_ts: str, format: str) -> dict[str, Any]:
+        found = files.listing(services, pins, scope, start_ts=start_ts, end_ts=end_ts, formats=_FORMATS[format])
+        where = f"{str(http.base_url).rstrip('/')}/v1/clusters/{scope.tenant.cluster_id}"
+        where += f"/tenants/{scope.tenant.tenant_id}/files"
+        return {
+            "items": [files.described(scope.tenant, file, where) for file in found.files],
+            "start_ts": str(found.start_ts),
+            "end_ts": str(found.end_ts),
+            "resolved_ts": str(found.resolved_ts),
+            "parquet_upto_ts": str(found.parquet_upto_ts),
+            "table_ids": found.table_ids,
+            "good_until": tso.to_text(tso.compose(found.good_until_ms)),
+        }
+
+    @routes.get(f"{base}/files", operation_id="list_files", summary="Files of a tenant's log")
+    def of_tenant(
+        http: Request,
+        cluster_id: Id,
+        tenant_id: Id,
+        start_ts: StartTs = "earliest",
+        end_ts: EndTs = "latest",
+        format: Format = "parquet",
+    ) -> dict[str, Any]:
+        return listed(http, Scope(tenant=Tenant(cluster_id, tenant_id)), start_ts, end_ts, format)
+
+    @routes.get(
+        f"{base}/databases/{{database}}/files",
+        operation_id="list_db_files",
+        summary="Files that may hold changes of a database",
+    )
+    def of_db(
+        http: Request,
+        cluster_id: Id,
+        tenant_id: Id,
+        database: str,
+        start_ts: StartTs = "earliest",
+        end_ts: EndTs = "latest",
+        format: Format = "parquet",
+    ) -> dict[str, Any]:
+        scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database)
+        return listed(http, scope, start_ts, end_ts, format)
+
+    @routes.get(
+        f"{base}/databases/{{database}}/tables/{{table}}/files",
+        operation_id="list_table_files",
+        summary="Files that may hold changes of a table",
+    )
+    def of_table(
+        http: Request,
+        cluster_id: Id,
+        tenant_id: Id,
+        database: str,
+        table: str,
+        start_ts: StartTs = "earliest",
+        end_ts: EndTs = "latest",
+        format: Format = "parquet",
+    ) -> dict[str, Any]:
+        scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
+        return listed(http, scope, start_ts, end_ts, format)
+
+    def one(http: Request, cluster_id: Id, tenant_id: Id, name: str) -> Response:
+        tenant = Tenant(cluster_id, tenant_id)
+        key = files.object_key_of(tenant, name)
+        size = None if key is None else file_bytes(services.catalog, tenant, key)
+        if key is None or size is None:
+            raise NotFound(f"There is no file '{name[:120]}', or not any more: list the files again.", file=name[:120])
+
+        def read(at: int, length: int) -> bytes:
+            try:
+                return services.store.get_range(key, at, length)
+            except ObjectNotFound as e:
+                raise NotFound(f"The file '{name[:120]}' is not there any more: list the files again.") from e
+
+        return answer(http, size=size, etag=files.etag_of(key), media_type=_media_type(name), read=read)
+
+    path = f"{base}/files/{{name:path}}"
+    routes.add_api_route(path, one, methods=["GET"], operation_id="get_file", summary="A file, or a range of it")
+    routes.add_api_route(path, one, methods=["HEAD"], include_in_schema=False)
+    return routes
+
+
+def answer(http: Request, *, size: int, etag: str, media_type: str, read: Callable[[int, int], bytes]) -> Response:
+    """The answer to GET or HEAD of something with `size` bytes that never changes; `read(offset, length)` fetches."""
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, immutable, max-age=900"}
+    if names(http.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    try:
+        asked = asked_range(http.headers.get("range"), http.headers.get("if-range"), etag=etag, size=size)
+    except NoSuchBytes:
+        refused = problem.problem_response(InvalidInput(f"The file has {size} bytes.", bytes=size), 416)
+        refused.headers.update({**headers, "Content-Range": f"bytes */{size}", "Cache-Control": "no-store"})
+        return refused
+    if asked is not None:
+        headers["Content-Range"] = asked.content_range(size)
+    wanted = ByteRange(offset=0, length=size) if asked is None else asked
+    headers["Content-Length"] = str(wanted.length)
+    status = 200 if asked is None else 206
+    if http.method == "HEAD":
+        return Response(status_code=status, headers=headers, media_type=media_type)
+    body = _pieces(read, wanted)
+    first = next(body, b"")  # what is gone is refused with a status, not in the middle of a body
+    return StreamingResponse(chain([first], body), status, headers, media_type)
+
+
+def _pieces(read: Callable[[int, int], bytes], wanted: ByteRange) -> Iterator[bytes]:
+    at, end = wanted.offset, wanted.offset + wanted.length
+    while at < end:
+        length = min(_PIECE_BYTES, end - at)
+        yield read(at, length)
+        at += length
+
+
+def _media_type(name: str) -> str:
+    return _MEDIA_TYPES.get(name.rpartition(".")[2], "application/octet-stream")

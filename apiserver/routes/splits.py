@@ -1,0 +1,108 @@
+"""Plans of long reads, see `apiserver.splits`.
+
+GET /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/changes/splits
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+
+from apiserver.cursor import Scope
+from apiserver.deps import Id, Services
+from apiserver.routes.changes import Cursor, EndTs, StartTs
+from apiserver.splits import Plan, SplitRequest, plan
+from tistream.errors import InvalidInput
+from tistream.ids import Tenant
+from tistream.limits import SPLITS_MAX
+
+_PART_BYTES = 16 << 20
+
+Rows = Annotated[int | None, Query(ge=1, description="The plan covers at most so many rows; it ends with a commit_ts.")]
+Parts = Annotated[int, Query(ge=1, le=SPLITS_MAX, description="Parts at most.")]
+PartBytes = Annotated[int, Query(ge=1, description="A part is worth about so many stored bytes at least.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Query:
+    start_ts: str | None
+    cursor: str | None
+    end_ts: str | None
+    rows: int | None
+    parts: int
+    part_bytes: int
+
+    def of(self, scope: Scope) -> SplitRequest:
+        return SplitRequest(
+            scope=scope,
+            start_ts=self.start_ts,
+            cursor=self.cursor,
+            end_ts=self.end_ts,
+            rows=self.rows,
+            parts=self.parts,
+            part_bytes=self.part_bytes,
+        )
+
+
+def _query(
+    start_ts: StartTs = None,
+    cursor: Cursor = None,
+    end_ts: EndTs = None,
+    rows: Rows = None,
+    parts: Parts = 1,
+    part_bytes: PartBytes = _PART_BYTES,
+) -> _Query:
+    if start_ts is None and cursor is None:
+        raise InvalidInput("A read starts somewhere: give start_ts (for example start_ts=earliest) or cursor.")
+    return _Query(start_ts=start_ts, cursor=cursor, end_ts=end_ts, rows=rows, parts=parts, part_bytes=part_bytes)
+
+
+Asked = Annotated[_Query, Depends(_query)]
+
+
+def router(services: Services) -> APIRouter:
+    """Plans of three scopes."""
+    routes = APIRouter(tags=["changes"])
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    @routes.get(f"{base}/changes/splits", operation_id="split_tenant", summary="Parts of a long pull of a tenant")
+    def of_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> dict[str, Any]:
+        return shown(plan(services, asked.of(Scope(tenant=Tenant(cluster_id, tenant_id)))))
+
+    @routes.get(
+        f"{base}/databases/{{database}}/changes/splits",
+        operation_id="split_db",
+        summary="Parts of a long pull of a database",
+    )
+    def of_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> dict[str, Any]:
+        return shown(plan(services, asked.of(Scope(tenant=Tenant(cluster_id, tenant_id), database=database))))
+
+    @routes.get(
+        f"{base}/databases/{{database}}/tables/{{table}}/changes/splits",
+        operation_id="split_table",
+        summary="Parts of a long pull of a table",
+    )
+    def of_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> dict[str, Any]:
+        scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
+        return shown(plan(services, asked.of(scope)))
+
+    return routes
+
+
+def shown(found: Plan) -> dict[str, Any]:
+    """A plan as JSON; timestamps are text."""
+    return {
+        "parts": [
+            {"cursor": p.cursor, "start_ts": str(p.start_ts), "end_ts": str(p.end_ts), "rows": p.rows}
+            for p in found.parts
+        ],
+        "cursor": found.cursor,
+        "start_ts": str(found.start_ts),
+        "next_cursor": found.next_cursor,
+        "end_ts": str(found.end_ts),
+        "resolved_ts": str(found.resolved_ts),
+        "has_more": found.has_more,
+        "rows": found.rows,
+    }
