@@ -115,11 +115,7 @@ class Client:
         options: Mapping[str, str] | None = None,
     ) -> Page:
         """One page from `cursor`, or from `start_ts` (`earliest` when neither is given)."""
-        path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}"
-        if database is not None:
-            path += f"/databases/{quote(database, safe='')}"
-        if table is not None:
-            path += f"/tables/{quote(table, safe='')}"
+        path = _of_scope(cluster_id, tenant_id, database, table)
         params: dict[str, str] = {**(options or {}), "format": format}
         if cursor is not None:
             params["cursor"] = cursor
@@ -164,6 +160,37 @@ class Client:
             if not page.has_more and not follow:
                 return
 
+    def splits(
+        self,
+        cluster_id: int,
+        tenant_id: int,
+        *,
+        database: str | None = None,
+        table: str | None = None,
+        **params: str | int | None,
+    ) -> dict[str, Any]:
+        """The parts of a long pull, each with its cursor and end. `params` are those of the route: start_ts or cursor,
+        end_ts, rows, parts, part_bytes; None leaves one out."""
+        given = {name: str(value) for name, value in params.items() if value is not None}
+        path = _of_scope(cluster_id, tenant_id, database, table)
+        found: dict[str, Any] = self.get(f"{path}/changes/splits", **given)
+        return found
+
+    def files(
+        self,
+        cluster_id: int,
+        tenant_id: int,
+        *,
+        database: str | None = None,
+        table: str | None = None,
+        **params: str | int | None,
+    ) -> dict[str, Any]:
+        """The files of the log with their addresses. `params` are those of the route: start_ts, end_ts, format; None
+        leaves one out."""
+        given = {name: str(value) for name, value in params.items() if value is not None}
+        found: dict[str, Any] = self.get(f"{_of_scope(cluster_id, tenant_id, database, table)}/files", **given)
+        return found
+
     def rows(
         self,
         cluster_id: int,
@@ -177,7 +204,7 @@ class Client:
     ) -> Iterator[bytes]:
         """The rows of a table as of a timestamp, piece by piece. StoreUnavailable when the answer breaks off: what
         came before is then a part only."""
-        path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}{_of_table(database, table)}/rows"
+        path = f"{_of_scope(cluster_id, tenant_id, database, table)}/rows"
         params = {"as_of": str(as_of), "format": format} | ({"wait": str(wait_s)} if wait_s else {})
         with closing(self._request("GET", path, stream=True, params=params, timeout=wait_s + _TIMEOUT_S)) as response:
             try:
@@ -189,7 +216,7 @@ class Client:
         self, cluster_id: int, tenant_id: int, database: str, table: str, *, as_of: str | int, dialect: str = "mysql"
     ) -> dict[str, Any]:
         """The CREATE statements of a table as of a timestamp, and notes on what they leave out."""
-        path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}{_of_table(database, table)}/definition"
+        path = f"{_of_scope(cluster_id, tenant_id, database, table)}/definition"
         found: dict[str, Any] = self.get(path, as_of=str(as_of), dialect=dialect)
         return found
 
@@ -228,8 +255,13 @@ def connect(url: str = "http://127.0.0.1:8711", **more: Any) -> Client:
     return Client(url, **more)
 
 
-def _of_table(database: str, table: str) -> str:
-    return f"/databases/{quote(database, safe='')}/tables/{quote(table, safe='')}"
+def _of_scope(cluster_id: int, tenant_id: int, database: str | None, table: str | None) -> str:
+    path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+    if database is not None:
+        path += f"/databases/{quote(database, safe='')}"
+    if table is not None:
+        path += f"/tables/{quote(table, safe='')}"
+    return path
 
 
 def _error(response: httpx2.Response) -> TiStreamError:

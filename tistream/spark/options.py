@@ -1,0 +1,109 @@
+"""The options of `spark.read.format("tistream")`, as plain values that travel to executors.
+
+Case, `_` and `-` do not matter in a name: `startTs`, `start_ts` and `STARTTS` are one. An unknown option is refused, so
+that a misspelled one is not passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tistream.errors import ConfigError
+from tistream.limits import PULL_ROWS_MAX, SPLITS_MAX
+
+_NAMES = (
+    "url", "cluster", "tenant", "database", "table", "startTs", "endTs", "schemaTs", "decode", "onUndecodable",
+    "maxRowsPerTrigger", "numPartitions", "partitionBytes", "rowsPerPage", "pushFilters", "catalog", "objectStore",
+)  # fmt: skip
+_BOOL = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What is read, from where, and in which portions."""
+
+    cluster: int
+    tenant: int
+    url: str = "http://127.0.0.1:8711"
+    database: str | None = None
+    table: str | None = None
+    start_ts: str = "earliest"
+    end_ts: str | None = None  #: None: what is served when the frame is made; for streams without end
+    schema_ts: str | None = None  #: None: end_ts, or what is served when the frame is made
+    decodes: bool = True  #: columns of one table; else keys and values as TiKV has them
+    skips_undecodable: bool = False
+    rows_per_trigger: int | None = None
+    partitions: int | None = None  #: None: as many as `partition_bytes` gives
+    partition_bytes: int = 16 << 20  #: stored bytes
+    rows_per_page: int = 50_000
+    pushes_filters: bool = False
+    catalog: str = ""  #: with `object_store`: executors read the bucket themselves
+    object_store: str = ""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether executors read catalog and bucket rather than the API."""
+        return bool(self.catalog)
+
+
+_DEFAULT = ReadOptions(cluster=0, tenant=0)
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """ConfigError names an option that is unknown, missing or has a wrong value."""
+    known = {name.lower(): name for name in _NAMES}
+    values: dict[str, str] = {}
+    for word, value in given.items():
+        name = known.get(word.lower().replace("_", "").replace("-", ""))
+        if name is None:
+            raise ConfigError(f"format(\"tistream\") has no option '{word}'; it has {', '.join(_NAMES)}.", option=word)
+        values[name] = value
+    for name in ("cluster", "tenant"):
+        if name not in values:
+            raise ConfigError(f"format(\"tistream\") needs the option '{name}'.", option=name)
+    if "table" in values and "database" not in values:
+        raise ConfigError("The option 'table' needs the option 'database'.", option="table")
+    if ("catalog" in values) != ("objectStore" in values):
+        raise ConfigError("The options 'catalog' and 'objectStore' go together.", option="catalog")
+    return ReadOptions(
+        cluster=_number(values, "cluster", 0, least=0),
+        tenant=_number(values, "tenant", 0, least=0),
+        url=values.get("url", _DEFAULT.url),
+        database=values.get("database"),
+        table=values.get("table"),
+        start_ts=values.get("startTs", _DEFAULT.start_ts),
+        end_ts=values.get("endTs"),
+        schema_ts=values.get("schemaTs"),
+        decodes=_bool(values, "decode", True) and "table" in values,
+        skips_undecodable=_word(values, "onUndecodable", {"fail": False, "skip": True}, False),
+        rows_per_trigger=_number(values, "maxRowsPerTrigger", 0) or None,
+        partitions=_number(values, "numPartitions", 0, most=SPLITS_MAX) or None,
+        partition_bytes=_number(values, "partitionBytes", _DEFAULT.partition_bytes),
+        rows_per_page=_number(values, "rowsPerPage", _DEFAULT.rows_per_page, most=PULL_ROWS_MAX),
+        pushes_filters=_bool(values, "pushFilters", False),
+        catalog=values.get("catalog", ""),
+        object_store=values.get("objectStore", ""),
+    )
+
+
+def _number(values: Mapping[str, str], name: str, default: int, *, least: int = 1, most: int = (1 << 63) - 1) -> int:
+    if name not in values:
+        return default
+    text = values[name].strip()
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ConfigError(f"The option '{name}' is a number from {least} to {most}, not '{text[:40]}'.", option=name)
+    return int(text)
+
+
+def _bool(values: Mapping[str, str], name: str, default: bool) -> bool:
+    return _word(values, name, _BOOL, default)
+
+
+def _word(values: Mapping[str, str], name: str, words: Mapping[str, bool], default: bool) -> bool:
+    if name not in values:
+        return default
+    found = words.get(values[name].strip().lower())
+    if found is None:
+        raise ConfigError(f"The option '{name}' is one of {', '.join(words)}.", option=name)
+    return found

@@ -1,0 +1,284 @@
+"""The Spark data source: `spark.read` and `spark.readStream` with `format("tistream")`.
+
+    driver    position and end -> a plan of parts (tistream.spark.access)         no row passes here
+    executor  a part: pages from its cursor to its end -> record batches          no Python object per row
+
+A part is (cursor, end_ts], both at or below the served watermark, so it always holds the same rows: tasks may be
+repeated, and a micro-batch that is read again between the same two offsets is the same micro-batch. An offset is the
+cursor of a pull with its commit_ts.
+
+The first micro-batch of a new query is empty. It writes down where the query begins: Spark keeps no initial offset in
+its checkpoint, and `latest`, a span, or the beginning of a log with retention would be something else after a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tistream import ts as tso
+from tistream.clock import Clock, SystemClock
+from tistream.errors import DecodeError, NotFound, StoreUnavailable
+from tistream.limits import SPLITS_MAX
+from tistream.spark.access import ChangeLog, Scope, open_log
+from tistream.spark.columns import Conform, arrow_schema, spark_schema
+from tistream.spark.filters import Narrowed, narrow
+from tistream.spark.options import ReadOptions, parse_options
+
+_OWN_COLUMNS = 5  # of a decoded page, before the table's
+_LOOK_AGAIN_S = 0.2
+_BEHIND_S_MAX = 120.0  # another server may be so far behind the one that made the plan
+_IDLE_MS = 60_000  # an offset moves so seldom while nothing happens to what is read
+
+Offset = dict[str, Any]
+
+
+class ChangePartition(InputPartition):  # type: ignore[misc]
+    """Changes in (cursor, end_ts] of a scope."""
+
+    def __init__(self, scope: Scope, cursor: str, end_ts: int) -> None:
+        super().__init__(None)
+        self.scope, self.cursor, self.end_ts = scope, cursor, end_ts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Query:
+    """What travels to executors."""
+
+    options: ReadOptions
+    schema: StructType
+    schema_ts: int | None
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(database=self.options.database, table=self.options.table)
+
+
+class TiStreamDataSource(DataSource):  # type: ignore[misc]
+    """`spark.dataSource.register(TiStreamDataSource)`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = parse_options(options)
+        self._served_ts: int | None = None  # when the schema was looked up, which is when the frame was made
+        self._schema_ts: int | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The word for `format`."""
+        return "tistream"
+
+    def schema(self) -> StructType:
+        """Of the table at `schemaTs`, or of undecoded rows."""
+        of = self._options
+        ts = of.schema_ts or of.end_ts or "latest"
+        with open_log(of) as log:
+            scope = Scope(database=of.database, table=of.table)
+            found, self._served_ts = log.columns(scope, ts=ts)
+            at = log.splits(Scope(database=None, table=None), start_ts=ts, end_ts=ts)
+        self._schema_ts = min(int(at["start_ts"]), self._served_ts) if of.decodes else None
+        return spark_schema(found, own=_OWN_COLUMNS if of.decodes else len(found))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of one frame: what was served when it was made is where it ends, however often it is read."""
+        options = self._options
+        if options.end_ts is None and self._served_ts is not None:
+            options = replace(options, end_ts=str(self._served_ts))
+        query = _Query(options=options, schema=schema, schema_ts=self._schema_ts)
+        return _FilteredReader(query) if options.pushes_filters else _Reader(query)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Of one query."""
+        return _StreamReader(_Query(options=self._options, schema=schema, schema_ts=self._schema_ts))
+
+
+class _Reader(DataSourceReader):  # type: ignore[misc]
+    """A batch read."""
+
+    def __init__(self, query: _Query) -> None:
+        self._query = query
+        self._narrowed = Narrowed()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The parts of what is asked for and served."""
+        of = self._query.options
+        with open_log(of) as log:
+            try:
+                return self._planned(log)
+            except NotFound:
+                if self._narrowed == Narrowed():
+                    raise
+                return []  # a filter names what is not there, or was not there at that time
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
+        if isinstance(partition, ChangePartition):  # Spark asks for a part of its own when there is none
+            yield from _read(self._query, partition)
+
+    def _planned(self, log: ChangeLog) -> list[InputPartition]:
+        of, found, scope = self._query.options, self._narrowed, self._query.scope
+        if found.database is not None and of.database is None:
+            scope = Scope(database=found.database, table=found.table)
+        elif found.table is not None and of.table is None and of.database is not None:
+            scope = Scope(database=of.database, table=found.table)
+        start, end = of.start_ts, of.end_ts or "latest"
+        if found.after is not None or found.upto is not None:
+            begins = int(log.splits(self._query.scope, start_ts=start, end_ts=start)["start_ts"])
+            ends = int(log.splits(self._query.scope, start_ts=end, end_ts=end)["start_ts"])
+            after = begins if found.after is None else max(begins, found.after)
+            upto = ends if found.upto is None else min(ends, found.upto)
+            if upto <= after:
+                return []
+            start, end = str(after), str(upto)
+        return _parts(log, self._query, scope, start_ts=start, end_ts=end)
+
+
+class _FilteredReader(_Reader):
+    """A batch read that takes filters. Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Those that Spark must still apply."""
+        decodes = self._query.options.decodes
+        self._narrowed, left = narrow(filters, commit_ts="_commit_ts" if decodes else "commit_ts", by_name=not decodes)
+        return left
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """A query that goes on. Lives in one Python process beside the driver; `read` runs on executors."""
+
+    def __init__(self, query: _Query, clock: Clock | None = None) -> None:
+        self._query = query
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._target: str | None = query.options.end_ts
+        self._found_nothing: float | None = None
+
+    def initialOffset(self) -> Offset:
+        """Where `startTs` lies now."""
+        start = self._query.options.start_ts
+        with open_log(self._query.options) as log:
+            at = log.splits(self._query.scope, start_ts=start, end_ts=start)
+        return {"begins": True, "commit_ts": at["start_ts"], "cursor": at["cursor"]}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxRowsPerTrigger`."""
+        rows = self._query.options.rows_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """The end of the next micro-batch; `start` itself when there is nothing new."""
+        if start.get("begins"):
+            return _offset(start["commit_ts"], start["cursor"])
+        if self._found_nothing is not None:
+            left = _LOOK_AGAIN_S - (self._clock.monotonic() - self._found_nothing)
+            if left > 0:
+                self._clock.wait(threading.Event(), left)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        with open_log(self._query.options) as log:
+            found = log.splits(self._query.scope, cursor=start["cursor"], end_ts=self._target, rows=rows)
+        end = int(found["end_ts"])
+        idle_ms = tso.physical_ms(end) - tso.physical_ms(int(start["commit_ts"]))
+        if end <= int(start["commit_ts"]) or (found["rows"] == 0 and not found["has_more"] and idle_ms < _IDLE_MS):
+            self._found_nothing = self._clock.monotonic()
+            return start
+        self._found_nothing = None
+        return _offset(found["end_ts"], found["next_cursor"])
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The query ends at what is served now."""
+        end = self._query.options.end_ts or "latest"
+        with open_log(self._query.options) as log:
+            at = log.splits(Scope(database=None, table=None), start_ts=end, end_ts=end)
+        self._target = str(min(int(at["start_ts"]), int(at["resolved_ts"])))
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """The parts between two offsets."""
+        if int(start["commit_ts"]) >= int(end["commit_ts"]):
+            return []
+        with open_log(self._query.options) as log:
+            return _parts(
+                log, self._query, self._query.scope, cursor=start["cursor"], end_ts=end["commit_ts"], whole=True
+            )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
+        if isinstance(partition, ChangePartition):
+            yield from _read(self._query, partition)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing: what the log keeps does not depend on who has read it."""
+
+
+def _offset(commit_ts: str, cursor: str) -> Offset:
+    return {"commit_ts": commit_ts, "cursor": cursor}
+
+
+def _parts(
+    log: ChangeLog,
+    query: _Query,
+    scope: Scope,
+    *,
+    end_ts: str,
+    start_ts: str | None = None,
+    cursor: str | None = None,
+    whole: bool = False,
+) -> list[InputPartition]:
+    """The parts up to `end_ts`, or up to what is served. With `whole` the end was served to somebody already: what this
+    server does not have yet is a part of its own, whose reader waits."""
+    of = query.options
+    sizes: dict[str, int | None] = {
+        "parts": SPLITS_MAX if of.partitions is None else of.partitions,
+        "part_bytes": of.partition_bytes if of.partitions is None else 1,
+    }
+    found: list[InputPartition] = []
+    while True:
+        plan = log.splits(scope, start_ts=start_ts, cursor=cursor, end_ts=end_ts, **sizes)
+        found += [ChangePartition(scope, part["cursor"], int(part["end_ts"])) for part in plan["parts"]]
+        start_ts, cursor = None, plan["next_cursor"]
+        if not plan["has_more"]:
+            break
+    if whole and int(plan["end_ts"]) < int(end_ts):
+        found.append(ChangePartition(scope, plan["next_cursor"], int(end_ts)))
+    return found
+
+
+def _read(query: _Query, part: ChangePartition) -> Iterator[pa.RecordBatch]:
+    """Page by page to the end of the part; DecodeError names a row that cannot be decoded."""
+    pa.set_cpu_count(1)  # there is a Python worker for each core
+    conform = Conform(arrow_schema(query.schema), query.schema_ts)
+    clock, cursor = SystemClock(), part.cursor
+    deadline = clock.monotonic() + _BEHIND_S_MAX
+    with open_log(query.options) as log:
+        while True:
+            page = log.page(part.scope, cursor=cursor, end_ts=part.end_ts, limit=query.options.rows_per_page)
+            if page.quarantined and not query.options.skips_undecodable:
+                quarantined = (page.rows.schema.metadata or {}).get(b"quarantined", b"[]").decode()
+                raise DecodeError(
+                    f"{page.quarantined} rows cannot be decoded; the option onUndecodable=skip leaves them out: "
+                    f"{quarantined[:500]}"
+                )
+            yield from conform.batches(page)
+            cursor = page.next_cursor
+            if page.has_more:
+                deadline = clock.monotonic() + _BEHIND_S_MAX
+                continue
+            if page.resolved_ts >= part.end_ts:
+                return
+            if clock.monotonic() > deadline:
+                raise StoreUnavailable(
+                    "The server is far behind the one that planned this read.",
+                    resolved_ts=str(page.resolved_ts),
+                    end_ts=str(part.end_ts),
+                )
+            clock.wait(threading.Event(), _LOOK_AGAIN_S)
