@@ -10,6 +10,7 @@ from tistream.catalog import tables
 from tistream.catalog.committed import SegmentFormat, SegmentRow, TaskAdvance, find_segments
 from tistream.catalog.compaction import Output, Piece, lowest_upper, new_job, pieces, segments_of, swap
 from tistream.catalog.engine import Catalog
+from tistream.catalog.files import file_bytes, list_files
 from tistream.catalog.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.pins import drop_expired_pins, drop_pin, open_pin, renew_pin
 from tistream.codec.compacted_file import Footer
@@ -57,6 +58,52 @@ class CompactionSuite:
     def test_jobs_have_numbers_of_their_own(self, catalog: Catalog) -> None:
         numbers = together(4, lambda _: new_job(catalog))
         assert sorted(numbers) == [1, 2, 3, 4]
+
+    # files
+
+    def test_files_are_objects_with_what_lives_of_them(self, catalog: Catalog) -> None:
+        low, _high = fill(catalog)
+        found = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(f.object_key, f.segments, f.rows, f.lo_ts - START, f.hi_ts - START) for f in found] == [
+            ("committed/1", 3, 9, 1, 10),
+            ("committed/2", 1, 3, 11, 20),
+            ("committed/3", 1, 3, 21, 30),
+        ]
+        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        found = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        committed, compacted = sorted(found, key=lambda f: f.object_key)
+        assert (committed.object_key, committed.segments, committed.rows) == ("committed/1", 1, 3)
+        assert (committed.format, compacted.format) == (SegmentFormat.SEGMENT, SegmentFormat.PARQUET)
+        assert (compacted.object_key, compacted.segments, compacted.rows) == ("compacted/a", 1, 12)
+        assert compacted.stored_bytes > 0
+        assert compacted.start_key <= compacted.end_key
+        assert (compacted.table_lo, compacted.table_hi) <= (committed.table_lo, committed.table_hi)
+        assert list_files(catalog, OTHER, after_ts=0, upto_ts=TS_MAX, limit=9) == []
+
+    def test_files_are_chosen_by_time_and_table(self, catalog: Catalog) -> None:
+        fill(catalog)
+
+        def keys(after: int, upto: int, *table_ids: int) -> list[str]:
+            wanted = table_ids or None
+            found = list_files(catalog, T, after_ts=START + after, upto_ts=START + upto, table_ids=wanted, limit=9)
+            return [f.object_key for f in found]
+
+        assert keys(10, 20) == ["committed/2"]
+        assert keys(9, 11) == ["committed/1", "committed/2"]
+        every = {s.object_key: (s.table_lo, s.table_hi) for s in listed(catalog)}
+        assert keys(0, 99, every["committed/3"][0]) == ["committed/1", "committed/2", "committed/3"]
+        assert keys(0, 99, 9_999_999) == []
+        assert list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, table_ids=[], limit=9) == []
+
+    def test_a_file_is_there_until_it_is_dead(self, catalog: Catalog) -> None:
+        low, _high = fill(catalog)
+        assert file_bytes(catalog, T, "committed/2") == file_bytes(catalog, T, "committed/3") is not None
+        assert file_bytes(catalog, OTHER, "committed/2") is None
+        assert file_bytes(catalog, T, "committed/9") is None
+        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        assert file_bytes(catalog, T, "committed/2") is not None, "replaced, and not collected yet"
+        assert tombstone(catalog, T, "committed/2")
+        assert file_bytes(catalog, T, "committed/2") is None
 
     # the swap
 
