@@ -1,0 +1,186 @@
+"""`format("tistream")` on a real Spark over a real API server: batch reads, streams, a driver that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from compactor.spark import new_session
+from tistream.client import connect
+from tistream.spark import TiStreamDataSource
+from tistream.testing.log_builder import recording_end
+from tistream.testing.served_log import ServedLog, served_log
+from tistream.testing.spark_session import SPARK_OPTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PUSHDOWN = {"spark.sql.python.filterPushdown.enabled": "true"}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Spark's own
+        made = new_session("local[2]", {**SPARK_OPTIONS, **PUSHDOWN})
+        made.dataSource.register(TiStreamDataSource)
+        yield made
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
+    with served_log(tmp_path_factory.mktemp("spark")) as made:
+        made.log.build(12)
+        yield made
+
+
+def frame(session: SparkSession, served: ServedLog, **options: object) -> DataFrame:
+    return session.read.format("tistream").options(url=served.url, cluster=1, tenant=1, **options).load()
+
+
+def pulled(served: ServedLog, **scope: Any) -> pa.Table:
+    """The truth: pages of a pull, one after the other."""
+    with connect(served.url) as client:
+        return pa.concat_tables([page.arrow() for page in client.pull(1, 1, limit=200_000, **scope)])
+
+
+def in_order(table: pa.Table, *by: str) -> pa.Table:
+    return table.sort_by([(name, "ascending") for name in by]).combine_chunks()
+
+
+def same(mine: pa.Table, truth: pa.Table) -> None:
+    """The same values column by column, whatever the width of integers."""
+    assert mine.schema.names == truth.schema.names
+    by = [name for name in mine.schema.names if name.lstrip("_") in ("commit_ts", "key")]
+    assert in_order(mine, *by).to_pylist() == in_order(truth, *by).to_pylist()
+
+
+def test_a_table_in_parts(session: SparkSession, served: ServedLog) -> None:
+    read = frame(session, served, database="shop", table="t_ints", numPartitions=3)
+    assert read.rdd.getNumPartitions() == 3
+    truth = pulled(served, database="shop", table="t_ints", format="arrow")
+    assert truth.num_rows > 50
+    same(read.toArrow(), truth)
+    kinds = dict(read.dtypes)
+    assert (kinds["_commit_ts"], kinds["_op"], kinds["_key"]) == ("bigint", "string", "binary")
+
+
+def test_undecoded_rows_filters_and_the_direct_way(session: SparkSession, served: ServedLog) -> None:
+    truth = pulled(served, format="raw-arrow")
+    direct = {"catalog": served.catalog_url, "objectStore": served.store_url}
+    read = frame(session, served, pushFilters=True, numPartitions=2, **direct)
+    middle = int(truth["commit_ts"][truth.num_rows // 2].as_py())
+    wanted = read.where(f"database = 'shop' AND table = 'acct' AND commit_ts > {middle}")
+    plan = wanted._jdf.queryExecution().executedPlan().toString()
+    (left,) = [line for line in plan.split("\n") if " Filter " in line]
+    assert "database" in left
+    assert "commit_ts" not in left, "the bound of commit_ts is applied by the source"
+    keep = pc.and_(pc.equal(truth["database"], "shop"), pc.equal(truth["table"], "acct"))
+    keep = pc.and_(keep, pc.greater(truth["commit_ts"], pa.scalar(middle, pa.uint64())))
+    assert 20 < pc.sum(keep).as_py() < 400
+    same(wanted.toArrow(), truth.filter(keep))
+    assert read.where("database = 'nowhere'").count() == 0
+    assert read.where(f"commit_ts > {recording_end()}").count() == 0
+    same(read.toArrow(), truth)
+
+
+def test_what_is_refused_says_why(session: SparkSession, served: ServedLog) -> None:
+    for options, words in (
+        ({"tabel": "x"}, "no option 'tabel'"),
+        ({"database": "shop", "table": "customerz"}, "customers"),
+        ({"startTs": "5"}, "begins at"),
+    ):
+        with pytest.raises(Exception, match=words):
+            frame(session, served, **options).count()
+
+
+def test_a_frame_ends_where_the_log_ended_when_it_was_made(session: SparkSession, tmp_path: Path) -> None:
+    with served_log(tmp_path) as made:
+        made.log.build(4, made.log.cuts(4)[1])
+        read = frame(session, made)
+        before = read.count()
+        made.log.flush(recording_end())
+        assert read.count() == before > 0
+        assert frame(session, made).count() > before
+
+
+def start_driver(served: ServedLog, folder: Path) -> subprocess.Popen[bytes]:
+    where = [served.url, str(folder / "checkpoint"), str(folder / "out"), "shop", "inter", "300"]
+    env: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with (folder / "driver.log").open("ab") as log:
+        command = [sys.executable, "-m", "tistream.testing.spark_stream", *where]
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def committed(folder: Path) -> int:
+    """Micro-batches that the query has committed."""
+    return len([p for p in (folder / "checkpoint" / "commits").glob("[0-9]*") if p.suffix == ""])
+
+
+def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(
+    session: SparkSession, served: ServedLog, tmp_path: Path
+) -> None:
+    """SIGKILL of driver and executors, twice in the middle: rows written are those of the pull, each once."""
+    for batches in (2, 4):
+        driver = start_driver(served, tmp_path)
+        deadline = time.monotonic() + 150
+        while committed(tmp_path) < batches and driver.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        log = (tmp_path / "driver.log").read_text("utf-8")
+        assert driver.returncode == -signal.SIGKILL, log[-3000:]
+    killed_at = committed(tmp_path)
+    driver = start_driver(served, tmp_path)
+    assert driver.wait(200) == 0, (tmp_path / "driver.log").read_text("utf-8")[-3000:]
+    assert committed(tmp_path) > killed_at >= 4
+    written = session.read.parquet(str(tmp_path / "out"))  # the files that the sink has committed
+    truth = pulled(served, database="shop", table="inter", format="arrow")
+    assert truth.num_rows > 800
+    same(written.toArrow(), truth)
+
+
+def test_offsets_mean_the_same_rows_each_time(session: SparkSession, served: ServedLog, tmp_path: Path) -> None:
+    """A micro-batch that is forgotten after it was written is written again with the same rows."""
+    stream = session.readStream.format("tistream").options(
+        url=served.url, cluster=1, tenant=1, database="shop", table="acct", maxRowsPerTrigger=300, startTs="earliest"
+    )
+    seen: dict[int, list[Any]] = {}
+    repeated: list[int] = []
+
+    def take(rows: DataFrame, number: int) -> None:
+        found = sorted((row["_commit_ts"], bytes(row["_key"]), row["_op"]) for row in rows.collect())
+        if number in seen:
+            assert seen[number] == found
+            repeated.append(number)
+        seen[number] = found
+
+    checkpoint = tmp_path / "checkpoint"
+    for _ in range(2):
+        writer = stream.load().writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        last = max(seen)
+        for path in (checkpoint / "commits").glob(f"*{last}*"):
+            path.unlink()
+    assert repeated == [max(seen)]
+    assert seen[0] == [], "the first one says where the query begins"
+    assert len(seen) > 3
+    truth = pulled(served, database="shop", table="acct", format="arrow")
+    rows = sorted(row for batch in seen.values() for row in batch)
+    columns = ("_commit_ts", "_key", "_op")
+    assert rows == sorted(tuple(row[name] for name in columns) for row in truth.select(columns).to_pylist())
