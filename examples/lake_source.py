@@ -1,0 +1,87 @@
+"""What the lake examples have in common: a table's rows as of a timestamp, then its changes, page by page.
+
+A page ends between two commits, so (table as of ts) + (what later pages leave) is the table at each page's end. The
+example that writes a page stores its commit_ts in the same commit of the lake table; whoever starts again asks the
+table where it stands. That is all there is to exactly-once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tistream.client import Client
+from tistream.client.upserts import Upserts, upserts
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table with a primary key. `rows_per_page` bounds what one commit of the lake table takes in."""
+
+    client: Client
+    database: str
+    table: str
+    cluster: int = 1
+    tenant: int = 1
+    rows_per_page: int = 50_000
+
+    @property
+    def name(self) -> str:
+        """Under which the lake table keeps how far it is."""
+        return f"tistream/{self.cluster}/{self.tenant}/{self.database}/{self.table}"
+
+    def primary_key(self) -> list[str]:
+        """The names of its columns."""
+        path = f"/v1/clusters/{self.cluster}/tenants/{self.tenant}/databases/{self.database}/tables"
+        (found,) = [t for t in self.client.get(path)["items"] if t["table"] == self.table]
+        if not found["primary_key"]:
+            raise SystemExit(f"{self.database}.{self.table} has no primary key to merge by.")
+        key: list[str] = found["primary_key"]
+        return key
+
+    def snapshot(self, as_of: str) -> tuple[int, pa.Table]:
+        """(ts, the rows at ts)."""
+        at = self.client.splits(self.cluster, self.tenant, start_ts=as_of, end_ts=as_of)["start_ts"]
+        body = self.client.rows(self.cluster, self.tenant, self.database, self.table, as_of=at, format="arrow")
+        return int(at), plain(pa.ipc.open_stream(b"".join(body)).read_all())
+
+    def changes(self, after_ts: int, key: list[str]) -> Iterator[tuple[int, Upserts]]:
+        """(commit_ts, what the page that ends there leaves), from `after_ts` to what is served now."""
+        scope = {"database": self.database, "table": self.table, "format": "arrow", "limit": self.rows_per_page}
+        for page in self.client.pull(self.cluster, self.tenant, start_ts=after_ts, **scope):
+            if page.quarantined:
+                raise SystemExit(f"{page.quarantined} rows cannot be decoded: {page.arrow().schema.metadata}")
+            rows = page.arrow()
+            if rows.num_rows:
+                found = upserts(rows, key)
+                yield pc.max(rows.column(1)).as_py(), Upserts(rows=plain(found.rows), gone=plain(found.gone))
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """In types that lake formats have, with the same values. TIME becomes microseconds."""
+    return table.cast(pa.schema([field.with_type(_plain(field.type)) for field in table.schema]))
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(type_) or pa.types.is_decimal256(type_):
+        return pa.string()
+    if pa.types.is_uint64(type_):
+        return pa.decimal128(20, 0)
+    if pa.types.is_integer(type_):
+        return pa.int64() if type_ in (pa.uint32(), pa.int64()) else pa.int32()
+    return pa.int64() if pa.types.is_duration(type_) else type_
+
+
+def arguments(what: str) -> argparse.Namespace:
+    """The command line of an example."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("database")
+    parser.add_argument("table")
+    parser.add_argument("folder")
+    parser.add_argument("--url", default="http://127.0.0.1:8711")
+    parser.add_argument("--as-of", default="latest", help="what a new lake table begins with")
+    return parser.parse_args()
