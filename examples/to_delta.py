@@ -49,6 +49,7 @@ def merge(table: DeltaTable, found: Upserts, key: list[str], properties: CommitP
             predicate=" AND ".join(f"t.`{name}` = s.`{name}`" for name in key),
             source_alias="s",
             target_alias="t",
+            merge_schema=True,  # columns that are new
             commit_properties=properties,
         )
         .when_matched_delete(f"s.{GONE}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from lake_source import TableSource, arguments
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.table import Table, Transaction
+from pyiceberg.table import Transaction
 from pyiceberg.table.upsert_util import create_match_filter
 
 from tistream.client import connect
@@ -42,19 +42,20 @@ def sync(source: TableSource, catalog: SqlCatalog, as_of: str = "latest") -> int
     pages = 0
     for ts, found in source.changes(int(table.properties[STANDS_AT]), key):
         with table.transaction() as txn:
-            write(txn, table, found, key)
+            write(txn, found, key)
             txn.set_properties({STANDS_AT: str(ts)})
         pages += 1
     return pages
 
 
-def write(txn: Transaction, table: Table, found: Upserts, key: list[str]) -> None:
-    """All keys of the page go, the rows in force come."""
+def write(txn: Transaction, found: Upserts, key: list[str]) -> None:
+    """All keys of the page go, the rows in force come, with the columns that are new."""
     touched = pa.concat_tables([found.rows.select(key), found.gone])
     txn.delete(create_match_filter(touched, key))
     if found.rows.num_rows:
-        order = [field.name for field in table.schema().fields]
-        txn.append(found.rows.select(order))
+        with txn.update_schema() as schema:
+            schema.union_by_name(found.rows.schema)
+        txn.append(found.rows)
 
 
 if __name__ == "__main__":

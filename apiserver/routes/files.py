@@ -9,10 +9,11 @@ A body is read from the bucket piece by piece while it is sent; an object that f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from apiserver import files
@@ -36,71 +37,27 @@ EndTs = Annotated[str, Query(description="Files with changes at or below this; t
 Format = Annotated[Literal["parquet", "segment", "all"], Query(description="`segment`: files not compacted yet.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Query:
+    http: Request
+    interval: dict[str, str]
+    formats: set[SegmentFormat]
+
+
+def _query(
+    http: Request, start_ts: StartTs = "earliest", end_ts: EndTs = "latest", format: Format = "parquet"
+) -> _Query:
+    return _Query(http=http, interval={"start_ts": start_ts, "end_ts": end_ts}, formats=_FORMATS[format])
+
+
+Asked = Annotated[_Query, Depends(_query)]
+
+
 def router(services: Services) -> APIRouter:
     """Listings of three scopes, and the files."""
     routes = APIRouter(tags=["files"])
-    pins = files.ListingPins(services.catalog, services.clock)
+    _listings(services, routes)
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
-
-    def listed(http: Request, scope: Scope, start_ts: str, end_ts: str, format: str) -> dict[str, Any]:
-        found = files.listing(services, pins, scope, start_ts=start_ts, end_ts=end_ts, formats=_FORMATS[format])
-        where = f"{str(http.base_url).rstrip('/')}/v1/clusters/{scope.tenant.cluster_id}"
-        where += f"/tenants/{scope.tenant.tenant_id}/files"
-        return {
-            "items": [files.described(scope.tenant, file, where) for file in found.files],
-            "start_ts": str(found.start_ts),
-            "end_ts": str(found.end_ts),
-            "resolved_ts": str(found.resolved_ts),
-            "parquet_upto_ts": str(found.parquet_upto_ts),
-            "table_ids": found.table_ids,
-            "good_until": tso.to_text(tso.compose(found.good_until_ms)),
-        }
-
-    @routes.get(f"{base}/files", operation_id="list_files", summary="Files of a tenant's log")
-    def of_tenant(
-        http: Request,
-        cluster_id: Id,
-        tenant_id: Id,
-        start_ts: StartTs = "earliest",
-        end_ts: EndTs = "latest",
-        format: Format = "parquet",
-    ) -> dict[str, Any]:
-        return listed(http, Scope(tenant=Tenant(cluster_id, tenant_id)), start_ts, end_ts, format)
-
-    @routes.get(
-        f"{base}/databases/{{database}}/files",
-        operation_id="list_db_files",
-        summary="Files that may hold changes of a database",
-    )
-    def of_db(
-        http: Request,
-        cluster_id: Id,
-        tenant_id: Id,
-        database: str,
-        start_ts: StartTs = "earliest",
-        end_ts: EndTs = "latest",
-        format: Format = "parquet",
-    ) -> dict[str, Any]:
-        scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database)
-        return listed(http, scope, start_ts, end_ts, format)
-
-    @routes.get(
-        f"{base}/databases/{{database}}/tables/{{table}}/files",
-        operation_id="list_table_files",
-        summary="Files that may hold changes of a table",
-    )
-    def of_table(
-        http: Request,
-        cluster_id: Id,
-        tenant_id: Id,
-        database: str,
-        table: str,
-        start_ts: StartTs = "earliest",
-        end_ts: EndTs = "latest",
-        format: Format = "parquet",
-    ) -> dict[str, Any]:
-        scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
-        return listed(http, scope, start_ts, end_ts, format)
 
     def one(http: Request, cluster_id: Id, tenant_id: Id, name: str) -> Response:
         tenant = Tenant(cluster_id, tenant_id)
@@ -121,6 +78,48 @@ def router(services: Services) -> APIRouter:
     routes.add_api_route(path, one, methods=["GET"], operation_id="get_file", summary="A file, or a range of it")
     routes.add_api_route(path, one, methods=["HEAD"], include_in_schema=False)
     return routes
+
+
+def _listings(services: Services, routes: APIRouter) -> None:
+    pins = files.ListingPins(services.catalog, services.clock)
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    def listed(scope: Scope, asked: _Query) -> dict[str, Any]:
+        return _shown(scope, files.listing(services, pins, scope, **asked.interval, formats=asked.formats), asked.http)
+
+    @routes.get(f"{base}/files", operation_id="list_files", summary="Files of a tenant's log")
+    def of_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> dict[str, Any]:
+        return listed(Scope(tenant=Tenant(cluster_id, tenant_id)), asked)
+
+    @routes.get(
+        f"{base}/databases/{{database}}/files",
+        operation_id="list_db_files",
+        summary="Files that may hold changes of a database",
+    )
+    def of_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> dict[str, Any]:
+        return listed(Scope(tenant=Tenant(cluster_id, tenant_id), database=database), asked)
+
+    @routes.get(
+        f"{base}/databases/{{database}}/tables/{{table}}/files",
+        operation_id="list_table_files",
+        summary="Files that may hold changes of a table",
+    )
+    def of_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> dict[str, Any]:
+        return listed(Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table), asked)
+
+
+def _shown(scope: Scope, found: files.Listing, http: Request) -> dict[str, Any]:
+    tenant = scope.tenant
+    where = f"{str(http.base_url).rstrip('/')}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}/files"
+    return {
+        "items": [files.described(tenant, file, where) for file in found.files],
+        "start_ts": str(found.start_ts),
+        "end_ts": str(found.end_ts),
+        "resolved_ts": str(found.resolved_ts),
+        "parquet_upto_ts": str(found.parquet_upto_ts),
+        "table_ids": found.table_ids,
+        "good_until": tso.to_text(tso.compose(found.good_until_ms)),
+    }
 
 
 def answer(http: Request, *, size: int, etag: str, media_type: str, read: Callable[[int, int], bytes]) -> Response:

@@ -18,8 +18,8 @@ from tistream.testing.served_log import ServedLog, served_log
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a delete that meets no row, among others
 EXAMPLES = Path(__file__).parents[2] / "examples"
-#: a key that is unsigned; one that TiKV knows nothing of; one with every kind of column beside it; one of two columns
-TABLES = [("shop", "acct"), ("shop", "pkmove"), ("shop_arch", "bulk5k"), ("shop", "t_gen"), ("shop_arch", "moves")]
+#: a key that is unsigned; one that TiKV knows nothing of; every kind of column; two more; one that is given a column
+TABLES = [("shop", "acct"), ("shop", "pkmove"), ("shop_arch", "bulk5k"), ("shop", "t_gen"), ("shop_arch", "moves"), ("shop", "charset_t")]
 
 
 @pytest.fixture(scope="module")
