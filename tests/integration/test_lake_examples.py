@@ -18,8 +18,14 @@ from tistream.testing.served_log import ServedLog, served_log
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a delete that meets no row, among others
 EXAMPLES = Path(__file__).parents[2] / "examples"
-#: a key that is unsigned; one that TiKV knows nothing of; every kind of column; two more; one that is given a column
-TABLES = [("shop", "acct"), ("shop", "pkmove"), ("shop_arch", "bulk5k"), ("shop", "t_gen"), ("shop_arch", "moves"), ("shop", "charset_t")]
+TABLES = [
+    ("shop", "acct"),  # an unsigned key
+    ("shop", "pkmove"),  # a key that TiKV knows nothing of
+    ("shop_arch", "bulk5k"),  # every kind of column, and a transaction of 5000 rows
+    ("shop", "t_gen"),
+    ("shop_arch", "moves"),
+    ("shop", "charset_t"),  # is given a column
+]
 
 
 @pytest.fixture(scope="module")
