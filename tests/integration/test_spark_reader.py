@@ -1,0 +1,259 @@
+"""The readers of the Spark source without Spark: plans, offsets, and what a task does at the edges of the log."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from schemas.actions import Action
+from tistream import ts as tso
+from tistream.client import Client
+from tistream.errors import DecodeError, InvalidInput, NotFound
+from tistream.spark import TiStreamDataSource, access
+from tistream.testing.api_world import ApiWorld, api_world, arrow_of
+from tistream.testing.log_builder import recording_end, with_broken_value
+from tistream.testing.recording import committed_rows, recorded_history
+
+END = recording_end()
+ALL = ReadAllAvailable()
+ACCT = {"database": "shop", "table": "acct"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    with api_world(tmp_path_factory.mktemp("reader")) as made:
+        made.log.build(25)
+        yield made
+
+
+@pytest.fixture
+def over(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lead the source to a world instead of a network."""
+
+    def lead(world: ApiWorld) -> None:
+        transport = world.http._transport
+        monkeypatch.setattr(access, "connect", lambda url: Client("http://testserver", transport=transport, retry_s=0))
+
+    return lead
+
+
+class Frame:
+    """What Spark makes of `load()`: each process gets a copy of the source as it was when the schema was known."""
+
+    def __init__(self, **options: object) -> None:
+        source = TiStreamDataSource({"cluster": "1", "tenant": "1", **{k: str(v) for k, v in options.items()}})
+        self.schema: StructType = source.schema()
+        self._pickled = pickle.dumps(source)
+
+    def reader(self, *filters: object) -> Any:
+        made = pickle.loads(self._pickled).reader(self.schema)
+        self.left = list(made.pushFilters(list(filters))) if filters else []
+        return made
+
+    def stream(self) -> Any:
+        return pickle.loads(self._pickled).streamReader(self.schema)
+
+    def rows(self, *filters: object) -> pa.Table:
+        reader = self.reader(*filters)
+        return table(reader, reader.partitions())
+
+
+def table(reader: Any, parts: list[Any]) -> pa.Table:
+    copies = pickle.loads(pickle.dumps((reader, list(parts))))  # as executors get them
+    batches = [batch for part in copies[1] for batch in copies[0].read(part)]
+    return pa.Table.from_batches(batches) if batches else pa.table({})
+
+
+def changes(found: pa.Table) -> list[tuple[Any, ...]]:
+    if not found.num_rows:
+        return []
+    names = ("_commit_ts", "_key") if "_key" in found.schema.names else ("commit_ts", "key")
+    return sorted(tuple(row[n] for n in names) for row in found.select(list(names)).to_pylist())
+
+
+def pulled(world: ApiWorld, path: str, **params: Any) -> list[tuple[Any, ...]]:
+    pages = world.pages(path + "/changes", limit=200_000, **params)
+    return sorted(row for page in pages for row in changes(arrow_of(page)))
+
+
+def walk(stream: Any, limit: Any, offset: Any = None) -> list[tuple[Any, Any]]:
+    """(start, end) of all micro-batches until there is nothing new."""
+    found, at = [], stream.initialOffset() if offset is None else offset
+    while (end := stream.latestOffset(at, limit)) != at:
+        found.append((at, end))
+        at = end
+    return found
+
+
+def test_parts_are_the_pull(world: ApiWorld, over: Any) -> None:
+    over(world)
+    truth = pulled(world, "/databases/shop/tables/acct", format="arrow")
+    frame = Frame(**ACCT, numPartitions=6)
+    assert len(frame.reader().partitions()) == 6
+    assert changes(frame.rows()) == truth
+    assert changes(Frame(**ACCT, partitionBytes=1, rowsPerPage=50).rows()) == truth
+    assert changes(Frame(**ACCT, decode="false").rows()) == truth
+    middle = truth[len(truth) // 2][0]
+    both = changes(Frame(**ACCT, endTs=middle).rows()) + changes(Frame(**ACCT, startTs=middle).rows())
+    assert both == truth
+
+
+def test_a_frame_ends_where_the_log_ended_when_it_was_made(over: Any, tmp_path: Path) -> None:
+    with api_world(tmp_path) as made:
+        over(made)
+        made.log.build(4, made.log.cuts(4)[1])
+        frame = Frame()
+        before = changes(frame.rows())
+        made.log.flush(END)
+        assert changes(frame.rows()) == before
+        assert len(before) < len(changes(Frame().rows()))
+
+
+def test_filters_bound_what_is_pulled(world: ApiWorld, over: Any) -> None:
+    over(world)
+    truth = pulled(world, "/databases/shop/tables/acct", format="raw-arrow")
+    low, high = truth[100][0], truth[300][0]
+    frame = Frame(pushFilters="true")
+    ours = [EqualTo(("database",), "shop"), EqualTo(("table",), "ACCT")]
+    found = frame.rows(*ours, GreaterThan(("commit_ts",), low), LessThanOrEqual(("commit_ts",), high))
+    assert changes(found) == [row for row in truth if low < row[0] <= high]
+    assert frame.left == ours, "Spark compares names by itself, with case"
+    assert frame.rows(EqualTo(("database",), "nowhere")).num_rows == 0
+    assert frame.rows(GreaterThan(("commit_ts",), END)).num_rows == 0
+    inside = Frame(**ACCT, pushFilters="true")
+    assert changes(inside.rows(EqualTo(("_commit_ts",), low))) == [row for row in truth if row[0] == low]
+    with pytest.raises(NotFound):
+        Frame(database="nowhere").rows()
+
+
+def test_a_stream_is_the_pull_in_bounded_batches_that_can_be_repeated(world: ApiWorld, over: Any) -> None:
+    over(world)
+    truth = pulled(world, "/databases/shop/tables/acct", format="arrow")
+    frame = Frame(**ACCT, maxRowsPerTrigger=150, numPartitions=2)
+    batches = walk(frame.stream(), frame.stream().getDefaultReadLimit())
+    first, *rest = batches
+    assert first[0]["begins"]
+    assert frame.stream().partitions(*first) == [], "the first batch says where the query begins"
+    assert len(rest) > 5
+    parts = [changes(table(frame.stream(), frame.stream().partitions(*batch))) for batch in rest]
+    assert [row for part in parts for row in part] == truth
+    assert max(len(part) for part in parts) <= 150 + 60, "index entries count, the last commit is whole"
+    again = Frame(**ACCT, numPartitions=7).stream()
+    assert [changes(table(again, again.partitions(*batch))) for batch in rest] == parts
+    assert len(walk(frame.stream(), ALL)) == 2, "without a bound all is one batch"
+
+
+def test_a_query_that_began_at_latest_goes_on_from_there(over: Any, tmp_path: Path) -> None:
+    """Killed before its first batch is committed, it begins later, and ends where it began: nothing is lost."""
+    with api_world(tmp_path) as made:
+        over(made)
+        made.log.build(4, made.log.cuts(4)[1])
+        frame = Frame(startTs="latest")
+        stream = frame.stream()
+        begun = stream.initialOffset()
+        recorded = stream.latestOffset(begun, ALL)
+        made.log.flush(END)
+        later = frame.stream()
+        begins_later = later.initialOffset()
+        assert int(begins_later["commit_ts"]) > int(recorded["commit_ts"])
+        assert later.partitions(begins_later, recorded) == []
+        ((start, end),) = walk(later, ALL, recorded)
+        rows = changes(table(later, later.partitions(start, end)))
+        assert rows == pulled(made, "", format="raw-arrow", start_ts=begun["commit_ts"])
+        assert rows
+
+
+def test_nothing_new_is_no_batch_until_a_minute_has_passed(over: Any, tmp_path: Path) -> None:
+    rows = committed_rows()
+    quiet = rows.filter(pc.less(rows["commit_ts"], pa.scalar(END - (1 << 18) * 1000, pa.uint64())))
+    with api_world(tmp_path, rows=quiet) as made:
+        over(made)
+        made.log.build(3)
+        stream = Frame().stream()
+        at = walk(stream, ALL)[-1][1]
+        second = tso.compose(1000) - tso.compose(0)
+        made.log.flush(END + 20 * second)
+        assert stream.latestOffset(at, ALL) == at
+        made.log.flush(END + 100 * second)
+        moved = stream.latestOffset(at, ALL)
+        assert int(moved["commit_ts"]) > int(at["commit_ts"])
+        assert table(stream, stream.partitions(at, moved)).num_rows == 0
+
+
+def test_available_now_ends_at_what_was_served_when_it_began(over: Any, tmp_path: Path) -> None:
+    with api_world(tmp_path) as made:
+        over(made)
+        cut = made.log.cuts(4)[1]
+        made.log.build(4, cut)
+        stream = Frame(maxRowsPerTrigger=700).stream()
+        stream.prepareForTriggerAvailableNow()
+        made.log.flush(END)
+        batches = walk(stream, ReadMaxRows(700))
+        assert int(batches[-1][1]["commit_ts"]) <= cut
+        rows = [row for batch in batches for row in changes(table(stream, stream.partitions(*batch)))]
+        assert sorted(rows) == pulled(made, "", format="raw-arrow", end_ts=cut)
+
+
+def test_a_server_that_is_behind_is_waited_for(world: ApiWorld, over: Any, tmp_path: Path) -> None:
+    """Offsets come from one server, tasks may ask another: the end was final when it was served."""
+    over(world)
+    batches = walk(Frame(**ACCT).stream(), ALL)
+    truth = pulled(world, "/databases/shop/tables/acct", format="arrow")
+    with api_world(tmp_path) as behind:
+        over(behind)
+        behind.log.build(4, truth[len(truth) // 2][0])
+        stream = Frame(**ACCT).stream()
+        parts = stream.partitions(*batches[-1])
+        assert parts[-1].end_ts == END
+        threading.Timer(1, lambda: behind.log.flush(END)).start()
+        assert changes(table(stream, parts)) == truth
+
+
+def test_a_dropped_table_ends_no_stream(world: ApiWorld, over: Any) -> None:
+    over(world)
+    dropped = {"database": "temp_db", "table": "t2"}
+    history = recorded_history()
+    events = history.events(history.start_ts, END)
+    before = next(e.commit_ts for e in events if e.type == Action.DROP_SCHEMA and e.db == "temp_db") - 1
+    frame = Frame(**dropped, schemaTs=before)
+    batches = walk(frame.stream(), ReadMaxRows(1))
+    rows = [row for batch in batches for row in changes(table(frame.stream(), frame.stream().partitions(*batch)))]
+    assert int(batches[-1][1]["commit_ts"]) >= before
+    assert rows == pulled(world, "/databases/temp_db/tables/t2", format="arrow")
+    assert rows
+
+
+def test_a_column_that_comes_ends_the_query_and_a_new_one_goes_on(world: ApiWorld, over: Any) -> None:
+    over(world)
+    history = recorded_history()
+    added = next(e for e in history.events(history.start_ts, END) if e.table == "evolve" and e.kind == "add column")
+    frame = Frame(database="shop", table="evolve", schemaTs=added.commit_ts - 1)
+    stream = frame.stream()
+    batches = walk(stream, ALL)
+    with pytest.raises(InvalidInput, match="start the query again"):
+        table(stream, stream.partitions(*batches[-1]))
+    assert {f.name for f in frame.schema} < {f.name for f in Frame(database="shop", table="evolve").schema} | {"c"}
+
+
+def test_rows_that_cannot_be_decoded_end_the_query_unless_told(over: Any, tmp_path: Path) -> None:
+    rows = committed_rows()
+    of_acct = pc.equal(rows["table_id"], pa.scalar(264, pa.int64())).to_numpy().nonzero()[0]
+    values = rows["value"].combine_chunks()
+    at = next(int(n) for n in of_acct if values[int(n)].is_valid and b"_r" in rows["key"][int(n)].as_py())
+    with api_world(tmp_path, rows=with_broken_value(rows, at)) as made:
+        over(made)
+        made.log.build(4)
+        with pytest.raises(DecodeError, match=r"onUndecodable=skip.*acct"):
+            Frame(**ACCT).rows()
+        truth = pulled(made, "/databases/shop/tables/acct", format="arrow")
+        assert changes(Frame(**ACCT, onUndecodable="skip").rows()) == truth
