@@ -28,6 +28,7 @@ HEARTBEAT_MS = 2_000
 PIN_TTL_MS = 900_000  # what a reader has listed stays for so long after its last sign of life
 FILE_URL_MS = 900_000  # the files of a listing can be fetched for so long
 FILES_LISTED_MAX = 50_000
+ROWS_FILES_BYTES_MAX = 4 << 30  # of tables as Parquet files with ranges, on an API server's disk
 PULL_WAIT_MS_MAX = 30_000
 PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000

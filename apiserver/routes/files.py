@@ -1,7 +1,8 @@
-"""The log as files: what there is, and the bytes, by ranges.
+"""The log as files, and tables as they were: what there is, and the bytes, by ranges.
 
     GET       /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/files
     GET|HEAD  /v1/clusters/{c}/tenants/{t}/files/{name}
+    GET|HEAD  /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows/{ts}.parquet
 
 A body is read from the bucket piece by piece while it is sent; an object that fails in the middle breaks it off.
 """
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from apiserver import files
+from apiserver.asof.read import RowsRequest
+from apiserver.asof.table_files import TableFiles
 from apiserver.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
 from apiserver.cursor import Scope
 from apiserver.deps import Id, Services
@@ -27,6 +30,8 @@ from tistream.catalog.committed import SegmentFormat
 from tistream.catalog.files import file_bytes
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound
 from tistream.ids import Tenant
+
+Ts = Annotated[int, Path(ge=0, lt=1 << 63, description="A TSO: other forms would mean something else each time.")]
 
 _PIECE_BYTES = 4 << 20
 _MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "seg": "application/octet-stream"}
@@ -77,7 +82,30 @@ def router(services: Services) -> APIRouter:
     path = f"{base}/files/{{name:path}}"
     routes.add_api_route(path, one, methods=["GET"], operation_id="get_file", summary="A file, or a range of it")
     routes.add_api_route(path, one, methods=["HEAD"], include_in_schema=False)
+    _tables(services, routes)
     return routes
+
+
+def _tables(services: Services, routes: APIRouter) -> None:
+    made = TableFiles(services)
+
+    def table_file(http: Request, cluster_id: Id, tenant_id: Id, database: str, table: str, ts: Ts) -> Response:
+        found = made.get(
+            RowsRequest(
+                tenant=Tenant(cluster_id, tenant_id), database=database, table=table, as_of=str(ts), format="arrow"
+            )
+        )
+        return answer(http, size=found.size, etag=found.etag, media_type=_MEDIA_TYPES["parquet"], read=found.read)
+
+    path = "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/rows/{ts}.parquet"
+    routes.add_api_route(
+        path,
+        table_file,
+        methods=["GET"],
+        operation_id="get_table_file",
+        summary="The rows of a table as of a TSO as a Parquet file, or a range of it",
+    )
+    routes.add_api_route(path, table_file, methods=["HEAD"], include_in_schema=False)
 
 
 def _listings(services: Services, routes: APIRouter) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -57,18 +56,12 @@ class ChangeLog(Protocol):
 def open_log(options: ReadOptions) -> Iterator[ChangeLog]:
     """The way that the options choose."""
     if options.is_direct:
-        yield _direct(options)
+        from tistream.spark.direct import DirectLog
+
+        yield DirectLog(options)
         return
     with connect(options.url) as client:
         yield _OverHttp(client, options)
-
-
-@cache
-def _direct(options: ReadOptions) -> ChangeLog:
-    """One for all partitions that a Python worker reads: it keeps connections and what was fetched."""
-    from tistream.spark.direct import DirectLog
-
-    return DirectLog(options)
 
 
 class _OverHttp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +20,17 @@ from tistream.spark.access import LogPage, Scope
 from tistream.spark.options import ReadOptions
 
 
+@cache
+def _services(catalog: str, store: str) -> Services:
+    """One for all that a Python process reads there: it keeps connections, the schema history and recent segments."""
+    return Services.create(Catalog(catalog), open_store(store), SystemClock())
+
+
 class DirectLog:
     """A ChangeLog over a catalog and a bucket. Safe to use from several threads."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._services = Services.create(Catalog(options.catalog), open_store(options.object_store), SystemClock())
+        self._services = _services(options.catalog, options.object_store)
         self._tenant = Tenant(options.cluster, options.tenant)
         self._format = "arrow" if options.decodes else "raw-arrow"
 
