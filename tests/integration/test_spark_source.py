@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+#: with more of them micro-batches are smaller, so that each meets the query in its middle
 KILLS = int(os.environ.get("SPARK_KILLS", "1"))
 PUSHDOWN = {"spark.sql.python.filterPushdown.enabled": "true"}
 
@@ -113,7 +114,7 @@ def test_what_is_refused_says_why(session: SparkSession, served: ServedLog) -> N
 
 
 def start_driver(served: ServedLog, folder: Path) -> subprocess.Popen[bytes]:
-    where = [served.url, str(folder / "checkpoint"), str(folder / "out"), "shop", "inter", "250"]
+    where = [served.url, str(folder / "checkpoint"), str(folder / "out"), "shop", "inter", str(250 // KILLS)]
     env: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with (folder / "driver.log").open("ab") as log:
         command = [sys.executable, "-m", "tistream.testing.spark_stream", *where]
