@@ -37,7 +37,10 @@ _AHEAD = 2  # segments of a base that are fetched before they are needed
 
 
 class BaseGone(StoreUnavailable):
-    """The base was retired since it was chosen: choose again."""
+    """The base from which a read began was retired meanwhile. The read chooses again by itself; ask again when it was
+    in the middle of a long answer."""
+
+    code = "TS-1038"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
