@@ -160,8 +160,10 @@ def _read(
     rand = random.Random(2)
     while rounds != 0 and not over.is_set():
         upto = served[-1]
-        asked = [("/databases/shop/tables/" + name + "/rows", {"as_of": rand.choice(served)}) for name in TABLES]
-        asked = [*asked, ("/changes", {"start_ts": "earliest", "limit": 200_000, "format": "ndjson"})]
+        asked: list[tuple[str, dict[str, object]]] = [
+            (f"/databases/shop/tables/{name}/rows", {"as_of": rand.choice(served)}) for name in TABLES
+        ]
+        asked.append(("/changes", {"start_ts": "earliest", "limit": 200_000, "format": "ndjson"}))
         for path, params in asked:
             mine, theirs = world.get(path, **params), twin.get(path, **params)
             found["reads"] += 1
