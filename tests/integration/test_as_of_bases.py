@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import select
 
-from apiserver.asof import columns, read
+from apiserver.asof import columns, read, source
 from apiserver.asof.source import TableSource
 from compactor import base_job
 from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
@@ -27,7 +27,7 @@ from metaserver.collect import Collector
 from schemas.bases import choose
 from tistream import ts as tso
 from tistream.catalog import tables
-from tistream.catalog.bases import BaseRow, NewBase, add_bases, list_bases, retire_bases
+from tistream.catalog.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
 from tistream.catalog.engine import Catalog
 from tistream.catalog.seeds import list_seeds
 from tistream.codec.newest import STATE
@@ -338,6 +338,24 @@ def test_a_base_that_a_reader_has_listed_stays_until_it_has_read_it(tmp_path: Pa
             conn.execute(tables.pins.delete())
         assert collector.step() > 0
         assert not old <= {info.key for info in store.list("bases/")}
+
+
+def test_a_reader_has_a_pin_before_it_asks_where_a_base_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        made.log.flush(MIX1)
+        build(made)
+        pinned: list[int] = []
+        true_listing = base_segments_of
+
+        def listed(catalog: Catalog, base: BaseRow) -> object:
+            with catalog.reading() as conn:
+                pinned.append(len(conn.execute(select(tables.pins)).all()))
+            return true_listing(catalog, base)
+
+        monkeypatch.setattr(source, "base_segments_of", listed)
+        made.ok(path_of("shop", "acct"))
+        assert pinned == [1]
 
 
 def test_a_read_that_chose_a_retired_base_chooses_again(
