@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -153,6 +154,10 @@ class LogReader:
         table = _in_order(pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks())
         n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, rows))
         return table.slice(0, n), end
+
+    def pinned(self) -> AbstractContextManager[Pin]:
+        """A pin for what somebody else lists and fetches."""
+        return self._pins.held()
 
     def submit(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a request of somebody else's in one of the reader's threads."""

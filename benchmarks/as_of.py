@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apiserver.asof.newest import STATE, alive, merged, newest, pieces, states
 from benchmarks.harness import Result, compare
 from tistream import change
+from tistream.codec.newest import STATE, alive, merged, newest, pieces, states
 from tistream.codec.table_key import record_key
 
 BASE, CHANGES, SEGMENTS = 100_000, 200_000, 20

@@ -53,7 +53,7 @@ _Output = list[Path]  # the files, in order of range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Input:
+class Input:
     folder: Path
     store: LocalStore
     plan: list[PlanRow]
@@ -63,7 +63,7 @@ def run() -> Iterator[Result]:
     """Two ratios."""
     logging.getLogger("py4j").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
-        made = _written(Path(folder))
+        made = written(Path(folder))
         options = {"spark.ui.enabled": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR"}
         session = new_session("local[2]", options)
         try:
@@ -72,7 +72,7 @@ def run() -> Iterator[Result]:
             session.stop()
 
 
-def _compared(made: _Input, session: SparkSession) -> Iterator[Result]:
+def _compared(made: Input, session: SparkSession) -> Iterator[Result]:
     executor = SparkExecutor(session, f"file://{made.folder}/bucket", SystemClock())
     attempts = itertools.count(1)
 
@@ -109,7 +109,7 @@ def _compared(made: _Input, session: SparkSession) -> Iterator[Result]:
 
 def _same(left: _Output, right: _Output) -> bool:
     """Whether both hold the same rows, in the same order; which file they lie in does not matter."""
-    return _signed(left).equals(_signed(right))
+    return bool(_signed(left).equals(_signed(right)))
 
 
 def _signed(files: _Output) -> pa.Table:
@@ -120,29 +120,30 @@ def _signed(files: _Output) -> pa.Table:
 _SIGNED = pa.schema([pa.field(f.name, pa.int64() if pa.types.is_integer(f.type) else f.type) for f in COMMITTED])
 
 
-def _written(folder: Path) -> _Input:
-    """The committed files with their plan, and the same rows as Parquet for Spark's own reader."""
+def written(folder: Path, part: int = 0) -> Input:
+    """The committed files with their plan, and the same rows as Parquet for Spark's own reader. Parts are of one size;
+    each has rows and ranges of its own."""
     store = LocalStore(folder / "bucket")
-    (folder / "parquet").mkdir()
-    changes = change_rows(ROWS)
+    (folder / "parquet").mkdir(exist_ok=True)
+    changes = change_rows(ROWS, 1 + part)
     tables = np.sort(np.random.default_rng(2).integers(0, 50, ROWS))
     given: dict[str, Any] = {"table_id": pa.array(tables, pa.int64())}
     rows = pa.table([given.get(name) or changes.column(name) for name in COMMITTED.names], schema=COMMITTED)
-    ranges = tables * RANGES // 50
+    ranges = part * RANGES + tables * RANGES // 50
     flush = np.searchsorted(
         np.quantile(rows["commit_ts"].to_numpy(), np.arange(1, FLUSHES) / FLUSHES), rows["commit_ts"]
     )
     plan = []
-    for range_id in range(RANGES):
+    for range_id in range(part * RANGES, (part + 1) * RANGES):
         segments: list[SegmentRow] = []
         for seq in range(FLUSHES):
-            part = rows.filter(pa.array((ranges == range_id) & (flush == seq)))
-            part = part.take(pc.sort_indices(part, sort_keys=[(name, "ascending") for name in ORDER]))
-            segments += _flushed(store, part, range_id, seq)
-            signed = part.cast(_SIGNED).append_column("range_id", pa.array([range_id] * len(part)))
+            flushed = rows.filter(pa.array((ranges == range_id) & (flush == seq)))
+            flushed = flushed.take(pc.sort_indices(flushed, sort_keys=[(name, "ascending") for name in ORDER]))
+            segments += _flushed(store, flushed, range_id, seq)
+            signed = flushed.cast(_SIGNED).append_column("range_id", pa.array([range_id] * len(flushed)))
             pq.write_table(signed, folder / "parquet" / f"{range_id}-{seq}.parquet", compression="zstd")
         plan.append(PlanRow(tenant=TENANT, job=1, range_id=range_id, task_id=range_id, segments=tuple(segments)))
-    return _Input(folder=folder, store=store, plan=plan)
+    return Input(folder=folder, store=store, plan=plan)
 
 
 def _flushed(store: LocalStore, part: pa.Table, range_id: int, seq: int) -> list[SegmentRow]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
+from compactor.base_plan import BasePlanRow
+from compactor.base_task import BaseResult, build_bases
 from compactor.plan import PlanRow
 from compactor.task import RangeResult, compact_range
 from tistream.objectstore.protocol import ObjectStore
+
+W = TypeVar("W")
+R = TypeVar("R")
 
 
 class LocalExecutor:
@@ -18,8 +24,12 @@ class LocalExecutor:
         self._store, self._threads = store, threads
 
     def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult]:
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="compactor") as pool:
-            yield from pool.map(self._one, rows)
+        return self._all(lambda row: compact_range(self._store, row, secrets.token_hex(8)), rows)
 
-    def _one(self, row: PlanRow) -> RangeResult:
-        return compact_range(self._store, row, secrets.token_hex(8))
+    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult]:
+        """A BaseExecutor."""
+        return self._all(lambda row: build_bases(self._store, row, secrets.token_hex(8)), rows)
+
+    def _all(self, one: Callable[[W], R], rows: Sequence[W]) -> Iterator[R]:
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="compactor") as pool:
+            yield from pool.map(one, rows)

@@ -1,4 +1,4 @@
-"""Runs plan rows on Spark, as nothing but an executor: `compact_range` does the work, in Python, on Arrow.
+"""Runs plan rows on Spark, as nothing but an executor: `compact_range` or `build_bases` does the work, on Arrow.
 
     driver    one partition per plan row; the rows' text travels with the function -> mapInArrow
     worker    decode its row, compact_range over its own store client  -> one line: the result's text
@@ -21,16 +21,21 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from compactor.base_plan import BasePlanRow
+from compactor.base_task import BaseResult, build_bases
 from compactor.plan import PlanRow
 from compactor.task import RangeResult, compact_range
-from compactor.wire import decode_result, decode_row, encode
+from compactor.wire import decode_base_result, decode_base_row, decode_result, decode_row, encode
 from tistream.clock import Clock
 from tistream.errors import ConfigError
 from tistream.objectstore.factory import open_store
+from tistream.objectstore.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+Batches = Iterator[pa.RecordBatch]
 
 _LOOK_EVERY_S = 0.5
 _RESULT = pa.schema([("result", pa.string())])
@@ -73,10 +78,18 @@ class SparkExecutor:
 
     def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult]:
         """One Spark job for all rows. Spark's own error when one of its tasks has failed too often."""
+        work = _work([encode(row) for row in rows], self._store_url, _compacted)
+        return (decode_result(line) for line in self._lines(f"tistream-compaction-{rows[0].job}", len(rows), work))
+
+    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult]:
+        """A BaseExecutor, in the same way."""
+        work = _work([encode(row) for row in rows], self._store_url, _built)
+        return (decode_base_result(line) for line in self._lines(f"tistream-bases-{rows[0].job}", len(rows), work))
+
+    def _lines(self, name: str, count: int, work: Callable[[Batches], Batches]) -> Iterator[str]:
         context = self._session.sparkContext
-        name = f"tistream-compaction-{rows[0].job}"
-        numbers = self._session.range(0, len(rows), 1, len(rows))  # a partition for each plan row
-        done = numbers.mapInArrow(_work([encode(row) for row in rows], self._store_url), "result string")
+        numbers = self._session.range(0, count, 1, count)  # a partition for each plan row
+        done = numbers.mapInArrow(work, "result string")
 
         def collect() -> list[str]:
             context.setJobGroup(name, name)
@@ -87,8 +100,8 @@ class SparkExecutor:
             finished = threading.Event()
             lines.add_done_callback(lambda _: finished.set())
             while not self._clock.wait(finished, _LOOK_EVERY_S):
-                self._progress(_tasks_done(context, name), len(rows))
-            yield from (decode_result(line) for line in lines.result())
+                self._progress(_tasks_done(context, name), count)
+            yield from lines.result()
 
 
 def _tasks_done(context: SparkContext, group: str) -> int:
@@ -98,15 +111,22 @@ def _tasks_done(context: SparkContext, group: str) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-def _work(plan: list[str], store_url: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _compacted(store: ObjectStore, text: str) -> str:
+    return encode(compact_range(store, decode_row(text), secrets.token_hex(8)))
+
+
+def _built(store: ObjectStore, text: str) -> str:
+    return encode(build_bases(store, decode_base_row(text), secrets.token_hex(8)))
+
+
+def _work(plan: list[str], store_url: str, one: Callable[[ObjectStore, str], str]) -> Callable[[Batches], Batches]:
     """What a worker runs. A closure of plain values, so that nothing of the driver travels."""
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def work(batches: Batches) -> Batches:
         pa.set_cpu_count(1)
         store = open_store(store_url)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                result = compact_range(store, decode_row(plan[number]), secrets.token_hex(8))
-                yield pa.record_batch([[encode(result)]], schema=_RESULT)
+                yield pa.record_batch([[one(store, plan[number])]], schema=_RESULT)
 
     return work

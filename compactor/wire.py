@@ -7,35 +7,48 @@ from typing import Any
 
 import orjson
 
+from compactor.base_plan import BasePlanRow, BaseTable
+from compactor.base_task import BaseFile, BaseResult
 from compactor.plan import PlanRow
 from compactor.task import Contents, RangeResult
 from tistream.catalog.committed import SegmentFormat, SegmentRow
+from tistream.catalog.seeds import SeedSegmentRow
 from tistream.catalog.tenants import TaskKind
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.ids import Tenant
 
 
-def encode(value: PlanRow | RangeResult) -> str:
+def encode(value: PlanRow | RangeResult | BasePlanRow | BaseResult) -> str:
     """The value as text."""
-    return orjson.dumps(dataclasses.asdict(value), default=_hex).decode()
+    return orjson.dumps(dataclasses.asdict(value), default=_hex, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def decode_row(text: str) -> PlanRow:
     """What `encode` made of a plan row."""
     found = orjson.loads(text)
-    segments = tuple(
-        SegmentRow(
-            **{
-                **_keys(segment),
-                "kind": TaskKind(segment["kind"]),
-                "format": SegmentFormat(segment["format"]),
-                "footer": Footer(**segment["footer"]),
-            }
-        )
-        for segment in found["segments"]
+    return PlanRow(**{**found, "tenant": Tenant(**found["tenant"]), "segments": _segments(found)})
+
+
+def decode_base_row(text: str) -> BasePlanRow:
+    """What `encode` made of a plan row of bases."""
+    found = orjson.loads(text)
+    tables = tuple(
+        BaseTable(**{**table, "rows": tuple(SeedSegmentRow(**_keys(row)) for row in table["rows"])})
+        for table in found["tables"]
     )
-    return PlanRow(**{**found, "tenant": Tenant(**found["tenant"]), "segments": segments})
+    given = {"tenant": Tenant(**found["tenant"]), "tables": tables, "segments": _segments(found)}
+    return BasePlanRow(**{**found, **given})
+
+
+def decode_base_result(text: str) -> BaseResult:
+    """What `encode` made of the result of one."""
+    found = orjson.loads(text)
+    files = tuple(
+        BaseFile(**{**file, "segments": tuple(SegmentInfo(**_keys(info)) for info in file["segments"])})
+        for file in found["files"]
+    )
+    return BaseResult(**{**found, "files": files, "rows": {int(key): rows for key, rows in found["rows"].items()}})
 
 
 def decode_result(text: str) -> RangeResult:
@@ -49,6 +62,20 @@ def decode_result(text: str) -> RangeResult:
             "before": Contents(**found["before"]),
             "after": Contents(**found["after"]),
         }
+    )
+
+
+def _segments(found: dict[str, Any]) -> tuple[SegmentRow, ...]:
+    return tuple(
+        SegmentRow(
+            **{
+                **_keys(segment),
+                "kind": TaskKind(segment["kind"]),
+                "format": SegmentFormat(segment["format"]),
+                "footer": Footer(**segment["footer"]),
+            }
+        )
+        for segment in found["segments"]
     )
 
 

@@ -29,7 +29,7 @@ from tistream.catalog.pins import drop_expired_pins, expired_pins
 from tistream.catalog.tenants import list_tenants
 from tistream.clock import Clock
 from tistream.ids import Tenant
-from tistream.layout import committed_prefix, compacted_prefix, snapshots_prefix
+from tistream.layout import bases_prefix, committed_prefix, compacted_prefix, snapshots_prefix
 from tistream.objectstore.protocol import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -39,8 +39,8 @@ _KEYS_AT_ONCE = 200
 
 
 class Collector:
-    """Looks after the committed files, compacted files and task snapshots of all tenants. Used from one thread; several
-    processes may run one each."""
+    """Looks after the committed files, compacted files, bases and task snapshots of all tenants. Used from one thread;
+    several processes may run one each."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, *, grace_ms: int = GRACE_MS) -> None:
         """`grace_ms`: younger objects are left alone, by the clocks of the store and of this machine."""
@@ -88,9 +88,9 @@ class Collector:
     def _old_keys(self, tenant: Tenant) -> Iterator[list[str]]:
         """The keys of objects older than the grace period, some at a time."""
         newest_ms = self._clock.unix_ms() - self._grace_ms
-        for prefix in (committed_prefix(tenant), compacted_prefix(tenant), snapshots_prefix(tenant)):
+        for prefix_of in (committed_prefix, compacted_prefix, bases_prefix, snapshots_prefix):
             keys: list[str] = []
-            for info in self._store.list(prefix):
+            for info in self._store.list(prefix_of(tenant)):
                 if info.modified_ms > newest_ms:
                     continue
                 keys.append(info.key)

@@ -7,6 +7,7 @@
     schemas/cluster-{c}/tenant-{t}/{ts:020d}.json.zst
     seeds/cluster-{c}/tenant-{t}/{ts:020d}/{n:06d}.seg
     compacted/cluster-{c}/tenant-{t}/{job}/{range:05d}-{lo:020d}-{hi:020d}.parquet
+    bases/cluster-{c}/tenant-{t}/{job}/{range:05d}-{ts:020d}-{n:06d}.seg
 
 Numbers are zero padded, so keys of one folder sort in the order in which they were written; a dense `seq` makes a
 missing file visible and lets a reader ask for the next key directly. The optional bucket prefix of a deployment is
@@ -30,6 +31,7 @@ _SEED = re.compile(rf"seeds/{_TENANT}/(?P<ts>\d{{20}})/(?P<n>\d{{6,}})\.seg")
 _COMPACTED = re.compile(
     rf"compacted/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P<lo>\d{{20}})-(?P<hi>\d{{20}})\.parquet"
 )
+_BASE = re.compile(rf"bases/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P<ts>\d{{20}})-(?P<n>\d{{6,}})\.seg")
 
 
 def _scope(tenant: Tenant) -> str:
@@ -63,6 +65,11 @@ def committed_prefix(tenant: Tenant) -> str:
 def compacted_prefix(tenant: Tenant) -> str:
     """Folder of a tenant's compacted files, of all jobs."""
     return f"compacted/{_scope(tenant)}/"
+
+
+def bases_prefix(tenant: Tenant) -> str:
+    """Folder of the bases of a tenant's tables, of all jobs."""
+    return f"bases/{_scope(tenant)}/"
 
 
 def snapshots_prefix(tenant: Tenant) -> str:
@@ -158,7 +165,21 @@ class CompactedKey:
         return f"compacted/{scope}/{self.job}/{self.range_id:05d}-{self.lo_ts:020d}-{self.hi_ts:020d}.parquet"
 
 
-AnyKey = SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseKey:
+    """Rows that tables had at `ts`, as a compaction job wrote them. `job` names the job and the try."""
+
+    tenant: Tenant
+    job: str
+    range_id: int
+    ts: int
+    n: int  #: from 1, within the range
+
+    def __str__(self) -> str:
+        return f"bases/{_scope(self.tenant)}/{self.job}/{self.range_id:05d}-{self.ts:020d}-{self.n:06d}.seg"
+
+
+AnyKey = SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey | BaseKey
 
 
 def parse(key: str) -> AnyKey | None:
@@ -182,4 +203,6 @@ def _parse(key: str) -> AnyKey | None:
         return SeedKey(tenant=_tenant(m), ts=int(m["ts"]), n=int(m["n"]))
     if m := _COMPACTED.fullmatch(key):
         return CompactedKey(tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), lo_ts=int(m["lo"]), hi_ts=int(m["hi"]))
+    if m := _BASE.fullmatch(key):
+        return BaseKey(tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), ts=int(m["ts"]), n=int(m["n"]))
     return None

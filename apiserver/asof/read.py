@@ -15,18 +15,20 @@ from itertools import chain
 
 import pyarrow as pa
 
-from apiserver.asof.bases import Base, choose
 from apiserver.asof.columns import Reading, decoded, readings
 from apiserver.asof.output import writer_of
-from apiserver.asof.source import TableSource
+from apiserver.asof.source import BaseGone, TableSource
 from apiserver.deps import Services
 from apiserver.position import parse_ts
+from schemas.bases import Base, choose
 from schemas.history import History
 from schemas.model import Table
+from tistream.catalog.bases import list_bases
 from tistream.catalog.seeds import list_seeds
 from tistream.errors import AheadOfWatermark, InvalidInput, NotFound, TsExpired
 from tistream.ids import Tenant
 
+_CHOICES_MAX = 10  # of bases, each of which was retired before it could be read
 _HELD_BYTES = 8 << 20  # a body up to this size is whole before its first byte is sent
 
 
@@ -80,18 +82,40 @@ def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     table = history.find(request.database, request.table, as_of)
     if table.kind != "table":
         raise InvalidInput(f"{table.db}.{table.name} is a {table.kind}: it has no rows of its own.", kind=table.kind)
-    bases = choose(history, table, as_of, list_seeds(services.catalog, request.tenant), log_start)
-    found = TableAsOf(
+    tries = 0
+    while True:
+        found = _chosen(services, request.tenant, history, table, as_of, log_start)
+        try:
+            found.check()
+            content = _begun(_body(found, request.format))
+        except BaseGone:
+            tries += 1
+            if tries == _CHOICES_MAX:
+                raise
+            continue
+        base_ts = min(base.ts for base in found.bases)
+        return RowsAnswer(content=content, as_of=as_of, base_ts=base_ts, resolved_ts=resolved)
+
+
+def _chosen(
+    services: Services, tenant: Tenant, history: History, table: Table, as_of: int, log_start: int
+) -> TableAsOf:
+    bases = choose(
+        history,
+        table,
+        as_of,
+        seeds=list_seeds(services.catalog, tenant),
+        bases=list_bases(services.catalog, tenant, table.physical_ids),
+        log_start_ts=log_start,
+    )
+    return TableAsOf(
         table=table,
         as_of=as_of,
         bases=bases,
         source=TableSource(catalog=services.catalog, store=services.store, reader=services.reader),
-        tenant=request.tenant,
+        tenant=tenant,
         readings=readings(history, table, as_of),
     )
-    found.check()
-    content = _begun(_body(found, request.format))
-    return RowsAnswer(content=content, as_of=as_of, base_ts=min(base.ts for base in bases), resolved_ts=resolved)
 
 
 def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int, int, int]:

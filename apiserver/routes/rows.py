@@ -20,6 +20,7 @@ from apiserver.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from apiserver.deps import Id, Services
 from apiserver.negotiate import NotAcceptable
 from apiserver.position import FORMS
+from schemas.shape import shape_of, to_json
 from schemas.show_create import Dialect, define
 from tistream.errors import AheadOfWatermark, InvalidInput
 from tistream.ids import Tenant
@@ -98,6 +99,7 @@ def router(services: Services) -> APIRouter:
             "create_database": made.create_database,
             "create_table": made.create_table,
             "notes": list(made.notes),
+            "shape": to_json(shape_of(found)),
         }
 
     return routes

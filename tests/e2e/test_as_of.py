@@ -56,6 +56,25 @@ def test_snapshots_equal_what_tidb_answered(pushed: Up, expected: Path, label: s
                 replica.same_rows(moment, table, [json.loads(line)["columns"] for line in body.split(b"\n") if line])
 
 
+def test_a_snapshot_can_be_seeded_and_read_again(pushed: Up, expected: Path, tmp_path: Path) -> None:
+    moment = next(m for m in replica.moments(expected) if m.label == "end")
+    at, file = str(moment.ts), tmp_path / "rows.parquet"
+
+    def snapshot(name: str) -> bytes:
+        done = run(pushed, "snapshot", "shop.k_int", "--as-of", at, "--format", "parquet", "-o", str(tmp_path / name))
+        assert done.returncode == 0, done.stderr
+        return (tmp_path / name).read_bytes()
+
+    before = snapshot("rows.parquet")
+    for _ in range(2):
+        done = run(pushed, "seed", "shop.k_int", "--ts", at, "--file", str(file))
+        assert done.returncode == 0, done.stderr
+    assert snapshot("again.parquet") == before
+    with client(pushed.url) as c:
+        seeds = c.get("/v1/clusters/1/tenants/1/seeds")["items"]
+    assert next((seed["ts"], seed["table_id"] > 0) for seed in seeds) == (at, True)
+
+
 def test_the_command_writes_a_whole_file_or_none(pushed: Up, tmp_path: Path) -> None:
     out = tmp_path / "rows.csv"
     done = run(pushed, "snapshot", "shop.customers", "--format", "csv", "-o", str(out))

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from apiserver.asof import source
-from apiserver.asof.bases import choose
-from apiserver.asof.newest import STATE
-from tistream import change
+from apiserver.asof.source import TableSource
+from schemas.bases import choose
+from tistream import change, table_rows
 from tistream.catalog.seeds import list_seeds
+from tistream.codec.newest import STATE, Run
 from tistream.codec.seed_file import SEED, manifest_key
 from tistream.errors import InvalidInput, NotFound
 from tistream.objectstore.memory import MemoryStore
@@ -70,15 +70,15 @@ def test_small_runs_that_are_spilled_give_the_same_bytes(
     names = [("shop", name) for name in ("acct", "customers", "p_range", "k_int")]
     whole = [world.ok(path_of(*name)).content for name in names]
     spilled: list[Path] = []
-    monkeypatch.setattr(source, "RUN_BYTES_MAX", 3000)
-    monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
-    true_blocks = source._blocks
+    monkeypatch.setattr(table_rows, "RUN_BYTES_MAX", 3000)
+    monkeypatch.setattr(table_rows, "BLOCK_BYTES", 1000)
+    true_blocks = table_rows._blocks
 
-    def counted(path: Path, stack: object) -> source.Run:
+    def counted(path: Path, stack: object) -> Run:
         spilled.append(path)
         return true_blocks(path, stack)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(source, "_blocks", counted)
+    monkeypatch.setattr(table_rows, "_blocks", counted)
     assert [world.ok(path_of(*name)).content for name in names] == whole
     assert len(spilled) > 3
     assert not any(path.exists() for path in spilled), "temporary files are gone with the read"
@@ -218,14 +218,14 @@ def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: Api
 @pytest.mark.parametrize("name", ["customers", "evolve", "p_range", "k_vuci"])
 def test_at_any_timestamp_the_versions_are_those_of_a_replay(world: ApiWorld, name: str) -> None:
     rand, history = random.Random(name), recorded_history()
-    reader = source.TableSource(catalog=world.catalog, store=world.store, reader=world.services.reader)
+    reader = TableSource(catalog=world.catalog, store=world.store, reader=world.services.reader)
     seeds, compared = list_seeds(world.catalog, TENANT), 0
     for ts in sorted(rand.randint(world.log.start_ts, END) for _ in range(8)):
         try:
             table = history.find("shop", name, ts)
         except NotFound:
             continue
-        bases = choose(history, table, ts, seeds, world.log.start_ts)
+        bases = choose(history, table, ts, seeds=seeds, bases=[], log_start_ts=world.log.start_ts)
         mine = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, bases, ts)])
         theirs = pa.concat_tables([part for i in sorted(table.physical_ids) for part in _replayed(i, ts)])
         assert mine.equals(theirs.select(STATE.names).cast(STATE))

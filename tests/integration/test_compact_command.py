@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from tistream.catalog.engine import Catalog
 from tistream.cli.main import app
 from tistream.errors import InvalidInput
 from tistream.objectstore.local import LocalStore
-from tistream.testing.log_builder import LogBuilder
+from tistream.testing.log_builder import LogBuilder, recording_end
 
 
 @pytest.fixture
@@ -37,6 +38,23 @@ def test_a_log_is_compacted_once(words: list[str]) -> None:
     assert (first["end"], first["tenant"], first["job"]) == ("swapped", "1/1", 1)
     assert int(str(first["files_after"])) < int(str(first["files_before"]))
     assert report("--lag-s=0")["end"] == "nothing to do"
+
+
+def test_bases_are_built_once(words: list[str]) -> None:
+    def report(*more: str) -> dict[str, Any]:
+        done = CliRunner().invoke(
+            app, [*words, "--engine=threads", "--lag-s=0", "--base-tail-mb=0", *more], catch_exceptions=False
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    assert "bases" not in report("--no-bases", "--no-merge")
+    first = report("--no-merge")
+    assert first.keys() == {"bases"}
+    assert (first["bases"]["end"], first["bases"]["ts"]) == ("swapped", str(recording_end()))
+    assert first["bases"]["tables"] > 10 < first["bases"]["rows"]
+    again = report()
+    assert (again["end"], again["bases"]["end"]) == ("swapped", "nothing to do")
 
 
 def test_a_spark_setting_is_a_pair(words: list[str]) -> None:

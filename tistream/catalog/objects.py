@@ -40,6 +40,7 @@ class ObjectKind(StrEnum):
     SNAPSHOT = "snapshot"
     SCHEMAS = "schemas"
     SEED = "seed"
+    BASE = "base"
     UNKNOWN = "unknown"  #: a tombstone of something that never had a row
 
 

@@ -129,7 +129,7 @@ def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Seque
     """Where the rows of one physical table lie in a seed, in key order; empty when it had none."""
     asked = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
     with catalog.reading() as conn:
-        return [_segment_row(row) for row in conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked})]
+        return [segment_row(row) for row in conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked})]
 
 
 def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:
@@ -153,7 +153,8 @@ def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:
     ]
 
 
-def _segment_row(row: Any) -> SeedSegmentRow:
+def segment_row(row: Any) -> SeedSegmentRow:
+    """The segment that a row of the table says, of a seed or of a base."""
     return SeedSegmentRow(
         object_key=row.object_key,
         segment_no=row.segment_no,

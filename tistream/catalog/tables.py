@@ -256,6 +256,37 @@ seed_segments = Table(
     Index("seed_segments_of_table", "cluster_id", "tenant_id", "ts", "seed_table_id", "table_id"),
 )
 
+bases = Table(
+    "bases",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("table_id"),
+    _id("ts"),
+    _uint("seed_ts"),
+    _uint("row_count"),
+    _uint("bytes"),
+    _uint("created_ms"),
+)
+
+base_segments = Table(
+    "base_segments",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    Column("segment_no", Integer, primary_key=True, autoincrement=False),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    _uint("table_id"),
+    _uint("ts"),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("row_count"),
+    _uint("byte_offset"),
+    _uint("byte_length"),
+    _uint("crc"),
+    Index("base_segments_of_table", "cluster_id", "tenant_id", "table_id", "ts"),
+)
+
 counters = Table(
     "counters",
     metadata,

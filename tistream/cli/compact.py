@@ -18,7 +18,9 @@ from tistream.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from compactor.job import Executor, Report
+    from compactor.job import Report
+    from compactor.local import LocalExecutor
+    from compactor.spark import SparkExecutor
     from tistream.cli.assembly import Parts
 
 _MIB = 1 << 20
@@ -49,10 +51,23 @@ def compact(
     budget_mb: Annotated[int, typer.Option(min=1, help="MiB of input that one job takes at most.")] = 8192,
     target_mb: Annotated[int, typer.Option(min=1, help="MiB of input that become one file.")] = 16,
     inputs_min: Annotated[int, typer.Option(min=2, help="Merge no fewer files than this.")] = 4,
+    merge: Annotated[bool, typer.Option(help="Merge files.")] = True,
+    bases: Annotated[bool, typer.Option(help="Build bases of tables, for reads as of a timestamp.")] = True,
+    base_tail_ratio: Annotated[
+        float, typer.Option(min=0, help="A table gets a base when its log since the last one is so many times that.")
+    ] = 1.0,
+    base_tail_mb: Annotated[int, typer.Option(min=0, help="... and has so many MiB.")] = 4,
+    base_window_h: Annotated[
+        float, typer.Option(min=0, help="Hours of the log in which each moment keeps the base that is near it.")
+    ] = 168.0,
 ) -> None:
-    """Merge small committed files into Parquet files, ordered by table and commit timestamp. Reads stay the same."""
+    """Merge small committed files into Parquet files, ordered by table and commit timestamp, and build bases from which
+    reads as of a timestamp start. Reads stay the same."""
+    from compactor.base_job import BaseSettings, build_tenant_bases
+    from compactor.base_plan import BasePlanSettings
     from compactor.job import JobSettings, compact_tenant
     from compactor.plan import PlanSettings
+    from schemas.registry import SchemaRegistry
     from tistream.cli.assembly import load_settings, open_parts
     from tistream.cli.log import configure
     from tistream.cli.progress import Progress
@@ -64,15 +79,29 @@ def compact(
         lag_ms=int(lag_s * 1000),
         plan=PlanSettings(target_bytes=target_mb * _MIB, inputs_min=inputs_min, budget_bytes=budget_mb * _MIB),
     )
+    wanted_bases = BaseSettings(
+        lag_ms=int(lag_s * 1000),
+        window_ms=int(base_window_h * 3_600_000),
+        plan=BasePlanSettings(
+            tail_ratio=base_tail_ratio, tail_bytes_min=base_tail_mb * _MIB, budget_bytes=budget_mb * _MIB
+        ),
+    )
+    who, done = TenantId(cluster, tenant), dict[str, Any]()
     parts = open_parts(settings)
     with ExitStack() as stack:
         stack.callback(parts.catalog.close)
         shown = stack.enter_context(Progress("compaction", sys.stderr))
         executor = _executor(parts, engine, master, _pairs(spark_conf or []), stack, shown.update)
-        report = compact_tenant(
-            parts.catalog, TenantId(cluster, tenant), executor, wanted, parts.clock, progress=shown.update
-        )
-    print(json.dumps(_shown(report), indent=2))
+        if merge:
+            report = compact_tenant(parts.catalog, who, executor, wanted, parts.clock, progress=shown.update)
+            done = _shown(report)
+        if bases:
+            registry = SchemaRegistry(parts.catalog, parts.store, clock=parts.clock)
+            built = build_tenant_bases(
+                parts.catalog, registry, who, executor.bases, wanted_bases, parts.clock, progress=shown.update
+            )
+            done["bases"] = {**dataclasses.asdict(built), "ts": str(built.ts), "seconds": round(built.seconds, 3)}
+    print(json.dumps(done, indent=2))
 
 
 def _executor(
@@ -82,7 +111,7 @@ def _executor(
     conf: dict[str, str],
     stack: ExitStack,
     progress: Callable[[int, int], None],
-) -> Executor:
+) -> LocalExecutor | SparkExecutor:
     if engine is Engine.THREADS:
         from compactor.local import LocalExecutor
 

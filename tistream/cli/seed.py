@@ -1,4 +1,4 @@
-"""`tistream seed`: the rows that a table had at a timestamp, as the upstream stores them, where the log lacks them."""
+"""`tistream seed`: the rows that a table had at a timestamp, decoded or as the upstream stores them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tistream.errors import InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from schemas.shape import Shape
+
 _ROWS_AT_ONCE = 50_000
 
 
@@ -27,7 +29,7 @@ def add_to(app: typer.Typer) -> None:
 
 def seed(
     what: Annotated[str, typer.Argument(help="'database.table'.")],
-    file: Annotated[Path, typer.Option(help="Parquet, or NDJSON with hexadecimal bytes.", exists=True)],
+    file: Annotated[Path, typer.Option(help="Parquet or NDJSON.", exists=True)],
     ts: Annotated[int, typer.Option(help="The TSO that the rows are of.", min=1)],
     url: Url = DEFAULT_URL,
     cluster: Cluster = 1,
@@ -35,10 +37,12 @@ def seed(
 ) -> None:
     """Add the rows that a table had at a timestamp, for reads as of it and later.
 
-    The file has the columns key and value: record keys and row values as a snapshot read of TiKV gives them, of all
-    partitions, in any order; and commit_ts, if it is known. Index entries are left out. Adding the same rows again
-    changes nothing.
+    The file has the table's columns, as `tistream snapshot` gives them, in any order; and _tidb_rowid or _tistream_key
+    (record keys) where the key cannot be told from the columns. Or it has the columns key and value alone: record keys
+    and row values as a snapshot read of TiKV gives them, of all partitions, bytes in hexadecimal in NDJSON; and
+    commit_ts, if it is known. Index entries are left out. Adding the same rows again changes nothing.
     """
+    from schemas.shape import of_json
     from tistream.client import connect
     from tistream.ids import Tenant as TenantId
     from tistream.objectstore.factory import open_store
@@ -49,14 +53,10 @@ def seed(
     if database is None or table is None:
         raise InvalidInput(f"'{what}' names no table: write database.table.")
     with connect(url) as client:
-        table_id, physical_ids = _ids(
-            client.get(
-                f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables", at_ts=str(ts)
-            ),
-            table,
-            ts,
-        )
-    rows = read_rows(file, ts)
+        tables = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
+        table_id, physical_ids = _ids(client.get(tables, at_ts=str(ts)), table, ts)
+        made = client.definition(cluster, tenant, database, table, as_of=str(ts))
+    rows = read_rows(file, ts) if is_raw(file) else read_decoded(file, ts, of_json(made["shape"]))
     check_tables(rows, physical_ids, what)
     control = HttpControl(url, TenantId(cluster, tenant))
     try:
@@ -65,6 +65,66 @@ def seed(
     finally:
         control.close()
     print(f"seeded {rows.num_rows:,} rows of {what} as of {ts}", file=sys.stderr)
+
+
+def is_raw(path: Path) -> bool:
+    """Whether the file holds rows as TiKV does: columns key and value, and none but their timestamps besides."""
+    import orjson
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".parquet":
+            names = set(pq.read_schema(path).names)
+        else:
+            with path.open("rb") as lines:
+                first = orjson.loads(next((line for line in lines if line.strip()), b"{}"))
+            names = set(first) if isinstance(first, dict) else set()
+    except (pa.ArrowInvalid, ValueError) as e:
+        raise InvalidInput(f"{path} cannot be read: {e}", file=str(path)) from e
+    return {"key", "value"} <= names <= {"key", "value", "start_ts", "commit_ts"}
+
+
+def read_decoded(path: Path, ts: int, shape: Shape) -> pa.Table:
+    """The rows of a file that has the table's columns, by key, schema SEED. NDJSON lines are flat objects, or those of
+    `tistream snapshot`. InvalidInput names file, row and column."""
+    import orjson
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tistream.pusher.seed_rows import encoded
+
+    if path.suffix == ".parquet":
+        try:
+            found = pq.read_table(path)
+            columns = {name: _plain(found[name]).to_pylist() for name in found.column_names}
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+            raise InvalidInput(f"{path} cannot be read: {e}", file=str(path)) from e
+        return encoded(shape, columns, ts, file=str(path), in_text=False)
+    columns = {column.name: [] for column in shape.columns}
+    with path.open("rb") as lines:
+        for n, line in enumerate(lines):
+            try:
+                row = orjson.loads(line)
+            except ValueError as e:
+                raise InvalidInput(f"{path}, row {n + 1}: {e}.", file=str(path), row=n + 1) from e
+            row = row["columns"] if isinstance(row, dict) and isinstance(row.get("columns"), dict) else row
+            if not isinstance(row, dict) or (n and set(row) != set(columns)):
+                raise InvalidInput(f"{path}, row {n + 1} has other columns than row 1.", file=str(path), row=n + 1)
+            if n == 0:
+                columns = {name: [] for name in row}
+            for name, value in row.items():
+                columns[name].append(value)
+    return encoded(shape, columns, ts, file=str(path), in_text=True)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Timestamps of any unit in microseconds; what does not fit is refused."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("us", column.type.tz))
+    return column.cast(pa.duration("us")) if pa.types.is_duration(column.type) else column
 
 
 def read_rows(path: Path, ts: int) -> pa.Table:

@@ -5,7 +5,8 @@ order, zstd, row groups aligned to tables.
   neighbouring smaller ones share row groups, which end between two tables at `SEGMENT_SHARED_BYTES_TARGET`. A row group
   is one segment of the catalog: chosen there by table and commit_ts, fetched with one range GET, checked by its crc32c.
 - The Parquet footer is fetched once per object; the catalog says where it lies and its crc32c.
-- Statistics are kept of table_id, commit_ts and key, so any Parquet reader can skip row groups, too.
+- Statistics are kept of table_id, commit_ts and key, and a Bloom filter of key, so any Parquet reader can skip row
+  groups, too. The filters lie between the row groups and the footer; our own reads do not fetch them.
 
 `build_compacted_file` and `decode_row_group` check the same relation: rows rise strictly by the order above. What is in
 the bytes is taken only when they are those that the catalog describes; then sizes and schema are checked all the same.
@@ -37,6 +38,7 @@ from tistream.limits import (
 
 KIND = "compacted"
 ZSTD_LEVEL = 1
+BLOOM_FALSE_POSITIVES = 0.02
 _STATISTICS = ["table_id", "commit_ts", "key"]
 _DICTIONARY = ["table_id", "op", "flags", "expire_ts"]
 _DELTA = {"start_ts": "DELTA_BINARY_PACKED", "commit_ts": "DELTA_BINARY_PACKED"}
@@ -86,6 +88,7 @@ def build_compacted_file(rows: pa.Table, *, task_id: int = 0) -> CompactedFile:
         column_encoding=_DELTA,
         write_statistics=_STATISTICS,
         sorting_columns=_ORDER,
+        bloom_filter_options={"key": {"ndv": max(p.num_rows for p in parts), "fpp": BLOOM_FALSE_POSITIVES}},
         write_batch_size=8192,
     ) as writer:
         for part in parts:
@@ -183,6 +186,8 @@ def _described(data: pa.Buffer, parts: list[pa.RecordBatch], task_id: int) -> Co
             )
         )
         at += length
+    size = int.from_bytes(data.slice(data.size - 8, 4), "little") + 8
+    at = data.size - size  # behind the bloom filters
     footer = data.slice(at)
     described = Footer(offset=at, length=footer.size, crc=crc32c.crc32c(memoryview(footer)))
     return CompactedFile(data=data, groups=tuple(groups), footer=described)

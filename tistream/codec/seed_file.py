@@ -4,7 +4,8 @@
     {base + 1:06d}.seg ... rows, schema SEED; a segment holds one physical table, in key order
 
 `base` is 0 for a seed of the whole tenant and `table_id * 1,000,000` for that of a single table, so that seeds of one
-timestamp never share a key. Without its manifest a seed is nothing: a half-written one is never used.
+timestamp never share a key. Without its manifest a seed is nothing: a half-written one is never used. The bases that
+compaction writes are such files of rows, too, under keys of their own and without a manifest.
 
 Relations, checked by writer and reader alike:
 
@@ -16,7 +17,7 @@ Relations, checked by writer and reader alike:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,7 +31,7 @@ from tistream.codec.segment_file import SegmentFile, SegmentFileWriter, SegmentI
 from tistream.codec.table_key import is_record, table_ids
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
-from tistream.layout import SeedKey
+from tistream.layout import BaseKey, SeedKey
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET, SEED_SEGMENT_BYTES_TARGET
 
 KIND = "seed"
@@ -95,7 +96,8 @@ def manifest_key(tenant: Tenant, ts: int, table_id: int) -> SeedKey:
 class SeedFile:
     """A file of rows that is ready to be written."""
 
-    key: SeedKey
+    key: SeedKey | BaseKey
+    n: int
     data: bytes
     segments: tuple[SegmentInfo, ...]
 
@@ -104,8 +106,12 @@ class SeedBuilder:
     """Cuts rows that come in key order into files. `add` until the end, then `finish`; both give the files that are
     full, each to be written before the manifest is."""
 
-    def __init__(self, tenant: Tenant, ts: int, table_id: int = 0) -> None:
+    def __init__(
+        self, tenant: Tenant, ts: int, table_id: int = 0, key_of: Callable[[int], SeedKey | BaseKey] | None = None
+    ) -> None:
+        """`key_of` gives another name to each file, by its number."""
         self._tenant, self._ts, self._table_id = tenant, ts, table_id
+        self._key_of = key_of or (lambda n: SeedKey(tenant=tenant, ts=ts, n=n))
         self._n = table_id * FILES_PER_SEED_MAX
         self._last_key = b""
         self._writer: SegmentFileWriter | None = None
@@ -151,8 +157,7 @@ class SeedBuilder:
 
     def _file(self, writer: SegmentFileWriter) -> SeedFile:
         segments, self._segments, self._writer = tuple(self._segments), [], None
-        key = SeedKey(tenant=self._tenant, ts=self._ts, n=self._n)
-        return SeedFile(key=key, data=writer.finish(), segments=segments)
+        return SeedFile(key=self._key_of(self._n), n=self._n, data=writer.finish(), segments=segments)
 
 
 def build_manifest(

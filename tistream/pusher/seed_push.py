@@ -74,5 +74,5 @@ def _put(store: ObjectStore, file: SeedFile) -> tuple[int, int, tuple[SegmentInf
         count = len(ours.segments)
         if len(found.segments) != count or any(not found.read(i).equals(ours.read(i)) for i in range(count)):
             raise
-        return file.key.n, len(there), found.segments
-    return file.key.n, len(file.data), file.segments
+        return file.n, len(there), found.segments
+    return file.n, len(file.data), file.segments

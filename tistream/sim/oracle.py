@@ -29,7 +29,7 @@ from tistream.catalog.tasks import TaskRow
 from tistream.feed import FeedBatch, FeedRequest
 from tistream.ids import Position
 from tistream.keyrange import end_before
-from tistream.layout import BatchKey, CommittedKey, CompactedKey, SnapshotKey, parse
+from tistream.layout import BaseKey, BatchKey, CommittedKey, CompactedKey, SnapshotKey, parse
 from tistream.sim.catalog_rules import CatalogRules
 from tistream.sim.database import Database
 from tistream.sim.scheduler import Process
@@ -114,7 +114,7 @@ class Oracle:
     def deleting(self, key: str) -> None:
         """A DELETE of an object that is there arrives."""
         match parse(key):
-            case CommittedKey() | SnapshotKey() | CompactedKey():
+            case CommittedKey() | SnapshotKey() | CompactedKey() | BaseKey():
                 found = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
                 if found != [("dead",)]:
                     self.violated(f"deleted: {key} while it was {found[0][0] if found else 'without a tombstone'}")
@@ -135,7 +135,7 @@ class Oracle:
             for key in objects:
                 named = parse(key)
                 if isinstance(named, BatchKey) or (
-                    isinstance(named, CommittedKey | SnapshotKey | CompactedKey) and rows.get(key) != "live"
+                    isinstance(named, CommittedKey | SnapshotKey | CompactedKey | BaseKey) and rows.get(key) != "live"
                 ):
                     wrong.append(f"left over {key} ({rows.get(key)})")
         return wrong

@@ -89,10 +89,12 @@ def test_a_large_table_is_cut() -> None:
     assert decoded(file).equals(given)
 
 
-def test_every_flipped_byte_is_noticed() -> None:
+def test_every_flipped_byte_of_what_is_read_is_noticed() -> None:
     file = build_compacted_file(rows((1, 50, 20), (2, 50, 20)))
     data = file.data.to_pybytes()
-    for at in range(4, len(data), max(1, len(data) // 97)):
+    filters = file.groups[-1].offset + file.groups[-1].length
+    read = [*range(4, filters), *range(file.footer.offset, len(data))]
+    for at in read[:: len(read) // 97]:
         with pytest.raises(CorruptObject) as e:
             decoded(file, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert e.value.facts["object"] == NAME
@@ -114,3 +116,18 @@ def test_rows_out_of_order_doubled_or_missing_are_refused() -> None:
     for wrong in (given.take([1, 0]), given.take([0, 0]), given.slice(0, 0), given.drop_columns(["flags"])):
         with pytest.raises(InvalidInput):
             build_compacted_file(wrong)
+
+
+def test_each_row_group_has_a_bloom_filter_of_its_keys_and_the_footer_does_not_hold_it() -> None:
+    few = rows((7, 5000, 100), (8, 3, 10))
+    own = few.set_column(
+        2, change.COMMITTED.field("key"), pa.array([b"%08d" % n for n in range(len(few))], pa.binary())
+    )
+    sizes = []
+    for given in (few, own):
+        file = build_compacted_file(given)
+        sizes.append(file.footer.offset - (file.groups[-1].offset + file.groups[-1].length))
+        assert file.footer.offset + file.footer.length == file.data.size
+        assert pq.read_table(pa.BufferReader(file.data)).equals(given)
+    assert 0 < sizes[0] < 200, "seven keys in each row group"
+    assert 0.5 * len(own) < sizes[1] < 4 * len(own), "about a byte a key"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from apiserver.asof.newest import STATE, alive, merged, newest, pieces, states
 from tistream import change
+from tistream.codec.newest import STATE, alive, merged, newest, pieces, states
 from tistream.codec.table_key import record_key
 from tistream.errors import CorruptObject
 

@@ -1,7 +1,8 @@
 """The newest version of each key, out of versions in any order (pure).
 
-A *run* is an iterator of tables of schema STATE whose keys rise strictly from the first row to the last: a set of rows
-or of changes with one version a key. `merged` makes one run of several: block by block, holding one block of each.
+A *run* is an iterator of tables of schema STATE (or VERSION) whose keys rise strictly from the first row to the last: a
+set of rows or of changes with one version a key. `merged` makes one run of several: block by block, holding one block
+of each.
 """
 
 from __future__ import annotations
@@ -24,25 +25,29 @@ STATE = pa.schema(
     [pa.field("key", pa.binary(), False), pa.field("commit_ts", pa.uint64(), False), pa.field("value", pa.binary())]
 )
 
+#: a version that can be written down again (schema seed_file.SEED once the deleted are gone)
+VERSION = pa.schema([STATE.field("key"), pa.field("start_ts", pa.uint64(), False), *list(STATE)[1:]])
+
 Run = Iterator[pa.Table]
 
 _INT_KEY_BYTES = 19  # of a record key with an integer handle
 _RECORD_MARK = np.frombuffer(RECORD, np.uint8)
 
 
-def states(rows: pa.Table) -> pa.Table:
-    """Committed rows (schema change.COMMITTED) as versions. CorruptObject for a put that lost its value."""
+def states(rows: pa.Table, schema: pa.Schema = STATE) -> pa.Table:
+    """Committed rows (schema change.COMMITTED) as versions of `schema`. CorruptObject for a put that lost its value."""
     deleted = pc.equal(rows["op"], int(Op.DELETE))
     lost = pc.and_(pc.is_null(rows["value"]), pc.invert(deleted))
     if (at := pc.index(lost, True).as_py()) >= 0:
         key, commit_ts = rows["key"][at].as_py(), rows["commit_ts"][at].as_py()
         raise CorruptObject("a committed put has no value", key=key, commit_ts=commit_ts)
     value = pc.if_else(deleted, pa.scalar(None, pa.binary()), rows["value"])
-    return pa.Table.from_arrays([rows["key"], rows["commit_ts"], value], schema=STATE)
+    columns = [value if name == "value" else rows[name] for name in schema.names]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def newest(versions: pa.Table) -> pa.Table:
-    """One version a key, the newest, in key order. `versions` has schema STATE."""
+    """One version a key, the newest, in key order. `versions` has schema STATE or VERSION."""
     versions = versions.combine_chunks()
     if versions.num_rows < 2:
         return versions

@@ -1,0 +1,240 @@
+"""One round of bases of one tenant, from plan to transaction.
+
+    served watermark, less the lag -> the bases' timestamp B
+    tables at B, what each starts from -> segments up to B -> plan        reads of the catalog
+    executor: files of rows for each group                                nothing is visible
+    verify -> add_bases                                                   one transaction, all or nothing
+    outlived bases -> retire_bases                                        one transaction
+
+Nothing below the watermark changes, so the reads need not agree with each other; what a base starts from is looked at
+again in the transaction. Two rounds at once may choose the same tables: the second one's work is lost, or gives bases
+of its own at another timestamp, which are right as well. A table without a seed that is older than the log has no rows
+to start from and gets no base.
+
+A job that dies leaves files without a row, which are collected, or bases that are not retired yet, which the next round
+sees to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from compactor.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
+from compactor.base_task import BaseResult
+from compactor.job import JobEnd
+from compactor.verify import verified_bases
+from schemas.bases import Base, choose, is_overtaken
+from schemas.history import History
+from schemas.registry import SchemaRegistry
+from tistream import ts as tso
+from tistream.catalog.bases import (
+    BaseRow,
+    NewBase,
+    add_bases,
+    base_segments_of,
+    list_bases,
+    retire_bases,
+)
+from tistream.catalog.committed import SegmentRow, find_segments
+from tistream.catalog.compaction import new_job
+from tistream.catalog.engine import Catalog
+from tistream.catalog.seeds import SeedRow, SeedSegmentRow, list_seeds, seed_segments_of
+from tistream.catalog.tasks import served_watermark
+from tistream.catalog.tenants import get_tenant
+from tistream.clock import Clock
+from tistream.codec.segment_file import SegmentInfo
+from tistream.errors import CatalogUnavailable, SeedNeeded, TsExpired
+from tistream.ids import Tenant
+
+log = structlog.get_logger(__name__)
+
+BaseExecutor = Callable[[Sequence[BasePlanRow]], Iterable[BaseResult]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseSettings:
+    """What a round takes."""
+
+    lag_ms: int = 60_000  #: bases lie so far below the served watermark
+    window_ms: int = 7 * 24 * 3_600_000  #: below the watermark, in which moments keep the base that they have at hand
+    segments_max: int = 100_000  #: that one round looks at; with more it goes up to a lower timestamp
+    plan: BasePlanSettings = field(default_factory=BasePlanSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseReport:
+    """What a round did."""
+
+    end: JobEnd
+    ts: int = 0
+    tables: int = 0
+    rows: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    retired: int = 0
+    seconds: float = 0.0
+
+
+def build_tenant_bases(
+    catalog: Catalog,
+    registry: SchemaRegistry,
+    tenant: Tenant,
+    executor: BaseExecutor,
+    settings: BaseSettings,
+    clock: Clock,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BaseReport:
+    """Run one round. `progress` hears (groups done, groups planned).
+
+    Errors of the executor and of verification end it, and nothing has changed. CatalogUnavailable, not determinate,
+    when nobody knows yet whether the bases were added.
+    """
+    begun = clock.monotonic()
+    row = get_tenant(catalog, tenant)
+    if not row.start_ts:
+        return BaseReport(end=JobEnd.NOTHING_TO_DO)
+    watermark = served_watermark(catalog, tenant)
+    history = registry.history(tenant)
+    edge = min(watermark, history.resolved_ts)
+    ts, rows, sources = planned_bases(catalog, tenant, history, row.start_ts, edge, settings)
+    results: list[BaseResult] = []
+    added = True
+    if rows:
+        progress(0, len(rows))
+        for result in executor(rows):
+            results.append(result)
+            progress(len({r.range_id for r in results}), len(rows))
+        results = verified_bases(rows, results)
+        added = _add(catalog, tenant, rows, results, sources, row.start_ts)
+    retired = _retire(catalog, tenant, history, _below(edge, settings.window_ms))
+    end = (JobEnd.SWAPPED if added else JobEnd.LOST) if rows else JobEnd.NOTHING_TO_DO
+    report = BaseReport(
+        end=end,
+        ts=ts,
+        tables=sum(len(r.tables) for r in rows),
+        rows=sum(count for r in results for count in r.rows.values()),
+        bytes_read=sum(s.length for r in rows for s in r.segments)
+        + sum(t.stored_bytes for r in rows for t in r.tables),
+        bytes_written=sum(file.object_bytes for r in results for file in r.files),
+        retired=retired,
+        seconds=clock.monotonic() - begun,
+    )
+    log.info("bases", tenant=str(tenant), end=end, tables=report.tables, ts=ts, retired=retired)
+    return report
+
+
+def planned_bases(
+    catalog: Catalog, tenant: Tenant, history: History, start_ts: int, edge: int, settings: BaseSettings
+) -> tuple[int, list[BasePlanRow], dict[int, Base]]:
+    """(B, the plan, what each planned table starts from). `edge` is what is served."""
+    ts = _below(edge, settings.lag_ms)
+    if ts <= max(start_ts, history.start_ts):
+        return ts, [], {}
+    sources = {base.physical_id: base for base in _sources(catalog, tenant, history, start_ts, ts)}
+    if not sources:
+        return ts, [], {}
+    after = min(base.ts for base in sources.values())
+    ts, segments = _segments(catalog, tenant, after, ts, settings.segments_max)
+    taken = {base.table_id for base in list_bases(catalog, tenant, list(sources)) if base.ts == ts}
+    tables = [_table(catalog, b) for b in sources.values() if b.ts < ts and b.physical_id not in taken]
+    groups = plan_bases([table for table in tables if table is not None], segments, ts, settings.plan)
+    if not groups:
+        return ts, [], {}
+    job = new_job(catalog)
+    rows = [
+        BasePlanRow(tenant=tenant, job=job, range_id=n, ts=ts, tables=group.tables, segments=group.segments)
+        for n, group in enumerate(groups)
+    ]
+    return ts, rows, sources
+
+
+def _sources(catalog: Catalog, tenant: Tenant, history: History, start_ts: int, ts: int) -> Iterator[Base]:
+    """What each table starts from that exists at `ts` and has something to start from."""
+    seeds, bases = list_seeds(catalog, tenant), list_bases(catalog, tenant)
+    of_table: dict[int, list[BaseRow]] = {}
+    for base in bases:
+        of_table.setdefault(base.table_id, []).append(base)
+    for database in history.databases(ts):
+        for table in history.tables(database.name, ts):
+            if table.kind != "table":
+                continue
+            mine = [base for physical_id in table.physical_ids for base in of_table.get(physical_id, [])]
+            try:
+                yield from choose(history, table, ts, seeds=seeds, bases=mine, log_start_ts=start_ts)
+            except (SeedNeeded, TsExpired):
+                continue
+
+
+def _segments(catalog: Catalog, tenant: Tenant, after: int, ts: int, limit: int) -> tuple[int, list[SegmentRow]]:
+    """(B, all segments that may hold something of (after, B]); B is `ts`, or lower when there are too many."""
+    while True:
+        found = find_segments(catalog, tenant, after_ts=after, upto_ts=ts, limit=limit)
+        end = ts if len(found) < limit else min(ts, found[-1].lo_ts - 1)
+        if end > after or not found:
+            return end, [segment for segment in found if segment.lo_ts <= end]
+        limit *= 2  # all of them begin at one commit_ts: see more of them
+
+
+def _table(catalog: Catalog, base: Base) -> BaseTable | None:
+    rows: Sequence[SeedSegmentRow] | None = ()
+    match base.source:
+        case SeedRow() as seed:
+            rows = seed_segments_of(catalog, seed, base.physical_id)
+        case BaseRow() as built:
+            rows = base_segments_of(catalog, built)
+    if rows is None:  # retired since it was listed: another time
+        return None
+    return BaseTable(table_id=base.physical_id, after_ts=base.ts, rows=tuple(rows))
+
+
+def _add(
+    catalog: Catalog,
+    tenant: Tenant,
+    rows: Sequence[BasePlanRow],
+    results: Sequence[BaseResult],
+    sources: dict[int, Base],
+    start_ts: int,
+) -> bool:
+    new: list[NewBase] = []
+    for row, result in zip(rows, results, strict=True):
+        of_table: dict[int, list[tuple[str, SegmentInfo]]] = {}
+        for file in result.files:
+            for info in file.segments:
+                of_table.setdefault(info.table_lo, []).append((file.object_key, info))
+        new += [
+            NewBase(
+                table_id=table.table_id,
+                ts=row.ts,
+                previous=sources[table.table_id].source,
+                rows=result.rows.get(table.table_id, 0),
+                segments=tuple(of_table.get(table.table_id, ())),
+            )
+            for table in row.tables
+        ]
+    files = {file.object_key: file.object_bytes for result in results for file in result.files}
+    try:
+        return add_bases(catalog, tenant, new, files, log_start_ts=start_ts)
+    except CatalogUnavailable as e:
+        if e.determinate or not _are_there(catalog, tenant, new[0]):
+            raise
+        return True
+
+
+def _are_there(catalog: Catalog, tenant: Tenant, base: NewBase) -> bool:
+    """Whether this base is visible, with these segments; all of them are if one is."""
+    row = next((b for b in list_bases(catalog, tenant, [base.table_id]) if b.ts == base.ts), None)
+    found = None if row is None else base_segments_of(catalog, row)
+    return found is not None and [s.object_key for s in found] == [key for key, _ in base.segments]
+
+
+def _retire(catalog: Catalog, tenant: Tenant, history: History, window_start_ts: int) -> int:
+    bases, seeds = list_bases(catalog, tenant), list_seeds(catalog, tenant)
+    overtaken = {base for base in bases if is_overtaken(base, history, seeds)}
+    return retire_bases(catalog, tenant, outlived(bases, overtaken, window_start_ts))
+
+
+def _below(ts: int, ms: int) -> int:
+    return tso.compose(max(0, tso.physical_ms(ts) - ms)) if ms else ts

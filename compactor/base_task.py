@@ -1,0 +1,131 @@
+"""What a worker does with a group of tables: what they had, and the log since, become their next bases.
+
+Like `compact_range` it depends on its plan row and the store only, each try writes under a key of its own, and nothing
+is visible until the driver's transaction names it. Rows are read and merged as a read as of the timestamp does it
+(`tistream.table_rows`), and written as a seed's are: whoever reads one reads the other.
+
+What was written is decoded again and must have, for each table, the rows and the fingerprint of what was merged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from compactor.base_plan import BasePlanRow
+from tistream.codec.newest import VERSION, Run
+from tistream.codec.seed_file import SEED, SeedBuilder, SeedFile
+from tistream.codec.segment_file import SegmentFile, SegmentInfo
+from tistream.codec.table_key import table_ids
+from tistream.committed_log import SegmentSource
+from tistream.errors import TiStreamError, invariant
+from tistream.layout import BaseKey
+from tistream.objectstore.protocol import ObjectStore
+from tistream.table_rows import base_rows, rows_at
+
+_SEED = 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseFile:
+    """A file of rows that lies in the store; each segment is of one table."""
+
+    object_key: str
+    object_bytes: int
+    segments: tuple[SegmentInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseResult:
+    """The bases of a group, not visible yet."""
+
+    range_id: int
+    ts: int
+    files: tuple[BaseFile, ...]
+    rows: dict[int, int]  #: table id -> rows, of those that have some
+    seconds: float
+
+
+def build_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResult:
+    """Write the bases of one plan row. `attempt` is a name that no other try uses.
+
+    CorruptObject and ObjectNotFound as in `compact_range`; TiStreamError when what was written is not what was merged.
+    """
+    begun = time.monotonic()
+    merged, written = _Sums(), _Sums()
+    job = f"{row.job:08d}-{attempt}"
+    builder = SeedBuilder(
+        row.tenant,
+        row.ts,
+        key_of=lambda n: BaseKey(tenant=row.tenant, job=job, range_id=row.range_id, ts=row.ts, n=n),
+    )
+    files: list[BaseFile] = []
+    for part in rows_at(_before(store, row), _since(store, row), VERSION):
+        merged.add(part.cast(SEED))
+        files += [_put(store, file, written) for file in builder.add(part.cast(SEED))]
+    files += [_put(store, file, written) for file in builder.finish()]
+    if merged != written or not merged.rows.keys() <= {table.table_id for table in row.tables}:
+        raise TiStreamError("a base differs from what it was made of", job=row.job, range=row.range_id)
+    return BaseResult(
+        range_id=row.range_id, ts=row.ts, files=tuple(files), rows=written.rows, seconds=time.monotonic() - begun
+    )
+
+
+class _Sums:
+    """Rows of each table, and the sum of their hashes."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        self.fingerprint = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sums) and (self.rows, self.fingerprint) == (other.rows, other.fingerprint)
+
+    def add(self, table: pa.Table) -> None:
+        ids, counts = np.unique(table_ids(table["key"]), return_counts=True)
+        for table_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+            self.rows[table_id] = self.rows.get(table_id, 0) + count
+        frame = pl.from_arrow(table)
+        invariant(isinstance(frame, pl.DataFrame), "a table is a frame")
+        total = frame.hash_rows(seed=_SEED).to_numpy().sum(dtype=np.uint64)
+        self.fingerprint = (self.fingerprint + int(total)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _before(store: ObjectStore, row: BasePlanRow) -> Run:
+    """What the tables start from, one after the other: so the keys rise."""
+    for table in sorted(row.tables, key=lambda t: t.table_id):
+        for segment in table.rows:
+            yield base_rows(store, segment, table.after_ts, VERSION)
+
+
+def _since(store: ObjectStore, row: BasePlanRow) -> Iterator[pa.Table]:
+    """The tables' rows in the log above what they start from, up to the bases' timestamp."""
+    tables = sorted(row.tables, key=lambda t: t.table_id)
+    ids = np.array([table.table_id for table in tables], np.int64)
+    after = np.array([table.after_ts for table in tables], np.uint64)
+    for table in _segments(store, row):
+        found = table["table_id"].to_numpy()
+        at = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
+        commit_ts = table["commit_ts"].to_numpy()
+        kept = (ids[at] == found) & (commit_ts > after[at]) & (commit_ts <= np.uint64(row.ts))
+        if kept.any():
+            yield table.filter(pa.array(kept))
+
+
+def _segments(store: ObjectStore, row: BasePlanRow) -> Iterable[pa.Table]:
+    source = SegmentSource(store)
+    return (source.rows(segment) for segment in row.segments)
+
+
+def _put(store: ObjectStore, file: SeedFile, written: _Sums) -> BaseFile:
+    key = str(file.key)
+    found = SegmentFile.open(key, file.data)
+    for number in range(len(file.segments)):
+        written.add(found.read(number, SEED))
+    store.put(key, file.data)
+    return BaseFile(object_key=key, object_bytes=len(file.data), segments=file.segments)

@@ -1,0 +1,390 @@
+"""Reads as of a timestamp over bases: byte for byte what they are without, whatever happens to the bases meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from sqlalchemy import select
+
+from apiserver.asof import columns, read, source
+from apiserver.asof.source import TableSource
+from compactor import base_job
+from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
+from compactor.base_plan import BasePlanSettings
+from compactor.job import JobEnd, JobSettings, compact_tenant
+from compactor.local import LocalExecutor
+from compactor.plan import PlanSettings
+from metaserver.collect import Collector
+from schemas.bases import choose
+from tistream import ts as tso
+from tistream.catalog import tables
+from tistream.catalog.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
+from tistream.catalog.engine import Catalog
+from tistream.catalog.seeds import list_seeds
+from tistream.codec.newest import STATE
+from tistream.codec.row.cast import cast
+from tistream.codec.row.layout import ColumnSpec
+from tistream.errors import NotFound, TiStreamError
+from tistream.ids import Tenant
+from tistream.testing import replica
+from tistream.testing.api_world import ApiWorld, api_world
+from tistream.testing.log_builder import TENANT, recording_end
+from tistream.testing.open_folder import OpenFolder
+from tistream.testing.recording import EXPECTED, recorded_history
+from tistream.testing.table_replay import replayed
+
+END = recording_end()
+MOMENTS = replica.moments(EXPECTED)
+MIX1, DDL2, MIX2 = (m.ts for m in MOMENTS if m.label in ("m-mix1", "m-ddl2", "m-mix2"))
+ALL = BasePlanSettings(tail_ratio=0, tail_bytes_min=0, group_bytes=20_000)
+EVER = 10 * 365 * 24 * 3_600_000
+
+
+def build(world: ApiWorld, *, lag_ms: int = 0, window_ms: int = EVER, plan: BasePlanSettings = ALL) -> BaseReport:
+    settings = BaseSettings(lag_ms=lag_ms, window_ms=window_ms, plan=plan)
+    executor = LocalExecutor(world.store).bases
+    return build_tenant_bases(world.catalog, world.services.registry, TENANT, executor, settings, world.clock)
+
+
+def path_of(db: str, table: str) -> str:
+    return f"/databases/{quote(db, safe='')}/tables/{quote(table, safe='')}/rows"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    """The recording in the log, and its seed."""
+    with api_world(tmp_path_factory.mktemp("plain")) as made:
+        made.log.build(40).seed()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def based(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    """The same, with bases that were built, each on the last, at ten timestamps while the log grew, and the log
+    compacted in between."""
+    with api_world(tmp_path_factory.mktemp("based")) as made:
+        made.log.activate().seed()
+        compacted = 0
+        for n, ts in enumerate(made.log.cuts(10)):
+            made.log.flush(ts)
+            assert build(made).end is JobEnd.SWAPPED
+            compacted += n % 3 == 2 and compact(made) is JobEnd.SWAPPED
+        made.log.flush(END)
+        assert compacted
+        yield made
+
+
+def compact(world: ApiWorld) -> JobEnd:
+    settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
+    return compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, world.clock).end
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: m.label)
+def test_every_table_is_what_it_is_without_bases(plain: ApiWorld, based: ApiWorld, moment: replica.Moment) -> None:
+    compared = shortened = 0
+    for table in moment.tables:
+        if table["kind"] == "table":
+            path = path_of(table["db"], table["table"])
+            over_seed, over_base = plain.ok(path, as_of=moment.ts), based.ok(path, as_of=moment.ts)
+            assert over_seed.content == over_base.content, table["table"]
+            compared += 1
+            shortened += int(over_base.headers["TiStream-Base-Ts"]) > int(over_seed.headers["TiStream-Base-Ts"])
+    assert compared > 0
+    assert shortened or moment.ts < min(base.ts for base in list_bases(based.catalog, TENANT))
+
+
+@pytest.mark.parametrize("name", ["customers", "evolve", "p_range", "k_vuci"])
+def test_at_any_timestamp_the_versions_are_those_of_a_replay(based: ApiWorld, name: str) -> None:
+    rand, history = random.Random(name), recorded_history()
+    reader = TableSource(catalog=based.catalog, store=based.store, reader=based.services.reader)
+    seeds, bases, compared = list_seeds(based.catalog, TENANT), list_bases(based.catalog, TENANT), 0
+    cuts = {base.ts + n for base in bases for n in (-1, 0, 1) if base.ts + n <= END}
+    for ts in sorted({*rand.sample(sorted(cuts), 12), *(rand.randint(based.log.start_ts, END) for _ in range(8))}):
+        try:
+            table = history.find("shop", name, ts)
+        except NotFound:
+            continue
+        chosen = choose(history, table, ts, seeds=seeds, bases=bases, log_start_ts=based.log.start_ts)
+        mine = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, chosen, ts)])
+        theirs = pa.concat_tables([replayed(i, ts) for i in sorted(table.physical_ids)])
+        assert mine.equals(theirs.select(STATE.names).cast(STATE))
+        compared += mine.num_rows
+    assert compared > 0
+
+
+def test_a_base_lies_below_the_watermark_by_the_lag(tmp_path: Path) -> None:
+    with api_world(tmp_path) as made:
+        made.log.build(5).seed()
+        lag_ms = (tso.physical_ms(END) - tso.physical_ms(made.log.start_ts)) // 2
+        report = build(made, lag_ms=lag_ms)
+        assert tso.physical_ms(report.ts) == tso.physical_ms(END) - lag_ms
+        assert {base.ts for base in list_bases(made.catalog, TENANT)} == {report.ts}
+        assert build(made, lag_ms=EVER).end is JobEnd.NOTHING_TO_DO
+
+
+def test_a_task_that_is_behind_holds_bases_back(tmp_path: Path) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        middle, end = made.log.cuts(2)
+        made.log.flush(middle)
+        made.log.flush(end, task_ids={1, 2})
+        assert build(made).ts == middle
+
+
+def test_a_base_above_the_live_edge_is_refused_by_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        made.log.flush(made.log.cuts(2)[0])
+        edge = made.log.cuts(2)[0]
+        true_add = add_bases
+
+        def too_high(catalog: Catalog, tenant: Tenant, new: Sequence[NewBase], *rest: Any, **more: Any) -> bool:
+            return true_add(catalog, tenant, [replace(base, ts=edge + 1) for base in new], *rest, **more)
+
+        monkeypatch.setattr(base_job, "add_bases", too_high)
+        with pytest.raises(TiStreamError, match="live edge"):
+            build(made)
+        assert list_bases(made.catalog, TENANT) == []
+
+
+def test_a_crash_between_file_and_transaction_leaves_nothing_but_orphans(
+    plain: ApiWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crash(Exception):
+        pass
+
+    def crashed(*_: object, **__: object) -> bool:
+        raise Crash
+
+    with api_world(tmp_path) as made:
+        made.log.build(5).seed()
+        with monkeypatch.context() as patched:
+            patched.setattr(base_job, "add_bases", crashed)
+            with pytest.raises(Crash):
+                build(made)
+        left = [info.key for info in made.store.list("bases/")]
+        assert left
+        assert list_bases(made.catalog, TENANT) == []
+        assert made.ok(path_of("shop", "acct")).content == plain.ok(path_of("shop", "acct")).content
+        Collector(made.catalog, made.store, made.clock, grace_ms=0).step()
+        assert list(made.store.list("bases/")) == []
+        assert build(made).end is JobEnd.SWAPPED, "the next round begins anew"
+        assert made.ok(path_of("shop", "acct")).content == plain.ok(path_of("shop", "acct")).content
+        there = {info.key for info in made.store.list("bases/")}
+        Collector(made.catalog, made.store, made.clock, grace_ms=0).step()
+        assert {info.key for info in made.store.list("bases/")} == there != set()
+
+
+def test_what_a_base_was_made_of_must_be_there_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that starts from a base that another one retires meanwhile loses its work."""
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        cuts = made.log.cuts(3)
+        made.log.flush(cuts[0])
+        build(made)
+        made.log.flush(cuts[1])
+        true_add = add_bases
+
+        def late(*args: object, **kwargs: object) -> bool:
+            monkeypatch.setattr(base_job, "add_bases", true_add)
+            made.log.flush(cuts[2])
+            assert build(made).end is JobEnd.SWAPPED
+            assert retire_bases(made.catalog, TENANT, list_bases(made.catalog, TENANT)) > 0
+            return true_add(*args, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(base_job, "add_bases", late)
+        assert build(made).end is JobEnd.LOST
+        assert {base.ts for base in list_bases(made.catalog, TENANT)} <= {cuts[0], cuts[2]}
+
+
+def test_a_newer_seed_than_its_own_takes_a_bases_place(tmp_path: Path, plain: ApiWorld) -> None:
+    """A seed says what the log does not: here the rows of a table with a conversion that is refused without it."""
+    acct = recorded_history().find("shop", "acct", END)
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        made.log.flush(MIX2)
+        build(made)
+        path = path_of("shop", "acct")
+        assert made.ok(path, as_of=MIX2).content == plain.ok(path, as_of=MIX2).content
+        rows = replayed(acct.id, MIX1)
+        said = rows.filter(pa.array([n != 0 for n in range(rows.num_rows)]))  # what differs shows who was asked
+        made.log.seed(said, ts=MIX1, table_id=acct.id)
+        answer = made.ok(path, as_of=MIX2)
+        assert answer.headers["TiStream-Base-Ts"] == str(MIX1)
+        assert answer.content != plain.ok(path, as_of=MIX2).content
+        made.log.seed(rows, ts=MIX1 + 1, table_id=acct.id)
+        made.log.flush(END)
+        build(made)
+        assert made.ok(path).content == plain.ok(path).content
+        (base,) = list_bases(made.catalog, TENANT, [acct.id])
+        assert (base.ts, base.seed_ts) == (END, MIX1 + 1), "built on the newest seed; the one that it overtook is gone"
+
+
+def test_a_refused_conversion_stays_refused_over_a_base(
+    based: ApiWorld, plain: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base holds rows as they were written, and when: that a MODIFY COLUMN came later is not forgotten."""
+
+    def doubted(source: ColumnSpec, target: ColumnSpec, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+        found, certain = cast(source, target, values)
+        return found, np.zeros_like(certain)
+
+    monkeypatch.setattr(columns, "cast", doubted)
+    refused, history = 0, recorded_history()
+    for moment in MOMENTS:
+        for table in (t for t in moment.tables if t["kind"] == "table"):
+            found = columns.readings(history, history.find(table["db"], table["table"], moment.ts), moment.ts)
+            if not any(reading.converts for reading in found.values()):
+                continue
+            path = path_of(table["db"], table["table"])
+            over_seed, over_base = plain.get(path, as_of=moment.ts), based.get(path, as_of=moment.ts)
+            assert over_seed.status_code == over_base.status_code, table["table"]
+            if over_seed.status_code != 200:
+                assert over_base.json()["code"] == "TS-1012"
+                assert over_base.json()["facts"] == over_seed.json()["facts"]
+                refused += 1
+    assert refused > 3
+
+
+def test_bases_outside_the_window_go_and_their_moments_are_answered_from_what_is_left(
+    tmp_path: Path, plain: ApiWorld
+) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        cuts = made.log.cuts(10)
+        for ts in cuts:
+            made.log.flush(ts)
+            build(made)
+        history = recorded_history()
+        acct = history.find("shop", "acct", END).id
+        had = [base.ts for base in list_bases(made.catalog, TENANT, [acct])]
+        assert len(had) > 3
+        window_ms = tso.physical_ms(cuts[-1]) - tso.physical_ms(had[1]) + 1
+        assert build(made, window_ms=window_ms).retired > 0
+        assert [base.ts for base in list_bases(made.catalog, TENANT, [acct])] == had[:3], "and the one below it"
+        build(made, window_ms=0)
+        kept = {(base.table_id, base.ts) for base in list_bases(made.catalog, TENANT)}
+        assert len(kept) == len({table_id for table_id, _ in kept}), "one of each table"
+        Collector(made.catalog, made.store, made.clock, grace_ms=0).step()
+        for moment in MOMENTS:
+            if moment.ts <= cuts[-1]:
+                for name in ("acct", "p_range", "evolve"):
+                    if any(t["table"] == name for t in moment.tables):
+                        path = path_of("shop", name)
+                        assert made.ok(path, as_of=moment.ts).content == plain.ok(path, as_of=moment.ts).content
+        live = {row["object_key"] for row in objects_of(made) if row["state"] == "live" and row["kind"] == "base"}
+        assert {info.key for info in made.store.list("bases/")} == live
+
+
+def test_where_nothing_is_left_below_a_base_earlier_moments_are_refused(tmp_path: Path, plain: ApiWorld) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        first, middle = MIX1, DDL2
+        made.log.flush(middle)
+        build(made)
+        made.log.flush(END)
+        with made.catalog.transaction() as conn:
+            conn.execute(tables.seeds.delete())
+        path = path_of("shop", "customers")
+        early = made.get(path, as_of=first)
+        assert (early.status_code, early.json()["code"]) == (410, "TS-1005")
+        assert early.json()["facts"]["earliest_ts"] == str(middle)
+        for ts in (middle, END):
+            assert made.ok(path, as_of=ts).content == plain.ok(path, as_of=ts).content
+
+
+class Meddled(OpenFolder):
+    """A bucket in which something happens before a base is read for the first time."""
+
+    before: Callable[[], object] | None = None
+
+    def get(self, key: str) -> bytes:
+        if key.startswith("bases/") and (act := self.before) is not None:
+            self.before = None
+            act()
+        return super().get(key)
+
+
+def test_a_base_that_a_reader_has_listed_stays_until_it_has_read_it(tmp_path: Path, plain: ApiWorld) -> None:
+    store = Meddled()
+    with api_world(tmp_path, store) as made:
+        made.log.activate().seed()
+        cuts = (MIX1, MIX2)
+        made.log.flush(cuts[0])
+        build(made)
+        old = {info.key for info in store.list("bases/")}
+        collector = Collector(made.catalog, store, made.clock, grace_ms=0)
+
+        def retire() -> None:
+            made.log.flush(cuts[1])
+            assert build(made, window_ms=0).retired > 0
+            collector.step()
+            assert old <= {info.key for info in store.list("bases/")}
+
+        store.before = retire
+        path = path_of("shop", "acct")
+        assert made.ok(path, as_of=cuts[0]).content == plain.ok(path, as_of=cuts[0]).content
+        assert store.before is None
+        with made.catalog.transaction() as conn:
+            conn.execute(tables.pins.delete())
+        assert collector.step() > 0
+        assert not old <= {info.key for info in store.list("bases/")}
+
+
+def test_a_reader_has_a_pin_before_it_asks_where_a_base_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        made.log.flush(MIX1)
+        build(made)
+        pinned: list[int] = []
+        true_listing = base_segments_of
+
+        def listed(catalog: Catalog, base: BaseRow) -> object:
+            with catalog.reading() as conn:
+                pinned.append(len(conn.execute(select(tables.pins)).all()))
+            return true_listing(catalog, base)
+
+        monkeypatch.setattr(source, "base_segments_of", listed)
+        made.ok(path_of("shop", "acct"))
+        assert pinned == [1]
+
+
+def test_a_read_that_chose_a_retired_base_chooses_again(
+    tmp_path: Path, plain: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with api_world(tmp_path) as made:
+        made.log.activate().seed()
+        cuts = (MIX1, MIX2)
+        made.log.flush(cuts[0])
+        build(made)
+        stale = list_bases(made.catalog, TENANT)
+        made.log.flush(cuts[1])
+        build(made, window_ms=0)
+        asked: list[int] = []
+
+        def listed(*args: Any) -> list[BaseRow]:
+            asked.append(1)
+            return stale if len(asked) == 1 else list_bases(*args)
+
+        path = path_of("shop", "acct")
+        want = plain.ok(path, as_of=cuts[1]).content
+        monkeypatch.setattr(read, "list_bases", listed)
+        assert made.ok(path, as_of=cuts[1]).content == want
+        assert len(asked) == 2
+        asked.clear()
+        monkeypatch.setattr(read, "list_bases", lambda *_: stale)
+        assert made.get(path, as_of=cuts[1]).status_code == 503, "it gives up one day"
+
+
+def objects_of(world: ApiWorld) -> list[dict[str, Any]]:
+    with world.catalog.reading() as conn:
+        return [dict(row._mapping) for row in conn.execute(select(tables.objects))]

@@ -1,0 +1,294 @@
+"""Random histories of a few keys, with bases, seeds and lies about them, against a dict; and mutants that are noticed.
+
+The catalog is real, the bucket is a dict, workers run in this thread; the schema is one table that exists from the
+start and one that comes later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from compactor import base_job, base_task
+from compactor.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
+from compactor.base_task import build_bases
+from schemas import bases as schemas_bases
+from schemas.bases import Base, choose, is_overtaken
+from tistream.catalog.bases import BaseRow
+from tistream.catalog.committed import SegmentRow
+from tistream.catalog.seeds import SeedRow, SeedSegmentRow
+from tistream.catalog.tenants import TaskKind
+from tistream.change import COMMITTED, Op
+from tistream.codec.committed_file import build_committed_file
+from tistream.codec.newest import STATE
+from tistream.codec.seed_file import SEED, SeedBuilder
+from tistream.codec.segment_file import SegmentInfo
+from tistream.codec.table_key import record_key
+from tistream.committed_log import SegmentSource
+from tistream.layout import CommittedKey
+from tistream.sim.mutants import replaced, reworded
+from tistream.table_rows import base_rows, rows_at
+from tistream.testing.log_builder import TENANT
+from tistream.testing.open_folder import OpenFolder
+from tistream.testing.table_history import one_table
+
+START, TABLES = 100, (5, 6, 7)  # the table's partitions
+SEEDS = 25
+State = dict[bytes, tuple[int, bytes]]
+
+
+class World:
+    """A log of three partitions, what compaction has made of it, and what it must be."""
+
+    def __init__(self, seed: int) -> None:
+        self.rand, self.store, self.seed = random.Random(seed), OpenFolder(), seed
+        self.segments: list[SegmentRow] = []
+        self.bases: dict[BaseRow, list[SeedSegmentRow]] = {}
+        self.states: dict[int, State] = {START: {}}
+        self.upper, self.files, self.jobs = START, 0, 0
+        self.history, self.table = one_table(TABLES, start_ts=START)
+        self.sown: dict[SeedRow, list[SeedSegmentRow]] = {sown_at(START): []}
+        self.not_yet: dict[SeedRow, list[SeedSegmentRow]] = {}
+
+    def flush(self) -> None:
+        """Some transactions, a file of one segment or two."""
+        rows, state = [], dict(self.states[self.upper])
+        for _ in range(self.rand.randint(1, 8)):
+            self.upper += self.rand.randint(1, 3)
+            for table_id in TABLES:
+                if self.rand.random() < 0.5:
+                    continue
+                key = record_key(table_id, self.rand.randint(0, 5))
+                deleted = self.rand.random() < 0.3
+                value = None if deleted else b"\x80%d" % self.upper
+                rows.append((table_id, key, self.upper, value))
+                state.pop(key, None)
+                if value is not None:
+                    state[key] = (self.upper, value)
+            self.states[self.upper] = dict(state)
+        self.upper += 1
+        self.states[self.upper] = state
+        if rows:
+            self._write(sorted(rows, key=lambda row: (row[0], row[2], row[1])))
+
+    def _write(self, rows: list[tuple[int, bytes, int, bytes | None]]) -> None:
+        self.files += 1
+        columns: dict[str, Any] = {name: [0] * len(rows) for name in COMMITTED.names}
+        columns |= {"table_id": [r[0] for r in rows], "key": [r[1] for r in rows], "value": [r[3] for r in rows]}
+        columns |= {"commit_ts": [r[2] for r in rows], "start_ts": [r[2] - 1 for r in rows]}
+        columns |= {"op": [int(Op.DELETE if r[3] is None else Op.PUT) for r in rows], "old_value": [None] * len(rows)}
+        table = pa.table(columns, schema=COMMITTED)
+        cut = self.rand.choice([0, len(rows) // 2])
+        key = CommittedKey(tenant=TENANT, sorter="s", incarnation=1, seq=self.files)
+        parts = [(n, part) for n, part in enumerate((table.slice(0, cut), table.slice(cut))) if part.num_rows]
+        data, segments = build_committed_file(key, parts, f"w{self.files}")
+        self.store.put(str(key), data)
+        for task_id, infos in segments.items():
+            for info in infos:
+                shared = {
+                    f.name: getattr(info, f.name) for f in dataclasses.fields(SegmentRow) if hasattr(info, f.name)
+                }
+                given = {**shared, "object_key": str(key), "task_id": task_id, "kind": TaskKind.DATA}
+                self.segments.append(SegmentRow(**given, segment_no=info.number))
+
+    def sow(self) -> None:
+        """Rows are rewritten, of which the log says nothing, and a seed that knows of it is taken, to come later."""
+        self.upper += 1
+        state = dict(self.states[self.upper - 1])
+        for key in self.rand.sample(sorted(state), len(state) // 2):
+            state[key] = (self.upper, b"\x80new")
+        self.states[self.upper] = state
+        rows = [{"key": k, "start_ts": ts - 1, "commit_ts": ts, "value": v} for k, (ts, v) in sorted(state.items())]
+        builder = SeedBuilder(TENANT, self.upper)
+        found = []
+        for file in [*builder.add(pa.Table.from_pylist(rows, SEED)), *builder.finish()]:
+            self.store.put(str(file.key), file.data)
+            found += [segment_row(str(file.key), info) for info in file.segments]
+        self.not_yet[sown_at(self.upper)] = found
+
+    def publish(self) -> None:
+        """The seeds are there."""
+        self.sown |= self.not_yet
+        self.not_yet = {}
+
+    def build(self) -> None:
+        """A round of compaction at a timestamp of its choice, at or below the live edge."""
+        edge = self.upper
+        ts = base_job._below(edge, 0) - self.rand.choice([0, 0, 1, 2])
+        if ts <= START:
+            return
+        sources = {base.physical_id: base for base in self.choose(ts)}
+        tables = [BaseTable(table_id=i, after_ts=b.ts, rows=tuple(self.rows_of(b))) for i, b in sources.items()]
+        settings = BasePlanSettings(tail_ratio=self.rand.choice([0, 1]), tail_bytes_min=0, group_bytes=10)
+        for n, group in enumerate(plan_bases([t for t in tables if t.after_ts < ts], self.segments, ts, settings)):
+            self.jobs += 1
+            row = BasePlanRow(
+                tenant=TENANT, job=self.jobs, range_id=n, ts=ts, tables=group.tables, segments=group.segments
+            )
+            result = build_bases(self.store, row, "t")
+            for table in group.tables:
+                source = sources[table.table_id].source
+                assert source is not None
+                seed_ts = source.seed_ts if isinstance(source, BaseRow) else source.ts
+                base = BaseRow(tenant=TENANT, table_id=table.table_id, ts=ts, seed_ts=seed_ts, rows=0, bytes=0)
+                self.bases[base] = [
+                    segment_row(file.object_key, info)
+                    for file in result.files
+                    for info in file.segments
+                    if info.table_lo == table.table_id
+                ]
+
+    def retire(self) -> None:
+        """Bases go, and what they were of with them."""
+        overtaken = {base for base in self.bases if is_overtaken(base, self.history, list(self.sown))}
+        for base in outlived(list(self.bases), overtaken, self.rand.randint(START, self.upper)):
+            del self.bases[base]
+
+    def choose(self, as_of: int) -> tuple[Base, ...]:
+        newest_first = sorted(self.bases, key=lambda base: (-base.ts, base.table_id))
+        sown = sorted(self.sown, key=lambda seed: -seed.ts)
+        return choose(self.history, self.table, as_of, seeds=sown, bases=newest_first, log_start_ts=START)
+
+    def rows_of(self, base: Base) -> list[SeedSegmentRow]:
+        if isinstance(base.source, BaseRow):
+            return self.bases[base.source]
+        assert base.source is not None
+        return [row for row in self.sown[base.source] if row.table_id == base.physical_id]
+
+    def read(self, as_of: int) -> State:
+        """As the API server reads."""
+        chosen = self.choose(as_of)
+
+        def base() -> Iterator[pa.Table]:
+            for each in chosen:
+                for row in self.rows_of(each):
+                    yield base_rows(self.store, row, each.ts)
+
+        def changes() -> Iterator[pa.Table]:
+            source = SegmentSource(self.store)
+            for each in chosen:
+                for segment in self.segments:
+                    if segment.hi_ts > each.ts and segment.lo_ts <= as_of:
+                        rows = source.rows(segment).to_pylist()
+                        mine = [
+                            r for r in rows if r["table_id"] == each.physical_id and each.ts < r["commit_ts"] <= as_of
+                        ]
+                        yield pa.Table.from_pylist(mine, COMMITTED)
+
+        found = pa.concat_tables([STATE.empty_table(), *rows_at(base(), changes())]).to_pylist()
+        assert [row["key"] for row in found] == sorted(row["key"] for row in found)
+        return {row["key"]: (row["commit_ts"], row["value"]) for row in found}
+
+    def wrong(self) -> str:
+        """What is not as it must be at some timestamp; empty when all is."""
+        known = sorted(self.states)
+        for as_of in range(START, self.upper + 1):
+            want = self.states[max(ts for ts in known if ts <= as_of)]
+            if self.read(as_of) != want:
+                return f"seed {self.seed}: as of {as_of} of {self.upper}, bases at {sorted({b.ts for b in self.bases})}"
+        return ""
+
+
+def sown_at(ts: int) -> SeedRow:
+    return SeedRow(tenant=TENANT, ts=ts, table_id=0, rows=0, bytes=0, manifest_key="")
+
+
+def segment_row(object_key: str, info: SegmentInfo) -> SeedSegmentRow:
+    return SeedSegmentRow(
+        object_key=object_key,
+        segment_no=info.number,
+        table_id=info.table_lo,
+        start_key=info.start_key,
+        end_key=info.end_key,
+        rows=info.rows,
+        offset=info.offset,
+        length=info.length,
+        crc=info.crc,
+    )
+
+
+def played(seed: int) -> World:
+    world = World(seed)
+    steps = [world.flush, world.flush, world.flush, world.build, world.build, world.retire, world.sow, world.publish]
+    for _ in range(16):
+        world.rand.choice(steps)()
+    world.publish()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_at_every_timestamp_the_rows_are_those_of_the_dict(seed: int) -> None:
+    world = played(seed)
+    assert world.wrong() == ""
+
+
+def test_histories_have_bases_on_bases() -> None:
+    worlds = [played(seed) for seed in range(SEEDS)]
+    assert sum(len({base.ts for base in world.bases}) > 1 for world in worlds) > SEEDS // 3
+
+
+def cut_too_early() -> AbstractContextManager[None]:
+    return reworded(base_task, "_since", ("commit_ts <= np.uint64(row.ts)", "commit_ts < np.uint64(row.ts)"))
+
+
+def begun_too_late() -> AbstractContextManager[None]:
+    return reworded(base_task, "_since", ("commit_ts > after[at]", "commit_ts > after[at] + np.uint64(1)"))
+
+
+def deletes_forgotten() -> AbstractContextManager[None]:
+    return reworded(
+        base_task, "_since", ("if kept.any():", "kept &= table['value'].is_valid().to_numpy()\n        if kept.any():")
+    )
+
+
+def one_tail_for_all() -> AbstractContextManager[None]:
+    """A group reads the segments of its last table only."""
+    from compactor import base_plan
+
+    return reworded(base_plan, "_grouped", ("held | tail if members else tail", "tail"), ("> group_bytes", "> 1 << 40"))
+
+
+def newest_above() -> AbstractContextManager[None]:
+    return reworded(schemas_bases, "_newest", ("base.ts <= as_of and", "base.ts <= as_of + 2 and"))
+
+
+def seed_forgotten() -> AbstractContextManager[None]:
+    """A base counts although a newer seed lies below it."""
+    return reworded(schemas_bases, "_newest", ("base.seed_ts >= seed.ts", "base.ts >= seed.ts"))
+
+
+@contextmanager
+def above_the_watermark() -> Iterator[None]:
+    """A base is taken above what is there: its timestamp promises what has not been read."""
+    with replaced(base_job, "_below", lambda ts, ms: ts + 4):
+        yield
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        cut_too_early,
+        begun_too_late,
+        deletes_forgotten,
+        one_tail_for_all,
+        newest_above,
+        seed_forgotten,
+        above_the_watermark,
+    ],
+)
+def test_mutants_are_noticed(mutant: Callable[[], AbstractContextManager[None]], tmp_path: Path) -> None:
+    with mutant():
+        noticed = 0
+        for seed in range(SEEDS):
+            world = played(seed)
+            if mutant is above_the_watermark:
+                world.flush()
+            noticed += world.wrong() != ""
+    assert noticed > 0
