@@ -34,6 +34,11 @@ def play(seed: int) -> PartedRun:
     return run
 
 
+def play_all() -> None:
+    for seed in range(SEEDS):
+        play(seed)
+
+
 played = functools.cache(play)
 
 
@@ -64,8 +69,7 @@ def test_a_mutant_is_noticed(old: str, new: str, monkeypatch: pytest.MonkeyPatch
     source = inspect.getsource(joining)
     assert old in source
     mutated = dict(vars(joining))
-    exec(compile(source.replace(old, new), joining.__file__, "exec"), mutated)  # noqa: S102
+    exec(compile(source.replace(old, new), joining.__file__, "exec"), mutated)
     monkeypatch.setattr("tistream.testing.parted_run.joined", mutated["joined"])
-    with pytest.raises((AssertionError, TiStreamError, TypeError, IndexError)):
-        for seed in range(SEEDS):
-            play(seed)
+    with pytest.raises((AssertionError, TiStreamError)):
+        play_all()

@@ -8,6 +8,7 @@ test to say.
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -171,8 +172,10 @@ class BacklogWorld:
 
 
 @contextmanager
-def backlog_world(folder: Path) -> Iterator[BacklogWorld]:
-    """A registered tenant and nothing else."""
+def backlog_world(folder: Path, like: Path | None = None) -> Iterator[BacklogWorld]:
+    """A registered tenant and nothing else, or what lies in another world's folder."""
+    if like is not None:
+        shutil.copytree(like, folder, dirs_exist_ok=True)
     catalog = Catalog(f"sqlite:///{folder}/catalog.db")
     catalog.migrate()
     register_tenant(catalog, TENANT)

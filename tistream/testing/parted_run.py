@@ -3,8 +3,8 @@
     restart of a task -> its snapshot, cut at random keys, a core for each part -> further files in any order
                       -> all parts written up to one timestamp -> saved, joined -> the task goes on from that
 
-Beside the parts one core does the same with the whole range. They must have the same watermark, write the same rows, and
-the joined state must be the state of the one core, table by table.
+Beside the parts one core does the same with the whole range. They must have the same watermark, write the same rows,
+and the joined state must be the state of the one core, table by table.
 """
 
 from __future__ import annotations
