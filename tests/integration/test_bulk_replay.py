@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import bindparam, update
+from sqlalchemy import Connection, bindparam, update
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
@@ -23,11 +30,13 @@ from tistream.bulk.part import PartResult
 from tistream.bulk.plan import PlanRow
 from tistream.bulk.survey import Leg, Survey
 from tistream.catalog import committed, snapshots, tables
+from tistream.catalog.engine import Catalog
+from tistream.catalog.handover import hand_over
 from tistream.catalog.owner import acquire_owner
 from tistream.catalog.tasks import assign_task, list_tasks
 from tistream.catalog.workers import WorkerKind, list_workers
 from tistream.clock import SystemClock
-from tistream.errors import Fenced, InvalidInput, TiStreamError
+from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, TiStreamError
 from tistream.testing.backlog_world import CAPTURE, LAST, TENANT, BacklogWorld, backlog_world, truth
 from tistream.testing.manual_clock import ManualClock
 from tistream.testing.spark_session import SPARK_OPTIONS
@@ -71,8 +80,8 @@ def run(
     **settings: int,
 ) -> Report:
     wanted = replace(ReplaySettings(), **settings)
-    replay = Replay(world.catalog, world.store, TENANT, executor or ThreadsExecutor(world.store), wanted)
-    return replay.run(SystemClock(), progress)
+    inner = executor or ThreadsExecutor(world.store)
+    return Replay(world.catalog, world.store, SystemClock(), TENANT, inner, wanted).run(progress)
 
 
 def whole(world: BacklogWorld) -> None:
@@ -226,9 +235,83 @@ def test_an_error_of_a_worker_leaves_what_was_handed_over(world: BacklogWorld) -
     leave_nothing_behind(world)
 
 
+class Unreliable(Catalog):
+    """Replies of some transactions are lost, after they happened or instead of it."""
+
+    def __init__(self, url: str, rand: random.Random) -> None:
+        super().__init__(url)
+        self.rand, self.on, self.lost = rand, False, 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        happens = not (self.on and self.rand.random() < 0.3)
+        if not happens:
+            self.lost += 1
+            raise CatalogUnavailable("told to fail", determinate=False)
+        with super().transaction() as conn:
+            yield conn
+        if self.on and self.rand.random() < 0.3:
+            self.lost += 1
+            raise CatalogUnavailable("told to fail", determinate=False)
+
+
+def test_lost_replies_are_read_back(world: BacklogWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreliable = Unreliable(f"sqlite:///{world.folder}/catalog.db", random.Random(3))
+
+    def trouble(*args: Any, **more: Any) -> bool:
+        unreliable.on = True
+        try:
+            return hand_over(*args, **more)
+        finally:
+            unreliable.on = False
+
+    monkeypatch.setattr("tistream.bulk.job.hand_over", trouble)
+    replay = Replay(
+        unreliable,
+        world.store,
+        ManualClock(),
+        TENANT,
+        ThreadsExecutor(world.store),
+        ReplaySettings(leg_bytes=LEG),
+    )
+    assert replay.run().legs > 1
+    unreliable.close()
+    assert unreliable.lost > 3
+    is_right(world)
+    leave_nothing_behind(world)
+
+
 def test_a_tenant_without_tasks_is_told_so(tmp_path: Path) -> None:
     with backlog_world(tmp_path) as made, pytest.raises(InvalidInput, match="schema snapshot"):
         run(made)
+
+
+def start_driver(world: BacklogWorld) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tistream.cli.main", "replay", "--cluster=1", "--tenant=1", "--engine=threads"]
+    where = [f"--catalog=sqlite:///{world.folder}/catalog.db", f"--object-store={world.store_url}"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with (world.folder / "driver.log").open("ab") as out:
+        return subprocess.Popen([*command, *where, "--parts=4", "--leg-mb=1"], env=env, stdout=out, stderr=out)
+
+
+def test_a_driver_that_is_killed_leaves_a_log_that_is_right_and_a_repeat_goes_on(world: BacklogWorld) -> None:
+    """Killed a moment after its n-th object of the log or of a state has appeared."""
+    rand = random.Random(7)
+    for kill in (1, 6):
+        had = world.objects()
+        driver = start_driver(world)
+        world.wait_until(lambda had=had, n=kill, d=driver: d.poll() is not None or len(world.objects() - had) >= n)  # type: ignore[misc]
+        time.sleep(rand.random() * 0.2)
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        is_right(world)
+        assert len(world.objects()) > len(had)
+    with start_driver(world) as last:
+        assert last.wait(100) == 0, (world.folder / "driver.log").read_text("utf-8")
+    assert min(world.uppers()) > CAPTURE.meta.start_ts
+    assert run(world).files == 0
+    is_right(world)
+    leave_nothing_behind(world)
 
 
 @pytest.fixture(scope="module")

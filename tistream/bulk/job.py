@@ -20,6 +20,7 @@ snapshot before mean not done, and the same transaction is tried again; anything
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, invariant
 from tistream.ids import Tenant
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Backoff
 
 log = structlog.get_logger(__name__)
 
@@ -93,18 +95,26 @@ class Replay:
     """One run."""
 
     def __init__(
-        self, catalog: Catalog, store: ObjectStore, tenant: Tenant, executor: Executor, settings: ReplaySettings
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        clock: Clock,
+        tenant: Tenant,
+        executor: Executor,
+        settings: ReplaySettings,
     ) -> None:
         self._catalog, self._store, self._tenant = catalog, store, tenant
         self._executor, self._settings = executor, settings
+        self._clock = clock
         self._tasks: dict[int, _Held] = {}
+        self._unsure = False  # the outcome of the last hand-over is not known
 
-    def run(self, clock: Clock, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> Report:
+    def run(self, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> Report:
         """Do all of it. `progress` hears (files done, files, a note).
 
         Errors of the executor end it; what was handed over stays. InvalidInput when the tenant has no tasks; Fenced
         when the tasks were taken away."""
-        begun = clock.monotonic()
+        clock, begun = self._clock, self._clock.monotonic()
         if get_tenant(self._catalog, self._tenant).state is TenantState.AWAITING_SNAPSHOT:
             raise InvalidInput(
                 "the tenant has no tasks yet: let a meta server see its schema snapshot", tenant=self._tenant
@@ -194,17 +204,29 @@ class Replay:
         task.positions = state.positions
 
     def _commit(self, row: TaskRow, objects: Mapping[str, int], advance: TaskAdvance, snapshot: NewSnapshot) -> None:
-        for last in (*[False] * (HAND_OVER_TRIES - 1), True):
+        """Try until it is known to have happened, or that it never will."""
+        pauses, never = Backoff(first_s=0.2, max_s=5.0), threading.Event()
+        for left in reversed(range(HAND_OVER_TRIES)):
             try:
-                if hand_over(self._catalog, row.tenant, objects=objects, advance=advance, snapshot=snapshot):
+                if self._landed(row, snapshot) or hand_over(
+                    self._catalog, row.tenant, objects=objects, advance=advance, snapshot=snapshot
+                ):
                     return
-                break
+                raise Fenced("the task was taken away during the replay", task=row.task_id, epoch=row.epoch)
             except CatalogUnavailable as e:
-                if last:
+                log.warning("the catalog did not answer", task=row.task_id, tries_left=left, error=str(e))
+                if not left:
                     raise
-                if not e.determinate and get_task(self._catalog, row.task_id).snapshot_key == snapshot.key:
-                    return
-        raise Fenced("the task was taken away during the replay", task=row.task_id, epoch=row.epoch)
+                self._unsure = self._unsure or not e.determinate
+                self._clock.wait(never, pauses.next_s())
+
+    def _landed(self, row: TaskRow, snapshot: NewSnapshot) -> bool:
+        """After a reply was lost: whether the hand-over happened nevertheless."""
+        if not self._unsure:
+            return False
+        found = get_task(self._catalog, row.task_id)
+        self._unsure = False
+        return (found.epoch, found.snapshot_key) == (row.epoch, snapshot.key)
 
 
 def _lowered(rows: Sequence[PlanRow], done: Mapping[int, PartResult]) -> list[PlanRow]:

@@ -7,6 +7,7 @@ test to say.
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 import threading
@@ -152,10 +153,14 @@ class BacklogWorld:
             for service in reversed(services):
                 service.stop()
 
-    def orphans(self) -> set[str]:
-        """Objects that no row names, batch files and what pushers write besides not counted."""
+    def objects(self) -> set[str]:
+        """Those of the log and of states, visible or not."""
         prefixes = (committed_prefix(TENANT), snapshots_prefix(TENANT))
-        found = [info.key for prefix in prefixes for info in self.store.list(prefix)]
+        return {info.key for prefix in prefixes for info in self.store.list(prefix)}
+
+    def orphans(self) -> set[str]:
+        """Those of them that no row names."""
+        found = self.objects()
         states = object_states(self.catalog, found)
         return {key for key in found if states.get(key) is not ObjectState.LIVE}
 
@@ -185,5 +190,9 @@ def backlog_world(folder: Path, like: Path | None = None) -> Iterator[BacklogWor
 
 def truth(upto: int = LAST) -> dict[tuple[bytes, int], Change]:
     """What the recording's own lines say was committed, up to a timestamp."""
-    every = expected_changes(event for _, event in CAPTURE.events())
-    return {version: change for version, change in every.items() if version[1] <= upto}
+    return {version: change for version, change in _truth().items() if version[1] <= upto}
+
+
+@functools.cache
+def _truth() -> dict[tuple[bytes, int], Change]:
+    return expected_changes(event for _, event in CAPTURE.events())
