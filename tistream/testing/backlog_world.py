@@ -110,8 +110,9 @@ class BacklogWorld:
         push_capture(
             RECORDING, control, lambda _: self.store, progress=progress, stop=stop, clock=clock, rand=random.Random(1)
         )
-        for (store_id, _), files in batch_files(self.store).items():
-            note_cut_ts(self.catalog, TENANT, store_id, files[-1].cut_ts)  # as a dispatcher would have
+        if ticks is not None:
+            for (store_id, _), files in batch_files(self.store).items():
+                note_cut_ts(self.catalog, TENANT, store_id, files[-1].cut_ts)  # as a dispatcher would have
 
     def batch_files(self) -> int:
         """How many lie in the bucket."""
