@@ -256,9 +256,10 @@ def _more(report: Report, leg: Leg, results: Mapping[int, Sequence[tuple[PlanRow
 
 
 def _note(done: int, total: int, nbytes: int, seconds: float) -> str:
-    """What to say besides the numbers of files."""
-    left_s = seconds * (total - done) / done if done else 0.0
-    return f"{nbytes / 1e6 / max(seconds, 1e-9):.1f} MB/s, about {left_s:.0f} s left"
+    """What to say besides the numbers of files; nothing before the first are done."""
+    if not done:
+        return ""
+    return f"{nbytes / 1e6 / max(seconds, 1e-9):.1f} MB/s, about {seconds * (total - done) / done:.0f} s left"
 
 
 @dataclass(frozen=True, slots=True)
