@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -29,7 +30,6 @@ from compactor.wire import decode_base_result, decode_base_row, decode_result, d
 from tistream.clock import Clock
 from tistream.errors import ConfigError
 from tistream.objectstore.factory import open_store
-from tistream.objectstore.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -78,30 +78,44 @@ class SparkExecutor:
 
     def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult]:
         """One Spark job for all rows. Spark's own error when one of its tasks has failed too often."""
-        work = _work([encode(row) for row in rows], self._store_url, _compacted)
-        return (decode_result(line) for line in self._lines(f"tistream-compaction-{rows[0].job}", len(rows), work))
+        plan = [encode(row) for row in rows]
+        name = f"tistream-compaction-{rows[0].job}"
+        work = partial(_compact, self._store_url)
+        yield from map(decode_result, run_lines(self._session, name, plan, work, self._clock, self._progress))
 
     def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult]:
         """A BaseExecutor, in the same way."""
-        work = _work([encode(row) for row in rows], self._store_url, _built)
-        return (decode_base_result(line) for line in self._lines(f"tistream-bases-{rows[0].job}", len(rows), work))
+        plan = [encode(row) for row in rows]
+        name = f"tistream-bases-{rows[0].job}"
+        work = partial(_build, self._store_url)
+        yield from map(decode_base_result, run_lines(self._session, name, plan, work, self._clock, self._progress))
 
-    def _lines(self, name: str, count: int, work: Callable[[Batches], Batches]) -> Iterator[str]:
-        context = self._session.sparkContext
-        numbers = self._session.range(0, count, 1, count)  # a partition for each plan row
-        done = numbers.mapInArrow(work, "result string")
 
-        def collect() -> list[str]:
-            context.setJobGroup(name, name)
-            return [line.result for line in done.collect()]
+def run_lines(
+    session: SparkSession,
+    name: str,
+    plan: Sequence[str],
+    work: Callable[[str], str],
+    clock: Clock,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
+    """One Spark job `name`: a partition for each line of the plan, in which a worker makes another line of it. `work`
+    travels: it is a function that workers can import, and plain values."""
+    context = session.sparkContext
+    numbers = session.range(0, len(plan), 1, len(plan))  # a partition for each line
+    done = numbers.mapInArrow(_work(list(plan), work), "result string")
 
-        with ThreadPoolExecutor(1, thread_name_prefix="spark") as pool:
-            lines = pool.submit(collect)
-            finished = threading.Event()
-            lines.add_done_callback(lambda _: finished.set())
-            while not self._clock.wait(finished, _LOOK_EVERY_S):
-                self._progress(_tasks_done(context, name), count)
-            yield from lines.result()
+    def collect() -> list[str]:
+        context.setJobGroup(name, name)
+        return [line.result for line in done.collect()]
+
+    with ThreadPoolExecutor(1, thread_name_prefix="spark") as pool:
+        lines = pool.submit(collect)
+        finished = threading.Event()
+        lines.add_done_callback(lambda _: finished.set())
+        while not clock.wait(finished, _LOOK_EVERY_S):
+            progress(_tasks_done(context, name), len(plan))
+        return lines.result()
 
 
 def _tasks_done(context: SparkContext, group: str) -> int:
@@ -111,22 +125,21 @@ def _tasks_done(context: SparkContext, group: str) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-def _compacted(store: ObjectStore, text: str) -> str:
-    return encode(compact_range(store, decode_row(text), secrets.token_hex(8)))
-
-
-def _built(store: ObjectStore, text: str) -> str:
-    return encode(build_bases(store, decode_base_row(text), secrets.token_hex(8)))
-
-
-def _work(plan: list[str], store_url: str, one: Callable[[ObjectStore, str], str]) -> Callable[[Batches], Batches]:
+def _work(plan: list[str], one: Callable[[str], str]) -> Callable[[Batches], Batches]:
     """What a worker runs. A closure of plain values, so that nothing of the driver travels."""
 
     def work(batches: Batches) -> Batches:
         pa.set_cpu_count(1)
-        store = open_store(store_url)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield pa.record_batch([[one(store, plan[number])]], schema=_RESULT)
+                yield pa.record_batch([[one(plan[number])]], schema=_RESULT)
 
     return work
+
+
+def _compact(store_url: str, line: str) -> str:
+    return encode(compact_range(open_store(store_url), decode_row(line), secrets.token_hex(8)))
+
+
+def _build(store_url: str, line: str) -> str:
+    return encode(build_bases(open_store(store_url), decode_base_row(line), secrets.token_hex(8)))

@@ -133,7 +133,8 @@ class MetaWorker:
             log.info("store assigned", tenant=str(row.tenant), store=row.store_id, was=row.dispatcher, to=move.to)
 
     def _assign_tasks(self, owner_epoch: int) -> None:
-        rows = [Owned(item=row, owner=row.owner) for row in list_tasks(self._catalog)]
+        replays = set(self._alive(WorkerKind.REPLAY))  # what they hold stays with them for as long as they live
+        rows = [Owned(item=row, owner=row.owner) for row in list_tasks(self._catalog) if row.owner not in replays]
         for move in moves(rows, self._alive(WorkerKind.SORTER)):
             row = move.item
             assign_task(self._catalog, row.task_id, worker_id=move.to, seen_epoch=row.epoch, owner_epoch=owner_epoch)

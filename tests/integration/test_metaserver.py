@@ -16,13 +16,14 @@ from metaserver.app import create_app
 from metaserver.loop import MetaWorker
 from tistream.catalog import tables
 from tistream.catalog.engine import Catalog
+from tistream.catalog.handover import take_tasks
 from tistream.catalog.owner import get_owner
 from tistream.catalog.stores import issue_incarnation, list_stores, note_cut_ts
 from tistream.catalog.tasks import get_task, list_tasks, stop_task
 from tistream.catalog.tenants import TaskKind, TenantState, get_tenant, register_tenant
 from tistream.catalog.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import SystemClock
-from tistream.errors import CatalogUnavailable
+from tistream.errors import CatalogUnavailable, Fenced
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import SchemaSnapKey
@@ -196,6 +197,35 @@ def test_the_last_worker_that_dies_keeps_its_tasks_until_somebody_comes(catalog:
     register_worker(catalog, "s9", "sorter", "")
     active.assign()
     assert {task.owner for task in list_tasks(catalog, T)} == {"s9"}
+
+
+@pytest.mark.parametrize("ends", ["it retires", "its lease runs out"])
+def test_what_a_replay_holds_stays_with_it_for_as_long_as_it_lives(
+    catalog: Catalog, active: MetaWorker, ends: str
+) -> None:
+    sorter = register_worker(catalog, "s1", "sorter", "")
+    active.assign()
+    life = register_worker(catalog, "replay-1-1", "replay", "")
+    taken = take_tasks(catalog, T, "replay-1-1", life)
+    assert [task.task_id for task in taken] == [task.task_id for task in list_tasks(catalog, T)]
+    active.assign()
+    assert list_tasks(catalog, T) == taken
+    if ends == "it retires":
+        retire_worker(catalog, "replay-1-1", life)
+    else:
+        age(catalog, tables.workers, LEASE_MS + 1000)
+        heartbeat(catalog, "s1", sorter)
+    active.assign()
+    assert [(task.owner, task.epoch) for task in list_tasks(catalog, T)] == [("s1", task.epoch + 1) for task in taken]
+
+
+def test_a_replay_of_an_older_life_takes_nothing(catalog: Catalog, active: MetaWorker) -> None:
+    old = register_worker(catalog, "replay-1-1", "replay", "")
+    register_worker(catalog, "replay-1-1", "replay", "")
+    before = list_tasks(catalog, T)
+    with pytest.raises(Fenced):
+        take_tasks(catalog, T, "replay-1-1", old)
+    assert list_tasks(catalog, T) == before
 
 
 def test_its_threads_do_all_of_this_by_themselves(catalog: Catalog, snapshot: dict[str, Any]) -> None:

@@ -120,16 +120,23 @@ def commit_flush(
     `objects` (key -> bytes) are those that the segments lie in; without any only the uppers move. Fenced when one of
     the keys already has a row: nothing of the flush happened, and what was written under these keys is lost.
     """
-    _check_advances(objects, advances)
     with catalog.transaction() as conn:
-        advanced = [a for a in sorted(advances, key=lambda a: a.task_id) if _advance(conn, tenant, a)]
-        kinds = _kinds(conn, [a.task_id for a in advanced if a.segments])
-        if kinds:
-            used = {s.object_key for a in advanced for s in a.segments}
-            sizes = {key: size for key, size in objects.items() if key in used}
-            insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
-            conn.execute(_ADD_SEGMENTS, [_values(tenant, kinds, a, s) for a in advanced for s in a.segments])
-        return frozenset(a.task_id for a in advanced)
+        return flush_in(conn, tenant, objects, advances)
+
+
+def flush_in(
+    conn: Connection, tenant: Tenant, objects: Mapping[str, int], advances: Sequence[TaskAdvance]
+) -> frozenset[int]:
+    """`commit_flush` as a part of a larger transaction."""
+    _check_advances(objects, advances)
+    advanced = [a for a in sorted(advances, key=lambda a: a.task_id) if _advance(conn, tenant, a)]
+    kinds = _kinds(conn, [a.task_id for a in advanced if a.segments])
+    if kinds:
+        used = {s.object_key for a in advanced for s in a.segments}
+        sizes = {key: size for key, size in objects.items() if key in used}
+        insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
+        conn.execute(_ADD_SEGMENTS, [_values(tenant, kinds, a, s) for a in advanced for s in a.segments])
+    return frozenset(a.task_id for a in advanced)
 
 
 def uppers(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:

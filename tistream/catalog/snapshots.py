@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,18 @@ from tistream.errors import invariant
 from tistream.ids import Position, Tenant
 
 Positions = Mapping[int, Mapping[int, Position]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSnapshot:
+    """A snapshot that is to become a task's state: see `switch_snapshot`."""
+
+    key: str
+    n: int
+    objects: Mapping[str, int]  #: new ones -> bytes, that of the key among them
+    keeps: frozenset[str]  #: those of the snapshot before to which it refers too
+    positions: Positions  #: all of the task's
+
 
 ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task holds as closed: all of its files may go
 
@@ -76,32 +89,40 @@ def switch_snapshot(
     False when the epoch is stale, a snapshot at or above `snapshot_n` is there, or the snapshot that is there does not
     refer to all of `keeps`: it is not the one that the caller knows. Fenced when a new key already has a row.
     """
-    invariant(snapshot_key in objects, "a snapshot without its object", task_id=task_id, snapshot_key=snapshot_key)
-    mine = {"asked_task": task_id}
-    seen = {"my_epoch": epoch, "new_n": snapshot_n}
-    pointer = {"snapshot_key": snapshot_key, "snapshot_n": snapshot_n}
+    wanted = NewSnapshot(key=snapshot_key, n=snapshot_n, objects=objects, keeps=frozenset(keeps), positions=positions)
     with suppress(_Another), catalog.transaction() as conn:
-        if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
-            return False
-        referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # behind the lock that the update has taken
-        if not referred.issuperset(keeps):
+        if not switch_in(conn, task_id, epoch, wanted):
             raise _Another
-        _check_positions(task_id, _positions(conn, task_id), positions)
-        conn.execute(_DROP_POSITIONS, mine)
-        rows = [
-            {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
-            for store_id, of_store in positions.items()
-            for incarnation, p in of_store.items()
-        ]
-        if rows:
-            conn.execute(_ADD_POSITIONS, rows)
-        tenant = tenant_of(conn.execute(_TENANT, mine).one())
-        for key, size in objects.items():
-            insert_live(conn, tenant, key, ObjectKind.SNAPSHOT, size)
-        conn.execute(_ADD_OBJECTS, [{"task_id": task_id, "object_key": key} for key in objects])
-        release(conn, task_id, referred.difference(keeps))
         return True
     return False
+
+
+def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> bool:
+    """`switch_snapshot` as a part of a larger transaction, which must be rolled back when this is False."""
+    invariant(new.key in new.objects, "a snapshot without its object", task_id=task_id, snapshot_key=new.key)
+    mine = {"asked_task": task_id}
+    seen = {"my_epoch": epoch, "new_n": new.n}
+    pointer = {"snapshot_key": new.key, "snapshot_n": new.n}
+    if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
+        return False
+    referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # behind the lock that the update has taken
+    if not referred.issuperset(new.keeps):
+        return False
+    _check_positions(task_id, _positions(conn, task_id), new.positions)
+    conn.execute(_DROP_POSITIONS, mine)
+    rows = [
+        {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
+        for store_id, of_store in new.positions.items()
+        for incarnation, p in of_store.items()
+    ]
+    if rows:
+        conn.execute(_ADD_POSITIONS, rows)
+    tenant = tenant_of(conn.execute(_TENANT, mine).one())
+    for key, size in new.objects.items():
+        insert_live(conn, tenant, key, ObjectKind.SNAPSHOT, size)
+    conn.execute(_ADD_OBJECTS, [{"task_id": task_id, "object_key": key} for key in new.objects])
+    release(conn, task_id, referred.difference(new.keeps))
+    return True
 
 
 class _Another(Exception):

@@ -27,6 +27,7 @@ class WorkerKind(StrEnum):
     SORTER = "sorter"
     API = "api"
     META = "meta"
+    REPLAY = "replay"  #: holds a tenant's tasks while it replays a backlog; is given nothing
 
 
 class WorkerState(StrEnum):

@@ -91,7 +91,7 @@ def compact(
     with ExitStack() as stack:
         stack.callback(parts.catalog.close)
         shown = stack.enter_context(Progress("compaction", sys.stderr))
-        executor = _executor(parts, engine, master, _pairs(spark_conf or []), stack, shown.update)
+        executor = _executor(parts, engine, master, pairs(spark_conf or []), stack, shown.update)
         if merge:
             report = compact_tenant(parts.catalog, who, executor, wanted, parts.clock, progress=shown.update)
             done = _shown(report)
@@ -123,7 +123,8 @@ def _executor(
     return SparkExecutor(session, parts.settings.object_store.url, parts.clock, progress)
 
 
-def _pairs(given: list[str]) -> dict[str, str]:
+def pairs(given: list[str]) -> dict[str, str]:
+    """Spark settings as they were given. InvalidInput for one without a name or a value."""
     out: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -12,7 +12,7 @@ import traceback
 
 import typer
 
-from tistream.cli import compact, files, pull, push, run, seed, sim, snapshot, status, tenant, time
+from tistream.cli import compact, files, pull, push, replay, run, seed, sim, snapshot, status, tenant, time
 from tistream.errors import ErrorKind, TiStreamError
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ seed.add_to(app)
 status.add_to(app)
 files.add_to(app)
 compact.add_to(app)
+replay.add_to(app)
 time.add_to(app)
 sim.add_to(app)
 

@@ -17,19 +17,24 @@ def add_to(app: typer.Typer) -> None:
 
 def show(value: Annotated[str, typer.Argument(help="A TSO, or an RFC 3339 time.")]) -> None:
     """Show a TSO as wall time, or a time as TSO."""
+    ts = moment(value)
+    print(f"{ts} · {tso.to_text(ts)} · physical {tso.physical_ms(ts)} ms · logical {tso.logical(ts)}")
+
+
+def moment(value: str) -> int:
+    """The TSO that a person means. InvalidInput when it is none."""
     if value.isdecimal():
         ts = int(value)
         if ts >= 1 << 63:
             raise InvalidInput(f"{value} is not a TSO: it has more than 63 bits.")
-    else:
-        from datetime import UTC, datetime
+        return ts
+    from datetime import UTC, datetime
 
-        try:
-            when = datetime.fromisoformat(value)
-        except ValueError as e:
-            raise InvalidInput(f"'{value}' is neither a TSO nor an RFC 3339 time.") from e
-        physical_ms = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
-        if physical_ms < 0:
-            raise InvalidInput(f"There are no timestamps before 1970: '{value}'.")
-        ts = tso.compose(physical_ms)
-    print(f"{ts} · {tso.to_text(ts)} · physical {tso.physical_ms(ts)} ms · logical {tso.logical(ts)}")
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError as e:
+        raise InvalidInput(f"'{value}' is neither a TSO nor an RFC 3339 time.") from e
+    physical_ms = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    if physical_ms < 0:
+        raise InvalidInput(f"There are no timestamps before 1970: '{value}'.")
+    return tso.compose(physical_ms)

@@ -46,6 +46,14 @@ class BatchFile:
     regions: pa.RecordBatch  #: schema change.REGIONS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """What a batch file says besides its rows."""
+
+    cut_ts: int
+    regions: pa.RecordBatch  #: schema change.REGIONS
+
+
 def encode_batch_file(
     key: BatchKey,
     *,
@@ -71,8 +79,34 @@ def encode_batch_file(
 
 def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
     """The file that was stored under `key`. CorruptObject when it is damaged, foreign or breaks a relation."""
+    file = SegmentFile.open(str(key), data)
+    cut_ts, write_id = _checked_head(key, file)
+    rows = single_batch(file.read(ROWS_SEGMENT, change.ROWS))
+    regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
+    for number, fault in ((ROWS_SEGMENT, _rows_fault(rows)), (REGIONS_SEGMENT, _regions_fault(regions, rows.num_rows))):
+        if fault:
+            raise _broken(file, number, fault)
+    return BatchFile(key=key, cut_ts=cut_ts, write_id=write_id, rows=rows, regions=regions)
+
+
+def decode_promises(key: BatchKey, end: bytes | memoryview, size: int) -> Promises | None:
+    """What the file of `size` bytes that is stored under `key` promises, from its last bytes; None when they are too
+    few. CorruptObject as `decode_batch_file`; its rows are not looked at."""
+    file = SegmentFile.open_end(str(key), end, size)
+    if file is None:
+        return None
+    cut_ts, _ = _checked_head(key, file)
+    if not file.holds(REGIONS_SEGMENT):
+        return None
+    regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
+    if fault := _regions_fault(regions, file.segments[ROWS_SEGMENT].rows):
+        raise _broken(file, REGIONS_SEGMENT, fault)
+    return Promises(cut_ts=cut_ts, regions=regions)
+
+
+def _checked_head(key: BatchKey, file: SegmentFile) -> tuple[int, str]:
+    """cut_ts and write id, once the file is the one of this key and has the segments of a batch file."""
     name = str(key)
-    file = SegmentFile.open(name, data)
     footer = {"object": name, "segment": FOOTER_PART, "offset": file.footer_at}
     for fact, expected in _identity(key).items():
         found = file.head.get(fact)
@@ -83,13 +117,12 @@ def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
         raise CorruptObject("the head lacks cut_ts or write_id", **footer, head=file.head)
     if [s.kind for s in file.segments] != ["rows", "regions"]:
         raise CorruptObject("not the segments of a batch file", **footer, found=[s.kind for s in file.segments])
-    rows = single_batch(file.read(ROWS_SEGMENT, change.ROWS))
-    regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
-    for number, fault in ((ROWS_SEGMENT, _rows_fault(rows)), (REGIONS_SEGMENT, _regions_fault(regions, rows.num_rows))):
-        if fault:
-            at = file.segments[number].offset
-            raise CorruptObject(f"a batch file breaks its rules: {fault}", object=name, segment=number, offset=at)
-    return BatchFile(key=key, cut_ts=cut_ts, write_id=write_id, rows=rows, regions=regions)
+    return cut_ts, write_id
+
+
+def _broken(file: SegmentFile, number: int, fault: str) -> CorruptObject:
+    where = {"object": file.name, "segment": number, "offset": file.segments[number].offset}
+    return CorruptObject(f"a batch file breaks its rules: {fault}", **where)
 
 
 def _identity(key: BatchKey) -> dict[str, object]:

@@ -33,7 +33,7 @@ import pyarrow as pa
 import zstandard
 
 from tistream.codec.arrow_stream import read_batch, single_batch, write_batch
-from tistream.errors import CorruptObject, InvalidInput
+from tistream.errors import CorruptObject, InvalidInput, invariant
 from tistream.limits import FILE_BYTES_MAX, FOOTER_BYTES_MAX, HEAD_BYTES_MAX, SEGMENT_BYTES_MAX
 
 FORMAT = 1
@@ -153,22 +153,42 @@ class SegmentFileWriter:
 class SegmentFile:
     """An opened file: its head and its segments are checked, the segments' bytes are checked when they are read."""
 
-    __slots__ = ("_data", "footer_at", "head", "name", "segments")
+    __slots__ = ("_at", "_data", "footer_at", "head", "name", "segments")
 
     def __init__(
-        self, name: str, data: memoryview, head: dict[str, Any], segments: tuple[SegmentInfo, ...], footer_at: int
+        self,
+        name: str,
+        data: memoryview,
+        head: dict[str, Any],
+        segments: tuple[SegmentInfo, ...],
+        footer_at: int,
+        at: int = 0,
     ) -> None:
         self.name = name
         self.head = head
         self.footer_at = footer_at  #: offset of the footer, bytes
         self.segments = segments
-        self._data = data
+        self._data, self._at = data, at
 
     @classmethod
     def open(cls, name: str, data: bytes | memoryview) -> SegmentFile:
         """Check the frame, the footer and the head of a file. CorruptObject names `name` and the offset."""
         view = memoryview(data).cast("B")
-        footer_at, footer = _footer(name, view)
+        _check_start(name, view)
+        opened = cls.open_end(name, view, len(view))
+        assert opened is not None, "a whole file has its footer"
+        return opened
+
+    @classmethod
+    def open_end(cls, name: str, data: bytes | memoryview, size: int) -> SegmentFile | None:
+        """As `open`, from the last bytes of a file of `size` bytes; None when its footer begins before them. Segments
+        that they do not hold cannot be read."""
+        view = memoryview(data).cast("B")
+        at = size - len(view)
+        found = _footer(name, view, at)
+        if found is None:
+            return None
+        footer_at, footer = found
         try:
             table = read_batch(footer, FOOTER)
             head = _head(table.schema)
@@ -178,18 +198,23 @@ class SegmentFile:
         except ValueError as e:
             raise CorruptObject("the footer is malformed", **_where(name, FOOTER_PART, footer_at), cause=e) from e
         _check_tiling(name, segments, footer_at)
-        return cls(name, view, head, segments, footer_at)
+        return cls(name, view, head, segments, footer_at, at)
 
     def segments_of(self, kind: str) -> tuple[SegmentInfo, ...]:
         """The segments of one kind, in file order."""
         return tuple(s for s in self.segments if s.kind == kind)
 
+    def holds(self, number: int) -> bool:
+        """Whether the bytes of a segment are here."""
+        return self.segments[number].offset >= self._at
+
     def read(self, number: int, schema: pa.Schema | None = None) -> pa.Table:
         """The rows of a segment, as one chunk. CorruptObject when its bytes are not what the footer says."""
         info = self.segments[number]
+        invariant(self.holds(number), "the segment is not in the end that was opened", object=self.name, segment=number)
         if info.sealed:
             raise CorruptObject("the segment is sealed and there is no key", **_where(self.name, number, info.offset))
-        stored = self._data[info.offset : info.offset + info.length]
+        stored = self._data[info.offset - self._at :][: info.length]
         return decode_segment(
             self.name,
             number,
@@ -244,8 +269,8 @@ def _unpack(data: bytes | memoryview, raw_length: int | None) -> bytes:
     return raw
 
 
-def _footer(name: str, data: memoryview) -> tuple[int, memoryview]:
-    """Offset and bytes of the footer, once magic, length and checksum are right."""
+def _check_start(name: str, data: memoryview) -> None:
+    """Size and magic of a whole file."""
     size = len(data)
     if size > FILE_BYTES_MAX:
         raise CorruptObject("the file is too large", **_where(name, FRAME_PART, 0), file_bytes=size)
@@ -257,14 +282,24 @@ def _footer(name: str, data: memoryview) -> tuple[int, memoryview]:
     if start != MAGIC:
         where = _where(name, FRAME_PART, len(MAGIC) - 1)
         raise CorruptObject("the format version is not supported", **where, found=start[-1])
+
+
+def _footer(name: str, data: memoryview, at: int) -> tuple[int, memoryview] | None:
+    """Offset and bytes of the footer, once length and checksum are right; `data` begins at offset `at`. None when the
+    footer begins before that."""
+    size = at + len(data)
+    if len(data) < _TRAILER.size:
+        raise CorruptObject("the file is too short", **_where(name, FRAME_PART, size), file_bytes=size)
     trailer_at = size - _TRAILER.size
-    length, crc, end = _TRAILER.unpack_from(data, trailer_at)
+    length, crc, end = _TRAILER.unpack_from(data, trailer_at - at)
     if end != MAGIC:
         raise CorruptObject("the file is torn: no magic at its end", **_where(name, FRAME_PART, size - len(MAGIC)))
     footer_at = trailer_at - length
     if length > FOOTER_BYTES_MAX or footer_at < len(MAGIC):
         raise CorruptObject("the footer length is wrong", **_where(name, FRAME_PART, trailer_at), footer_bytes=length)
-    footer = data[footer_at:trailer_at]
+    if footer_at < at:
+        return None
+    footer = data[footer_at - at : trailer_at - at]
     if crc32c.crc32c(footer) != crc:
         raise CorruptObject("the checksum of the footer is wrong", **_where(name, FOOTER_PART, footer_at))
     return footer_at, footer

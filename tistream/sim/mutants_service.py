@@ -59,13 +59,9 @@ def _torn_snapshot() -> Iterator[None]:
 
 @register("let-go-too-early", "an object is replaced although the snapshot still refers to it", scenario="reclaim")
 def _let_go_too_early() -> Iterator[None]:
-    from sorter import runner
     from tistream.catalog import snapshots
 
-    with (
-        reworded(snapshots, "switch_snapshot", ("referred.difference(keeps)", "referred")),
-        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
-    ):
+    with reworded(snapshots, "switch_in", ("referred.difference(new.keeps)", "referred")):
         yield
 
 
@@ -110,7 +106,6 @@ def _flags_of_later() -> Iterator[None]:
 
 @register("kept-unheard", "what a failed save wrote counts as saved, and nobody objects", scenario="replies")
 def _kept_unheard() -> Iterator[None]:
-    from sorter import runner
     from sorter.saving import Save
     from tistream.catalog import snapshots
 
@@ -122,8 +117,7 @@ def _kept_unheard() -> Iterator[None]:
 
     with (
         replaced(Save, "objects", objects),
-        reworded(snapshots, "switch_snapshot", ("if not referred.issuperset(keeps):", "if False:")),
-        replaced(runner, "switch_snapshot", snapshots.switch_snapshot),
+        reworded(snapshots, "switch_in", ("if not referred.issuperset(new.keeps):", "if False:")),
     ):
         yield
 
@@ -180,15 +174,10 @@ def _commit_before_put() -> Iterator[None]:
 
 @register("first-object-only", "of the objects of a flush only the first becomes visible", scenario="pieces")
 def _first_object_only() -> Iterator[None]:
-    from sorter import publisher
     from tistream.catalog import committed
 
-    with (
-        reworded(
-            committed, "commit_flush", ("for s in a.segments])", "for s in a.segments if s.object_key == min(sizes)])")
-        ),
-        replaced(publisher, "commit_flush", committed.commit_flush),
-    ):
+    first = ("for s in a.segments])", "for s in a.segments if s.object_key == min(sizes)])")
+    with reworded(committed, "flush_in", first):
         yield
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tistream import change
-from tistream.codec.batch_file import decode_batch_file, encode_batch_file
+from tistream.codec.batch_file import decode_batch_file, decode_promises, encode_batch_file
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
@@ -170,3 +170,39 @@ def test_other_segments_are_refused() -> None:
     writer.add("regions", rows())
     with pytest.raises(CorruptObject, match="unexpected columns"):
         decode_batch_file(KEY, writer.finish())
+
+
+def test_promises_are_read_from_the_end_of_a_file() -> None:
+    data = encode(rows(*({"value": bytes([n]) * 100} for n in range(200))), slices((0, 200)))
+    whole = decode_batch_file(KEY, data)
+    file = SegmentFile.open(str(KEY), data)
+    needed = len(data) - file.segments[1].offset
+    for length in range(len(data) + 1):
+        if 16 <= length < needed:
+            assert decode_promises(KEY, data[-length:], len(data)) is None
+        elif length >= needed:
+            found = decode_promises(KEY, data[-length:], len(data))
+            assert found is not None
+            assert (found.cut_ts, found.regions.equals(whole.regions)) == (77, True)
+
+
+@pytest.mark.parametrize("other", [replace(KEY, seq=10), replace(KEY, incarnation=1)])
+def test_promises_under_a_foreign_key_are_refused(other: BatchKey) -> None:
+    data = encode(rows({}), slices((0, 1)))
+    with pytest.raises(CorruptObject, match="another key"):
+        decode_promises(other, data, len(data))
+
+
+def test_promises_that_break_a_rule_are_refused() -> None:
+    data = smuggle(rows({}), slices((0, 2)))
+    with pytest.raises(CorruptObject, match="outside of the 1 rows"):
+        decode_promises(KEY, data, len(data))
+
+
+def test_damaged_promises_are_refused() -> None:
+    data = bytearray(encode(rows({}), slices((0, 1))))
+    for at in range(SegmentFile.open(str(KEY), bytes(data)).segments[1].offset, len(data)):
+        data[at] ^= 1
+        with pytest.raises(CorruptObject):
+            decode_promises(KEY, bytes(data), len(data))
+        data[at] ^= 1

@@ -1,0 +1,75 @@
+"""A task replayed in parts is the task replayed whole, under every history that a small TiKV can make."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+
+import pytest
+
+from sorter import joining
+from tistream.errors import TiStreamError
+from tistream.testing.parted_run import PartedRun
+from tistream.testing.sorter_run import RANGES
+
+SEEDS = 6
+STEPS = 120
+
+
+@pytest.fixture(autouse=True)
+def objects_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of objects this small the frame is the largest part: a part of a task would let go of each."""
+    monkeypatch.setattr("sorter.saving.LOOSE", 1 << 40)
+
+
+def play(seed: int) -> PartedRun:
+    rand = random.Random(seed)
+    run = PartedRun(rand)
+    for step in range(STEPS):
+        run.random_step(rand)
+        if step % 15 == 14:
+            run.restart(rand.choice(list(RANGES)))
+    run.finish()
+    return run
+
+
+def play_all() -> None:
+    for seed in range(SEEDS):
+        play(seed)
+
+
+played = functools.cache(play)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_parts_write_and_keep_what_one_core_does(seed: int) -> None:
+    assert played(seed).rows > 0
+
+
+def test_the_histories_have_what_they_are_about() -> None:
+    runs = [played(seed) for seed in range(SEEDS)]
+    assert sum(run.replays for run in runs) > 10, "parts wrote rows"
+    assert sum(run.shared for run in runs) > 10, "parts shared groups of rows"
+    assert sum(run.waited for run in runs) > 1, "watermark rows waited"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("found[at] = group, alive | run.alive", "found[at] = group, run.alive"),
+        ("getattr(state, kind))", "getattr(state, kind) if kind != 'open')"),
+        ("max(state.next_row_no for state in states)", "0"),
+        ("[state.waiting for state in states]", "[state.waiting.slice(0, 0) for state in states]"),
+        ("[state.slices for state in states]", "[states[0].slices]"),
+    ],
+    ids=["rows of one part only", "open prewrites forgotten", "numbers again", "waiting rows lost", "slices lost"],
+)
+def test_a_mutant_is_noticed(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = inspect.getsource(joining)
+    assert old in source
+    mutated = dict(vars(joining))
+    exec(compile(source.replace(old, new), joining.__file__, "exec"), mutated)
+    monkeypatch.setattr("tistream.testing.parted_run.joined", mutated["joined"])
+    with pytest.raises((AssertionError, TiStreamError)):
+        play_all()

@@ -1,0 +1,1 @@
+"""Replays a backlog of batch files in bulk, on Spark or in threads, and hands over to the live sorters."""
