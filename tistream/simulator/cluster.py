@@ -118,6 +118,16 @@ class Cluster:
                 return version.value  # type: ignore[no-any-return]
         return None
 
+    def snapshot(self, wanted: KeyRange, ts: int) -> Iterator[tuple[bytes, bytes | Lock]]:
+        """What a reader at `ts` meets, in key order: for each key its value, or the lock that the reader has to wait
+        for, because its transaction may yet commit at or below `ts`."""
+        for key in self._keys.irange(wanted.start, wanted.end or None, inclusive=(True, False)):
+            lock = self._keys[key].lock
+            if lock is not None and lock.start_ts <= ts:
+                yield key, lock
+            elif (value := self.read(key, ts)) is not None:
+                yield key, value
+
     def versions(self, key: bytes) -> Sequence[Version]:
         """All versions of a key, oldest first."""
         found = self._keys.get(key)
@@ -213,6 +223,22 @@ class Cluster:
         if found is None:
             raise InvalidInput("there is no such region", region_id=region_id)
         return found
+
+    def has_region(self, region_id: int) -> bool:
+        return region_id in self._regions
+
+    def regions_touching(self, wanted: KeyRange) -> Iterator[Region]:
+        """Those with a key of the range, in key order."""
+        for start in self._starts.islice(self._starts.bisect_right(wanted.start) - 1):
+            region = self._regions[self._starts[start]]
+            if region.range.intersect(wanted) is None:
+                return
+            yield region
+
+    def region_before(self, region: Region) -> Region | None:
+        """The left neighbour."""
+        at = self._starts.bisect_left(region.range.start) - 1
+        return self._regions[self._starts.peekitem(at)[1]] if at >= 0 else None
 
     def split(self, parent_id: int, keys: Sequence[bytes], new_ids: Sequence[int]) -> list[Region]:
         """Cut a region at `keys`. The parent's id stays with the right-most part; versions rise by the new regions."""

@@ -95,6 +95,11 @@ class Workload:
         """A fresh timestamp; what is committed from now on lies above. Give it to `Cluster.tick` before a step."""
         return self._tso.tick()
 
+    @property
+    def last_ts(self) -> int:
+        """The largest timestamp that the oracle has given."""
+        return self._tso.last
+
     def advance_to(self, ts: int) -> None:
         """Time passes: the oracle gives nothing at or below `ts` any more."""
         self._tso.last = max(self._tso.last, ts)
