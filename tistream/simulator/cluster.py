@@ -91,7 +91,7 @@ class Cluster:
     def __init__(self, regions: Iterable[Region], *, floor_ts: int) -> None:
         self.floor_ts = floor_ts
         self.now_ts = floor_ts
-        self.ticked_ts = floor_ts  #: no resolved ts lies above
+        self.ticked_ts = floor_ts  #: no resolved ts lies above, and nobody has read above
         self._dead: set[int] = set()
         self._keys: SortedDict = SortedDict()  # key -> _Key
         self._locked: dict[bytes, int] = {}  # key -> start_ts of its lock
@@ -182,7 +182,7 @@ class Cluster:
         if lock.is_sent:
             said = lock.value if with_value and len(lock.value or b"") <= SHORT_VALUE_BYTES else None
             for subscription in self._subscribers(key):
-                subscription.rows.add_commit(key, lock.op, start_ts, commit_ts, said)
+                subscription.rows.add_commit(key, lock.op, start_ts, commit_ts, said, lock.txn_source)
 
     def commit_one_phase(self, key: bytes, version: Version) -> None:
         """Write a version that never had a lock (1PC)."""
@@ -204,7 +204,7 @@ class Cluster:
         self._saw(start_ts)
         if not txn_source & LOSSY_TXN_SOURCE:
             for subscription in self._subscribers(key):
-                subscription.rows.add_rollback(key, start_ts)
+                subscription.rows.add_rollback(key, start_ts, txn_source)
 
     # -- regions ---------------------------------------------------------------------------------------------------
 
@@ -374,6 +374,10 @@ class Cluster:
             for subscription in subscriptions:
                 if subscription.initialized:
                     subscription.resolved_ts = resolved_ts
+
+    def protect(self, ts: int) -> None:
+        """Somebody has read at `ts`: no commit at or below it may come any more (`ticked_ts` says so, too)."""
+        self.ticked_ts = max(self.ticked_ts, ts)
 
     def held(self) -> dict[int, int]:
         """Smallest start_ts of the open locks, for each region that has one."""

@@ -70,6 +70,10 @@ class FeedStreams:
         """Of the stream that has most of them."""
         return max((s.queued_bytes for s in self._streams.values()), default=0)
 
+    def slow(self, bytes_max: int) -> list[int]:
+        """Streams that have more than that queued."""
+        return [number for number, s in self._streams.items() if s.queued_bytes > bytes_max and not s.cut]
+
     def put(self, number: int, data: bytes) -> None:
         """Send a message; nothing happens when the stream is over."""
         stream = self._streams.get(number)

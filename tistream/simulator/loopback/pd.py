@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
@@ -26,7 +26,7 @@ NEWER_METHODS = frozenset(_PD + name for name in ("BatchScanRegions", "SetGCBarr
 _TIMESTAMPS_MAX = 1 << 12  #: at once
 _REGIONS_MAX = 1 << 20  #: at once
 _NULL_KEYSPACE = 0xFFFFFFFF
-_REQUEST_REFUSED, _ENTRY_NOT_FOUND = 1, 9  #: pdpb.ErrorType
+_REQUEST_REFUSED, _ENTRY_NOT_FOUND, _NOT_ALL_KEYS = 1, 9, 12  #: pdpb.ErrorType
 _GC_WORKER, _TTL_FOREVER = b"gc_worker", (1 << 63) - 1
 
 
@@ -148,20 +148,22 @@ class PdAnswers(ABC):
     def _region(self, request: bytes) -> bytes:
         key = merged(request, {2: BYTES}).get(2, b"")
         found = self._found(key, b"", 1)
-        return self._head() + b"".join(message(2, r.as_message()) + message(3, r.leader) for r in found)
+        return self._head() + b"".join(message(2, r.as_message()) + octets(3, r.leader) for r in found)
 
     def _scan_regions(self, request: bytes) -> bytes:
         said = merged(request, {2: BYTES, 3: VARINT, 4: BYTES})
         found = self._found(said.get(2, b""), said.get(4, b""), said.get(3, 0))
-        return self._head() + b"".join(message(4, message(1, r.as_message()) + message(2, r.leader)) for r in found)
+        return self._head() + b"".join(message(4, message(1, r.as_message()) + octets(2, r.leader)) for r in found)
 
     def _batch_scan_regions(self, request: bytes) -> bytes:
-        limit = merged(request, {4: VARINT}).get(4, 0)
+        said = merged(request, {4: VARINT, 5: VARINT})
         out = self._head()
         for _, body in fields(request, {3: BYTES}):
             key_range = merged(body, {1: BYTES, 2: BYTES})
-            for r in self._found(key_range.get(1, b""), key_range.get(2, b""), limit):
-                out += message(2, message(1, r.as_message()) + message(2, r.leader))
+            found = self._found(key_range.get(1, b""), key_range.get(2, b""), said.get(4, 0))
+            if said.get(5) and any(a.range.end != b.range.start for a, b in pairwise(found)):
+                return self._head("found regions have gaps", _NOT_ALL_KEYS)
+            out += b"".join(message(2, message(1, r.as_message()) + octets(2, r.leader)) for r in found)
         return out
 
     def _found(self, start: bytes, end: bytes, limit: int) -> list[PdRegion]:

@@ -26,7 +26,7 @@ from tistream.keyrange import KeyRange
 from tistream.simulator.cluster import Cluster, Region
 from tistream.simulator.loopback.feed_wire import region_form
 from tistream.simulator.mvcc import Lock
-from tistream.simulator.serve.regions import CONF_VER, peer
+from tistream.simulator.serve.regions import listed, peer
 
 KV_SCAN, KV_GET = "/tikvpb.Tikv/KvScan", "/tikvpb.Tikv/KvGet"
 _LIMIT_MAX = 10_240
@@ -50,6 +50,7 @@ class KvReads:
 
     def __init__(self, cluster: Cluster, *, api_v2: bool = False) -> None:
         self._cluster, self._api_v2 = cluster, api_v2
+        self.latest_ts = cluster.now_ts  #: no timestamp above it was given
         self.busy_next = 0
         self.requests = 0
 
@@ -107,7 +108,7 @@ class KvReads:
     def _current(self, region: Region) -> bytes:
         """The region as it is, and the one before it, which a split may have made of it."""
         found = (self._cluster.region_before(region), region)
-        return b"".join(message(1, _region(r)) for r in found if r is not None)
+        return b"".join(message(1, listed(r, [r.store_id]).as_message()) for r in found if r is not None)
 
     def _refusal(self, context: _Context, key: bytes, ts: int) -> str:
         mode = _API_V2 if key.startswith(b"x") else _API_V1
@@ -117,6 +118,7 @@ class KvReads:
             return f"Error(InvalidKeyMode {{ req_api_version: {context.api_version}, key: {key.hex().upper()} }})"
         if ts < self._cluster.floor_ts:
             return "what was there at this version is gone"
+        self._cluster.protect(min(ts, self.latest_ts))
         return ""
 
 
@@ -133,12 +135,6 @@ def _locked(key: bytes, lock: Lock) -> bytes:
     kind = _DELETE if lock.op is Op.DELETE else _PUT
     who = octets(1, key) + uint(2, lock.start_ts) + octets(3, key)
     return message(1, who + uint(4, _LOCK_TTL_MS) + uint(6, kind))
-
-
-def _region(region: Region) -> bytes:
-    keys = octets(2, region_form(region.range.start)) + octets(3, region_form(region.range.end))
-    epoch = message(4, uint(1, CONF_VER) + uint(2, region.version))
-    return uint(1, region.region_id) + keys + epoch + message(5, peer(region.region_id, region.store_id))
 
 
 def _context(data: bytes) -> _Context:
