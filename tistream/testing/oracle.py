@@ -72,6 +72,10 @@ class WatermarkOracle:
         every = [w for _, w in self._slices(self.range)]
         return None if None in every else min(w for w in every if w is not None)
 
+    def w_at(self, key: bytes) -> int:
+        """W of one key; 0 in a hole."""
+        return self._w_of(key) or 0
+
     @property
     def waiting(self) -> int:
         """Commits above the watermark."""

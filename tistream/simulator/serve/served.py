@@ -124,8 +124,7 @@ class ServedCluster:
         """No more steps and faults; every transaction is decided and every store back. A timestamp above all of it,
         that every region's resolved ts reaches if it is followed. Raises what ended the workload early."""
         with self._lock:
-            if self._fault is not None:
-                raise self._fault
+            self.check()
             self._steps_per_s = 0.0
             self._set_faults(CALM)
             if self.workload is not None:
@@ -134,6 +133,11 @@ class ServedCluster:
                 self._cluster.start_store(store_id)
             self._say(self._clock.monotonic())
             return self._tso(1)
+
+    def check(self) -> None:
+        """Raises what ended the cluster's course, if anything did."""
+        if self._fault is not None:
+            raise self._fault
 
     def close(self) -> None:
         """Stop the servers; streams end."""
