@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from benchmarks.harness import Result
 
-NOT_BENCHMARKS = {"__main__", "harness", "rows", "sorter_process", "store_batches"}
+NOT_BENCHMARKS = {"__main__", "harness", "huge_transaction", "pebble_peer", "rows", "sorter_process", "store_batches"}
 
 
 def main() -> int:

@@ -117,7 +117,7 @@ class RunSorter:
         w = self.core.pending()
         if w is None:
             return COMMITTED.empty_table()
-        rows = self.core.take(w)
+        rows = self.core.take(w).table()
         self.core.flushed(w)
         return rows
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sorter import core, prewrite_buffer, publisher, runner, worker
+from sorter import core, output, prewrite_buffer, publisher, runner, worker
 from tistream.cli import assembly
 from tistream.cli.log import configure
 from tistream.codec import committed_file, segment_file
@@ -36,7 +36,8 @@ _STAGES: tuple[tuple[Any, str, str], ...] = (
     (core.TaskCore, "flushed", "flushed"),
     (core.TaskCore, "flushable_bytes", "what is due"),
     (core.TaskCore, "pending", "what is due"),
-    (publisher, "build_committed_file", "encode"),
+    (output, "_piece", "put together"),
+    (committed_file.CommittedFileWriter, "add", "encode"),
     (committed_file, "order_fault", "check order"),
     (segment_file, "write_batch", "arrow stream"),
     (segment_file.SegmentFileWriter, "_packed", "zstd, crc"),

@@ -5,9 +5,8 @@ prepared batches (see `store_batches`) of three stores over Arrow Flight, all of
 is read back through the catalog and must be the prepared rows, each once.
 
 Rows are counted for each second of processor time of the whole process, user and system, all threads: so many a core
-can commit. The yardstick is Pebble with the options of TiCDC's event store, which on the same 142-byte rows wrote
-427,000 rows a second and scanned 1,086,000 in order, on one core: 306,000 rows a second written and scanned. That is a
-constant here, so the ratio moves with the machine. The yardstick does neither receive nor match nor publish rows.
+can commit. The yardstick (`pebble_peer`, needs Go) is Pebble with the options of TiCDC's event store, which writes,
+flushes and scans the same rows in turn with the sorter. It neither receives nor matches nor publishes rows.
 
     python -m benchmarks.whole_sorter [row bytes]      one run, and where the time went
 """
@@ -29,6 +28,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.harness import Result
+from benchmarks.pebble_peer import PebblePeer
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from dispatcher.flight_server import FlightFeedServer
 from tistream.catalog.committed import find_segments
@@ -45,9 +45,6 @@ from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.factory import open_store
 
-PEER_WRITTEN = 427_000  # rows a second, one core
-PEER_SCANNED = 1_086_000  # rows a second, one core
-PEER = 1 / (1 / PEER_WRITTEN + 1 / PEER_SCANNED)
 RUNS = 5
 TICKS = 20
 WARM_TICKS = 3  #: served first, not counted: kernels are loaded from numba's cache
@@ -73,10 +70,12 @@ class Run:
 
 
 def run() -> Iterator[Result]:
-    """A ratio for each size of rows; the peer was measured with the first only."""
+    """A ratio for each size of rows."""
     for row_bytes in (142, 256):
         given = workload(row_bytes, ticks=TICKS, rows_per_tick=ROWS_PER_TICK)
-        ratios = [measure(given).rows_per_core / PEER for _ in range(RUNS)]
+        with tempfile.TemporaryDirectory() as folder:
+            peer = PebblePeer(Path(folder), given.rows)
+            ratios = [measure(given).rows_per_core / peer.measure().rows_per_core for _ in range(RUNS)]
         yield Result(
             name=f"whole-sorter/{row_bytes}-byte-rows-vs-pebble",
             ratio=statistics.median(ratios),
@@ -212,7 +211,7 @@ def show(given: Workload, found: Run) -> None:
     print(f"{found.rows:,} rows of {given.row_bytes:.0f} bytes from {STORES} stores in {found.wall_s:.2f} s")
     print(f"{found.rows / found.wall_s:,.0f} rows/s, {found.bytes / found.wall_s / 1e6:.0f} MB/s")
     cpu = f"{found.cpu_s:.2f} s of processor time: {found.rows_per_core:,.0f} rows/s"
-    print(f"{cpu}, {found.bytes / found.cpu_s / 1e6:.0f} MB/s a core; {found.rows_per_core / PEER:.2f} times the peer")
+    print(f"{cpu}, {found.bytes / found.cpu_s / 1e6:.0f} MB/s a core")
     for name, seconds in sorted(stages.items(), key=lambda s: -s[1]):
         share = seconds / found.cpu_s
         print(f"{name:28} {seconds / found.rows * 1e9:6.0f} ns/row {share:6.1%} {'#' * round(BAR * share)}")

@@ -1,6 +1,7 @@
 """All that changes the state of one task: what a sorter decides, without any I/O.
 
     FeedBatch --handle--> effects            the rows first, then the file's watermark rows
+    settle()  -> effects  while `settling`: W(key) has reached more commits than one step decides
     pending() -> W        how far the task could be written out now; None while it is where it was
     take(W)   -> rows     to be written; they stay until `flushed(W)` says that they are durable
 
@@ -10,6 +11,7 @@ Relations:
 - upper <= sealed, and neither falls. `sealed` is the largest W that `take` was asked for: its fate may be unknown, so
   from then on nothing new may appear at or below it;
 - after a restore W may lie below upper, until the replay has caught up;
+- what W(key) has reached and is not decided holds the watermark, also after a restore;
 - state at any time = snapshot + the batches after its positions. Batches that were consumed before a restored snapshot
   of another half may come again: they are duplicates.
 
@@ -26,8 +28,10 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.arrivals import Arrivals
-from sorter.payload import Segment, Write
+from sorter.output import Output
 from sorter.prewrite_buffer import Limits, PrewriteBuffer, Undecided
+from sorter.relief import Disk, held_bytes, move_out
+from sorter.run import Run
 from sorter.saved import RunState
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap, Stuck
@@ -103,6 +107,7 @@ class TaskCore:
         self._next_row_no = 0
         self.batches = 0  #: taken since it started
         self._ask_again: list[Undecided] = []  # what a snapshot held undecided, until the next batch
+        self._uncovered_by = "its snapshot"
 
     @property
     def upper(self) -> int:
@@ -110,16 +115,21 @@ class TaskCore:
         return self._upper
 
     def handle(self, batch: FeedBatch) -> list[Effect]:
-        """Take one batch. FeedGap, CorruptObject, BrokenPromise: see above."""
+        """Take one batch. What it lets decide is decided up to a bounded number of commits, the rest by `settle`, or
+        by the next batch. FeedGap, CorruptObject, BrokenPromise: see above."""
         if not self._is_next(batch):
             return []
         self.batches += 1
+        effects: list[Effect] = []
+        while self.settling:
+            effects += self.settle()
         store, incarnation = batch.store_id, batch.incarnation
         if batch.closes:
             at = self._positions.setdefault(store, {}).get(incarnation, Position(seq=batch.seq))
             self._positions[store][incarnation] = replace(at, closed=True)
             self._watermarks.forget(store, incarnation)
-            return []
+            return effects
+        self._uncovered_by = f"store {store} file {incarnation}/{batch.seq}"
         try:
             if batch.rows.num_rows:
                 self._take_rows(batch)
@@ -129,10 +139,22 @@ class TaskCore:
             if moved or batch.rows.num_rows:
                 asking = asking + self._prewrites.settle(self._watermarks, self._ready)
         except BrokenPromise as e:
-            raise _told(e, self.task_id, batch) from e
+            raise self._told(e) from e
         self._positions.setdefault(store, {})[incarnation] = Position(seq=batch.seq)
         self._ask_again = []
-        return [NeedReopen(task_id=self.task_id, undecided=undecided) for undecided in asking]
+        return effects + self._need_reopen(asking)
+
+    @property
+    def settling(self) -> bool:
+        """Whether W(key) has reached commits that are not decided yet. They hold the watermark."""
+        return self._prewrites.settling
+
+    def settle(self) -> list[Effect]:
+        """Decide a bounded number of them. BrokenPromise: see above."""
+        try:
+            return self._need_reopen(self._prewrites.go_on(self._watermarks, self._ready))
+        except BrokenPromise as e:
+            raise self._told(e) from e
 
     def watermark(self) -> int | None:
         """Up to where the task is complete and decided; None while its range has a hole."""
@@ -150,8 +172,8 @@ class TaskCore:
         w = self.watermark()
         return self._ready.bytes_due(w) if w is not None and w > self._upper else 0
 
-    def take(self, w: int) -> pa.Table:
-        """The rows in (upper, w], schema change.COMMITTED, by (table_id, commit_ts, start_ts, key)."""
+    def take(self, w: int) -> Output:
+        """The rows in (upper, w], by (table_id, commit_ts, start_ts, key), to be written in pieces."""
         limit = self.watermark()
         invariant(limit is not None and self._upper < w <= limit, "taken above the watermark", w=w, limit=limit)
         self._sealed = max(self._sealed, w)
@@ -186,17 +208,17 @@ class TaskCore:
         return stuck
 
     def bytes_held(self) -> int:
-        """Memory that its rows take."""
-        return self._prewrites.nbytes() + self._ready.nbytes()
+        """Memory that its rows take, with all that belongs to them."""
+        return held_bytes(self._runs())
 
-    def move_out(self, write: Write, wanted: int) -> int:
-        """Have the bytes of the oldest rows written out until so many have left the memory, or nothing large is left
-        there; how many it were. What `write` raises leaves everything as it was."""
-        moved: dict[int, tuple[Segment, Segment]] = {}
-        freed = 0
-        for run in [*self._prewrites.open, *self._ready.runs, *self._prewrites.commits]:
-            freed += run.move_out(write if freed < wanted else None, moved)
-        return freed
+    def bytes_on_disk(self) -> int:
+        """What of them was written out."""
+        return held_bytes(self._runs(), on_disk=True)
+
+    def move_out(self, disk: Disk, wanted: int) -> int:
+        """Have the oldest rows written out until so many bytes have left the memory, or nothing is left there that
+        could; how many it were. What `disk` raises leaves the rest as it was."""
+        return move_out(self._runs(), disk, wanted)
 
     def snapshot(self) -> CoreSnapshot:
         """The whole state."""
@@ -225,6 +247,7 @@ class TaskCore:
         )
         self._ask_again = self._prewrites.restore(open_, commits, snapshot.told, self.range, self._upper)
         self._ready.restore(ready, self.range, self._upper)
+        self._prewrites.look(self._watermarks)
         self._positions = {store: dict(lives) for store, lives in positions.items()}
         self._next_row_no = snapshot.next_row_no
 
@@ -246,7 +269,7 @@ class TaskCore:
             undecided_commits=prewrites.undecided_count,
             ready_rows=ready.count,
             bytes_held=self.bytes_held(),
-            bytes_on_disk=prewrites.disk_bytes() + ready.disk_bytes(),
+            bytes_on_disk=self.bytes_on_disk(),
             slices=self._watermarks.slice_count(),
             holes=len(self._watermarks.holes()),
             waiting_watermarks=len(self._watermarks.waiting()),
@@ -256,10 +279,21 @@ class TaskCore:
             dropped_by_store=dict(prewrites.dropped),
         )
 
+    def _runs(self) -> list[Run]:
+        """All of its runs, in the order in which they leave the memory."""
+        return [*self._prewrites.open, *self._ready.runs, *self._prewrites.commits]
+
     def _take_rows(self, batch: FeedBatch) -> None:
         rows = Arrivals(batch, self.range, self._next_row_no)
         self._prewrites.take_in(rows, self._watermarks, self._limits(), self._ready)
         self._next_row_no += batch.rows.num_rows
+
+    def _need_reopen(self, asking: list[Undecided]) -> list[Effect]:
+        return [NeedReopen(task_id=self.task_id, undecided=undecided) for undecided in asking]
+
+    def _told(self, error: BrokenPromise) -> BrokenPromise:
+        """The same error with the task and the file whose arrival uncovered it."""
+        return BrokenPromise(error.message, task=self.task_id, uncovered_by=self._uncovered_by, **error.facts)
 
     def _limits(self) -> Limits:
         return Limits(upper=self._upper, sealed=self._sealed)
@@ -297,9 +331,3 @@ def _undecided(commit: Undecided, incarnation: int, seq: int, count: int) -> Stu
         reason=f"nobody knows what transaction {commit.start_ts} committed at {commit.commit_ts} to key {key}{others}; "
         "a new tenure was asked for",
     )
-
-
-def _told(error: BrokenPromise, task_id: int, batch: FeedBatch) -> BrokenPromise:
-    """The same error with the task and the file whose arrival uncovered it."""
-    uncovered_by = f"store {batch.store_id} file {batch.incarnation}/{batch.seq}"
-    return BrokenPromise(error.message, task=task_id, uncovered_by=uncovered_by, **error.facts)

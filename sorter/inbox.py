@@ -29,7 +29,7 @@ class Inbox:
 
     def put(self, batch: FeedBatch, timeout_s: float) -> bool:
         """Put it in; False when there was no room in time."""
-        size = batch.rows.nbytes + batch.regions.nbytes
+        size = batch_bytes(batch)
         with self._room:
             if not self._room.wait_for(lambda: self._has_room(batch.store_id), timeout_s):
                 return False
@@ -54,3 +54,8 @@ class Inbox:
 
     def _has_room(self, store_id: int) -> bool:
         return store_id not in self._stores or (self._count < self._batches_max and self.bytes < self._bytes_max)
+
+
+def batch_bytes(batch: FeedBatch) -> int:
+    """Memory that a batch takes."""
+    return int(batch.rows.nbytes + batch.regions.nbytes)

@@ -371,3 +371,38 @@ def fix_ties(order: I64, first: U64, start_ts: U64, place: Addresses) -> tuple[i
                 order[b + 1] = x
         i = j
     return large, bounds
+
+
+@kernel
+def lower_bounds(
+    rows: U32,
+    own: tuple[I64, U64, U64],
+    own_place: tuple[U64, U64, U32, U32],
+    wanted: tuple[I64, U64, U64],
+    wanted_place: tuple[U64, U64, U32, U32],
+) -> I64:
+    """For each wanted (table, commit_ts, start_ts, key) how many of `rows`, which are in that order, lie before it."""
+    offsets, data, segment, number = own_place
+    w_offsets, w_data, w_segment, w_number = wanted_place
+    out = np.empty(len(w_segment), np.int64)
+    for i in range(len(w_segment)):
+        q, other = span_of(w_offsets, w_data, w_segment[i], w_number[i])
+        low, high = 0, len(rows)
+        while low < high:
+            middle = (low + high) // 2
+            r = rows[middle]
+            if own[0][r] != wanted[0][i]:
+                before = own[0][r] < wanted[0][i]
+            elif own[1][r] != wanted[1][i]:
+                before = own[1][r] < wanted[1][i]
+            elif own[2][r] != wanted[2][i]:
+                before = own[2][r] < wanted[2][i]
+            else:
+                p, size = span_of(offsets, data, segment[r], number[r])
+                before = is_less(p, size, q, other)
+            if before:
+                low = middle + 1
+            else:
+                high = middle
+        out[i] = low
+    return out

@@ -10,7 +10,7 @@ read it by address, for as long as somebody holds the segment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +40,6 @@ from tistream.errors import CorruptObject, invariant
 HASH_MASK = (1 << 64) - 1  #: tests cut hashes short to see collisions
 
 Name = Literal["key", "value", "old_value"]
-Write = Callable[[pa.RecordBatch], pa.RecordBatch]  #: puts rows on a disk and maps them
 
 
 class _Column:
@@ -98,13 +97,16 @@ class Segment:
         """What of it was written out."""
         return self.nbytes if self.on_disk else 0
 
-    def moved_out(self, write: Write) -> Segment:
-        """The same bytes, where `write` has put them."""
-        if not self.rows:
-            return self
-        batch = pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})
-        written = write(batch)
-        return Segment(**{name: written.column(name) for name in batch.schema.names}, on_disk=True)
+    def in_memory(self) -> list[pa.RecordBatch]:
+        """Its columns that take memory."""
+        if self.on_disk or not self.rows:
+            return []
+        return [pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})]
+
+    def moved_out(self, written: Sequence[pa.RecordBatch]) -> Segment:
+        """The same rows, of which the columns of `in_memory` lie there."""
+        (batch,) = written
+        return Segment(**{name: batch.column(name) for name in batch.schema.names}, on_disk=True)
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, _Column]:

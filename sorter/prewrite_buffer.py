@@ -22,6 +22,8 @@ Relations: a (key, commit_ts) waits at most once, and never while the same is re
 `sealed`; a commit that stays although W(key) has reached it is undecided, holds the watermark below itself, and keeps
 its prewrites.
 
+Deciding goes in slices (`settle`, then `go_on` while `settling`, see `due`). No file is taken in between two of them.
+
 Both kinds lie in runs (`run`): what arrives is looked up, what is reached (`reach`) leaves, nothing else is touched.
 Where a (key, start_ts) has several prewrites, `doubt` looks at those keys in the plain way.
 """
@@ -30,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import numpy as np
 import polars as pl
@@ -50,9 +51,10 @@ from sorter.doubt import (
     run_of,
     run_sized,
 )
+from sorter.due import Due
 from sorter.intake import Leaving, break_promise, has_value, is_fake, late_rows, one_of_each, told, without
 from sorter.kernels import I64, Flags
-from sorter.payload import stacked
+from sorter.payload import Place, stacked, used_segments
 from sorter.reach import Thresholds, may_reach, reached
 from sorter.run import Needles, Run, RunSet, compact
 from sorter.saved import NONE_TOLD, RunState, cut, has_asked, learned, states_of
@@ -67,6 +69,8 @@ _COMMIT_NUMBERS = ("start_ts", "commit_ts", "op", "flags", "origin")
 _READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
 _UNDECIDED = ("key", "start_ts", "commit_ts", "region_id", "store_id")
 _NONE: I64 = np.empty(0, np.int64)
+
+COPY_BYTES_MAX = 16 << 20  #: of rows that one slice copies, so that they do not hold on to larger segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,8 @@ class PrewriteBuffer:
         self.dropped: dict[int, int] = {}  #: store -> commits at or below `upper`: duplicates, as far as one can tell
         self.told = NONE_TOLD  #: tenures that became ready after a snapshot held their rows, see `saved.TOLD`
         self._clash = False  #: a commit waits although another transaction's row has its (key, commit_ts)
+        self.settling = False  #: W(key) has reached commits that are not decided yet
+        self._due = Due()
 
     @property
     def open_count(self) -> int:
@@ -128,14 +134,6 @@ class PrewriteBuffer:
         """How many of them are undecided."""
         return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._asked())
 
-    def nbytes(self) -> int:
-        """Memory that they hold."""
-        return self.open.nbytes() + self.commits.nbytes()
-
-    def disk_bytes(self) -> int:
-        """What of them was written out."""
-        return self.open.disk_bytes() + self.commits.disk_bytes()
-
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
         """Take the rows of one file, before its watermark rows.
 
@@ -148,7 +146,7 @@ class PrewriteBuffer:
             fresh, forgotten = self._without_ended(rows, outcomes, leaving)
             added = self._merge(rows, fresh, leaving)
             late, w = late_rows(rows, outcomes.new, watermarks)
-            self._refuse(told(rows, late[w[late] <= at.sealed], w))
+            self._refuse(told(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.sealed)], w))
             self._refuse(told(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
         except BrokenPromise:
             leaving.undo()
@@ -188,24 +186,30 @@ class PrewriteBuffer:
                 self.told = pl.concat([self.told, matters]).unique(TENURE_ID, keep="first", maintain_order=True)
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Decide the commits that W(key) has reached and let the dead go; what is newly undecided.
+        """Begin to decide the commits that W(key) has reached; `go_on` while it is `settling`. What is newly undecided.
 
         BrokenPromise when such a commit has no prewrite.
         """
-        asking: list[Undecided] = []
-        due = [
-            (run, at)
-            for run in self.commits
-            if run.live
-            and may_reach(run, run.span("commit_ts")[0], watermarks)
-            and len(at := reached(run, _commit_ts(run), watermarks, strictly=False))
-        ]
-        if due:
-            asking = self._decide(due, ready)
+        self.look(watermarks)
+        return self.go_on(watermarks, ready)
+
+    def look(self, watermarks: RangeWatermarkMap) -> None:
+        """Find the commits that W(key) has reached: from now on they hold the watermark."""
+        self._due.look(self.commits, watermarks)
+        self.settling = bool(self._due)
+
+    def go_on(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
+        """Decide the next slice; after the last one let the dead go. BrokenPromise as in `settle`."""
+        due = list(self._due.slice(watermarks))
+        asking = self._decide(due, ready) if due else []
+        if self._due:
+            return asking
+        self._due.done()
         self._bury(watermarks)
         self.open.tidy()
         self.commits.tidy()
         ready.runs.tidy()
+        self.settling = False
         return asking
 
     def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
@@ -229,23 +233,14 @@ class PrewriteBuffer:
 
     def oldest_open(self) -> tuple[int, int] | None:
         """(start_ts of the oldest transaction with open prewrites, how many it has here); None without any."""
-        oldest, count = None, 0
-        for low, run in sorted(((run.span("start_ts")[0], run) for run in self.open if run.live), key=itemgetter(0)):
-            if oldest is not None and low > oldest:
-                break  # nor need the rows of runs behind it be fetched
-            starts = run.ts("start_ts")[run.alive]
-            lowest = int(starts.min())
-            of_it = int(np.count_nonzero(starts == np.uint64(lowest)))
-            if oldest is None or lowest < oldest:
-                oldest, count = lowest, of_it
-            elif lowest == oldest:
-                count += of_it
-        return None if oldest is None else (oldest, count)
+        return self.open.lowest("start_ts")
 
     def hold(self) -> int | None:
-        """The largest watermark that undecided commits allow; None when there is none of them."""
-        asked = [run.ts("commit_ts")[run.numbers["asked"] & run.alive] for run in self._asked()]
-        lowest = [int(ts.min()) for ts in asked if len(ts)]
+        """The largest watermark that undecided commits allow, or those to be decided; None when there are none."""
+        lowest = self._due.lowest()
+        for run in self._asked():
+            ts = run.ts("commit_ts")[run.numbers["asked"] & run.alive]
+            lowest += [int(ts.min())] if len(ts) else []
         return min(lowest) - 1 if lowest else None
 
     def snapshot(self) -> tuple[tuple[RunState, ...], tuple[RunState, ...]]:
@@ -432,11 +427,11 @@ class PrewriteBuffer:
                 numbers = {name: old.numbers[name][prewrite] for name in ("op", "start_ts", "expire_ts")}
                 numbers["commit_ts"] = run.numbers["commit_ts"][commit]
                 numbers["flags"] = old.numbers["flags"][prewrite] | run.numbers["flags"][commit]
-                place = old.place.take(prewrite)
+                place = used_segments(old.place.take(prewrite))
                 key_hashes = place.hashes() if hashes is None else hashes[here[mine]]
-                old.kill(prewrite)
+                self._due.spend(old, prewrite)
                 run.kill(commit)
-                if old.young is not None:
+                if old.young is not None or _is_much(place):
                     ready.add_rows(place, numbers, key_hashes, young=old.young, merge=self._clash)
                 else:
                     old_places.append(place)
@@ -454,7 +449,8 @@ class PrewriteBuffer:
             ready.add(rows)
             done = run_of(due.join(rows, on=VERSION, how="semi"), COMMITS)
             at = np.arange(len(done))
-            self.open.kill(done.needles(at, "start_ts"), "start_ts")
+            for run, _, there in self.open.find(done.needles(at, "start_ts"), "start_ts"):
+                self._due.spend(run, there)
             self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
         new = doubtful.filter(~pl.col("asked"))
         if new.height:
@@ -481,12 +477,14 @@ class PrewriteBuffer:
             break_promise(rows)
 
 
-def _commit_ts(run: Run) -> Thresholds:
-    return Thresholds(run.ts("commit_ts"), run.span("commit_ts")[0])
-
-
 def _undecided(commits: pl.DataFrame) -> list[Undecided]:
     return [Undecided(**row) for row in commits.sort(VERSION).select(_UNDECIDED).to_dicts()]
+
+
+def _is_much(place: Place) -> bool:
+    """Whether rows stay where they are: a few must not hold on to large segments, many cost too much to copy."""
+    size = int(place.sizes(np.ones(len(place), np.bool_)).sum())
+    return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in place.segments)
 
 
 def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:

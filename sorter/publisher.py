@@ -1,13 +1,17 @@
-"""Writing out: one committed file for all tasks of a tenant, then one guarded catalog transaction.
+"""Writing out: committed files for the tasks of a tenant, then one guarded catalog transaction that shows them.
 
     take(W) of every task that can advance
-    PUT one object under a new key                    (none when no task has rows)
+    PUT one object under a new key                    (none when no task has rows, several when they do not fit one)
     commit_flush: per task, upper: seen -> W          guarded by epoch and seen upper; segments only of those that match
+
+A flush of more than FILE_BYTES_TARGET goes on over several calls, one object each, so that the other tasks are not kept
+waiting; only its transaction moves `upper` and makes all of its objects visible. An object that could not be written is
+written again under a new key, from the same rows; those before it stay.
 
 What the reply says, or its absence, is settled per task by one rule. A task that did not surely advance is read back:
 
 - epoch mine, upper one of the W that I attempted   done, up to that W (an earlier reply may have been lost)
-- epoch mine, upper unchanged                       not done: try again later, under a new key
+- epoch mine, upper unchanged                       not done: try again later, under new keys
 - anything else                                     fenced: the task belongs to somebody else, drop it
 
 Until the read-back has been answered the task stays `unsure` and nothing else is attempted for it. An object that did
@@ -17,23 +21,22 @@ not become visible is never deleted here, and its key is never used again.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
 import structlog
 
 from sorter.core import TaskCore
-from tistream.catalog.committed import TaskAdvance, commit_flush, new_segment, uppers
+from sorter.output import Output
+from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush, new_segment, uppers
 from tistream.catalog.engine import Catalog
-from tistream.codec.committed_file import build_committed_file
-from tistream.codec.segment_file import SegmentInfo
+from tistream.codec.committed_file import CommittedFileWriter
 from tistream.errors import CatalogUnavailable, Fenced
 from tistream.ids import Tenant
 from tistream.layout import CommittedKey
 from tistream.objectstore.protocol import ObjectStore
 
-FILE_BYTES_TARGET = 512 << 20  #: rows of one committed file, before compression
+FILE_BYTES_TARGET = 32 << 20  #: rows of one committed file, before compression; one piece more at most
 
 log = structlog.get_logger(__name__)
 
@@ -48,15 +51,27 @@ class Publication:
     unsure: bool = False  #: the outcome of the last attempt has not been read back yet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Taken:
+    """The rows of one task, and how many pieces of them lie in objects."""
+
     publication: Publication
     w: int
-    rows: pa.Table
+    rows: Output
+    written: int = 0
+    segments: list[NewSegment] = field(default_factory=list)
 
     @property
     def task_id(self) -> int:
         return self.publication.core.task_id
+
+
+@dataclass(slots=True)
+class _Flush:
+    """One transaction to come, and the objects that were written for it."""
+
+    tasks: list[_Taken]
+    objects: dict[str, int] = field(default_factory=dict)  #: key -> bytes
 
 
 class Publisher:
@@ -68,46 +83,101 @@ class Publisher:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._seq = 0
+        self._under_way: dict[Tenant, list[_Flush]] = {}
 
     def flush(self, tenant: Tenant, publications: Sequence[Publication]) -> frozenset[int]:
-        """Write out whatever can be. Returns the ids of the tasks that were taken away.
+        """Write out whatever can be, of a large flush one object more. Returns the tasks that were taken away.
 
-        Raises StoreUnavailable and CatalogUnavailable; the next call goes on where this one stopped.
+        `publications` are all tasks of the tenant: others have left. Raises StoreUnavailable and CatalogUnavailable;
+        the next call goes on where this one stopped.
         """
         fenced = self._settle([p for p in publications if p.unsure])
-        ready = [p for p in publications if p.core.task_id not in fenced]
-        for group in _groups(ready):
-            fenced |= self._publish(tenant, group)
+        flushes = self._still_owned(tenant, publications)
+        busy = {id(t.publication) for flush in flushes for t in flush.tasks}
+        ready = [p for p in publications if p.core.task_id not in fenced and id(p) not in busy]
+        for flush in flushes:
+            fenced |= self._go_on(tenant, flush)
+        for tasks in _groups(ready):
+            fenced |= self._go_on(tenant, _Flush(tasks))
         return fenced
 
-    def _publish(self, tenant: Tenant, group: Sequence[_Taken]) -> frozenset[int]:
-        """One file and one transaction for these tasks."""
-        key, size, segments = None, 0, dict[int, list[SegmentInfo]]()
-        written = [t for t in group if t.rows.num_rows]
-        if written:
-            self._seq += 1
-            at = CommittedKey(tenant=tenant, sorter=self._worker_id, incarnation=self._incarnation, seq=self._seq)
-            data, segments = build_committed_file(at, [(t.task_id, t.rows) for t in written], secrets.token_hex(16))
-            key, size = str(at), len(data)
-            self._store.put(key, data)
-        for t in group:
+    @property
+    def busy(self) -> bool:
+        """Whether a flush has objects still to write."""
+        return any(self._under_way.values())
+
+    def held_bytes(self) -> int:
+        """Memory that flushes under way take, besides what the tasks hold."""
+        flushes = (flush for flushes in self._under_way.values() for flush in flushes)
+        return sum(t.rows.held_bytes() for flush in flushes for t in flush.tasks)
+
+    def keep(self, tenants: Collection[Tenant]) -> None:
+        """Forget what is under way for other tenants: all of their tasks have left."""
+        self._under_way = {tenant: flushes for tenant, flushes in self._under_way.items() if tenant in tenants}
+
+    def _still_owned(self, tenant: Tenant, publications: Sequence[Publication]) -> list[_Flush]:
+        """What is under way, without the tasks that have left meanwhile."""
+        owned = {id(p) for p in publications}
+        flushes = self._under_way.get(tenant, [])
+        for flush in flushes:
+            flush.tasks = [t for t in flush.tasks if id(t.publication) in owned]
+        self._under_way[tenant] = [flush for flush in flushes if flush.tasks]
+        return list(self._under_way[tenant])
+
+    def _go_on(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
+        """Write an object; after the last one make them visible."""
+        if not self._write(tenant, flush):
+            if flush not in self._under_way.setdefault(tenant, []):
+                self._under_way[tenant].append(flush)
+            return frozenset()
+        self._under_way[tenant] = [other for other in self._under_way.get(tenant, []) if other is not flush]
+        return self._publish(tenant, flush)
+
+    def _write(self, tenant: Tenant, flush: _Flush) -> bool:
+        """Do a bounded part of the writing; whether all rows are in objects now."""
+        for t in flush.tasks:
+            if not t.rows.prepared:
+                t.rows.prepare()
+                if not t.rows.prepared:
+                    return False
+        if all(t.written == t.rows.piece_count for t in flush.tasks):
+            return True
+        self._seq += 1
+        at = CommittedKey(tenant=tenant, sorter=self._worker_id, incarnation=self._incarnation, seq=self._seq)
+        writer = CommittedFileWriter(at, secrets.token_hex(16))
+        held: list[tuple[_Taken, int]] = []
+        for t in flush.tasks:
+            if writer.raw_bytes >= FILE_BYTES_TARGET:
+                break
+            held.append((t, _fill(writer, t)))
+        key, data = str(at), writer.finish()
+        self._store.put(key, data)
+        flush.objects[key] = len(data)
+        for t, written in held:
+            t.written = written
+            t.segments += [new_segment(s, key) for s in writer.segments.get(t.task_id, [])]
+        return all(t.written == t.rows.piece_count for t in flush.tasks)
+
+    def _publish(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
+        """One transaction for these tasks."""
+        for t in flush.tasks:
             t.publication.attempted.add(t.w)
         try:
-            advances = [_advance(t, segments.get(t.task_id, [])) for t in group]
-            advanced = commit_flush(self._catalog, tenant=tenant, object_key=key, object_bytes=size, advances=advances)
+            advances = [_advance(t) for t in flush.tasks]
+            advanced = commit_flush(self._catalog, tenant=tenant, objects=flush.objects, advances=advances)
         except CatalogUnavailable as e:
-            for t in group:
+            for t in flush.tasks:
                 t.publication.unsure = not e.determinate
             raise
-        except Fenced as e:  # the object was given up as an orphan before its row came: its key is burnt
-            log.warning("a committed object was collected before it became visible", object=key, error=str(e))
+        except Fenced as e:  # an object was given up as an orphan before its row came: its key is burnt
+            log.warning("a committed object was collected before it became visible", error=str(e))
             advanced = frozenset()
-        for t in group:
+        for t in flush.tasks:
             if t.task_id in advanced:
                 _done(t.publication, t.w)
             else:
                 t.publication.unsure = True
-        return self._settle([t.publication for t in group if t.publication.unsure])
+        return self._settle([t.publication for t in flush.tasks if t.publication.unsure])
 
     def _settle(self, unsure: Sequence[Publication]) -> frozenset[int]:
         """Read back what became of these; the ids of those that were taken away."""
@@ -127,7 +197,7 @@ class Publisher:
 
 
 def _groups(publications: Iterable[Publication]) -> Iterator[list[_Taken]]:
-    """The tasks that can advance with their rows, cut into files."""
+    """The tasks that can advance with their rows: those that fit one file together, large ones by themselves."""
     group: list[_Taken] = []
     size = 0
     for p in publications:
@@ -135,6 +205,9 @@ def _groups(publications: Iterable[Publication]) -> Iterator[list[_Taken]]:
         if w is None:
             continue
         taken = _Taken(publication=p, w=w, rows=p.core.take(w))
+        if taken.rows.nbytes > FILE_BYTES_TARGET:
+            yield [taken]
+            continue
         if group and size + taken.rows.nbytes > FILE_BYTES_TARGET:
             yield group
             group, size = [], 0
@@ -144,18 +217,25 @@ def _groups(publications: Iterable[Publication]) -> Iterator[list[_Taken]]:
         yield group
 
 
+def _fill(writer: CommittedFileWriter, t: _Taken) -> int:
+    """Add pieces of a task's rows until the file is full; how many of them lie in objects then."""
+    written = t.written
+    for piece in t.rows.pieces(written):
+        writer.add(t.task_id, piece)
+        written += 1
+        if writer.raw_bytes >= FILE_BYTES_TARGET:
+            break
+    return written
+
+
 def _done(p: Publication, w: int) -> None:
     p.core.flushed(w)
     p.attempted = {other for other in p.attempted if other > w}
     p.unsure = False
 
 
-def _advance(t: _Taken, segments: Sequence[SegmentInfo]) -> TaskAdvance:
+def _advance(t: _Taken) -> TaskAdvance:
     p = t.publication
     return TaskAdvance(
-        task_id=t.task_id,
-        epoch=p.epoch,
-        seen_upper=p.core.upper,
-        new_upper=t.w,
-        segments=tuple(new_segment(s) for s in segments),
+        task_id=t.task_id, epoch=p.epoch, seen_upper=p.core.upper, new_upper=t.w, segments=tuple(t.segments)
     )

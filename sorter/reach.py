@@ -50,6 +50,11 @@ class Reach:
     groups: _Groups
     reported: I64  #: rows whose threshold was reached before
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, without the bounds, which all runs share."""
+        return int(self.rows.nbytes + self.reported.nbytes + sum(array.nbytes for array in self.groups))
+
 
 def may_reach(run: Run, lowest: int, watermarks: RangeWatermarkMap) -> bool:
     """Whether some slot near the run is at or above its lowest threshold, as far as is known without looking at its

@@ -19,19 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from sorter.kernels import I64, U32, U64, Flags, build_index, first_equals, hash_filter, kill, probe
-from sorter.payload import Place, Segment, Write, mixed, stacked, used_segments
+from sorter.payload import Place, Segment, mixed, stacked, used_segments
 
 YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may hold on to for a few of their rows
 RUN_ROWS = 1 << 18  #: rows that one step of tidying copies, and so of the largest merged run
-SEGMENT_BYTES = 1 << 30  #: of the bytes that are copied into one segment
-SPILL_BYTES_MIN = 1 << 20  #: a smaller segment stays in memory
+SEGMENT_BYTES = 64 << 20  #: of the bytes that are copied into one segment, and by one step of tidying
+ARRAY_BYTES_MIN = 4 << 10  #: a smaller array stays in memory
 FAN_IN = 8  #: small runs of one size that become one; of larger ones, whose rows mostly leave soon, twice as many
 SMALL_ROWS = 4096
 
@@ -77,6 +78,13 @@ class Needles:
         return _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
 
 
+class Reached(Protocol):
+    """What somebody knows of a run for the next time."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Run:
     """Some rows. `numbers` are arrays of one length, `origins` (if any) is a small table that `numbers["origin"]`
     points into: what many rows have in common."""
@@ -112,7 +120,7 @@ class Run:
         self.young = young  #: the feed batch that it lies in
         self.alive: Flags = np.ones(len(place), np.bool_)
         self.live = len(place)
-        self.reach: object | None = None  #: see `reach.Reach`
+        self.reach: Reached | None = None  #: see `reach.Reach`
         self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.Piece`
         self.facts: dict[str, Any] = {}  #: what is known of all rows together, by what it is
         self._indexes: dict[str, Index] = {}
@@ -200,6 +208,14 @@ class Run:
         self.live -= count
         return count
 
+    def known_place(self) -> Place | None:
+        """Where its rows are, if that has been asked for."""
+        return self.place
+
+    def known_numbers(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Its numbers, as far as they have been asked for."""
+        return self.numbers
+
     def segments(self) -> Sequence[Segment]:
         """Where its bytes lie."""
         return self.place.segments
@@ -211,27 +227,54 @@ class Run:
         place = self.place.take(self.living())
         return 2 * int(place.sizes(np.ones(len(place), np.bool_)).sum()) >= segment.nbytes
 
-    def move_out(self, write: Write | None, moved: dict[int, tuple[Segment, Segment]]) -> int:
-        """Have the bytes of its large segments written out, and hold on to those in memory no longer; how many it were.
-        `moved` knows the segments that were written already, of other runs too; without `write` only those go."""
-        before = 0
-        for segment in self.place.segments:
-            if id(segment) in moved or segment.memory_bytes < SPILL_BYTES_MIN or write is None:
-                continue
-            before += segment.memory_bytes
-            moved[id(segment)] = segment, segment.moved_out(write)
-        now = [moved[id(s)][1] if id(s) in moved else s for s in self.place.segments]
-        if any(new is not old for new, old in zip(now, self.place.segments, strict=True)):
-            self.place = Place(now, self.place.segment, self.place.row)
-        if self.young is not None and id(self.young) in moved:
-            self.young = moved[id(self.young)][1]
-        return before
+    def exchange(self, moved: Mapping[int, Segment]) -> None:
+        """Hold on to the new segments in place of the old ones (by their id), which have the same rows."""
+        place = self.known_place()
+        if place is not None and any(id(s) in moved for s in place.segments):
+            now = [moved.get(id(s), s) for s in place.segments]
+            self.place = Place(now, place.segment, place.row)
+        if self.young is not None:
+            self.young = moved.get(id(self.young), self.young)
 
-    def nbytes(self) -> int:
-        """Of everything but the segments."""
-        arrays = [*self.numbers.values(), self.alive, self.place.segment, self.place.row]
-        indexes = [a for index in self._indexes.values() for a in index]
-        return sum(int(a.nbytes) for a in (*arrays, *indexes) if not a.strides or a.strides[0])
+    def arrays_in_memory(self) -> list[npt.NDArray[Any]]:
+        """Its arrays that could lie elsewhere: all that do not change and are worth it."""
+        return [a for a in self._arrays() if a.nbytes >= ARRAY_BYTES_MIN and not _is_mapped(a)]
+
+    def exchange_arrays(self, moved: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Hold on to the new arrays in place of the old ones (by their id), which are equal."""
+        if numbers := self.known_numbers():
+            self.numbers = {name: moved.get(id(a), a) for name, a in numbers.items()}
+        if self.hashes is not None:
+            self.hashes = moved.get(id(self.hashes), self.hashes)
+        place = self.known_place()
+        if place is not None and (id(place.segment) in moved or id(place.row) in moved):
+            segment, row = (moved.get(id(a), a) for a in (place.segment, place.row))
+            self.place = Place(place.segments, segment, row)
+        for ts, index in self._indexes.items():
+            starts, tags, rows, words, span = (moved.get(id(a), a) for a in index)
+            self._indexes[ts] = starts, tags, rows, words, span
+
+    def forget_reach(self) -> int:
+        """Give up what `reach` knows of it: the next time all of its rows are looked at. How much that frees."""
+        size = 0 if self.reach is None else self.reach.nbytes
+        self.reach = None
+        return size
+
+    def numbers_bytes(self, *, on_disk: bool = False) -> int:
+        """Of everything but the segments, in memory or on the disk."""
+        size = sum(int(a.nbytes) for a in self._arrays() if _is_mapped(a) is on_disk)
+        if on_disk:
+            return size
+        return size + self.alive.nbytes + (0 if self.reach is None else self.reach.nbytes)
+
+    def _arrays(self) -> Iterator[npt.NDArray[Any]]:
+        yield from (a for a in self.known_numbers().values() if not a.strides or a.strides[0])  # others: one number
+        if (place := self.known_place()) is not None:
+            yield from (place.segment, place.row)
+        if self.hashes is not None:
+            yield self.hashes
+        for index in self._indexes.values():
+            yield from index
 
 
 @dataclass(slots=True)
@@ -267,6 +310,19 @@ class RunSet:
                     out.append((run, found, rows))
         return out
 
+    def lowest(self, ts: str) -> tuple[int, int] | None:
+        """The lowest timestamp of a living row, and how many rows have it; None without any."""
+        lowest, count = None, 0
+        for low, run in sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0)):
+            if lowest is not None and low > lowest:
+                break  # nor need the rows of runs behind it be fetched
+            found = run.ts(ts)[run.alive]
+            mine = int(found.min())
+            if lowest is None or mine < lowest:
+                lowest, count = mine, 0
+            count += int(np.count_nonzero(found == np.uint64(lowest)))
+        return None if lowest is None else (lowest, count)
+
     def known(self, needles: Needles, ts: str) -> Flags:
         """Whether each needle is here."""
         out = np.zeros(len(needles), np.bool_)
@@ -291,17 +347,6 @@ class RunSet:
             self.runs = [run for run in self.runs if id(run) not in gone]
             self.runs.insert(at, made)
 
-    def nbytes(self) -> int:
-        """Memory that the runs hold, each segment once."""
-        return sum(s.memory_bytes for s in self._segments()) + sum(run.nbytes() for run in self.runs)
-
-    def disk_bytes(self) -> int:
-        """Of segments that were written out."""
-        return sum(s.disk_bytes for s in self._segments())
-
-    def _segments(self) -> Iterable[Segment]:
-        return {id(s): s for run in self.runs for s in run.segments()}.values()
-
     def _too_old(self) -> list[Run]:
         """The oldest runs that lie in feed batches, until the rest of these batches is small enough."""
         young = [run for run in self.runs if run.young is not None]
@@ -324,12 +369,18 @@ class RunSet:
     def _of_one_size(self) -> list[Run]:
         tiers: dict[int, list[Run]] = {}
         for run in self.runs:
-            if run.live * FAN_IN <= RUN_ROWS:
+            if run.live * FAN_IN <= RUN_ROWS and FAN_IN * sum(s.nbytes for s in run.segments()) <= 2 * SEGMENT_BYTES:
                 tiers.setdefault((max(run.live, 512).bit_length() - 1) // 3, []).append(run)
         for _tier, runs in sorted(tiers.items()):
-            if len(runs) >= (FAN_IN if runs[0].live < SMALL_ROWS else 2 * FAN_IN):
-                return _fitting(runs)
+            enough = FAN_IN if runs[0].live < SMALL_ROWS else 2 * FAN_IN
+            if len(runs) >= enough and len(chosen := _fitting(runs)) > 1:
+                return chosen
         return []
+
+
+def _is_mapped(array: npt.NDArray[Any]) -> bool:
+    """Whether it lies in a mapped file: only those are views of something that is no array."""
+    return isinstance(array.base, memoryview)
 
 
 def _thin(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

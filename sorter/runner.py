@@ -14,11 +14,13 @@ again.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
-from sorter.core import Positions, TaskCore
-from sorter.inbox import Inbox
+from sorter.core import Effect, Positions, TaskCore
+from sorter.inbox import Inbox, batch_bytes
 from sorter.publisher import Publication
 from sorter.reader import FeedReader
 from sorter.saved import RowsOutOfReach
@@ -43,6 +45,15 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absorbed:
+    """What a runner has taken in."""
+
+    batches: int
+    nbytes: int
+    more: bool  #: there is more to do at once
 
 
 class TaskRunner:
@@ -105,16 +116,29 @@ class TaskRunner:
             self._readers[store_id] = FeedReader(feed, request, self.inbox, loop, clock)
             self._readers[store_id].start()
 
-    def absorb(self, batches_max: int) -> int:
-        """Give the core what has come, at most so many batches; how many it was. A broken promise halts the task."""
-        done = 0
-        while done < batches_max and not self.halted:
+    def absorb(self, batches_max: int, bytes_max: int, is_late: Callable[[], bool] = lambda: False) -> Absorbed:
+        """Give the core what has come, until a bound is reached, or it is late, or W has reached more than one step
+        decides: that goes first, a step with each call. Without bytes to take nothing comes in. A broken promise halts
+        the task."""
+        if not self.halted and self.core.settling:
+            self._step(self.core.settle)
+        batches = size = 0
+        late = False
+        while batches < batches_max and size < bytes_max and not self.halted and not self.core.settling:
             batch = self.inbox.take()
             if batch is None:
                 break
-            done += 1
+            batches += 1
+            size += batch_bytes(batch)
             self._absorb(batch)
-        return done
+            if late := is_late():
+                break
+        more = not self.halted and (late or batches == batches_max or 0 < bytes_max <= size or self.core.settling)
+        return Absorbed(batches=batches, nbytes=size, more=more)
+
+    def held_bytes(self) -> int:
+        """Memory that the task takes."""
+        return self.core.bytes_held() + self.inbox.bytes
 
     def act(self) -> None:
         """Tell the catalog what the core asked for. Fenced when it no longer listens to this epoch."""
@@ -196,17 +220,23 @@ class TaskRunner:
 
     def _absorb(self, batch: FeedBatch) -> None:
         try:
-            effects = self.core.handle(batch)
+            self._step(lambda: self.core.handle(batch))
+        except (FeedGap, CorruptObject) as e:
+            self._again(batch.store_id, e)
+        else:
+            self._problem = None
+
+    def _step(self, step: Callable[[], list[Effect]]) -> None:
+        """A step of the core."""
+        try:
+            effects = step()
         except BrokenPromise as e:
             log.error("the task stops: the upstream broke its promise", task=self.task_id, error=str(e))
             self.broken = e
-        except (FeedGap, CorruptObject) as e:
-            self._again(batch.store_id, e)
         except RowsOutOfReach as e:
             log.warning("rows cannot be fetched, loading the task again", task=self.task_id, error=str(e))
             self.spoilt = e
         else:
-            self._problem = None
             self._dirty = True
             self._reopen = self._reopen or bool(effects)
 

@@ -21,7 +21,7 @@ What it does not do: decide what is saved (`saving`), or read and write by itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from sorter.arrivals import from_arrow, within
 from sorter.kernels import I64, U64, Flags
-from sorter.payload import Place, Segment, Write, columns_of
+from sorter.payload import Place, Segment, columns_of
 from sorter.run import Needles, Run
 from tistream.codec.segment_file import decode_segment
 from tistream.errors import CorruptObject, StoreError, StoreUnavailable
@@ -250,15 +250,16 @@ class SavedRun(Run):
     def segments(self) -> tuple[Segment, ...]:
         return (self._segment,) if self._place is None else self._place.segments
 
-    def move_out(self, write: Write | None, moved: dict[int, tuple[Segment, Segment]]) -> int:
-        return 0 if self._place is None else super().move_out(write, moved)
+    def known_place(self) -> Place | None:
+        return self._place
 
-    def nbytes(self) -> int:
-        arrays = [self.alive, *(self._numbers or {}).values()]
-        if self._place is not None:
-            arrays += [self._place.segment, self._place.row]
-        arrays += [a for index in self._indexes.values() for a in index]
-        return sum(int(a.nbytes) for a in arrays if not a.strides or a.strides[0])
+    def known_numbers(self) -> Mapping[str, npt.NDArray[Any]]:
+        return self._numbers or {}
+
+    def exchange(self, moved: Mapping[int, Segment]) -> None:
+        if self._place is None:
+            self._segment = moved.get(id(self._segment), self._segment)
+        super().exchange(moved)
 
     def _near(self, needles: Needles, ts: str) -> I64:
         """The needles that may be here."""
@@ -298,16 +299,20 @@ class SavedSegment(Segment):
             self.columns.update(columns_of(batch))
             self._memory[part] = int(batch.nbytes)
 
-    def moved_out(self, write: Write) -> Segment:
-        """The same, of which what is in memory now was written out."""
+    def in_memory(self) -> list[pa.RecordBatch]:
+        return [
+            pa.RecordBatch.from_pydict(
+                {name: self.columns[name].array for name in _OF_PART[part] if name in self.columns}
+            )
+            for part in self._memory
+        ]
+
+    def moved_out(self, written: Sequence[pa.RecordBatch]) -> Segment:
         new = SavedSegment(self._group, self._fetch)
         new.columns.update(self.columns)
-        new._disk = dict(self._disk)
-        for part in self._memory:
-            names = [name for name in _OF_PART[part] if name in self.columns]
-            batch = pa.RecordBatch.from_pydict({name: self.columns[name].array for name in names})
-            new.columns.update(columns_of(write(batch)))
-            new._disk[part] = int(batch.nbytes)
+        new._disk = {**self._disk, **self._memory}
+        for batch in written:
+            new.columns.update(columns_of(batch))
         return new
 
 

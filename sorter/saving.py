@@ -184,8 +184,8 @@ class _ObjectWriter:
 
 
 def _parts_of(run: Run) -> dict[str, pa.Table]:
-    (segment,) = run.place.segments
-    columns = {name: column.array for name, column in segment.columns.items()}
+    segments = run.place.segments  # in the order of the rows, as `merge` makes them
+    columns = {name: pa.chunked_array([s.columns[name].array for s in segments]) for name in segments[0].columns}
     parts = {"keys": pa.table({"key": columns.pop("key")})}
     if columns:
         parts["values"] = pa.table(columns)

@@ -5,7 +5,7 @@ when it was handed out (`take`): a flush whose fate is unknown is taken again. U
 a second copy of the same (key, commit_ts) is recognised; at or below `upper` the log itself is that memory.
 
 Rows lie in runs as they were matched, in no order; their bytes stay where they arrived. A flush looks at the runs whose
-commit timestamps begin at or below W, orders numbers, and copies each row's bytes once, into their place in the output.
+commit timestamps begin at or below W; `output` puts them in order and copies each row's bytes once, piece by piece.
 
 Relations: each (key, commit_ts) is here at most once; every row lies above the last `flushed`.
 """
@@ -13,27 +13,23 @@ Relations: each (key, commit_ts) is here at most once; every row lies above the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
 
 from sorter.doubt import READY, VERSION, frame_of_all, run_sized
-from sorter.kernels import I64, U64, Flags, fix_ties, radix_order
-from sorter.payload import Place, Segment, segment_of, stacked
+from sorter.kernels import I64, U64, Flags
+from sorter.output import NUMBERS, Output
+from sorter.payload import Place, Segment, segment_of
 from sorter.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet
 from sorter.saved import RunState, cut, states_of
-from tistream.change import COMMITTED, Op
+from tistream.change import Op
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 
 FLUSH_BYTES_MAX = 256 << 20  #: of the rows of one task in one flush
-PIECE_BYTES = 1 << 30  #: of the output; Arrow's binary columns count in 31 bits
 
 _BYTES = ("key", "value", "old_value")
-_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
 
 
 class SortBuffer:
@@ -48,19 +44,11 @@ class SortBuffer:
         """How many rows wait."""
         return self.runs.live
 
-    def nbytes(self) -> int:
-        """Memory that they hold."""
-        return self.runs.nbytes()
-
-    def disk_bytes(self) -> int:
-        """What of them was written out."""
-        return self.runs.disk_bytes()
-
     def add(self, rows: pl.DataFrame) -> None:
         """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
         for part in run_sized(rows):
             place = Place.whole(segment_of(part))
-            numbers = {name: np.ascontiguousarray(part[name].to_numpy()) for name in _NUMBERS}
+            numbers = {name: np.ascontiguousarray(part[name].to_numpy()) for name in NUMBERS}
             self.add_rows(place, numbers, place.hashes(), merge=True)
 
     def add_rows(
@@ -105,28 +93,21 @@ class SortBuffer:
         """The largest watermark up to w whose rows fit one flush; a single commit_ts always does."""
         if self.bytes_due(w) <= FLUSH_BYTES_MAX:
             return w
-        low, high = min(run.span("commit_ts")[0] for run in self.runs) - 1, w
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.bytes_due(middle) <= FLUSH_BYTES_MAX:
-                low = middle
-            else:
-                high = middle
-        fits = [int(run.ts("commit_ts")[at].max()) for run, at in self._due(low)]
-        return max(fits, default=high)
+        commit_ts, sizes = [], []
+        for run, at in self._due(w):
+            own, group = np.unique(run.ts("commit_ts")[at], return_inverse=True)
+            commit_ts.append(own)
+            sizes.append(np.bincount(group, weights=run.numbers["size"][at]))
+        all_ts, order = np.concatenate(commit_ts), np.argsort(np.concatenate(commit_ts), kind="stable")
+        ends = np.cumsum(np.concatenate(sizes)[order])
+        of_ts = all_ts[order]
+        whole = np.append(of_ts[1:] != of_ts[:-1], True)  # the last entry of each commit_ts
+        fits = of_ts[whole][ends[whole] <= FLUSH_BYTES_MAX]
+        return int(fits[-1] if len(fits) else of_ts[0])
 
-    def take(self, w: int) -> pa.Table:
-        """All rows at or below w as change.COMMITTED, by (table_id, commit_ts, start_ts, key). They stay here."""
-        due = list(self._due(w))
-        if not due:
-            return COMMITTED.empty_table()
-        place = stacked([run.place.take(at) for run, at in due])
-        columns = (*_NUMBERS, "table", "size")
-        numbers = {name: np.concatenate([run.numbers[name][at] for run, at in due]) for name in columns}
-        order = _order(place, numbers)
-        ends = np.cumsum(numbers["size"][order])
-        cuts = np.flatnonzero(np.diff(ends // PIECE_BYTES)) + 1
-        return pa.Table.from_batches([_piece(place, numbers, at) for at in np.split(order, cuts)], COMMITTED)
+    def take(self, w: int) -> Output:
+        """All rows at or below w, by (table_id, commit_ts, start_ts, key), to be written in pieces. They stay here."""
+        return Output(list(self._due(w)))
 
     def flushed(self, w: int) -> None:
         """Everything at or below w is durably in the log."""
@@ -164,49 +145,3 @@ class SortBuffer:
                 at = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(w)))
                 if len(at):
                     yield run, at
-
-
-def _order(place: Place, numbers: dict[str, npt.NDArray[Any]]) -> I64:
-    """The rows by (table_id, commit_ts, start_ts, key)."""
-    first = _table_and_ts(numbers["table"], numbers["commit_ts"])
-    order: I64 = radix_order(first)
-    found, bounds = fix_ties(order, first, numbers["start_ts"], place.addresses)
-    if found:
-        groups = bounds[:found].reshape(-1, 2)
-        lengths = groups[:, 1] - groups[:, 0]
-        at = np.repeat(groups[:, 0] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        rows = order[at]
-        keys = pl.Series(pl.from_arrow(place.take(rows).column("key")), dtype=pl.Binary)
-        frame = pl.DataFrame({"first": first[rows], "start": numbers["start_ts"][rows], "key": keys})
-        order[at] = rows[frame.select(pl.arg_sort_by("first", "start", "key")).to_series().to_numpy()]
-    return order
-
-
-def _table_and_ts(table: I64, commit_ts: U64) -> U64:
-    """One number for each row by which rows sort as by (table, commit_ts), equal where both are."""
-    ts: U64 = commit_ts - commit_ts.min()
-    tables = np.unique(table[np.flatnonzero(np.diff(table, prepend=table[0] - 1))])  # equal ones mostly lie together
-    if len(tables) == 1:
-        return ts
-    number: U64 = np.searchsorted(tables, table).astype(np.uint64)
-    bits = int(ts.max()).bit_length()
-    if bits + len(tables).bit_length() <= 64:
-        both: U64 = number << np.uint64(bits) | ts
-        return both
-    by_ts = radix_order(ts)
-    order = by_ts[radix_order(number[by_ts])]
-    new = (np.diff(number[order], prepend=number[order[0]]) != 0) | (np.diff(ts[order], prepend=ts[order[0]]) != 0)
-    out = np.empty(len(order), np.uint64)
-    out[order] = np.cumsum(new)
-    return out
-
-
-def _piece(place: Place, numbers: dict[str, npt.NDArray[Any]], at: I64) -> pa.RecordBatch:
-    """These rows, in this order, as change.COMMITTED."""
-    place, op = place.take(at), numbers["op"][at]
-    columns = {name: pa.array(numbers[name][at]) for name in _NUMBERS}
-    columns["table_id"] = pa.array(numbers["table"][at])
-    columns["key"] = place.column("key")
-    columns["value"] = place.column("value", op != Op.PUT, empty_for_null=True)
-    columns["old_value"] = place.column("old_value")
-    return pa.RecordBatch.from_arrays([columns[name] for name in COMMITTED.names], schema=COMMITTED)

@@ -12,12 +12,14 @@ may die at any instruction: what counts is in the catalog and the bucket.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
 import structlog
 
 from sorter.core import CoreStats
+from sorter.memory import Memory
 from sorter.publisher import Publisher
 from sorter.runner import TaskRunner
 from sorter.saved import RowsOutOfReach
@@ -41,6 +43,7 @@ REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 1.0
 TURN_INTERVAL_S = 0.05
+ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +80,7 @@ class SorterWorker:
         self._refresh = _Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
         self._flush = _Activity(f"{worker_id}/flush", flush_interval_s, clock)
         self._save = _Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
-        self._spill = spill
+        self._memory = None if spill is None else Memory(spill)
         self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
         self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
@@ -151,13 +154,16 @@ class SorterWorker:
             return
         with self._state:
             self._refresh.run_if_due(self._look_around)
-            absorbed = [runner.absorb(FEED_QUEUE_BATCHES_MAX) for runner in self._runners.values()]
-            busy = FEED_QUEUE_BATCHES_MAX in absorbed
-            if any(absorbed) and self._has_a_full_file():
+            busy = self._absorb()
+            if self._publisher is not None and self._publisher.busy:
                 self._flush.hurry()
             self._flush.run_if_due(self._write_out)
-            if self._spill is not None:
-                self._relief.run_if_due(self._move_out)
+            busy = busy or (self._publisher is not None and self._publisher.busy and not self._flush.problems())
+            if self._memory is not None and self._memory.is_due():
+                self._relief.hurry()
+                self._relief.run_if_due(self._relieve)
+            if self._memory is not None:
+                self._memory.release()
             self._save.run_if_due(self._save_all)
             self._look.run_if_due(self._look_at_watermarks)
         if busy:
@@ -212,21 +218,35 @@ class SorterWorker:
         except RowsOutOfReach:
             return True  # the flush meets it again, and shows it
 
-    def _move_out(self) -> None:
-        """Have rows written to the disk when all tasks together hold too much, the largest task's first."""
-        assert self._spill is not None
-        held = [(runner.core.bytes_held(), runner) for runner in self._runners.values()]
-        excess = sum(size for size, _ in held) - self._spill.budget_bytes
-        for _, runner in sorted(held, key=lambda h: h[0], reverse=True):
-            if excess <= 0:
-                break
-            excess -= runner.core.move_out(self._spill.write, excess)
+    def _absorb(self) -> bool:
+        """Let every task take what has come, as far as there is memory for it; whether there is more to do at once."""
+        took = more = False
+        for runner in self._runners.values():
+            room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
+            until = self._clock.monotonic() + ABSORB_S
+            absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)  # noqa: B023
+            took = took or absorbed.batches > 0
+            more = more or absorbed.more
+            if self._memory is not None:
+                self._memory.took(absorbed.nbytes, settling=runner.core.settling)
+        if took and self._has_a_full_file():
+            self._flush.hurry()
+        return more
+
+    def _relieve(self) -> None:
+        """Have rows written to the disk when all tasks together hold too much."""
+        assert self._memory is not None
+        assert self._publisher is not None
+        runners = self._runners.values()
+        self._memory.relieve([(r.task_id, r.held_bytes(), r.core) for r in runners], self._publisher.held_bytes())
 
     def _write_out(self) -> None:
         """Flush every tenant; what one tenant's flush raises does not keep the others back."""
         assert self._publisher is not None
         errors: list[TiStreamError] = []
-        for tenant, runners in self._by_tenant().items():
+        by_tenant = self._by_tenant()
+        self._publisher.keep(by_tenant)
+        for tenant, runners in by_tenant.items():
             before = {runner.task_id: runner.core.upper for runner in runners}
             try:
                 for task_id in self._publisher.flush(tenant, [runner.publication for runner in runners]):
@@ -240,6 +260,13 @@ class SorterWorker:
                     runner.note_flush()
         _raise_first(errors)
 
+    def _write_all(self) -> None:
+        """Flush until nothing is under way."""
+        assert self._publisher is not None
+        self._write_out()
+        while self._publisher.busy:
+            self._write_out()
+
     def _save_all(self) -> None:
         errors: list[TiStreamError] = []
         for task_id, runner in list(self._runners.items()):
@@ -248,7 +275,7 @@ class SorterWorker:
 
     def _finish(self) -> None:
         """The last flush and snapshot of a life that ends in good order; retire even if they fail."""
-        for step in (self._write_out, self._save_all, self._retire):
+        for step in (self._write_all, self._save_all, self._retire):
             try:
                 step()
             except TiStreamError as e:

@@ -61,7 +61,11 @@ class SorterSettings(_Section):
 
     flush_interval_ms: int = Field(200, ge=10, description="how often a moved watermark is written out")
     snapshot_interval_ms: int = Field(10_000, ge=100, description="how often the buffers are saved when they changed")
-    memory_mb: int = Field(4096, ge=0, description="MiB of buffered rows in memory; more goes to the local disk")
+    memory_mb: int = Field(
+        0,
+        ge=0,
+        description="MiB of buffered rows in memory, more goes to the local disk; 0 = a quarter of what there is",
+    )
     spill_folder: str = Field("", description="folder for rows beyond sorter.memory_mb; empty = the system's")
 
 

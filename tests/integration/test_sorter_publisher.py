@@ -17,6 +17,7 @@ from tistream.catalog.objects import tombstone
 from tistream.catalog.owner import acquire_owner
 from tistream.catalog.tasks import assign_task
 from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.codec.committed_file import decode_committed_segment
 from tistream.errors import CatalogUnavailable, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -57,10 +58,11 @@ class FaultyCatalog(Catalog):
 class FaultyStore(MemoryStore):
     down = False
     puts = 0
+    refused: frozenset[int] = frozenset()  #: the PUTs with these numbers fail
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.puts += 1
-        if self.down:
+        if self.down or self.puts in self.refused:
             raise StoreUnavailable("down", determinate=True)
         super().put(key, data)
 
@@ -265,3 +267,108 @@ def test_large_flushes_are_cut_into_several_objects(bench: Bench, monkeypatch: p
     assert bench.flush() == frozenset()
     assert bench.keys() == [key(1), key(2)]
     assert bench.state() == ([20, 20], 2)
+
+
+@pytest.fixture
+def pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Each row is a piece, and two of them fill an object. The first task has a transaction of seven rows."""
+    monkeypatch.setattr("sorter.output.PIECE_ROWS", 0.5)
+    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 100)
+    bench.feed(20, *(b"a%d" % n for n in range(7)), value=b"v" * 40)
+    return bench
+
+
+def rows_in_order(bench: Bench) -> list[bytes]:
+    found = []
+    for s in find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 60, limit=99):
+        data = bench.store.get_range(s.object_key, s.offset, s.length)
+        found += decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows)["key"].to_pylist()
+    return found
+
+
+def finish(bench: Bench) -> int:
+    """Flush until nothing is under way; in how many steps."""
+    for step in range(1, 30):
+        bench.flush()
+        if not bench.publisher.busy:
+            return step
+    raise AssertionError("it never ends")
+
+
+def test_a_large_transaction_becomes_visible_at_once_in_many_objects(pieces: Bench) -> None:
+    pieces.flush()
+    assert pieces.publisher.busy
+    assert pieces.store.puts == 1, "one object with each step"
+    assert pieces.state() == ([10, 20], 0)
+    with statements() as sent:
+        finish(pieces)
+    assert pieces.store.puts == 4
+    assert pieces.state() == ([20, 20], 7)
+    assert [s for s in sent if s not in ("BEGIN", "COMMIT")] == ["UPDATE", "SELECT", "INSERT", "INSERT"]
+    assert rows_in_order(pieces) == [b"a%d" % n for n in range(7)]
+    assert pieces.publisher.held_bytes() == 0
+
+
+def test_an_object_that_could_not_be_written_is_written_again_and_the_others_stay(pieces: Bench) -> None:
+    pieces.store.refused = frozenset({2, 3})
+    pieces.flush()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            pieces.flush()
+    finish(pieces)
+    assert pieces.keys() == [key(1), key(4), key(5), key(6)]
+    assert rows_in_order(pieces) == [b"a%d" % n for n in range(7)]
+    assert pieces.state() == ([20, 20], 7)
+
+
+def test_other_tasks_are_written_while_a_large_flush_is_under_way(pieces: Bench) -> None:
+    pieces.flush()
+    pieces.feed(30, b"x")
+    pieces.flush()
+    assert pieces.publisher.busy
+    assert pieces.state() == ([10, 30], 1)
+    finish(pieces)
+    assert pieces.state() == ([20, 30], 8)
+    finish(pieces)
+    assert pieces.state()[0] == [30, 30]
+
+
+def test_a_task_that_leaves_in_the_middle_takes_its_flush_with_it(pieces: Bench) -> None:
+    pieces.flush()
+    pieces.publisher.flush(TENANT, pieces.tasks[1:])
+    assert not pieces.publisher.busy
+    assert pieces.state() == ([10, 20], 0)
+    pieces.tasks[0] = Publication(core=pieces.tasks[0].core, epoch=1)
+    finish(pieces)
+    assert pieces.state() == ([20, 20], 7)
+    assert len(pieces.keys()) == 5, "the first object stays where it is, and means nothing"
+
+
+def test_a_tenant_that_has_left_is_forgotten(pieces: Bench) -> None:
+    pieces.flush()
+    pieces.publisher.keep({Tenant(1, 8)})
+    assert not pieces.publisher.busy
+
+
+def test_one_object_that_was_collected_takes_all_of_them_along(pieces: Bench) -> None:
+    pieces.flush()
+    pieces.flush()
+    assert tombstone(pieces.catalog, TENANT, key(1))
+    finish(pieces)
+    assert pieces.state() == ([10, 20], 0)
+    finish(pieces)
+    assert pieces.state() == ([20, 20], 7)
+    assert rows_in_order(pieces) == [b"a%d" % n for n in range(7)]
+
+
+@pytest.mark.parametrize("fault", ["lost, not done", "lost, done", "away"])
+def test_a_lost_reply_to_the_transaction_of_many_objects(pieces: Bench, fault: str) -> None:
+    for _ in range(3):
+        pieces.flush()
+    pieces.catalog.fault = fault
+    with pytest.raises(CatalogUnavailable):
+        pieces.flush()
+    finish(pieces)
+    assert pieces.state() == ([20, 20], 7)
+    assert rows_in_order(pieces) == [b"a%d" % n for n in range(7)]
+    assert len(pieces.keys()) == (4 if fault == "lost, done" else 8)

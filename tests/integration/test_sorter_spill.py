@@ -1,44 +1,125 @@
 from __future__ import annotations
 
+import errno
+import os
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sorter import run
+from sorter import relief, run
 from sorter.payload import Place, Segment
-from sorter.run import Run, RunSet
-from sorter.spill import Spill
+from sorter.relief import held_bytes, move_out
+from sorter.run import Run
+from sorter.spill import Spill, default_budget_bytes
 from tistream.errors import StoreUnavailable
 
 
-def test_large_segments_leave_the_memory_once_for_all_runs_that_lie_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SPILL_BYTES_MIN", 100)
+class CountingSpill(Spill):
+    """Remembers what was written."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.files: list[int] = []
+
+    def write(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:  # type: ignore[override]
+        self.files.append(len(batches))
+        return super().write(batches)
+
+
+def numbered(segment: Segment, ts: int, **more: Segment) -> Run:
+    return Run(Place.whole(segment), {"ts": np.arange(ts, ts + segment.rows, dtype=np.uint64)}, young=more.get("young"))
+
+
+def test_segments_leave_the_memory_once_for_all_runs_that_lie_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 100)
     segment = Segment(pa.array([b"k" * 50, b"l" * 50]), pa.array([b"v", None]))
     small = Segment(pa.array([b"m"]))
-    numbers = {"ts": np.array([1, 2], np.uint64)}
-    runs = [Run(Place.whole(segment), numbers, young=segment), Run(Place.whole(segment), numbers)]
-    runs.append(Run(Place.whole(small), {"ts": np.array([3], np.uint64)}))
-    written: list[pa.RecordBatch] = []
-
-    def write(batch: pa.RecordBatch) -> pa.RecordBatch:
-        written.append(batch)
-        return Spill(0).write(batch)
-
-    moved: dict[int, tuple[Segment, Segment]] = {}
-    assert runs[0].move_out(write, moved) == segment.nbytes
-    assert [r.move_out(None, moved) for r in runs[1:]] == [0, 0]
-    assert len(written) == 1
+    runs = [numbered(segment, 1, young=segment), numbered(segment, 3), numbered(small, 5)]
+    disk = CountingSpill()
+    assert move_out(runs, disk, segment.nbytes + small.nbytes) == segment.nbytes + small.nbytes
+    assert disk.files == [2], "the small one goes with its neighbour"
     assert runs[0].place.segments == runs[1].place.segments == (runs[0].young,)
-    assert runs[0].place.segments[0].on_disk
-    assert not runs[2].place.segments[0].on_disk
+    assert [s.on_disk for r in runs for s in r.place.segments] == [True, True, True]
     assert runs[1].place.column("key").to_pylist() == [b"k" * 50, b"l" * 50]
     assert runs[1].place.column("value").to_pylist() == [b"v", None]
-    held = RunSet(("key", "value"), runs)
-    assert held.disk_bytes() > 100 > held.nbytes() - sum(r.nbytes() for r in runs)
+    assert runs[2].place.column("key").to_pylist() == [b"m"]
+    assert held_bytes(runs, on_disk=True) == sum(s.nbytes for s in {*runs[0].place.segments, *runs[2].place.segments})
+
+
+def test_what_is_left_is_too_small_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [numbered(Segment(pa.array([b"k" * 100])), 1)]
+    assert move_out(runs, Spill(0), 1 << 30) == 0
+    assert not runs[0].place.segments[0].on_disk
+
+
+def test_many_small_segments_share_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relief, "FILE_BYTES", 10_000)
+    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 1000)
+    runs = [numbered(Segment(pa.array([b"%03d" % i + b"x" * 997])), i) for i in range(100)]
+    disk = CountingSpill()
+    assert move_out(runs, disk, 1 << 30) >= 100_000
+    assert sum(disk.files) == 100
+    assert len(disk.files) <= 11
+    assert [r.place.column("key")[0].as_py()[:3] for r in runs] == [b"%03d" % i for i in range(100)]
+
+
+def test_numbers_and_indexes_follow_the_bytes_and_answer_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 1)
+    monkeypatch.setattr(run, "ARRAY_BYTES_MIN", 1)
+    keys = pa.array([b"key %d" % i for i in range(5000)])
+    held = numbered(Segment(keys), 100)
+    same = numbered(Segment(keys.take(pa.array(range(0, 5000, 7)))), 0)
+    same.numbers["ts"][:] = held.numbers["ts"][::7]
+    needles = same.needles(np.arange(len(same)), "ts")
+    before = held.find(needles, "ts")
+    in_memory = held_bytes([held])
+    assert move_out([held], Spill(0), in_memory) > in_memory - 3 * len(held)
+    assert held_bytes([held]) < 3 * len(held), "the alive flags, and little more"
+    after = held.find(needles, "ts")
+    assert [a.tolist() for a in after] == [b.tolist() for b in before]
+    assert len(after[0]) == len(same)
+    assert held.kill(after[1]) == len(same)
+    assert held.first_equals("ts").tolist() == list(range(5000))
+
+
+def test_released_pages_are_read_again() -> None:
+    disk = Spill(0)
+    (batch,) = disk.write([pa.record_batch({"key": pa.array([b"k" * 10_000] * 10)})])
+    (array,) = disk.write_arrays([np.arange(10_000)])
+    disk.release()
+    assert batch.column("key").to_pylist() == [b"k" * 10_000] * 10
+    assert array.sum() == 10_000 * 9_999 // 2
 
 
 def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="nowhere"):
-        Spill(0, tmp_path / "nowhere").write(pa.record_batch({"key": pa.array([b"k"])}))
+        Spill(0, tmp_path / "nowhere").write([pa.record_batch({"key": pa.array([b"k"])})])
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """The system refuses to let a file grow beyond 1 MiB: writes fail as they do on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    yield 1 << 20
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_what_the_disk_does_not_take_stays_where_it_was(small_files: int, tmp_path: Path) -> None:
+    runs = [numbered(Segment(pa.array([b"a" * (2 * small_files)])), 1)]
+    with pytest.raises(StoreUnavailable, match=os.strerror(errno.EFBIG)):
+        move_out(runs, Spill(0, tmp_path), 1 << 30)
+    assert not runs[0].place.segments[0].on_disk
+    assert runs[0].place.column("key").to_pylist() == [b"a" * (2 * small_files)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_budget_is_a_part_of_what_there_is() -> None:
+    assert 0 < default_budget_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4

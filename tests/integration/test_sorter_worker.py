@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from sorter import run
+from sorter import inbox, relief
 from sorter.spill import Spill
 from sorter.worker import SorterWorker
 from tistream.catalog.committed import find_segments
@@ -169,7 +169,7 @@ def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
 
 
 def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SPILL_BYTES_MIN", 100)
+    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 100)
     monkeypatch.setattr("sorter.worker.RELIEF_INTERVAL_S", 0.02)
     bench.assign("s1")
     worker = bench.worker("s1", spill=Spill(0))
@@ -181,6 +181,47 @@ def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatc
     assert bench.served() == [expected(b"b", 13, 24, b"2" * 1000), expected(b"a", 11, 25, b"1" * 1000)]
     bench.wait(lambda: not any(s.bytes_on_disk for s in worker.stats().values()), "the disk to be free")
     assert worker.problems() == []
+
+
+def test_while_the_disk_takes_nothing_a_large_task_waits_and_the_other_goes_on(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 100)
+    monkeypatch.setattr(inbox, "INBOX_BYTES_MAX", 1)
+    bench.assign("s1")
+    worker = bench.worker("s1", snapshot_interval_s=1000.0, spill=Spill(60_000, tmp_path / "full"))
+    prewrites = [Row(kind=P, key=b"a%03d" % n, start_ts=11, value=b"v" * 1000) for n in range(200)]
+    for seq in range(1, 21):
+        bench.put(seq, *prewrites[10 * seq - 10 : 10 * seq], upto=10)
+    bench.wait(lambda: any("takes no rows" in p.message for p in worker.problems()), "the disk is named")
+    bench.wait(lambda: worker.stats()[2].bytes_held < 60_000 and bench.row(2).error is None, "the other is well")
+    time.sleep(0.5)
+    assert worker.stats()[1].open_prewrites < 100, "no more than its memory holds"
+    (tmp_path / "full").mkdir()
+    bench.wait(lambda: worker.stats()[1].open_prewrites == 200, "all is taken in")
+    commits = [Row(kind=C, key=row.key, start_ts=11, commit_ts=25) for row in prewrites]
+    bench.put(21, *commits, upto=30)
+    bench.wait_for_upper(30)
+    assert bench.served() == [expected(row.key, 11, 25, b"v" * 1000) for row in prewrites]
+    bench.wait(lambda: worker.problems() == [], "problems pass")
+
+
+def test_a_transaction_that_takes_many_slices_and_objects_is_written_whole(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sorter.due.DECIDE_ROWS", 7)
+    monkeypatch.setattr("sorter.output.PIECE_ROWS", 5)
+    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 500)
+    bench.assign("s1")
+    bench.worker("s1", snapshot_interval_s=0.01)
+    keys = [b"a%03d" % (n * 37 % 100) for n in range(100)]
+    bench.put(1, *(Row(kind=P, key=key, start_ts=11, value=b"v" * 30) for key in keys), upto=10)
+    bench.put(2, *(Row(kind=C, key=key, start_ts=11, commit_ts=25) for key in reversed(keys)), upto=30)
+    bench.wait_for_upper(30)
+    assert bench.served() == [expected(key, 11, 25, b"v" * 30) for key in sorted(keys)]
+    found = find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
+    assert len({s.object_key for s in found}) > 5
+    assert {(s.lo_ts, s.hi_ts) for s in found} == {(25, 25)}
 
 
 def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sorter import choice, core, doubt, prewrite_buffer, slots, sort_buffer, watermark
+from sorter import choice, core, doubt, output, prewrite_buffer, slots, sort_buffer, watermark
 from sorter.core import TaskCore
 from sorter.prewrite_buffer import PrewriteBuffer
 from sorter.slots import Promises
@@ -227,9 +227,9 @@ MUTANTS = [
     ),
     Mutant(
         name="rows are written in the order of their keys",
-        module=sort_buffer,
-        owner=sort_buffer,
-        function="_order",
+        module=output,
+        owner=output,
+        function="in_order",
         old="radix_order(first)",
         new="radix_order(place.hashes())",
     ),

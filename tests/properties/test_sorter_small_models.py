@@ -240,7 +240,7 @@ class PrewriteMachine(RuleBasedStateMachine):
         w = self.map.watermark()
         if w is None or w <= self.upper:
             return
-        taken = self.ready.take(w).to_pylist()
+        taken = self.ready.take(w).table().to_pylist()
         got = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in taken}
         assert got == {v: row for v, row in self.due.items() if v[1] <= w}
         assert [(r["commit_ts"], r["key"]) for r in taken] == sorted((commit_ts, key) for key, commit_ts in got)

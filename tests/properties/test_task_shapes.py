@@ -157,9 +157,11 @@ def test_what_waits_in_one_half_says_nothing_about_the_other() -> None:
     assert core.watermark() == 20
     core.handle(feed_batch(late))
     core.check()
-    assert (core.watermark(), core.take(30)["key"].to_pylist()) == (30, [b"a", b"x"])
+    assert (core.watermark(), core.take(30).table()["key"].to_pylist()) == (30, [b"a", b"x"])
     wrong = merged("waiting-rows-for-both")
-    assert (wrong.watermark(), wrong.take(30)["key"].to_pylist()) == (30, [b"x"]), "the commit of b'a' is not there yet"
+    assert (wrong.watermark(), wrong.take(30).table()["key"].to_pylist()) == (30, [b"x"]), (
+        "the commit of b'a' is not there yet"
+    )
 
 
 def test_every_broken_rule_is_tried() -> None:

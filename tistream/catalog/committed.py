@@ -4,14 +4,15 @@ A flush is one transaction. For each task, in order of id (so that two flushes n
 
     UPDATE tasks SET upper = :new WHERE task_id = :id AND epoch = :mine AND upper = :seen
 
-comes first and must match one row. The object and the segments are inserted for the matching tasks only; the bytes of
-the others stay in the file, unreferenced. `seen_upper < new_upper`, and every segment's timestamps lie in
-(seen_upper, new_upper].
+comes first and must match one row. Objects and segments are inserted for the matching tasks only; the bytes of the
+others stay in the files, unreferenced. `seen_upper < new_upper`, and every segment's timestamps lie in
+(seen_upper, new_upper]. A flush may hold any number of objects, and one commit_ts may lie in several of them: all
+become visible together. The number of statements depends on the number of tasks alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -21,8 +22,9 @@ from sqlalchemy import Connection, Update, and_, bindparam, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectKind, ObjectState, insert_live
-from tistream.catalog.tables import INT_MAX, objects, of_asked_tenant, segments, tasks, tenant_ids
+from tistream.catalog.objects import ObjectKind, ObjectState, insert_all_live
+from tistream.catalog.tables import INT_MAX, of_asked_tenant, segments, tasks, tenant_ids
+from tistream.catalog.tables import objects as objects_table
 from tistream.catalog.tenants import TaskKind
 from tistream.codec.compacted_file import NO_FOOTER, Footer
 from tistream.codec.segment_file import SegmentInfo
@@ -32,13 +34,13 @@ from tistream.ids import Tenant
 _ADD_SEGMENTS = segments.insert()
 _LIVE = (
     select(segments)
-    .join(objects, objects.c.object_key == segments.c.object_key)
+    .join(objects_table, objects_table.c.object_key == segments.c.object_key)
     .where(
         of_asked_tenant(segments),
         segments.c.kind == bindparam("asked_kind"),
         segments.c.hi_ts > bindparam("after_ts"),
         segments.c.lo_ts <= bindparam("upto_ts"),
-        objects.c.state == ObjectState.LIVE,
+        objects_table.c.state == ObjectState.LIVE,
     )
     .order_by(segments.c.lo_ts, segments.c.hi_ts, segments.c.object_key, segments.c.segment_no)
     .limit(bindparam("at_most"))
@@ -48,8 +50,9 @@ _TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSegment:
-    """A segment of the file that is being committed."""
+    """A segment of a file that is being committed."""
 
+    object_key: str
     segment_no: int
     start_key: bytes  #: smallest key
     end_key: bytes  #: largest key, inclusive
@@ -63,9 +66,10 @@ class NewSegment:
     crc: int
 
 
-def new_segment(info: SegmentInfo) -> NewSegment:
-    """The segment that a file's footer describes."""
+def new_segment(info: SegmentInfo, object_key: str) -> NewSegment:
+    """The segment that the footer of this file describes."""
     return NewSegment(
+        object_key=object_key,
         segment_no=info.number,
         start_key=info.start_key,
         end_key=info.end_key,
@@ -91,7 +95,6 @@ class SegmentFormat(StrEnum):
 class SegmentRow(NewSegment):
     """A visible segment."""
 
-    object_key: str
     task_id: int
     kind: TaskKind
     format: SegmentFormat = SegmentFormat.SEGMENT
@@ -110,21 +113,22 @@ class TaskAdvance:
 
 
 def commit_flush(
-    catalog: Catalog, *, tenant: Tenant, object_key: str | None, object_bytes: int, advances: Sequence[TaskAdvance]
+    catalog: Catalog, *, tenant: Tenant, objects: Mapping[str, int], advances: Sequence[TaskAdvance]
 ) -> frozenset[int]:
-    """Make a flush visible. Returns the tasks that advanced; the others were taken away and must be stopped.
+    """Make a flush visible, whole. Returns the tasks that advanced; the others were taken away and must be stopped.
 
-    Without an object (`object_key` None) nothing was written and only the uppers move. Fenced when the object's key
-    already has a row: nothing of the flush happened, and what was written under this key is lost.
+    `objects` (key -> bytes) are those that the segments lie in; without any only the uppers move. Fenced when one of
+    the keys already has a row: nothing of the flush happened, and what was written under these keys is lost.
     """
-    _check_advances(object_key, advances)
+    _check_advances(objects, advances)
     with catalog.transaction() as conn:
         advanced = [a for a in sorted(advances, key=lambda a: a.task_id) if _advance(conn, tenant, a)]
         kinds = _kinds(conn, [a.task_id for a in advanced if a.segments])
-        if object_key is not None and kinds:
-            insert_live(conn, tenant, object_key, ObjectKind.COMMITTED, object_bytes)
-            rows = [_values(tenant, object_key, kinds, a, s) for a in advanced for s in a.segments]
-            conn.execute(_ADD_SEGMENTS, rows)
+        if kinds:
+            used = {s.object_key for a in advanced for s in a.segments}
+            sizes = {key: size for key, size in objects.items() if key in used}
+            insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
+            conn.execute(_ADD_SEGMENTS, [_values(tenant, kinds, a, s) for a in advanced for s in a.segments])
         return frozenset(a.task_id for a in advanced)
 
 
@@ -164,7 +168,7 @@ def find_segments(
         return [segment_row(row) for row in conn.execute(query, {**tenant_ids(tenant), **asked})]
 
 
-def _check_advances(object_key: str | None, advances: Sequence[TaskAdvance]) -> None:
+def _check_advances(objects: Mapping[str, int], advances: Sequence[TaskAdvance]) -> None:
     invariant(len({a.task_id for a in advances}) == len(advances), "a flush names each task once")
     for a in advances:
         invariant(
@@ -174,8 +178,8 @@ def _check_advances(object_key: str | None, advances: Sequence[TaskAdvance]) -> 
             seen_upper=a.seen_upper,
             new_upper=a.new_upper,
         )
-        invariant(object_key is not None or not a.segments, "segments lie in an object", task_id=a.task_id)
         for s in a.segments:
+            invariant(s.object_key in objects, "a segment lies in an object of the flush", task_id=a.task_id)
             invariant(
                 a.seen_upper < s.lo_ts <= s.hi_ts <= a.new_upper,
                 "a segment lies between the old and the new upper",
@@ -208,9 +212,9 @@ def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:
     return {row.task_id: row.kind for row in rows}
 
 
-def _values(tenant: Tenant, object_key: str, kinds: dict[int, str], a: TaskAdvance, s: NewSegment) -> dict[str, Any]:
+def _values(tenant: Tenant, kinds: dict[int, str], a: TaskAdvance, s: NewSegment) -> dict[str, Any]:
     return {
-        "object_key": object_key,
+        "object_key": s.object_key,
         "segment_no": s.segment_no,
         "cluster_id": tenant.cluster_id,
         "tenant_id": tenant.tenant_id,

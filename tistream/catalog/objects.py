@@ -12,7 +12,7 @@ the primary key and is fenced. Rows are inserted inside the transactions of othe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 from sqlalchemy import Connection, bindparam, exc, exists, func, select
@@ -89,20 +89,28 @@ _SUPERSEDED = _REPLACED.where(~_PINNED)
 
 def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:
     """Publish an object. Fenced when its key has a row already: it was tombstoned, or is somebody else's."""
-    row = {
-        "object_key": object_key,
-        "cluster_id": tenant.cluster_id,
-        "tenant_id": tenant.tenant_id,
-        "kind": kind,
-        "state": ObjectState.LIVE,
-        "bytes": object_bytes,
-    }
+    insert_all_live(conn, tenant, {object_key: object_bytes}, kind)
+
+
+def insert_all_live(conn: Connection, tenant: Tenant, sizes: Mapping[str, int], kind: ObjectKind) -> None:
+    """Publish objects (key -> bytes) with one statement, all or none. Fenced when a key has a row already."""
+    rows = [
+        {
+            "object_key": key,
+            "cluster_id": tenant.cluster_id,
+            "tenant_id": tenant.tenant_id,
+            "kind": kind,
+            "state": ObjectState.LIVE,
+            "bytes": size,
+        }
+        for key, size in sizes.items()
+    ]
     try:
-        conn.execute(_INSERT, row)
+        conn.execute(_INSERT, rows)
     except exc.IntegrityError as e:
         if not is_duplicate(e):
             raise
-        raise Fenced("this object already has a catalog row", object_key=object_key) from e
+        raise Fenced("this object already has a catalog row", object_key=", ".join(sizes)) from e
 
 
 def release(conn: Connection, task_id: int, object_keys: Collection[str]) -> None:

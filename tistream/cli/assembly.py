@@ -214,7 +214,7 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
 
 
 def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
-    from sorter.spill import Spill
+    from sorter.spill import Spill, default_budget_bytes
     from sorter.worker import SorterWorker
 
     settings = parts.settings.sorter
@@ -226,7 +226,10 @@ def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
         worker_id=name,
         flush_interval_s=settings.flush_interval_ms / 1000,
         snapshot_interval_s=settings.snapshot_interval_ms / 1000,
-        spill=Spill(settings.memory_mb << 20, Path(settings.spill_folder) if settings.spill_folder else None),
+        spill=Spill(
+            settings.memory_mb << 20 or default_budget_bytes(),
+            Path(settings.spill_folder) if settings.spill_folder else None,
+        ),
     )
 
 

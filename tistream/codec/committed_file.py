@@ -1,7 +1,7 @@
 """The committed file: what one flush of a sorter decided, for all its tasks of a tenant, as a segment file.
 
     head        cluster, tenant, sorter, incarnation, seq (the object key, said again), write_id
-    committed   schema change.COMMITTED; per task, first the large tables, then the small ones together
+    committed   schema change.COMMITTED; per task and piece, first the large tables, then the small ones together
 
 A table with more than `SEGMENT_OWN_BYTES_MIN` gets segments of its own, so a reader of it fetches nothing else; they
 end at `SEGMENT_BYTES_TARGET`. All smaller ones share segments, which end between two tables, at
@@ -13,6 +13,9 @@ Relations, checked by the writer and by the reader alike:
   which they are served;
 - `table_lo..table_hi`, `start_key..end_key` (inclusive) and `lo_ts..hi_ts` of a segment are exactly what it holds;
 - the segments of one table in one file follow each other in that order, too.
+
+A flush that does not fit one file lies in several, which become visible together: the rows of one commit_ts of one
+table may then go on in the next file (by its seq). A task's rows may come in pieces, in order; each is cut by itself.
 
 A committed file means nothing until its catalog row exists, and readers find segments there, not in the footer.
 """
@@ -45,29 +48,56 @@ def build_committed_file(
     `flushes` holds one (task id, table of schema change.COMMITTED) per task, rows in the order that this module asks
     for. InvalidInput when they are not, or a task occurs twice.
     """
-    writer = SegmentFileWriter(
-        {
-            "file": KIND,
-            "cluster": key.tenant.cluster_id,
-            "tenant": key.tenant.tenant_id,
-            "sorter": key.sorter,
-            "incarnation": key.incarnation,
-            "seq": key.seq,
-            "write_id": write_id,
-        }
-    )
-    segments: dict[int, list[SegmentInfo]] = {}
+    writer = CommittedFileWriter(key, write_id)
     for task_id, table in flushes:
-        if task_id in segments or not table.schema.equals(change.COMMITTED):
-            raise InvalidInput("a task occurs twice or has other columns", object=str(key), task=task_id)
+        if task_id in writer.segments:
+            raise InvalidInput("a task occurs twice", object=str(key), task=task_id)
+        writer.add(task_id, table)
+    return writer.finish(), writer.segments
+
+
+class CommittedFileWriter:
+    """Builds one file in memory. The rows of a task may come in pieces; each is cut into segments by itself."""
+
+    def __init__(self, key: CommittedKey, write_id: str) -> None:
+        self._name = str(key)
+        self._writer = SegmentFileWriter(
+            {
+                "file": KIND,
+                "cluster": key.tenant.cluster_id,
+                "tenant": key.tenant.tenant_id,
+                "sorter": key.sorter,
+                "incarnation": key.incarnation,
+                "seq": key.seq,
+                "write_id": write_id,
+            }
+        )
+        self._last: dict[int, pa.RecordBatch] = {}
+        self.segments: dict[int, list[SegmentInfo]] = {}  #: of each task that was added, in file order
+        self.raw_bytes = 0  #: of the rows that were added
+
+    def add(self, task_id: int, rows: pa.Table | pa.RecordBatch) -> None:
+        """The next rows of a task. InvalidInput when they are not in order, nor behind those added before."""
+        facts = {"object": self._name, "task": task_id}
+        if not rows.schema.equals(change.COMMITTED):
+            raise InvalidInput("the rows of a flush have other columns", **facts)
         try:
-            batch = single_batch(table)
+            batch = single_batch(rows)
         except ValueError as e:
-            raise InvalidInput("no segment can hold this", object=str(key), task=task_id, cause=e) from e
-        if fault := order_fault(batch):
-            raise InvalidInput(f"the rows of a flush are not in order: {fault}", object=str(key), task=task_id)
-        segments[task_id] = [_add(writer, task_id, part) for part in _parts(batch)]
-    return writer.finish(), segments
+            raise InvalidInput("no segment can hold this", cause=e, **facts) from e
+        fault = order_fault(batch)
+        if not fault and batch.num_rows and task_id in self._last:
+            fault = order_fault(pa.concat_batches([self._last[task_id], batch.slice(0, 1)])) and "between two pieces"
+        if fault:
+            raise InvalidInput(f"the rows of a flush are not in order: {fault}", **facts)
+        self.segments.setdefault(task_id, []).extend(_add(self._writer, task_id, part) for part in _parts(batch))
+        if batch.num_rows:
+            self._last[task_id] = pa.concat_batches([batch.slice(batch.num_rows - 1)])
+        self.raw_bytes += batch.nbytes
+
+    def finish(self) -> bytes:
+        """The whole file. InvalidInput when it is larger than a reader accepts."""
+        return self._writer.finish()
 
 
 def decode_committed_segment(

@@ -148,14 +148,14 @@ class CatalogRules:
         # not by rowid: SQLite gives those of segments that a swap has deleted to others
         found = [piece for piece in every if (piece[0], piece[3]) not in self._pieces]
         self._pieces |= {(piece[0], piece[3]) for piece in found}
-        reached: dict[int, int] = {}
         for task_id, lo_ts, hi_ts, key, rows in found:
             self._visible[task_id] = self._visible.get(task_id, 0) + rows
             was, now = self._tasks[task_id], tasks[task_id]
-            above = reached.get(task_id, was.upper)
-            if not above < lo_ts <= hi_ts <= now.upper:
-                self._violated(f"segments: task {task_id}, from {above} to {now.upper}: {key} has [{lo_ts}, {hi_ts}]")
-            reached[task_id] = hi_ts
+            # several objects of one flush lie in the order of tables, not of timestamps
+            if not was.upper < lo_ts <= hi_ts <= now.upper:
+                self._violated(
+                    f"segments: task {task_id}, from {was.upper} to {now.upper}: {key} has [{lo_ts}, {hi_ts}]"
+                )
             if was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
 

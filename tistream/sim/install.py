@@ -8,7 +8,7 @@ import random
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType, SimpleNamespace
@@ -51,15 +51,18 @@ _REPLACED = (
     directory,
 )
 _CONSTANTS = ("LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_MS")
+#: bounds of the sorter that a scenario may lower
+LIMITS = ("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN")
 _QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
 
 
 @contextmanager
 def installed(
-    rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float, pin_ttl_ms: int
+    rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float, pin_ttl_ms: int, limits: Mapping[str, int]
 ) -> Iterator[None]:
-    """Replace what the rooms' modules took from the standard library. Leases, sweeps and pins are shortened."""
-    constants = dict(zip(_CONSTANTS, (lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True))
+    """Replace what the rooms' modules took from the standard library. Leases, sweeps and pins are shortened, some of
+    LIMITS are lower."""
+    constants = dict(zip(_CONSTANTS, (lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True)) | dict(limits)
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
     hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
     instead = dict(
@@ -112,7 +115,7 @@ def _places(_loaded: int) -> list[tuple[ModuleType, str]]:
         (module, name)
         for module in _modules()
         for name, value in vars(module).items()
-        if name in _CONSTANTS or id(value) in replaced
+        if name in _CONSTANTS or name in LIMITS or id(value) in replaced
     ]
 
 

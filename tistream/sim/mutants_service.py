@@ -161,7 +161,7 @@ def _own_file_deleted() -> Iterator[None]:
     from sorter.publisher import Publisher
 
     old = "except CatalogUnavailable as e:"
-    with reworded(Publisher, "_publish", (old, f"{old}\n        if key is not None: self._store.delete(key)")):
+    with reworded(Publisher, "_publish", (old, f"{old}\n        for key in flush.objects: self._store.delete(key)")):
         yield
 
 
@@ -169,9 +169,36 @@ def _own_file_deleted() -> Iterator[None]:
 def _commit_before_put() -> Iterator[None]:
     from sorter.publisher import Publisher
 
-    late = "if key is not None and advanced: self._store.put(key, data)"
-    old = "    for t in group:\n        if t.task_id in advanced:"
-    with reworded(Publisher, "_publish", ("self._store.put(key, data)", "pass"), (old, f"    {late}\n{old}")):
+    late = "for key, data in vars(self).pop('late', {}).items():\n        self._store.put(key, data)"
+    old = "    for t in flush.tasks:\n        if t.task_id in advanced:"
+    with (
+        reworded(Publisher, "_write", ("self._store.put(key, data)", "vars(self).setdefault('late', {})[key] = data")),
+        reworded(Publisher, "_publish", (old, f"    {late}\n{old}")),
+    ):
+        yield
+
+
+@register("first-object-only", "of the objects of a flush only the first becomes visible", scenario="pieces")
+def _first_object_only() -> Iterator[None]:
+    from sorter import publisher
+    from tistream.catalog import committed
+
+    with (
+        reworded(
+            committed, "commit_flush", ("for s in a.segments])", "for s in a.segments if s.object_key == min(sizes)])")
+        ),
+        replaced(publisher, "commit_flush", committed.commit_flush),
+    ):
+        yield
+
+
+@register("later-puts-not-checked", "a flush goes on although its second object was not written", scenario="pieces")
+def _later_puts_not_checked() -> Iterator[None]:
+    from sorter.publisher import Publisher
+
+    put = "    self._store.put(key, data)\n"
+    blind = f"    try:\n    {put}    except Exception:\n        if not flush.objects: raise\n"
+    with reworded(Publisher, "_write", (put, blind)):
         yield
 
 

@@ -150,7 +150,15 @@ def _undecided_not_held() -> Iterator[None]:
 def _commits_not_awaited() -> Iterator[None]:
     from sorter.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "settle", ("for run in self.commits", "for run in ()")):
+    with reworded(PrewriteBuffer, "look", ("look(self.commits,", "look((),")):
+        yield
+
+
+@register("partly-decided-written", "W passes a commit_ts of which only some rows are decided", scenario="pieces")
+def _partly_decided_written() -> Iterator[None]:
+    from sorter.prewrite_buffer import PrewriteBuffer
+
+    with reworded(PrewriteBuffer, "hold", ("self._due.lowest()", "list[int]()")):
         yield
 
 

@@ -56,6 +56,8 @@ class Profile:
     scan_rows: tuple[int | None, ...] = (None, None, 2)  #: of opening scans with each poll; a pusher draws one
     habits: Habits = field(default_factory=Habits)  #: of the stores, in what they may do as they like
     amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds, one more at most, that a pause or an outage lasts
+    limits: Mapping[str, int] = field(default_factory=dict)  #: of the sorter, lower than they are (`install.LIMITS`)
+    memory_bytes: int | None = None  #: that a sorter's tasks may hold; the rest goes to the disk. None = all
     restart_s: float = 1.0  #: after which the supervisor starts a process that died at a crash point
     faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
     chaos: Mapping[str, int] = field(
@@ -74,6 +76,20 @@ SPREAD = replace(
     patience=10,
     rollbacks=0.2,
     actions=tuple((name, 12 if name == "roll_back_committed" else weight) for name, weight in upstream.TINY.actions),
+)
+
+
+#: transactions of many keys, which commit together
+LARGE = replace(
+    upstream.TINY,
+    tables=2,
+    rows=12,
+    open_max=3,
+    keys_max=14,
+    patience=3,
+    interactive=0.1,
+    rollbacks=0.1,
+    transactions=(("optimistic", 6), ("async", 3), ("one_phase", 1), ("pipelined", 1)),
 )
 
 
@@ -272,6 +288,29 @@ PROFILES: dict[str, Profile] = {
             faults=_only(slow=0.15, slow_s=2.0, put_late=0.1, put_lost=0.05),
             chaos={"crash": 6, "double": 5, "pause": 1},
             victims=("pusher",),
+        ),
+        Profile(
+            name="pieces",
+            about="large transactions, decided a few rows at a time, written in many objects; sorters die meanwhile",
+            upstream=LARGE,
+            sorters=2,
+            dispatchers=1,
+            metas=1,
+            flush_s=0.3,
+            tick_s=0.5,
+            snapshot_s=0.7,
+            limits={
+                "DECIDE_ROWS": 3,
+                "COPY_BYTES_MAX": 300,
+                "PIECE_ROWS": 2,
+                "FILE_BYTES_TARGET": 150,
+                "SPILL_BYTES_MIN": 0,
+                "ARRAY_BYTES_MIN": 100,
+            },
+            memory_bytes=3000,
+            faults=_only(slow=0.05, put_refused=0.04, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.03),
+            chaos={"crash": 3, "crash_io": 4, "pause": 2, "double": 1, "outage": 1},
+            victims=("sorter",),
         ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )

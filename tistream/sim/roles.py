@@ -23,6 +23,7 @@ from compactor.task import RangeResult
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
+from sorter.spill import Spill
 from sorter.worker import SorterWorker
 from tistream.catalog.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.tasks import frontier
@@ -173,6 +174,7 @@ def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStor
         worker_id=running.name,
         flush_interval_s=profile.flush_s,
         snapshot_interval_s=profile.snapshot_s,
+        spill=None if profile.memory_bytes is None else Spill(profile.memory_bytes),
     )
 
 

@@ -122,7 +122,14 @@ def _prepared(
     chance = random.Random(f"{seed}/{profile.name}/chance")
     try:
         with (
-            installed(chance, lease_ms=LEASE_MS, heartbeat_ms=HEARTBEAT_MS, sweep_s=SWEEP_S, pin_ttl_ms=PIN_TTL_MS),
+            installed(
+                chance,
+                lease_ms=LEASE_MS,
+                heartbeat_ms=HEARTBEAT_MS,
+                sweep_s=SWEEP_S,
+                pin_ttl_ms=PIN_TTL_MS,
+                limits=profile.limits,
+            ),
             world.oracle.watching_cores(),
         ):
             yield world

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy import select
@@ -27,9 +28,12 @@ START = 449_000_000_000_000_000  # a TSO of today's size
 LOW, HIGH, DDL = KeyRange(b"n", b"t\x80"), KeyRange(b"t\x80"), KeyRange(b"m", b"n")
 
 
-def segment(no: int = 0, lo: int = START + 1, hi: int = START + 10, tables: tuple[int, int] = (1, 1)) -> NewSegment:
-    """A segment with the given timestamps and table ids."""
+def segment(
+    no: int = 0, lo: int = START + 1, hi: int = START + 10, tables: tuple[int, int] = (1, 1), key: str = ""
+) -> NewSegment:
+    """A segment with the given timestamps and table ids; without a key it lies in the only object of its flush."""
     return NewSegment(
+        object_key=key,
         segment_no=no,
         start_key=b"t\x00\xff",
         end_key=b"t\xff\x00",
@@ -60,8 +64,15 @@ def elected(catalog: Catalog, me: str = "meta-1") -> int:
 
 
 def flush(catalog: Catalog, key: str | None, *advances: TaskAdvance) -> frozenset[int]:
-    """A flush of tenant T."""
-    return commit_flush(catalog, tenant=T, object_key=key, object_bytes=1000, advances=advances)
+    """A flush of tenant T, with one object or none."""
+    placed = [
+        replace(a, segments=tuple(replace(s, object_key=s.object_key or key or "") for s in a.segments))
+        for a in advances
+    ]
+    objects = {s.object_key: 1000 for a in placed for s in a.segments}
+    if key is not None:
+        objects.setdefault(key, 1000)
+    return commit_flush(catalog, tenant=T, objects=objects, advances=placed)
 
 
 def snapshot(

@@ -114,6 +114,23 @@ class CommittedLogSuite:
         assert done == {low}
         assert_nothing_visible(catalog)
 
+    def test_one_flush_may_hold_several_objects_which_become_visible_together(self, catalog: Catalog) -> None:
+        low, high, _ = activate(catalog)
+        same = START + 5, START + 5
+        parts = [segment(no, *same, key=f"committed/{n}") for n in (1, 2, 3) for no in (0, 1)]
+        assert tombstone(catalog, T, "committed/3")
+        with pytest.raises(Fenced):
+            flush(catalog, None, advance(low, START, START + 5, *parts))
+        assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == [], "one of them was given up: none"
+        assert uppers(catalog, [low]) == {low: (0, START)}
+        other = segment(0, key="committed/9")
+        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog))
+        done = flush(catalog, None, advance(low, START, START + 5, *parts[:4]), advance(high, START, START + 10, other))
+        assert done == {low}
+        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(s.object_key[-1], s.segment_no) for s in found] == [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
+        assert stored_bytes(catalog, T)["committed", "live"] == (2, 2000), "the object of nobody's segments stays out"
+
     def test_an_object_key_is_used_once(self, catalog: Catalog) -> None:
         low, high, _ = activate(catalog)
         flush(catalog, "committed/1", advance(low, START, START + 10, segment()))

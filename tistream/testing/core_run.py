@@ -78,7 +78,7 @@ class TaskRun:
     def flush(self) -> None:
         """Write out, as the catalog would see it."""
         while (w := self.core.pending()) is not None:
-            rows = self.core.take(w)
+            rows = self.core.take(w).table()
             commit_ts = rows["commit_ts"]
             if rows.num_rows:
                 low, high = pc.min(commit_ts).as_py(), pc.max(commit_ts).as_py()

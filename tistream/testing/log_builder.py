@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +25,7 @@ from metaserver.seed_routes import publish
 from metaserver.tiles import lay_out
 from schemas.snapshot import parse_pushed
 from tistream import change
-from tistream.catalog.committed import TaskAdvance, commit_flush, new_segment
+from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush, new_segment
 from tistream.catalog.engine import Catalog
 from tistream.catalog.seeds import list_seeds
 from tistream.catalog.tasks import TaskRow, list_tasks
@@ -59,6 +59,7 @@ class LogBuilder:
     data_tasks: int = 3
     rows: pa.Table = field(default_factory=committed_rows)
     meta: pa.Table = field(default_factory=meta_rows)
+    rows_per_object: int | None = None  #: a flush with more rows lies in several objects; None = always in one
 
     def __post_init__(self) -> None:
         self._file_numbers = itertools.count(1)
@@ -108,27 +109,37 @@ class LogBuilder:
             for task in list_tasks(self.catalog, self.tenant)
             if task.upper < upto and (task_ids is None or task.task_id in task_ids)
         ]
-        key = CommittedKey(tenant=self.tenant, sorter="builder", incarnation=1, seq=next(self._file_numbers))
-        flushes = [(task.task_id, self._rows_of(task, upto)) for task in due]
-        data, segments = build_committed_file(key, flushes, f"write-{key.seq}")
-        written = any(segments.values())
-        if written:
+        objects: dict[str, int] = {}
+        segments: dict[int, list[NewSegment]] = {task.task_id: [] for task in due}
+        for flushes in self._objects([(task.task_id, self._rows_of(task, upto)) for task in due]):
+            key = CommittedKey(tenant=self.tenant, sorter="builder", incarnation=1, seq=next(self._file_numbers))
+            data, found = build_committed_file(key, flushes, f"write-{key.seq}")
             self.store.put(str(key), data)
+            objects[str(key)] = len(data)
+            for task_id, infos in found.items():
+                segments[task_id] += [new_segment(info, str(key)) for info in infos]
         advances = [
             TaskAdvance(
                 task_id=task.task_id,
                 epoch=task.epoch,
                 seen_upper=task.upper,
                 new_upper=upto,
-                segments=tuple(new_segment(s) for s in segments[task.task_id]),
+                segments=tuple(segments[task.task_id]),
             )
             for task in due
         ]
-        object_key = str(key) if written else None
-        advanced = commit_flush(
-            self.catalog, tenant=self.tenant, object_key=object_key, object_bytes=len(data), advances=advances
-        )
+        advanced = commit_flush(self.catalog, tenant=self.tenant, objects=objects, advances=advances)
         invariant(len(advanced) == len(due), "nobody else writes to a built log")
+
+    def _objects(self, flushes: list[tuple[int, pa.Table]]) -> Iterator[list[tuple[int, pa.Table]]]:
+        """What each object of a flush holds of each task; none holds nothing."""
+        written = [(task_id, rows) for task_id, rows in flushes if rows.num_rows]
+        if self.rows_per_object is None:
+            yield from [written] if written else []
+            return
+        for task_id, rows in written:
+            for at in range(0, rows.num_rows, self.rows_per_object):
+                yield [(task_id, rows.slice(at, self.rows_per_object))]
 
     def _rows_of(self, task: TaskRow, upto: int) -> pa.Table:
         rows = self.meta if task.range == META_RANGE else self.rows

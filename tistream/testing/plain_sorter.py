@@ -7,6 +7,7 @@ This is how the sorter's buffers were first written: the same rules as `sorter.p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -46,11 +47,27 @@ class PlainTaskCore(TaskCore):
         self._prewrites = PlainPrewriteBuffer()  # type: ignore[assignment]
         self._ready = PlainSortBuffer()  # type: ignore[assignment]
 
+    def bytes_held(self) -> int:
+        return self._prewrites.nbytes() + self._ready.nbytes()  # type: ignore[attr-defined,no-any-return]
+
+    def bytes_on_disk(self) -> int:
+        return 0
+
     def _take_rows(self, batch: FeedBatch) -> None:
         rows = arrivals(batch, self.range, self._next_row_no)
         w = self._watermarks.w_of(rows["key"])
         self._prewrites.take_in(rows, w, self._limits(), self._ready)  # type: ignore[arg-type, call-arg]
         self._next_row_no += batch.rows.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PlainOutput:
+    """Rows to be written, as they are."""
+
+    rows: pa.Table
+
+    def table(self) -> pa.Table:
+        return self.rows
 
 
 class PlainSortBuffer:
@@ -66,9 +83,6 @@ class PlainSortBuffer:
 
     def nbytes(self) -> int:
         return int(self.rows.estimated_size())
-
-    def disk_bytes(self) -> int:
-        return 0
 
     def add(self, rows: pl.DataFrame) -> None:
         """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
@@ -98,12 +112,12 @@ class PlainSortBuffer:
         fits = sizes.filter(pl.col("size").cum_sum() <= sort_buffer.FLUSH_BYTES_MAX)
         return int((fits if fits.height else sizes.head(1))["commit_ts"][-1])
 
-    def take(self, w: int) -> pa.Table:
+    def take(self, w: int) -> PlainOutput:
         """All rows at or below w as change.COMMITTED, by (table_id, commit_ts, start_ts, key). They stay here."""
         due = self.rows.filter(pl.col("commit_ts") <= w)
         keys = due.select(pl.col("key")).to_arrow().column(0).combine_chunks().cast(pa.binary())
         due = due.with_columns(pl.Series("table_id", table_ids(keys), pl.Int64))
-        return to_arrow(due.sort(_ORDER), COMMITTED)
+        return PlainOutput(to_arrow(due.sort(_ORDER), COMMITTED))
 
     def flushed(self, w: int) -> None:
         """Everything at or below w is durably in the log."""
@@ -128,6 +142,8 @@ class PlainSortBuffer:
 class PlainPrewriteBuffer:
     """Unmatched prewrites and early commits of one task."""
 
+    settling = False
+
     def __init__(self) -> None:
         self.open = empty(OPEN)
         self.commits = empty(COMMITS)
@@ -151,9 +167,6 @@ class PlainPrewriteBuffer:
 
     def nbytes(self) -> int:
         return int(self.open.estimated_size() + self.commits.estimated_size())
-
-    def disk_bytes(self) -> int:
-        return 0
 
     def take_in(
         self, rows: pl.DataFrame, w: np.ndarray[tuple[int], np.dtype[np.uint64]], at: Limits, ready: PlainSortBuffer
@@ -206,6 +219,9 @@ class PlainPrewriteBuffer:
         self.open = (
             self.open.join(told, on=TENURE_ID, how="left").with_columns(tenure_ready_ts=known).select(OPEN.names)
         )
+
+    def look(self, watermarks: RangeWatermarkMap) -> None:
+        """Here everything is decided at once."""
 
     def settle(self, watermarks: RangeWatermarkMap, ready: PlainSortBuffer) -> list[Undecided]:
         """Decide the commits that W(key) has reached and let the dead go; what is newly undecided.

@@ -95,7 +95,7 @@ class _Run:
             case "flush,":
                 w = self._core.pending()
                 assert w is not None, "nothing to write"
-                yield f"perhaps written up to {w}: {len(self._core.take(w))} rows"
+                yield f"perhaps written up to {w}: {self._core.take(w).rows} rows"
             case "flush":
                 yield from self._flush()
             case "save":
@@ -170,7 +170,7 @@ class _Run:
         if w is None:
             yield "nothing to write"
             return
-        rows = served(self._core.take(w))
+        rows = served(self._core.take(w).table())
         if self.oracle is not None:
             assert self.oracle.flush() == rows, "the oracle writes other rows"
             assert self.oracle.upper == w, "the oracle has another watermark"

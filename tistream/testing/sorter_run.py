@@ -50,6 +50,7 @@ class SorterRun:
         self.oracles = {task: OracleSorter(r.start, r.end, START_TS) for task, r in RANGES.items()}  # until a restart
         self.rows = 0  #: written out so far
         self.reopened = 0
+        self.slices = 0  #: of decisions that took several
 
     # -- the upstream
 
@@ -116,6 +117,9 @@ class SorterRun:
             return False
         before = core.watermark()
         effects = core.handle(feed_batch(file))
+        while core.settling:
+            self._between_slices(task, core)
+            effects += core.settle()
         positions = core.positions()
         first = next(f for f in self.world.files[store] if f.incarnation == file.incarnation)
         assert core.handle(feed_batch(file)) == core.handle(feed_batch(first)) == [], "a repeated file does something"
@@ -142,7 +146,7 @@ class SorterRun:
         if w is None:
             return
         w = w if at_most is None else min(w, at_most)
-        rows = served(core.take(w))
+        rows = served(core.take(w).table())
         range_ = self.ranges[task]
         truth = [row for row in self.world.truth(core.upper, w) if row.key in range_]
         assert rows == truth, f"task {task} in ({core.upper}, {w}]: served {rows}, committed {truth}"
@@ -154,6 +158,16 @@ class SorterRun:
             self.durable[task].upper = w
             core.flushed(w)
             core.check()
+
+    def _between_slices(self, task: int, core: TaskCore) -> None:
+        """What could be written now is whole; every third time a snapshot is taken here."""
+        w = core.pending()
+        if w is not None:
+            truth = [row for row in self.world.truth(core.upper, w) if row.key in self.ranges[task]]
+            assert served(core.take(w).table()) == truth, f"task {task}: a part of what is committed up to {w}"
+        self.slices += 1
+        if self.slices % 3 == 0:
+            self.snapshot(task)
 
     def landed(self, task: int, after: int, upto: int) -> None:
         """A flush of (after, upto] is durable. For subclasses."""

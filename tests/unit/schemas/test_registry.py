@@ -134,15 +134,14 @@ class Log:
                 epoch=0,
                 seen_upper=task.upper,
                 new_upper=upper,
-                segments=tuple(new_segment(s) for s in segments[task.task_id]),
+                segments=tuple(new_segment(s, str(key)) for s in segments[task.task_id]),
             )
             for task, upper in ((meta, meta_upto), (jobs, upto_ts))
         ]
         done = commit_flush(
             self.catalog,
             tenant=TENANT,
-            object_key=str(key) if written else None,
-            object_bytes=len(data),
+            objects={str(key): len(data)} if written else {},
             advances=advances,
         )
         assert len(done) == 2

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sorter import run, saved, saving
+from sorter import relief, run, saved, saving
 from sorter.core import TaskCore
 from sorter.saved import RowsOutOfReach, SavedRun, bits_of, flags_of
 from sorter.spill import Spill
@@ -174,7 +174,7 @@ def test_a_commit_finds_its_prewrite_after_a_restart() -> None:
     task.take(Row(kind=C, key=b"000007", start_ts=20, commit_ts=30), upto=40)
     w = task.core.pending()
     assert w == 40
-    assert [(row.key, row.value) for row in served(task.core.take(w))] == [(b"000007", b"v" * 50)]
+    assert [(row.key, row.value) for row in served(task.core.take(w).table())] == [(b"000007", b"v" * 50)]
 
 
 def test_a_tenure_that_became_ready_after_the_save_is_known_after_a_restart() -> None:
@@ -235,7 +235,7 @@ def test_damaged_rows_are_out_of_reach() -> None:
 
 
 def test_fetched_rows_count_as_memory_until_they_are_moved_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SPILL_BYTES_MIN", 1)
+    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 1)
     task = Task()
     task.take(*prewrites(0, 2000))
     task.files.save(task.core)
@@ -244,7 +244,7 @@ def test_fetched_rows_count_as_memory_until_they_are_moved_out(monkeypatch: pyte
     task.core.check()
     held = task.core.bytes_held()
     assert nothing < 3000 < 100_000 < held
-    task.core.move_out(Spill(0).write, held)
+    task.core.move_out(Spill(0), held)
     stats = task.core.stats()
     assert stats.bytes_on_disk > 100_000 > stats.bytes_held
     assert len(task.open()) == 2000

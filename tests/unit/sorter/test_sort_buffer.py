@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from sorter import run, sort_buffer
+from sorter import output, run, sort_buffer
 from sorter.arrivals import empty
 from sorter.doubt import READY
 from sorter.sort_buffer import SortBuffer
@@ -21,7 +21,7 @@ def ready(*rows: tuple[bytes, int, int], value: bytes = b"v") -> pl.DataFrame:
 
 
 def taken(buffer: SortBuffer, w: int) -> list[tuple[int, int, int, bytes]]:
-    table = buffer.take(w)
+    table = buffer.take(w).table()
     assert table.schema.equals(COMMITTED)
     rows = table.select(["table_id", "commit_ts", "start_ts", "key"]).to_pylist()
     return [tuple(row.values()) for row in rows]  # type: ignore[misc]
@@ -115,10 +115,10 @@ def test_tables_and_timestamps_too_far_apart_for_one_number_are_still_in_order()
 
 
 def test_output_beyond_one_arrow_column_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sort_buffer, "PIECE_BYTES", 100)
+    monkeypatch.setattr(output, "PIECE_BYTES", 100)
     buffer = SortBuffer()
     buffer.add(ready(*((b"%d" % i, 1, 50) for i in range(9)), value=b"x" * 40))
-    table = buffer.take(50)
+    table = buffer.take(50).table()
     assert table.column("key").num_chunks > 2
     assert table.column("key").to_pylist() == [b"%d" % i for i in range(9)]
 
