@@ -10,6 +10,7 @@ import pytest
 from tistream import ts
 from tistream.change import Op
 from tistream.clock import SystemClock
+from tistream.objectstore.memory import MemoryStore
 from tistream.simulator.mvcc import Lock
 from tistream.simulator.profiles import DDL, DEFAULT, STEADY, TOPOLOGY_STORM, Profile
 from tistream.simulator.serve.content import cluster_of, workload_cluster
@@ -97,6 +98,39 @@ def test_a_lock_holds_its_region_and_not_those_of_other_stores() -> None:
                 cluster.commit(b"t1", start_ts=start_ts, commit_ts=commit_ts)
             assert push.run_until(lambda: push.watermark >= commit_ts, PATIENCE_S)
             assert push.changes == {(b"t1", commit_ts): Change(start_ts, Op.PUT, b"v", None)}
+
+
+class GatedStore(MemoryStore):
+    """A bucket that answers while its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.gate.wait()
+        super().put(key, data)
+
+
+def test_a_bucket_that_does_not_answer_costs_a_gap_and_no_data() -> None:
+    """The queue is bounded by so little that each of the pushers drops its stream, and comes back."""
+    cluster = workload_cluster(STEADY, floor_ts=now_ts(), regions=30)
+    workload = Workload(7, cluster, STEADY)
+    store = GatedStore()
+    with (
+        ServedCluster(cluster, workload=workload, steps_per_s=300, resolved_s=0.1) as served,
+        ServedPush(served, start_ts=cluster.floor_ts, store=store, flush_s=0.05, queue_bytes_max=20_000) as push,
+    ):
+        assert push.run_until(lambda: push.watermark > cluster.floor_ts, PATIENCE_S)
+        store.gate.clear()
+        assert push.run_until(lambda: all(worker.stalled for worker in push.workers), PATIENCE_S)
+        assert push.run_until(lambda: len(served.feed) == 0, PATIENCE_S)
+        store.gate.set()
+        end_ts = served.settle()
+        assert push.run_until(lambda: push.watermark >= end_ts, PATIENCE_S)
+        assert push.changes == truth(workload)
+        assert {incarnation for _, incarnation in push.lives} >= {1, 2}
 
 
 def test_a_store_that_dies_and_comes_back() -> None:

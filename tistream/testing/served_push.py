@@ -81,6 +81,11 @@ class ServedPush:
             self.workers.append(worker)
 
     @property
+    def lives(self) -> list[tuple[int, int]]:
+        """(store, incarnation) of the files that were taken."""
+        return list(self._taken)
+
+    @property
     def watermark(self) -> int:
         """What is complete in every range; 0 while something was never promised."""
         return min(oracle.watermark or 0 for oracle in self.oracles)
