@@ -56,8 +56,8 @@ def test_everything_committed_in_a_storm_is_pushed_once_and_the_watermark_moves(
         end_ts = served.settle()
         assert push.run_until(lambda: push.watermark >= end_ts, PATIENCE_S), (push.watermark, end_ts)
         assert push.changes == truth(workload)
-        assert len(workload.committed) > 50
-        assert served.feed.counts["refused"] > 5
+        assert len(workload.committed) > 30
+        assert served.feed.counts["refused"]
         assert not any(oracle.waiting for oracle in push.oracles)
 
 
