@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from tistream import ts
@@ -12,16 +14,18 @@ from tistream.change import Op
 from tistream.clock import SystemClock
 from tistream.objectstore.memory import MemoryStore
 from tistream.simulator.mvcc import Lock
-from tistream.simulator.profiles import DDL, DEFAULT, STEADY, TOPOLOGY_STORM, Profile
+from tistream.simulator.profiles import DDL, DEFAULT, PIPELINED, STEADY, TOPOLOGY_STORM, Profile
 from tistream.simulator.serve.content import cluster_of, workload_cluster
 from tistream.simulator.serve.faults import CALM, STORM
 from tistream.simulator.serve.served import ServedCluster
 from tistream.simulator.workload import Workload
+from tistream.testing.core_run import prepare, run_tasks
 from tistream.testing.feed_client import FeedClient
-from tistream.testing.oracle import Change
+from tistream.testing.oracle import Change, batch_files, interleaved
 from tistream.testing.served_push import TIDB_KEYS, ServedPush
 
 PATIENCE_S = 40.0
+ROW = ("key", "commit_ts", "start_ts", "op", "value", "old_value")
 
 
 def now_ts() -> int:
@@ -32,10 +36,25 @@ def truth(workload: Workload) -> dict[tuple[bytes, int], Change]:
     return {(r.key, r.commit_ts): Change(r.start_ts, int(r.op), r.value, r.old_value) for r in workload.committed}
 
 
+def written_by_cores(push: ServedPush, start_ts: int, end_ts: int, seed: int) -> list[tuple[object, ...]]:
+    """The rows that sorters write, whatever the order in which the files of the stores arrive."""
+    streams = batch_files(push.store)
+    newest = {store: max(i for s, i in streams if s == store) for store, _ in streams}
+    ended = {(s, i): len(files) for (s, i), files in streams.items() if i < newest[s]}
+    rand = random.Random(seed)
+    arrivals = prepare(interleaved(streams.values(), rand))
+    tasks = run_tasks(arrivals, dict(enumerate(TIDB_KEYS, 1)), start_ts, rand, ended=ended)
+    for task in tasks.values():
+        assert task.upper >= end_ts, [str(slice_) for slice_ in task.core.explain()]
+        assert task.reopens == []
+    rows = pa.concat_tables([task.rows() for task in tasks.values()])
+    return list(zip(*(rows[name].to_pylist() for name in ROW), strict=True))
+
+
 @pytest.mark.parametrize(
     ("seed", "profile"),
-    [(1, TOPOLOGY_STORM), (2, TOPOLOGY_STORM), (3, replace(DEFAULT, stores=2)), (4, DDL)],
-    ids=["storm-1", "storm-2", "usual", "ddl"],
+    [(1, TOPOLOGY_STORM), (2, PIPELINED), (3, replace(DEFAULT, stores=2)), (4, DDL)],
+    ids=["topology", "pipelined", "usual", "ddl"],
 )
 def test_everything_committed_in_a_storm_is_pushed_once_and_the_watermark_moves(seed: int, profile: Profile) -> None:
     cluster = workload_cluster(profile, floor_ts=now_ts(), regions=12)
@@ -59,6 +78,9 @@ def test_everything_committed_in_a_storm_is_pushed_once_and_the_watermark_moves(
         assert len(workload.committed) > 30
         assert served.feed.counts["refused"]
         assert not any(oracle.waiting for oracle in push.oracles)
+        written = written_by_cores(push, cluster.floor_ts, end_ts, seed)
+        rows = [(r.key, r.commit_ts, r.start_ts, int(r.op), r.value, r.old_value) for r in workload.committed]
+        assert sorted(written) == sorted(rows)
 
 
 def test_what_is_served_is_what_a_store_may_send() -> None:
