@@ -98,6 +98,7 @@ class Cluster:
         self._starts: SortedDict = SortedDict()  # start_key -> region id
         self._regions: dict[int, Region] = {}
         self._subscriptions: dict[int, list[Subscription]] = {}  # region id -> open ones
+        self.touched: dict[Subscription, None] | None = None  #: sent something, or ended; kept if somebody empties it
         for region in regions:
             self._put_region(region)
         self._check_tiling()
@@ -416,11 +417,19 @@ class Cluster:
         self.now_ts = max(self.now_ts, ts)
 
     def _subscribers(self, key: bytes) -> Sequence[Subscription]:
-        return self._subscriptions.get(self.region_of(key).region_id, ()) if self._subscriptions else ()
+        found = self._subscriptions.get(self.region_of(key).region_id, ()) if self._subscriptions else ()
+        self._touch(found)
+        return found
+
+    def _touch(self, subscriptions: Sequence[Subscription]) -> None:
+        if self.touched is not None:
+            self.touched.update(dict.fromkeys(subscriptions))
 
     def _end(self, region_id: int, why: str) -> None:
-        for subscription in self._subscriptions.pop(region_id, ()):
+        ended = self._subscriptions.pop(region_id, ())
+        for subscription in ended:
             subscription.ended = why
+        self._touch(ended)
 
     def _put_region(self, region: Region) -> None:
         taken = region.region_id in self._regions or region.range.start in self._starts

@@ -71,6 +71,9 @@ class ServedFeed:
         self.faults = faults
         self.counts: Counter[str] = Counter()  #: how often what was said
         self._registered: dict[_Place, _Registration] = {}
+        self._of: dict[Subscription, _Registration] = {}
+        self._waiting: dict[_Registration, None] = {}  # may have something to be said
+        self._touched = cluster.touched = {}
         self._scanning: Counter[int] = Counter()  # by store
         self._said: dict[int, list[bytes]] = {}  # by stream: events of the message being written
         self._output: list[tuple[int, bytes]] = []
@@ -108,7 +111,8 @@ class ServedFeed:
             filter_loop=request.filter_loop,
             scan_at=now + self._rand.random() * self.faults.scan_s,
         )
-        self._registered[found.place] = found
+        self._registered[found.place] = self._of[subscription] = found
+        self._waiting[found] = None
         self._scanning[store_id] += 1
         self.counts["registered"] += 1
 
@@ -177,10 +181,12 @@ class ServedFeed:
 
     def pump(self, now: float) -> None:
         """Say what the model has for the registrations, but of those whose rows are held back."""
-        for registration in list(self._registered.values()):
+        for subscription in self._touched:
+            if (registration := self._of.get(subscription)) is not None:
+                self._waiting[registration] = None
+        self._touched.clear()
+        for registration in list(self._waiting):
             subscription = registration.subscription
-            if registration.initialized and not subscription.rows.key and not subscription.ended:
-                continue
             if now < registration.held_until:
                 continue
             if self.faults.held and self._rand.random() < self.faults.held:
@@ -189,6 +195,8 @@ class ServedFeed:
             if not registration.initialized and now >= registration.scan_at:
                 self._cluster.scan(subscription, self.faults.scan_rows)
             self._say_rows(registration)
+            if registration.initialized:
+                self._waiting.pop(registration, None)
 
     def tick(self, now_ts: int, now: float) -> None:
         """A fresh timestamp: resolved ts for all that have had everything."""
@@ -286,7 +294,8 @@ class ServedFeed:
         self._forget(registration)
 
     def _forget(self, registration: _Registration) -> None:
-        del self._registered[registration.place]
+        del self._registered[registration.place], self._of[registration.subscription]
+        self._waiting.pop(registration, None)
         self._scanning[registration.store_id] -= not registration.initialized
         self._cluster.unregister(registration.subscription)
 

@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 CLUSTER_ID = 7_470_614_063_661_512_001
 _TURN_S = 0.01
-_STEPS_AT_ONCE = 200
+_STEPS_AT_ONCE = 10  # then others may have the lock
 _UNREAD_BYTES_MAX = 256 << 20  # of a stream
 _PD = 0  # among the servers, which are known by their stores' ids
 
