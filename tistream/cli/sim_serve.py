@@ -13,14 +13,14 @@ def serve_tikv(*, seed: int, stores: int, regions: int, rate: float, storm: bool
     from tistream import ts
     from tistream.cli.run import wait_for_signal
     from tistream.clock import SystemClock
-    from tistream.simulator.profiles import STEADY, TOPOLOGY_STORM
+    from tistream.simulator.profiles import SLOW_STORM, STEADY
     from tistream.simulator.serve.content import workload_cluster
     from tistream.simulator.serve.faults import CALM, STORM
     from tistream.simulator.serve.served import ServedCluster
     from tistream.simulator.workload import Workload
 
     clock = SystemClock()
-    profile = replace(TOPOLOGY_STORM if storm else STEADY, stores=stores)
+    profile = replace(SLOW_STORM if storm else STEADY, stores=stores)
     cluster = workload_cluster(profile, floor_ts=ts.compose(clock.unix_ms()), regions=regions)
     workload = Workload(seed, cluster, profile, whole_meta=True)
     with ServedCluster(

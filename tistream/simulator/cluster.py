@@ -357,6 +357,10 @@ class Cluster:
         subscription.initialized = not left
         return subscription.initialized
 
+    def subscribed(self, region_id: int) -> bool:
+        """Whether anybody follows the region."""
+        return bool(self._subscriptions.get(region_id))
+
     def unregister(self, subscription: Subscription) -> None:
         """End a subscription by the subscriber's own wish; fine when it has ended."""
         if not subscription.ended:
