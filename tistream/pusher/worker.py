@@ -10,6 +10,7 @@ Relations:
   ends the incarnation, keeps trying the few files under way, and once they are through it comes back as a new
   incarnation whose tenures start at the frontier. The files given up are a gap that ends the old incarnation; nothing
   is lost, because the new opening scans send again what lies above the frontier;
+- no opening scan begins while half of the queue waits: it would fill the rest, and be dropped with it;
 - a pusher that was replaced by a newer one of its store ends (`replaced`);
 - another writer's bytes under one of our keys means that somebody else owns the incarnation: the pusher stops.
 
