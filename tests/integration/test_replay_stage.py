@@ -11,10 +11,10 @@ import pytest
 from tistream import ts
 from tistream.change import RowKind
 from tistream.keyrange import KeyRange
-from tistream.simulator.replay import wire
+from tistream.simulator.loopback import feed_wire as wire
+from tistream.simulator.loopback.feed_wire import Request
 from tistream.simulator.replay.recording import Begun, Message, Recording, Registration, StreamEnded, read_recording
 from tistream.simulator.replay.stage import Stage
-from tistream.simulator.replay.wire import Request
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 

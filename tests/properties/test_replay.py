@@ -18,11 +18,11 @@ from tistream.change import RowKind
 from tistream.codec.protobuf import message, octets, uint
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.simulator.replay import wire
+from tistream.simulator.loopback import feed_wire as wire
+from tistream.simulator.loopback.feed_wire import Request
 from tistream.simulator.replay.pd import ReplayPd
 from tistream.simulator.replay.recording import STREAM, Recording, read_recording
 from tistream.simulator.replay.stage import Stage
-from tistream.simulator.replay.wire import Request
 from tistream.testing.real_tikv import lines, stored_versions
 
 QUIET = Path(__file__).parents[1] / "data" / "real_tikv" / "txn_quiet"
@@ -94,7 +94,7 @@ def test_pd_answers_or_refuses_any_request(method: str, data: bytes) -> None:
     pd = ReplayPd(recording, Stage(recording, NOBODY), "127.0.0.1:1", dict.fromkeys((1, 4, 5), "127.0.0.1:2"))
     for request in (data, message(1, uint(1, recording.cluster_id)) + data):
         with contextlib.suppress(TiStreamError):
-            pd.timestamps(request) if method == "Tso" else pd.answer(method, request)
+            pd.timestamps(request) if method == "Tso" else pd.answer(f"/pdpb.PD/{method}", request)
 
 
 @settings(max_examples=60, deadline=None)

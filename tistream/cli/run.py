@@ -177,6 +177,14 @@ def _run(running: Running) -> None:
         raise typer.Exit(_EXIT_STOPPED)
 
 
+def wait_for_signal(look: Callable[[], None]) -> None:
+    """Until Ctrl-C or SIGTERM; `look` is called now and then, and may raise."""
+    ended = threading.Event()
+    _on_signals(ended.set)
+    while not ended.wait(_LOOK_EVERY_S):
+        look()
+
+
 def _on_signals(stop: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop())

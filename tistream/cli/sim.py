@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tistream.cli.sim_serve import serve_tikv as serve
+
 if TYPE_CHECKING:
     from tistream.sim.results import Results
     from tistream.sim.run import Outcome
@@ -66,8 +68,20 @@ def sim(
     crash_point: Annotated[
         str | None, typer.Option(help="Play one run with these crash points, such as 17:after,40:before.")
     ] = None,
+    serve_tikv: Annotated[
+        bool, typer.Option("--serve-tikv", help="Instead, serve a modelled cluster as PD and TiKV until Ctrl-C.")
+    ] = False,
+    storm: Annotated[
+        bool, typer.Option("--storm", help="With --serve-tikv: regions and stores change, and all errors come.")
+    ] = False,
+    stores: Annotated[int, typer.Option(min=1, help="With --serve-tikv: so many stores.")] = 3,
+    regions: Annotated[int, typer.Option(min=1, help="With --serve-tikv: at least so many regions.")] = 1,
+    rate: Annotated[float, typer.Option(min=0, help="With --serve-tikv: steps of the workload per second.")] = 50.0,
 ) -> None:
     """Play the whole service on simulated time, with faults: nothing may be lost, doubled or out of order."""
+    if serve_tikv:
+        serve(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
+        return
     from tistream.sim.crash_points import SCENARIOS
     from tistream.sim.mutants import MUTANTS
 

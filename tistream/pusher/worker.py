@@ -10,6 +10,7 @@ Relations:
   ends the incarnation, keeps trying the few files under way, and once they are through it comes back as a new
   incarnation whose tenures start at the frontier. The files given up are a gap that ends the old incarnation; nothing
   is lost, because the new opening scans send again what lies above the frontier;
+- no opening scan begins while half of the queue waits: it would fill the rest, and be dropped with it;
 - a pusher that was replaced by a newer one of its store ends (`replaced`);
 - another writer's bytes under one of our keys means that somebody else owns the incarnation: the pusher stops.
 
@@ -63,6 +64,7 @@ class PusherWorker:
         self._source, self._control, self._frontier, self._clock = source, control, frontier, clock
         self._rand, self._new_write_id = rand, new_write_id
         name = f"push-{control.tenant}-{source.store_id}"
+        self._queue_bytes_max = queue_bytes_max
         self._uploader = Uploader(store, name=name, clock=clock, rand=rand, queue_bytes_max=queue_bytes_max)
         self._grant: IncarnationGrant | None = None
         self._replaced = ReplacedCheck(control, clock, source.store_id)
@@ -162,6 +164,9 @@ class PusherWorker:
             raise
 
     def _checkpoint_of(self, region: KeyRange) -> int | None:
+        """Where a tenure starts; None: not now. No opening scan begins while many files wait: it would add to them."""
+        if not self._uploader.wait_until_queued_at_most(self._queue_bytes_max // 2, 0.0):
+            return None
         frontier = self._frontier.read()
         checkpoint_ts = checkpoint_for(frontier, region)
         if checkpoint_ts is not None:

@@ -91,13 +91,14 @@ class Cluster:
     def __init__(self, regions: Iterable[Region], *, floor_ts: int) -> None:
         self.floor_ts = floor_ts
         self.now_ts = floor_ts
-        self.ticked_ts = floor_ts  #: no resolved ts lies above
+        self.ticked_ts = floor_ts  #: no resolved ts lies above, and nobody has read above
         self._dead: set[int] = set()
         self._keys: SortedDict = SortedDict()  # key -> _Key
         self._locked: dict[bytes, int] = {}  # key -> start_ts of its lock
         self._starts: SortedDict = SortedDict()  # start_key -> region id
         self._regions: dict[int, Region] = {}
         self._subscriptions: dict[int, list[Subscription]] = {}  # region id -> open ones
+        self.touched: dict[Subscription, None] | None = None  #: sent something, or ended; kept if somebody empties it
         for region in regions:
             self._put_region(region)
         self._check_tiling()
@@ -117,6 +118,16 @@ class Cluster:
             if version.commit_ts <= ts:
                 return version.value  # type: ignore[no-any-return]
         return None
+
+    def snapshot(self, wanted: KeyRange, ts: int) -> Iterator[tuple[bytes, bytes | Lock]]:
+        """What a reader at `ts` meets, in key order: for each key its value, or the lock that the reader has to wait
+        for, because its transaction may yet commit at or below `ts`."""
+        for key in self._keys.irange(wanted.start, wanted.end or None, inclusive=(True, False)):
+            lock = self._keys[key].lock
+            if lock is not None and lock.start_ts <= ts:
+                yield key, lock
+            elif (value := self.read(key, ts)) is not None:
+                yield key, value
 
     def versions(self, key: bytes) -> Sequence[Version]:
         """All versions of a key, oldest first."""
@@ -172,7 +183,7 @@ class Cluster:
         if lock.is_sent:
             said = lock.value if with_value and len(lock.value or b"") <= SHORT_VALUE_BYTES else None
             for subscription in self._subscribers(key):
-                subscription.rows.add_commit(key, lock.op, start_ts, commit_ts, said)
+                subscription.rows.add_commit(key, lock.op, start_ts, commit_ts, said, lock.txn_source)
 
     def commit_one_phase(self, key: bytes, version: Version) -> None:
         """Write a version that never had a lock (1PC)."""
@@ -194,7 +205,7 @@ class Cluster:
         self._saw(start_ts)
         if not txn_source & LOSSY_TXN_SOURCE:
             for subscription in self._subscribers(key):
-                subscription.rows.add_rollback(key, start_ts)
+                subscription.rows.add_rollback(key, start_ts, txn_source)
 
     # -- regions ---------------------------------------------------------------------------------------------------
 
@@ -213,6 +224,22 @@ class Cluster:
         if found is None:
             raise InvalidInput("there is no such region", region_id=region_id)
         return found
+
+    def has_region(self, region_id: int) -> bool:
+        return region_id in self._regions
+
+    def regions_touching(self, wanted: KeyRange) -> Iterator[Region]:
+        """Those with a key of the range, in key order."""
+        for start in self._starts.islice(self._starts.bisect_right(wanted.start) - 1):
+            region = self._regions[self._starts[start]]
+            if region.range.intersect(wanted) is None:
+                return
+            yield region
+
+    def region_before(self, region: Region) -> Region | None:
+        """The left neighbour."""
+        at = self._starts.bisect_left(region.range.start) - 1
+        return self._regions[self._starts.peekitem(at)[1]] if at >= 0 else None
 
     def split(self, parent_id: int, keys: Sequence[bytes], new_ids: Sequence[int]) -> list[Region]:
         """Cut a region at `keys`. The parent's id stays with the right-most part; versions rise by the new regions."""
@@ -330,6 +357,10 @@ class Cluster:
         subscription.initialized = not left
         return subscription.initialized
 
+    def subscribed(self, region_id: int) -> bool:
+        """Whether anybody follows the region."""
+        return bool(self._subscriptions.get(region_id))
+
     def unregister(self, subscription: Subscription) -> None:
         """End a subscription by the subscriber's own wish; fine when it has ended."""
         if not subscription.ended:
@@ -348,6 +379,10 @@ class Cluster:
             for subscription in subscriptions:
                 if subscription.initialized:
                     subscription.resolved_ts = resolved_ts
+
+    def protect(self, ts: int) -> None:
+        """Somebody has read at `ts`: no commit at or below it may come any more (`ticked_ts` says so, too)."""
+        self.ticked_ts = max(self.ticked_ts, ts)
 
     def held(self) -> dict[int, int]:
         """Smallest start_ts of the open locks, for each region that has one."""
@@ -386,11 +421,19 @@ class Cluster:
         self.now_ts = max(self.now_ts, ts)
 
     def _subscribers(self, key: bytes) -> Sequence[Subscription]:
-        return self._subscriptions.get(self.region_of(key).region_id, ()) if self._subscriptions else ()
+        found = self._subscriptions.get(self.region_of(key).region_id, ()) if self._subscriptions else ()
+        self._touch(found)
+        return found
+
+    def _touch(self, subscriptions: Sequence[Subscription]) -> None:
+        if self.touched is not None:
+            self.touched.update(dict.fromkeys(subscriptions))
 
     def _end(self, region_id: int, why: str) -> None:
-        for subscription in self._subscriptions.pop(region_id, ()):
+        ended = self._subscriptions.pop(region_id, ())
+        for subscription in ended:
             subscription.ended = why
+        self._touch(ended)
 
     def _put_region(self, region: Region) -> None:
         taken = region.region_id in self._regions or region.range.start in self._starts

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.meta import database_key, table_key
+from tistream.codec.memcomparable import encode_bytes
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.simulator.profiles import FIRST_TABLE_ID
 from tistream.simulator.rows import BIGINT, DOUBLE, INT, LONGBLOB, MEDIUMTEXT, VARCHAR, Value, row_v1, row_v2
 
+SCHEMA_VERSION_KEY = b"m" + encode_bytes(b"SchemaVersionKey") + ord("s").to_bytes(8, "big")
 HANDLES = 100  #: of a partition
 MYSQL_ID, FIRST_DB_ID = 1, 90
 QUEUED, RUNNING, DONE = 8, 1, 4
@@ -31,6 +33,13 @@ _PUBLIC = 5
 _RENAME = 14
 
 Json = dict[str, Any]
+
+
+def definitions(snapshot: Json) -> dict[bytes, bytes]:
+    """The meta range of a schema that a tenant pushes: databases, tables, and its version."""
+    found = {database_key(db["id"]): json.dumps(db).encode() for db in snapshot["dbs"]}
+    found |= {table_key(t["db_id"], t["info"]["id"]): json.dumps(t["info"]).encode() for t in snapshot["tables"]}
+    return found | {SCHEMA_VERSION_KEY: b"%d" % snapshot["schema_version"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

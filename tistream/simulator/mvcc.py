@@ -61,24 +61,29 @@ class RowColumns:
     generation: list[int] = field(default_factory=list)
     value: list[bytes | None] = field(default_factory=list)
     old_value: list[bytes | None] = field(default_factory=list)
+    txn_source: list[int] = field(default_factory=list)
     scan: list[bool] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.key)
 
     def add_prewrite(self, key: bytes, lock: Lock, *, scan: bool = False) -> None:
-        self._add(
-            RowKind.PREWRITE, lock.op, key, lock.start_ts, 0, lock.generation, lock.value, lock.old_value, scan=scan
-        )
+        self._add(RowKind.PREWRITE, lock.op, key, lock.start_ts, 0, lock.txn_source, scan=scan)
+        self._say(lock.value, lock.old_value, lock.generation)
 
-    def add_commit(self, key: bytes, op: Op, start_ts: int, commit_ts: int, value: bytes | None) -> None:
-        self._add(RowKind.COMMIT, op, key, start_ts, commit_ts, 0, value, None)
+    def add_commit(
+        self, key: bytes, op: Op, start_ts: int, commit_ts: int, value: bytes | None, txn_source: int = 0
+    ) -> None:
+        self._add(RowKind.COMMIT, op, key, start_ts, commit_ts, txn_source)
+        self._say(value, None)
 
     def add_committed(self, key: bytes, v: Version, *, scan: bool = False) -> None:
-        self._add(RowKind.COMMITTED, v.op, key, v.start_ts, v.commit_ts, 0, v.value, v.old_value, scan=scan)
+        self._add(RowKind.COMMITTED, v.op, key, v.start_ts, v.commit_ts, v.txn_source, scan=scan)
+        self._say(v.value, v.old_value)
 
-    def add_rollback(self, key: bytes, start_ts: int) -> None:
-        self._add(RowKind.ROLLBACK, Op.NONE, key, start_ts, 0, 0, None, None)
+    def add_rollback(self, key: bytes, start_ts: int, txn_source: int = 0) -> None:
+        self._add(RowKind.ROLLBACK, Op.NONE, key, start_ts, 0, txn_source)
+        self._say(None, None)
 
     def _add(
         self,
@@ -87,9 +92,7 @@ class RowColumns:
         key: bytes,
         start_ts: int,
         commit_ts: int,
-        generation: int,
-        value: bytes | None,
-        old_value: bytes | None,
+        txn_source: int,
         *,
         scan: bool = False,
     ) -> None:
@@ -98,7 +101,10 @@ class RowColumns:
         self.key.append(key)
         self.start_ts.append(start_ts)
         self.commit_ts.append(commit_ts)
-        self.generation.append(generation)
+        self.txn_source.append(txn_source)
+        self.scan.append(scan)
+
+    def _say(self, value: bytes | None, old_value: bytes | None, generation: int = 0) -> None:
         self.value.append(value)
         self.old_value.append(old_value)
-        self.scan.append(scan)
+        self.generation.append(generation)

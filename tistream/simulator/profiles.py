@@ -75,6 +75,16 @@ TOPOLOGY_STORM = replace(
     stores=4,
     actions=_with(_ACTIONS, split=14, merge=14, move_leader=16, kill_store=4, start_store=5, ddl=1),
 )
+#: the same for a workload that goes at the pace of a clock: a store's death is not over in a step
+SLOW_STORM = replace(
+    TOPOLOGY_STORM,
+    name="slow_storm",
+    actions=tuple((name, n if name.endswith("_store") else 20 * n) for name, n in TOPOLOGY_STORM.actions),
+)
+#: no region ever changes
+STEADY = replace(
+    DEFAULT, name="steady", actions=_with(_ACTIONS, split=0, merge=0, move_leader=0, kill_store=0, start_store=0)
+)
 OLD_TRANSACTIONS = replace(
     DEFAULT, name="old_transactions", interactive=0.8, patience=30, open_max=14, rollbacks=0.3, hot=0.1
 )

@@ -22,9 +22,20 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from tistream.change import Op
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, record_key
 from tistream.simulator.cluster import Cluster
-from tistream.simulator.ddl import DONE, QUEUED, RUNNING, Ddl, Json, UpstreamSchema
+from tistream.simulator.ddl import (
+    DONE,
+    QUEUED,
+    RUNNING,
+    SCHEMA_VERSION_KEY,
+    Ddl,
+    Json,
+    UpstreamSchema,
+    definitions,
+)
+from tistream.simulator.mvcc import Version
 from tistream.simulator.profiles import Profile
 from tistream.simulator.topology import Topology
 from tistream.simulator.transactions import CommittedRow, State, Transactions, Tso, Txn
@@ -33,9 +44,10 @@ _TRIES = 30  # of an action that turns out to be possible
 
 
 class Workload:
-    """See the module. `cluster` is new; the workload is the only one that changes it."""
+    """See the module. `cluster` is new; the workload is the only one that changes it. `whole_meta`: the meta range
+    holds the first schema, too, and the schema's version, for readers of a snapshot."""
 
-    def __init__(self, seed: int, cluster: Cluster, profile: Profile) -> None:
+    def __init__(self, seed: int, cluster: Cluster, profile: Profile, *, whole_meta: bool = False) -> None:
         rand = random.Random(seed)
         self._rand = rand
         self._steps = 0
@@ -44,7 +56,10 @@ class Workload:
         self._first_schema = self._schema.snapshot(cluster.floor_ts)
         self._txns = Transactions(cluster, profile, rand, self._schema, self._tso)
         self._topology = Topology(cluster, rand, stores=profile.stores)
-        self._jobs = _Jobs(self._txns, self._schema, rand)
+        self._jobs = _Jobs(self._txns, self._schema, rand, says_version=whole_meta)
+        if whole_meta:
+            for key, value in definitions(self._first_schema).items():
+                cluster.load(key, Version(cluster.floor_ts - 1, cluster.floor_ts, Op.PUT, value, None))
         self._names, self._weights = zip(*profile.actions, strict=True)
         topology = self._topology
         self._actions: dict[str, Callable[[], str]] = {
@@ -95,6 +110,11 @@ class Workload:
         """A fresh timestamp; what is committed from now on lies above. Give it to `Cluster.tick` before a step."""
         return self._tso.tick()
 
+    @property
+    def last_ts(self) -> int:
+        """The largest timestamp that the oracle has given."""
+        return self._tso.last
+
     def advance_to(self, ts: int) -> None:
         """Time passes: the oracle gives nothing at or below `ts` any more."""
         self._tso.last = max(self._tso.last, ts)
@@ -113,7 +133,8 @@ class Workload:
 class _Jobs:
     """The DDL job under way: queued, running, its last step prewritten, done, removed."""
 
-    def __init__(self, txns: Transactions, schema: UpstreamSchema, rand: random.Random) -> None:
+    def __init__(self, txns: Transactions, schema: UpstreamSchema, rand: random.Random, *, says_version: bool) -> None:
+        self._says_version = says_version
         self._txns = txns
         self._schema = schema
         self._rand = rand
@@ -165,7 +186,9 @@ class _Jobs:
 
         def values_at(ts: int) -> dict[bytes, bytes | None]:
             row = job.row(state=state, schema_version=version, start_ts=ts, old_format=self._old_format)
-            return {key: row, **job.definitions(state=state, start_ts=ts)}
+            changed = job.definitions(state=state, start_ts=ts)
+            said = {SCHEMA_VERSION_KEY: b"%d" % version} if changed and self._says_version else {}
+            return {key: row, **said, **changed}
 
         return self._txns.prewrite_all(values_at)
 

@@ -6,7 +6,8 @@ This is the reference that the sorter and the pusher are compared with. It keeps
   else it waits; a slice that was never covered counts as `start_ts` for that test, and as a hole for the result;
 - `upper` = the smallest W, once there is no hole; it never falls;
 - commits at or below `upper` are duplicates, equal (key, commit_ts) above it must be the same change;
-- a commit gets its value from the best prewrite there is when W(key) reaches it; none = BrokenPromise;
+- a commit gets its value from the best prewrite there is when W(key) reaches it; none = BrokenPromise; a PUT without a
+  value is never better than one with it;
 - an undecided prewrite dies once W(key) > cut_ts of the file that brought it.
 """
 
@@ -71,6 +72,10 @@ class WatermarkOracle:
         """The smallest W of the range; None while there is a hole."""
         every = [w for _, w in self._slices(self.range)]
         return None if None in every else min(w for w in every if w is not None)
+
+    def w_at(self, key: bytes) -> int:
+        """W of one key; 0 in a hole."""
+        return self._w_of(key) or 0
 
     @property
     def waiting(self) -> int:
@@ -171,6 +176,7 @@ class WatermarkOracle:
         found = self._prewrites.get((key, start_ts))
         if not found:
             raise BrokenPromise("a commit without its prewrite", key=key, start_ts=start_ts, commit_ts=commit_ts)
+        found = [p for p in found if p.change.op != Op.PUT or p.change.value] or found
         generation = max(p.generation for p in found)
         best, *others = sorted((p for p in found if p.generation == generation), key=lambda p: p.order, reverse=True)
         for other in others:

@@ -61,6 +61,30 @@ def test_only_so_many_opening_scans_at_once() -> None:
     assert [r.region_id for r in rig.open()] == [3]
 
 
+def test_after_too_much_fewer_scans_go_on_at_once_until_nothing_waits() -> None:
+    rig = Rig(scans_max=8)
+    rig.answer(*(region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in range(9)))
+    assert len(rig.sent(Register)) == 8
+    rig.feed.stream_lost("too much", rig.now, overflow=True)
+    everything = [region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in range(9)]
+    rig.feed.answered(None, everything, rig.now)
+    assert len(rig.later(20)) == 2
+    assert not rig.feed.scans_alone
+    rig.feed.drop()  # two were too much as well
+    rig.feed.resume()
+    again = rig.later(20)
+    for number in range(9):
+        assert len(again) == 1, "one by one"
+        assert rig.feed.scans_alone
+        rig.say(wire.event(again[0].region_id, again[0].request_id, wire.INITIALIZED))
+        again = rig.open()
+        assert len(again) == (number < 8)
+    assert not rig.feed.scans_alone
+    rig.feed.stream_lost("cut", rig.now)
+    rig.feed.answered(None, everything, rig.now)
+    assert len(rig.later(20)) == 8
+
+
 def test_a_region_without_a_checkpoint_waits() -> None:
     rig = Rig()
     rig.checkpoints = lambda _: None

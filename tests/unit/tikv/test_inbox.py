@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from tistream.pusher.tikv.stream import Ended, Inbox
 
 
@@ -54,3 +56,34 @@ def test_a_wait_ends_when_there_is_something() -> None:
     inbox.wait(60)
     inbox.end(1, "EOF")
     inbox.wait(60)
+
+
+def test_a_patient_inbox_makes_room_instead() -> None:
+    inbox = Inbox(10)
+    inbox.begin(1)
+    inbox.be_patient(True)
+    assert inbox.put(1, b"x" * 6)
+    taken: list[bytes] = []
+    reader = threading.Timer(0.05, lambda: taken.extend(inbox.take(99)[0]))
+    reader.start()
+    assert inbox.put(1, b"y" * 5)
+    reader.join()
+    assert taken == [b"x" * 6]
+    assert inbox.take(99) == ([b"y" * 5], None)
+
+
+def test_nobody_waits_for_a_stream_that_is_over() -> None:
+    inbox = Inbox(10)
+    inbox.begin(1)
+    inbox.be_patient(True)
+    assert inbox.put(1, b"x" * 6)
+    other = threading.Timer(0.05, lambda: inbox.begin(2))
+    other.start()
+    assert not inbox.put(1, b"y" * 5)
+    other.join()
+    assert inbox.put(2, b"x" * 6)
+    impatient = threading.Timer(0.05, lambda: inbox.be_patient(False))
+    impatient.start()
+    assert not inbox.put(2, b"y" * 5)
+    impatient.join()
+    assert inbox.take(99)[1] == Ended(stream=2, reason="more has come than could be taken in", overflow=True)

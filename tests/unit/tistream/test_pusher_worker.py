@@ -205,6 +205,31 @@ def test_a_full_queue_drops_the_stream_and_comes_back_as_a_new_incarnation() -> 
         rig.worker.close()
 
 
+def test_no_opening_scan_begins_while_half_of_the_queue_waits() -> None:
+    rig = Rig(queue_bytes_max=40_000)
+    try:
+        rig.tick()
+        rig.durable()
+        rig.store.gate.clear()
+        while rig.worker.wait_until_queued_at_most(20_000, 0.0):
+            rig.tick()
+        moved = rig.cluster.split(2, [b"y"], [3])
+        for _ in range(3):
+            rig.tick()
+        assert not rig.worker.stalled
+        assert not any(rig.cluster.subscribed(region.region_id) for region in moved)
+        rig.store.gate.set()
+        rig.durable()
+        rig.tick()
+        rig.tick()
+        assert all(rig.cluster.subscribed(region.region_id) for region in moved)
+        rig.durable()
+        rig.check()
+    finally:
+        rig.store.gate.set()
+        rig.worker.close()
+
+
 def test_coming_back_waits_for_the_control_plane() -> None:
     rig = Rig(queue_bytes_max=1)
     try:

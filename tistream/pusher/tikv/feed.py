@@ -16,6 +16,7 @@ One registration of one piece (a region's part of one wanted range) is one tenur
   then the TSO of the tick, and no resolved ts above that TSO passes for one;
 - damage ends the stream with all its tenures, and what they heard resolved but have not told is forgotten: rows that
   it covers may be lost;
+- after more came than could be taken, fewer opening scans go on at once (see `scans`);
 - a failed part is asked of PD again after a pause. An EPOCH_NOT_MATCH that names regions is taken as an answer of PD.
 
 What it does not do: threads, sockets, clocks. `now` is in seconds, and never falls.
@@ -43,6 +44,7 @@ from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.pieces import Phase, Piece, Pieces
 from tistream.pusher.tikv.regions import plain_range, region_form
 from tistream.pusher.tikv.requests import Deregister, Register
+from tistream.pusher.tikv.scans import ScanLimit
 
 SCANS_MAX = 32  #: registrations of one store that are not INITIALIZED
 UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so much has come
@@ -76,7 +78,7 @@ class StoreFeed:
         unread_bytes_max: int = UNREAD_BYTES_MAX,
     ) -> None:
         self.store_id = store_id
-        self._scans_max, self._unread_bytes_max = scans_max, unread_bytes_max
+        self._scans, self._unread_bytes_max = ScanLimit(scans_max), unread_bytes_max
         self._pieces = Pieces(wanted)
         self._living: dict[_Pair, Piece] = {}
         self._taken: dict[int, set[int]] = {}  # region -> request ids that are not to be used
@@ -142,10 +144,17 @@ class StoreFeed:
         if resolved is not None and self._streaming:
             self._marks.hear(resolved.request_id, resolved.regions, resolved.ts)
 
-    def stream_lost(self, reason: str, now: float) -> None:
-        """The stream has ended, and every registration on it."""
+    @property
+    def scans_alone(self) -> bool:
+        """One opening scan goes on, and it is by itself because more at once were too much."""
+        return self._scans.alone and self._scanning == 1
+
+    def stream_lost(self, reason: str, now: float, *, overflow: bool = False) -> None:
+        """The stream has ended, and every registration on it. `overflow`: more came than could be taken in."""
         if not self._streaming:
             return
+        if overflow:
+            self._scans.overflowed(self._scanning)
         self._streaming = False
         self._stream_due = self._stream_pauses.failed(self.store_id, reason, now, lived_s=now - self._stream_since)
         for piece in list(self._living.values()):
@@ -179,8 +188,9 @@ class StoreFeed:
             self._give_up(piece, now)
 
     def drop(self) -> None:
-        """Forget every tenure, and register nothing until `resume`."""
+        """Forget every tenure, and register nothing until `resume`: more came than could be handed on."""
         self._dropped = True
+        self._scans.overflowed(self._scanning)
         if self._streaming:
             self._streaming = False
             self._effects.append(CloseStream())
@@ -213,7 +223,7 @@ class StoreFeed:
     def due_at(self) -> float | None:
         """When `advance` or `open` has something to do; None: not before something happens."""
         times = [self._asks[0][0]] if self._asks else []
-        if self._due and not self._dropped and self._scanning < self._scans_max:
+        if self._due and not self._dropped and self._scanning < self._scans.now:
             times.append(max(self._due[0][0], 0.0 if self._streaming else self._stream_due))
         return min(times, default=None)
 
@@ -233,9 +243,7 @@ class StoreFeed:
         """Whether `open` would register something now."""
         if self._dropped or self.fatal or (not self._streaming and now < self._stream_due):
             return False
-        while self._due and self._due[0][2].phase is not Phase.WAITING:
-            heappop(self._due)
-        return bool(self._due) and self._due[0][0] <= now and self._scanning < self._scans_max
+        return self._next_due() and self._due[0][0] <= now and self._scanning < self._scans.now
 
     def take_events(self, now: float) -> list[SourceEvent]:
         """What the pusher is to be told, in order. Live rows may wait for the next tick."""
@@ -263,6 +271,12 @@ class StoreFeed:
         return found
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _next_due(self) -> bool:
+        """Whether a piece waits; the first that does is in front then."""
+        while self._due and self._due[0][2].phase is not Phase.WAITING:
+            heappop(self._due)
+        return bool(self._due)
 
     def _register(self, piece: Piece, checkpoint_ts: int, open_ts: int, now: float) -> None:
         if not self._streaming:
@@ -327,6 +341,8 @@ class StoreFeed:
             piece.opening = OpeningPrewrites()
             self._scanning -= 1
             self._scanned.append(piece)
+            if not self._scanning and not self._next_due():
+                self._scans.caught_up()
             self._marks.open(piece.tenure, piece.request_id, piece.region_id, piece.checkpoint_ts)
 
     def _read(self, now: float) -> None:

@@ -95,6 +95,7 @@ class TikvSource:
         self._take_in()
         self._register(checkpoint_of)
         self._carry_out()
+        self._inbox.be_patient(self._feed.scans_alone)
         self._look()
         if self._feed.fatal is not None:
             raise self._feed.fatal
@@ -173,7 +174,7 @@ class TikvSource:
         log.warning("stream of a store ended", store=self._store_id, reason=ended.reason)
         if not self._heard:
             self._away = StoreUnavailable("the store does not answer", store=self._store_id, cause=ended.reason)
-        self._feed.stream_lost(ended.reason, now)
+        self._feed.stream_lost(ended.reason, now, overflow=ended.overflow)
         self._close_stream()
 
     def _register(self, checkpoint_of: CheckpointOf) -> None:

@@ -4,7 +4,8 @@
 
 A thread takes what comes as fast as it can, so that the store never waits for us, into an `Inbox`. The inbox is bounded
 in bytes: what does not fit ends the stream. That costs an opening scan of its regions later; a store that buffers for a
-slow reader would cost everybody else.
+slow reader would cost everybody else. There is one exception: a single opening scan that is more than fits would never
+end, so the store may wait for it, for a while at a time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import grpc
 from tistream.pusher.tikv.pd_channel import Tls, open_channel
 
 METHOD = "/cdcpb.ChangeData/EventFeedV2"
+PATIENCE_S = 30.0
 METADATA = (("features", "stream-multiplexing"),)
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ class Ended:
 
     stream: int
     reason: str
+    overflow: bool = False  #: it was ended here, because more had come than could be taken in
 
 
 class Inbox:
@@ -43,21 +46,30 @@ class Inbox:
         self._stream = 0  # whose messages these are
         self._ended: Ended | None = None
         self._woken = False
+        self._patient = False
+
+    def be_patient(self, patient: bool) -> None:
+        """Whether what does not fit is waited with, up to PATIENCE_S, before it ends the stream."""
+        with self._condition:
+            self._patient = patient
+            self._condition.notify_all()
 
     def begin(self, stream: int) -> None:
         """From now on only messages of this stream count (0: of none); what came before is gone."""
         with self._condition:
             self._stream, self._ended = stream, None
             self._clear()
+            self._condition.notify_all()
 
     def put(self, stream: int, message: bytes) -> bool:
         """Add a message; False when nobody wants more of this stream."""
         with self._condition:
+            self._condition.wait_for(lambda: not self._must_wait(stream, message), PATIENCE_S)
             if stream != self._stream or self._ended is not None:
                 return False
-            if self._bytes + len(message) > self._bytes_max:
+            if not self._fits(message):
                 self._clear()
-                self._ended = Ended(stream=stream, reason="more has come than could be taken in")
+                self._ended = Ended(stream=stream, reason="more has come than could be taken in", overflow=True)
             else:
                 self._messages.append(message)
                 self._bytes += len(message)
@@ -93,10 +105,18 @@ class Inbox:
                 taken += 1
             messages, self._messages = self._messages[:taken], self._messages[taken:]
             self._bytes -= size
+            self._condition.notify_all()
             ended = None
             if not self._messages and self._ended is not None:
                 ended, self._ended, self._stream = self._ended, None, 0
             return messages, ended
+
+    def _must_wait(self, stream: int, message: bytes) -> bool:
+        wanted = stream == self._stream and self._ended is None
+        return wanted and self._patient and not self._fits(message)
+
+    def _fits(self, message: bytes) -> bool:
+        return self._bytes + len(message) <= self._bytes_max
 
     def _clear(self) -> None:
         self._messages, self._bytes = [], 0

@@ -21,7 +21,7 @@ from sortedcontainers import SortedDict
 from tistream.change import RowKind
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
-from tistream.simulator.replay.wire import Row, committed
+from tistream.simulator.loopback.feed_wire import Row, committed
 
 _Lock = tuple[bytes, int]  # key, start_ts
 

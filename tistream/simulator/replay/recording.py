@@ -28,8 +28,8 @@ from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged
 from tistream.errors import CorruptObject, InvalidInput, NotFound
 from tistream.keyrange import KeyRange, gaps
-from tistream.simulator.replay import wire
-from tistream.simulator.replay.wire import plain_range
+from tistream.simulator.loopback import feed_wire as wire
+from tistream.simulator.loopback.feed_wire import plain_range
 
 STREAM = "stream.ndjson.zst"
 _WINDOW_BYTES_MAX = 1 << 27

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 
 from tistream import ts
 from tistream.keyrange import KeyRange, gaps
-from tistream.simulator.replay import wire
+from tistream.simulator.loopback import feed_wire as wire
+from tistream.simulator.loopback.feed_wire import Event, Request, Resolved, Row
 from tistream.simulator.replay.history import History, Openings
 from tistream.simulator.replay.plan import Plan
 from tistream.simulator.replay.recording import (
@@ -35,7 +36,6 @@ from tistream.simulator.replay.recording import (
     StreamOpened,
     Timestamp,
 )
-from tistream.simulator.replay.wire import Event, Request, Resolved, Row
 
 _EVENT_BYTES = 32 << 10
 _MESSAGE_BYTES = 1 << 20

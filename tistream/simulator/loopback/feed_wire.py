@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tistream.change import RowKind
-from tistream.codec.memcomparable import decode_bytes, encode_bytes
+from tistream.codec.memcomparable import decode_bytes, encode_bytes, encode_uvarint
 from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields, merged, message, octets, uint
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
@@ -21,7 +21,7 @@ KV_API_TIDB = 0
 
 _ROW = {1: VARINT, 2: VARINT, 3: VARINT, 4: VARINT, 5: BYTES}
 _CONTENTS = {6: BYTES, 7: BYTES}
-_REQUEST = {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 11: VARINT, 13: BYTES}
+_REQUEST = {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 11: VARINT, 12: VARINT, 13: BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class Request:
     checkpoint_ts: int
     kv_api: int
     deregister: bool
+    ticdc_version: str = ""
+    filter_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,9 @@ class Resolved:
 
 def read_request(data: bytes) -> Request:
     said = dict(fields(data, _REQUEST))
+    header = merged(said.get(1, b""), {1: VARINT, 2: BYTES})
     return Request(
-        cluster_id=merged(said.get(1, b""), {1: VARINT}).get(1, 0),
+        cluster_id=header.get(1, 0),
         region_id=said.get(2, 0),
         version=merged(said.get(3, b""), {2: VARINT}).get(2, 0),
         request_id=said.get(7, 0),
@@ -84,6 +87,8 @@ def read_request(data: bytes) -> Request:
         checkpoint_ts=said.get(4, 0),
         kv_api=said.get(11, 0),
         deregister=13 in said,
+        ticdc_version=header.get(2, b"").decode(errors="replace"),
+        filter_loop=bool(said.get(12, 0)),
     )
 
 
@@ -149,9 +154,11 @@ def error_event(region_id: int, request_id: int, error: bytes) -> bytes:
     return message(1, uint(1, region_id) + message(5, error) + uint(7, request_id))
 
 
-def resolved_message(request_id: int, regions: Sequence[int], ts: int) -> bytes:
-    """A whole message; the regions one by one, as TiKV writes them."""
+def resolved_message(request_id: int, regions: Sequence[int], ts: int, *, packed: bool = False) -> bytes:
+    """A whole message; the regions one by one, as TiKV writes them, or packed, as protobuf would have it."""
     body = b"".join(uint(1, region) for region in regions)
+    if packed:
+        body = message(1, b"".join(encode_uvarint(region) for region in regions))
     return message(2, body + uint(2, ts) + uint(3, request_id))
 
 
@@ -159,13 +166,22 @@ def region_not_found(region_id: int) -> bytes:
     return message(2, uint(1, region_id))
 
 
-def epoch_not_match() -> bytes:
-    """Without the regions that are there now."""
-    return message(3, b"")
+def epoch_not_match(*regions: bytes) -> bytes:
+    """With the regions that are there now (metapb.Region), or without any."""
+    return message(3, b"".join(message(1, region) for region in regions))
 
 
-def not_leader(region_id: int, peer: bytes) -> bytes:
-    return message(1, uint(1, region_id) + message(2, peer))
+def server_is_busy(reason: str, backoff_ms: int) -> bytes:
+    return message(7, octets(1, reason.encode()) + uint(2, backoff_ms))
+
+
+def congested(region_id: int) -> bytes:
+    return message(8, uint(1, region_id))
+
+
+def not_leader(region_id: int, peer: bytes = b"") -> bytes:
+    """`peer` that leads, if that is known."""
+    return message(1, uint(1, region_id) + octets(2, peer))
 
 
 def duplicate_request(region_id: int) -> bytes:

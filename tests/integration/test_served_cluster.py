@@ -1,0 +1,177 @@
+"""The modelled cluster over gRPC, through storms: what the real pushers bring to the bucket is what it committed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from tistream import ts
+from tistream.change import Op
+from tistream.clock import SystemClock
+from tistream.objectstore.memory import MemoryStore
+from tistream.simulator.mvcc import Lock
+from tistream.simulator.profiles import DDL, DEFAULT, PIPELINED, STEADY, TOPOLOGY_STORM, Profile
+from tistream.simulator.serve.content import cluster_of, workload_cluster
+from tistream.simulator.serve.faults import CALM, STORM
+from tistream.simulator.serve.served import ServedCluster
+from tistream.simulator.workload import Workload
+from tistream.testing.core_run import prepare, run_tasks
+from tistream.testing.feed_client import FeedClient
+from tistream.testing.oracle import Change, batch_files, interleaved
+from tistream.testing.served_push import TIDB_KEYS, ServedPush
+
+PATIENCE_S = 40.0
+ROW = ("key", "commit_ts", "start_ts", "op", "value", "old_value")
+
+
+def now_ts() -> int:
+    return ts.compose(SystemClock().unix_ms())
+
+
+def truth(workload: Workload) -> dict[tuple[bytes, int], Change]:
+    return {(r.key, r.commit_ts): Change(r.start_ts, int(r.op), r.value, r.old_value) for r in workload.committed}
+
+
+def written_by_cores(push: ServedPush, start_ts: int, end_ts: int, seed: int) -> list[tuple[object, ...]]:
+    """The rows that sorters write, whatever the order in which the files of the stores arrive."""
+    streams = batch_files(push.store)
+    newest = {store: max(i for s, i in streams if s == store) for store, _ in streams}
+    ended = {(s, i): len(files) for (s, i), files in streams.items() if i < newest[s]}
+    rand = random.Random(seed)
+    arrivals = prepare(interleaved(streams.values(), rand))
+    tasks = run_tasks(arrivals, dict(enumerate(TIDB_KEYS, 1)), start_ts, rand, ended=ended)
+    for task in tasks.values():
+        assert task.upper >= end_ts, [str(slice_) for slice_ in task.core.explain()]
+        assert task.reopens == []
+    rows = pa.concat_tables([task.rows() for task in tasks.values()])
+    return list(zip(*(rows[name].to_pylist() for name in ROW), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("seed", "profile"),
+    [(1, TOPOLOGY_STORM), (2, PIPELINED), (3, replace(DEFAULT, stores=2)), (4, DDL)],
+    ids=["topology", "pipelined", "usual", "ddl"],
+)
+def test_everything_committed_in_a_storm_is_pushed_once_and_the_watermark_moves(seed: int, profile: Profile) -> None:
+    cluster = workload_cluster(profile, floor_ts=now_ts(), regions=12)
+    workload = Workload(seed, cluster, profile)
+    with (
+        ServedCluster(
+            cluster,
+            stores=profile.stores,
+            workload=workload,
+            steps_per_s=250,
+            resolved_s=0.1,
+            faults=STORM,
+            seed=seed,
+        ) as served,
+        ServedPush(served, start_ts=cluster.floor_ts, seed=seed) as push,
+    ):
+        push.run_for(2.5)
+        end_ts = served.settle()
+        assert push.run_until(lambda: push.watermark >= end_ts, PATIENCE_S), (push.watermark, end_ts)
+        assert push.changes == truth(workload)
+        assert len(workload.committed) > 30
+        assert served.feed.counts["refused"]
+        assert not any(oracle.waiting for oracle in push.oracles)
+        written = written_by_cores(push, cluster.floor_ts, end_ts, seed)
+        rows = [(r.key, r.commit_ts, r.start_ts, int(r.op), r.value, r.old_value) for r in workload.committed]
+        assert sorted(written) == sorted(rows)
+
+
+def test_what_is_served_is_what_a_store_may_send() -> None:
+    """A strict client of its own looks at every message; it knows no flush of a lock with other contents."""
+    transactions = tuple((name, weight) for name, weight in DEFAULT.transactions if name != "pipelined")
+    profile = replace(DEFAULT, fakes=False, transactions=transactions)
+    cluster = workload_cluster(profile, floor_ts=now_ts())
+    workload = Workload(5, cluster, profile)
+    faults = replace(STORM, refused=0.0)  # the client takes some errors for defects
+    with ServedCluster(cluster, workload=workload, steps_per_s=200, resolved_s=0.4, faults=faults, seed=5) as served:
+        client = FeedClient(served.pd_address, list(TIDB_KEYS), cluster.floor_ts, seed=5)
+        ends: list[int] = []
+        settling = threading.Timer(3.0, lambda: ends.append(served.settle()))
+        settling.start()
+        client.follow(lambda: bool(ends) and client.lowest_promise() >= ends[0], PATIENCE_S)
+        settling.join()
+        client.close()
+    assert client.versions == {place: (c.op, c.value, c.old_value) for place, c in truth(workload).items()}
+    assert client.check_promises() >= len(client.versions) > 50
+
+
+def test_a_lock_holds_its_region_and_not_those_of_other_stores() -> None:
+    with ServedCluster(cluster_of([], floor_ts=now_ts()), resolved_s=0.1) as served:
+        with served.changing() as cluster:
+            cluster.split(1, [b"t5"], [2])  # the left part is the new region
+            cluster.move_leader(2, 2)
+        start_ts = served.tso()
+        with served.changing() as cluster:
+            cluster.prewrite(b"t1", Lock(start_ts, Op.PUT, b"v", None))
+        with ServedPush(served, start_ts=start_ts - 1, flush_s=0.05) as push:
+            tables = push.oracles[1]
+            later = served.tso()
+            assert push.run_until(lambda: tables.w_at(b"t6") >= later, PATIENCE_S)
+            assert push.run_until(lambda: tables.w_at(b"t1") == start_ts, PATIENCE_S)
+            commit_ts = served.tso()
+            with served.changing() as cluster:
+                cluster.commit(b"t1", start_ts=start_ts, commit_ts=commit_ts)
+            assert push.run_until(lambda: push.watermark >= commit_ts, PATIENCE_S)
+            assert push.changes == {(b"t1", commit_ts): Change(start_ts, Op.PUT, b"v", None)}
+
+
+class GatedStore(MemoryStore):
+    """A bucket that answers while its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.gate.wait()
+        super().put(key, data)
+
+
+def test_a_bucket_that_does_not_answer_costs_a_gap_and_no_data() -> None:
+    """The queue is bounded by so little that each of the pushers drops its stream, and comes back."""
+    cluster = workload_cluster(STEADY, floor_ts=now_ts(), regions=30)
+    workload = Workload(7, cluster, STEADY)
+    store = GatedStore()
+    with (
+        ServedCluster(cluster, workload=workload, steps_per_s=300, resolved_s=0.1) as served,
+        ServedPush(served, start_ts=cluster.floor_ts, store=store, flush_s=0.05, queue_bytes_max=20_000) as push,
+    ):
+        assert push.run_until(lambda: push.watermark > cluster.floor_ts, PATIENCE_S)
+        store.gate.clear()
+        assert push.run_until(lambda: all(worker.stalled for worker in push.workers), PATIENCE_S)
+        assert push.run_until(lambda: len(served.feed) == 0, PATIENCE_S)
+        store.gate.set()
+        end_ts = served.settle()
+        assert push.run_until(lambda: push.watermark >= end_ts, PATIENCE_S)
+        assert push.changes == truth(workload)
+        assert {incarnation for _, incarnation in push.lives} >= {1, 2}
+
+
+def test_a_store_that_dies_and_comes_back() -> None:
+    profile = replace(STEADY, stores=2)
+    cluster = workload_cluster(profile, floor_ts=now_ts())
+    workload = Workload(6, cluster, profile)
+    with (
+        ServedCluster(cluster, stores=2, workload=workload, steps_per_s=100, resolved_s=0.1, faults=CALM) as served,
+        ServedPush(served, start_ts=cluster.floor_ts) as push,
+    ):
+        push.run_for(0.5)
+        with served.changing():
+            cluster.kill_store(1, {r.region_id: 2 for r in cluster.regions(1)})
+        dead_ts = served.tso()
+        assert push.run_until(lambda: push.watermark >= dead_ts, PATIENCE_S)
+        with served.changing():
+            cluster.start_store(1)
+            for region in cluster.regions(2)[::2]:
+                cluster.move_leader(region.region_id, 1)
+        end_ts = served.settle()
+        assert push.run_until(lambda: push.watermark >= end_ts, PATIENCE_S)
+        assert push.changes == truth(workload)
