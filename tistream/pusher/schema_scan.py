@@ -1,9 +1,9 @@
 """Reads a cluster's schema at a timestamp, as the snapshot with which a tenant begins.
 
-    meta range at S -> databases, tables, schema version -> {"ts": S, "schema_version": n, "dbs": [...], "tables": [...]}
+    meta range at S -> {"ts": S, "schema_version": n, "dbs": [DBInfo ...], "tables": [{"db_id": n, "info": TableInfo}]}
 
-Definitions go in as TiDB stores them, those of its own databases too, since `mysql.tidb_ddl_job` is among them; tables in
-the order of databases and ids. What is missing or cannot be read is an error: a tenant would begin with a hole.
+Definitions go in as TiDB stores them, those of its own databases too, since `mysql.tidb_ddl_job` is among them; in the
+order of databases and ids. What is missing or cannot be read is an error: a tenant would begin with a hole.
 """
 
 from __future__ import annotations

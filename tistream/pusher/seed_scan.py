@@ -84,7 +84,9 @@ class SeedScan:
 
     def _run(self) -> None:
         try:
-            self.done = retrying(self._once, stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice) or False
+            self.done = (
+                retrying(self._once, stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice) or False
+            )
         except TiStreamError as e:
             log.error("the rows at the beginning could not be seeded", ts=self._ts, error=str(e))
             self._fault = str(e)

@@ -115,7 +115,7 @@ class StorePush:
             self._follow(self._worker)
         except TiStreamError as e:
             self._fail(e)
-        except Exception as e:  # noqa: BLE001 - a defect: the owner of the push raises it
+        except Exception as e:  # a defect: the owner of the push raises it
             log.exception("the pusher of a store has ended", store=self.store_id)
             self._fail(TiStreamError("the pusher of a store has ended", store=self.store_id, cause=repr(e)))
         finally:

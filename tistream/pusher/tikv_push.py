@@ -7,7 +7,7 @@ Relations:
 
 - nothing is kept here: every start asks the service where it stands, and each store goes on as a new incarnation whose
   tenures begin at the published frontier;
-- stores that join are followed, stores that left end when what they said is durable; a store that is away is waited for;
+- stores that join are followed, those that left end when what they said is durable, one that is away is waited for;
 - history is held at what the frontier and the opening scans need (`tikv.history`), and nothing is registered without;
 - service, object store, PD and stores may be away for any time: memory is bounded by the queues of source and uploader,
   and what overflows is given up and read again from the frontier, as a new incarnation. No disk is used;

@@ -1,6 +1,6 @@
 """Holds back the cluster's garbage collection for what a tenant still has to read, and no longer than agreed.
 
-    needed ts (the lowest that anybody may register at)  ->  a service safe point or GC barrier in PD, that ends by itself
+    needed ts (the lowest that anybody may register at) -> a service safe point or GC barrier in PD that ends by itself
 
 An opening scan reads everything committed above its checkpoint_ts. What has been collected of that is missing without a
 word: no store refuses the registration. So:

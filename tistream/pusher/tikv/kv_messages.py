@@ -107,9 +107,7 @@ def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
     if faulty:
         return _fault(fault)
     error = first or whole
-    return Page(
-        keys=page.keys, values=page.values, commit_ts=page.commit_ts, lock=_lock(error) if error else None
-    )
+    return Page(keys=page.keys, values=page.values, commit_ts=page.commit_ts, lock=_lock(error) if error else None)
 
 
 def _take(body: bytes, asked: KeyRange, page: Page) -> bytes:
@@ -144,6 +142,4 @@ def _lock(body: bytes) -> Lock:
         text = next((said[n].decode(errors="replace") for n in sorted(_REFUSALS) if n in said), "")
         raise KvRefused(text or "a store refused to read a key, for a reason that this version does not know")
     lock = merged(said[_LOCKED], {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT})
-    return Lock(
-        key=lock.get(3, b""), primary=lock.get(1, b""), start_ts=lock.get(2, 0), ttl_ms=lock.get(4, 0)
-    )
+    return Lock(key=lock.get(3, b""), primary=lock.get(1, b""), start_ts=lock.get(2, 0), ttl_ms=lock.get(4, 0))

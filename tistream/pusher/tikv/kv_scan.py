@@ -28,7 +28,15 @@ import grpc
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, StoreUnavailable
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.kv_messages import ApiVersion, FaultKind, KvRefused, Page, RegionFault, read_scan, scan_request
+from tistream.pusher.tikv.kv_messages import (
+    ApiVersion,
+    FaultKind,
+    KvRefused,
+    Page,
+    RegionFault,
+    read_scan,
+    scan_request,
+)
 from tistream.pusher.tikv.pd_channel import Tls, open_channel
 from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.regions import Pd, plain_range, region_form
@@ -136,7 +144,10 @@ class KvReader:
         answer = self._ask(region, part, pairs, ts, api)
         if isinstance(answer, RegionFault):
             at_least_s = max(_BUSY_S, answer.backoff_ms / 1000) if answer.kind is FaultKind.SERVER_IS_BUSY else 0.0
-            raise _Later(f"region {region.id} cannot be read: {answer.kind.name} {answer.message}".rstrip(), at_least_s=at_least_s)
+            raise _Later(
+                f"region {region.id} cannot be read: {answer.kind.name} {answer.message}".rstrip(),
+                at_least_s=at_least_s,
+            )
         if answer.lock is not None and not answer.keys:
             lock = answer.lock
             raise _Later(f"region {region.id} waits for the transaction {lock.start_ts} that holds {lock.key.hex()}")
@@ -147,9 +158,7 @@ class KvReader:
             return answer, answer.keys[-1] + b"\0"
         return answer, part.end
 
-    def _ask(
-        self, region: Region, part: KeyRange, pairs: int, ts: int, api: ApiVersion
-    ) -> Page | RegionFault:
+    def _ask(self, region: Region, part: KeyRange, pairs: int, ts: int, api: ApiVersion) -> Page | RegionFault:
         request = scan_request(region, part, pairs, ts, api)
         facts = {"store": region.leader_store_id, "region": region.id, "request": f"KvScan {part} at {ts}"}
         try:
@@ -157,7 +166,11 @@ class KvReader:
         except grpc.RpcError as e:
             self._addresses.pop(region.leader_store_id, None)
             code = e.code()
-            if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+            if code in (
+                grpc.StatusCode.UNIMPLEMENTED,
+                grpc.StatusCode.PERMISSION_DENIED,
+                grpc.StatusCode.UNAUTHENTICATED,
+            ):
                 raise KvRefused("a store refused to read", cause=f"{code.name}: {e.details()}", **facts) from e
             raise _Later(f"store {region.leader_store_id} does not answer: {code.name} {e.details()}") from e
         try:
