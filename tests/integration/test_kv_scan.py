@@ -25,6 +25,7 @@ from tistream.simulator.serve.served import ServedCluster
 
 RECORDING = Path(str(files("tistream") / "recording"))
 S = 470613530891255808
+ALL = KeyRange()
 PAIRS = [(b"k%03d" % i, b"value %d" % i) for i in range(300)]
 
 
@@ -53,7 +54,7 @@ def a_reader(served: ServedCluster, stop: threading.Event, patience_s: float = 2
     pd.close()
 
 
-def read(reader: KvReader, part: KeyRange = KeyRange(), ts: int = S) -> list[tuple[bytes, bytes]]:
+def read(reader: KvReader, part: KeyRange = ALL, ts: int = S) -> list[tuple[bytes, bytes]]:
     return [p for page in reader.read(part, ts) for p in zip(page.keys, page.values, strict=True)]
 
 
