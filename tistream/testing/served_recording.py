@@ -24,7 +24,7 @@ _NEVER_S = 1e9
 _AGAIN_S = 0.3
 
 
-class _RecordedClock(SystemClock):
+class RecordedClock(SystemClock):
     """Does not say what time it is: the newest timestamp of the recording is later."""
 
     def unix_ms(self) -> int:
@@ -39,7 +39,7 @@ class ServedRecording:
         self._player = CapturePlayer(capture)
         self.start_ts = capture.meta.start_ts
         stores = len(capture.meta.store_ids)
-        self.served = ServedCluster(self._player.cluster, stores=stores, resolved_s=_NEVER_S, clock=_RecordedClock())
+        self.served = ServedCluster(self._player.cluster, stores=stores, resolved_s=_NEVER_S, clock=RecordedClock())
         self.pd_address = self.served.pd_address
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
