@@ -4,7 +4,7 @@
 
 Relations:
 
-- faults that pass (store, PD, control plane away) are told by `problem` and tried again; any other error ends the
+- faults that pass (store, PD, control plane away) are told by `problems` and tried again; any other error ends the
   thread and stays in `error`: who owns the push decides, and nothing is ever skipped;
 - `needed` changes between steps only, so whatever a step registers lies at or above what was published before it;
 - opening scans that lose their hold on history are ended before they are ready, and asked for again;
@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 _STEP_S = 0.2
 _PAUSE_S = 0.2  # after a fault
+_SHOWN_S = 5.0  # a fault is shown for so long; most come again and again
 _NOTHING = UploadStats(files=0, bytes=0, retries=0)
 
 
@@ -53,7 +54,7 @@ class StorePush:
         self._source: TikvSource | None = None
         self._thread = threading.Thread(target=self._run, name=f"store-{store_id}", daemon=True)
         self.needed: int | None = None  #: history above it may have to be read; None = not known yet
-        self.problem = ""  #: what it waits for
+        self._problem, self._problem_at = "", float("-inf")
         self.error: TiStreamError | None = None  #: what ended it
 
     def start(self) -> None:
@@ -84,7 +85,8 @@ class StorePush:
         """What is wrong now, in words."""
         source = self._source
         regions = [f"{p.message}: {_facts(p.facts)}" for p in source.problems()] if source else []
-        return [f"store {self.store_id}: {text}" for text in [self.problem, *regions] if text]
+        recent = self._problem if self._clock.monotonic() - self._problem_at < _SHOWN_S else ""
+        return [f"store {self.store_id}: {text}" for text in [recent, *regions] if text]
 
     def uploads(self) -> UploadStats:
         worker = self._worker
@@ -129,10 +131,8 @@ class StorePush:
             except TiStreamError as e:
                 if e.kind is not ErrorKind.RETRY:
                     raise
-                self.problem = str(e)
+                self._problem, self._problem_at = str(e), self._clock.monotonic()
                 self._clock.wait(self._stop, _PAUSE_S)
-            else:
-                self.problem = ""
             self._look_after_history(worker)
             if self._leaving.is_set() and worker.wait_until_durable(_STEP_S):
                 log.info("the pusher of a store that left has ended", store=self.store_id)

@@ -54,6 +54,7 @@ _AWAITING = "AWAITING_SNAPSHOT"
 _STORES_S = 5.0  # how often PD is asked for the stores
 _HOLD_S = 10.0  # how often the hold on history is set anew
 _PATIENCE_S = 30.0  # so long a region is waited for before that is told
+_PD_PATIENCE_S = 5.0  # so long a request looks for PD's leader before it fails, to be made again
 _LAST_WORDS_S = 10.0  # what is queued when it is told to stop may take so long
 
 
@@ -127,7 +128,7 @@ class _TikvPush(PushRun):
             raise InvalidInput("a seed is pushed by one pusher for the whole cluster: leave out the ids of stores")
         super().__init__(control, stop, clock, rand)
         self._control, self._options, self._progress = control, options, progress
-        self._pd = PdClient(endpoints, tls=options.tls, clock=clock)
+        self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
         self._board = RegionBoard(self._pd, options.wanted, clock=clock)
         self._stores: dict[int, StorePush] = {}
         self._never = threading.Event()
