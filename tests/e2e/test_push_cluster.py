@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -23,6 +24,13 @@ def push(cluster: ServedRecording, url: str, folder: Path, *more: str) -> TiStre
     """A pusher of the whole cluster, not started yet."""
     args = ("push", "--pd", cluster.pd_address, "--url", url, "--cluster", "1", "--tenant", "1")
     return TiStreamProcess(*args, "--start-ts", str(cluster.start_ts), *more, log=folder / "push.log")
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_cluster_is_pulled_as_tidb_answered_though_its_pusher_is_killed(
@@ -48,3 +56,25 @@ def test_a_cluster_is_pulled_as_tidb_answered_though_its_pusher_is_killed(
         (snapshot,) = (tmp_path / "data").rglob("schema_snap/*.json.zst")
         text = zstandard.ZstdDecompressor().stream_reader(snapshot.read_bytes()).read()
         assert orjson.loads(text) == orjson.loads((recording / "schema_snapshot.json").read_bytes())
+
+
+def test_chosen_tables_alone_are_pulled_and_what_is_created_later(
+    tmp_path: Path, recording: Path, expected: Path, last_resolved_ts: int
+) -> None:
+    with ServedRecording(recording) as cluster, Up(tmp_path) as up:
+        register(up.url)
+        with push(cluster, up.url, tmp_path, "--table", "shop.customers", "--no-index-keys") as pusher:
+            wait_for(lambda: "pushing: stores 1, 2, 3" in pusher.output())
+            cluster.play(speed=12)
+            rows = [json.loads(line) for line in pull_all(up.url, last_resolved_ts, format="ndjson").splitlines()]
+            assert pusher.alive, pusher.output()
+        known = {
+            t["info"]["id"]: t["info"]
+            for t in orjson.loads((recording / "schema_snapshot.json").read_bytes())["tables"]
+        }
+        of_tables = {row["table_id"] for row in rows if "table_id" in row}
+        assert [known[i]["name"]["L"] for i in of_tables & known.keys()] == ["customers"]
+        assert compare(expected, rows) > 400  # tables that were created later are whole
+        with push(cluster, up.url, tmp_path, "--table", "shop.tags") as other:
+            assert other.wait(60) == 2
+        assert "What a tenant follows cannot be changed" in other.output()

@@ -31,6 +31,15 @@ ScanRate = Annotated[
     float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: read schema and seed at so many MiB/s at most.")
 ]
 Keyspace = Annotated[str | None, typer.Option("--keyspace", help="Of a cluster: the keyspace to follow.")]
+Table = Annotated[
+    list[str] | None, typer.Option("--table", help="Of a cluster: follow this table, db.table. May be repeated.")
+]
+Database = Annotated[
+    list[str] | None, typer.Option("--database", help="Of a cluster: follow this database. May be repeated.")
+]
+IndexKeys = Annotated[
+    bool, typer.Option("--index-keys/--no-index-keys", help="Of a cluster: also follow index entries.")
+]
 FilterLoop = Annotated[
     bool, typer.Option("--filter-loop", help="Of a cluster: leave out what another change feed wrote there.")
 ]

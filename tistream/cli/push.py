@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +66,9 @@ def push(
     history_cap: of_cluster.HistoryCap = 24.0,
     scans: of_cluster.Scans = 32,
     scan_rate: of_cluster.ScanRate = 16.0,
+    table: of_cluster.Table = None,
+    database: of_cluster.Database = None,
+    index_keys: of_cluster.IndexKeys = True,
     filter_loop: of_cluster.FilterLoop = False,
     keyspace: of_cluster.Keyspace = None,
     ca: of_cluster.Ca = None,
@@ -87,14 +91,14 @@ def push(
     configure(LogSettings(level="warning"))
     to = TenantId(cluster, tenant)
     if pd is not None:
-        from tistream.cli.push_cluster import follow_cluster, options_of, refuse_keyspace
+        from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of, refuse_keyspace
 
-        endpoints = of_cluster.endpoints(pd)
-        secured = of_cluster.tls(ca, cert, key)
+        to_pd, secured = of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key)
         if keyspace is not None:
-            refuse_keyspace(endpoints, keyspace, secured)
-        given = (schema_snapshot, start_ts, store_id or (), seed, history_cap, scans, scan_rate, filter_loop)
-        follow_cluster(url, to, endpoints, options_of(secured, *given))
+            refuse_keyspace(to_pd, keyspace, secured)
+        begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
+        limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
+        follow_cluster(url, to, to_pd, replace(limits, tls=secured, filter_loop=filter_loop))
         return
     if capture is not None:
         upto = _push_folder(push_recording, capture, url, to, speed)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -33,30 +34,39 @@ def follow_cluster(url: str, tenant: Tenant, endpoints: Sequence[str], options: 
     print(f"pushed {done.rows:,} rows in {done.files:,} files, {done.bytes:,} bytes", file=sys.stderr)
 
 
-def options_of(
-    secured: Tls | None,
+def begin_of(
     schema_snapshot: Path | None,
     start_ts: int | None,
-    store_ids: Sequence[int],
+    tables: Sequence[str],
+    databases: Sequence[str],
+    index_keys: bool,
     seed: bool,
-    history_cap_h: float,
-    scans: int,
-    scan_rate_mib_s: float,
-    filter_loop: bool,
 ) -> TikvPushOptions:
-    """What was asked for on the command line."""
+    """How a new tenant begins, as the command line says."""
     from tistream.cli.push_log import first_schema
     from tistream.pusher.tikv_push import TikvPushOptions
 
+    for name in tables:
+        if not all(name.partition(".")):
+            raise InvalidInput(f"--table {name}: write db.table.")
     return TikvPushOptions(
-        tls=secured,
-        store_ids=frozenset(store_ids),
         schema_snapshot=None if schema_snapshot is None else first_schema(schema_snapshot, start_ts),
         start_ts=start_ts,
+        names=(*tables, *databases),
+        index_keys=index_keys,
         seed=seed,
+    )
+
+
+def limits_of(
+    options: TikvPushOptions, store_ids: Sequence[int], history_cap_h: float, scans: int, scan_rate_mib_s: float
+) -> TikvPushOptions:
+    """The options, and how much of the cluster may be asked, as the command line says."""
+    return replace(
+        options,
+        store_ids=frozenset(store_ids),
         cap_s=history_cap_h * 3600,
         scans_max=scans,
-        filter_loop=filter_loop,
         rate_bytes_s=int(scan_rate_mib_s * (1 << 20)),
     )
 

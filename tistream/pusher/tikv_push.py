@@ -20,18 +20,20 @@ import hashlib
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import count
 
 import structlog
 
 from tistream.clock import Clock, SystemClock
 from tistream.errors import ErrorKind, InvalidInput, TiStreamError, TsExpired
 from tistream.ids import Tenant
-from tistream.keyrange import KeyRange
 from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectStore
+from tistream.pusher.choice import Choice, check_choice, choose, read_choice
 from tistream.pusher.control import CaptureControl
 from tistream.pusher.frontier import lowest_upper
+from tistream.pusher.left_out import LeftOutSource
 from tistream.pusher.push_run import WAIT_S, PushRun
 from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked
 from tistream.pusher.schema_scan import read_schema
@@ -44,7 +46,6 @@ from tistream.pusher.tikv.kv_scan import RATE_BYTES_S, KvReader
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import StoreState
-from tistream.pusher.tikv.ranges import whole_cluster
 from tistream.pusher.tikv.source import TikvSource
 from tistream.pusher.worker import PusherWorker
 
@@ -63,7 +64,8 @@ class TikvPushOptions:
     """How a cluster is pushed."""
 
     tls: Tls | None = None
-    wanted: Sequence[KeyRange] = field(default_factory=whole_cluster)
+    names: tuple[str, ...] = ()  #: databases, and tables as db.table, that a new tenant follows; empty = all
+    index_keys: bool = True  #: also the index entries of the tables that are there at the beginning
     store_ids: frozenset[int] = frozenset()  #: only these; empty = all, also those to come
     schema_snapshot: bytes | None = None  #: the schema that a new tenant begins with; None = it is read
     start_ts: int | None = None  #: where a new tenant begins; None = now
@@ -129,7 +131,7 @@ class _TikvPush(PushRun):
         super().__init__(control, stop, clock, rand)
         self._control, self._options, self._progress = control, options, progress
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
-        self._board = RegionBoard(self._pd, options.wanted, clock=clock)
+        self._board: RegionBoard | None = None
         self._stores: dict[int, StorePush] = {}
         self._never = threading.Event()
         self._hold: Hold | None = None
@@ -152,9 +154,14 @@ class _TikvPush(PushRun):
                 return self._report("stopped")
             if not self._wait_for_frontier(bundle.state) or not self._first_hold(hold):
                 return self._report("stopped")
+            schema = self._schema(store)
+            if schema is None:
+                return self._report("stopped")
+            choice = read_choice(schema)
+            check_choice(choice, self._options.names, self._options.index_keys)
             if self._options.seed:
-                self._start_seed(store, self._new_hold(bundle.object_store, "-seed"))
-            self._follow(store, hold)
+                self._start_seed(store, self._new_hold(bundle.object_store, "-seed"), schema)
+            self._follow(store, hold, choice)
         finally:
             self._end()
         return self._report("stopped")
@@ -183,9 +190,10 @@ class _TikvPush(PushRun):
             return False
         if known:  # it is being taken in
             return True
-        text = given if given is not None else self._read_schema(begin_ts)
-        if text is None:
+        whole = given if given is not None else self._read_schema(begin_ts)
+        if whole is None:
             return False
+        text = choose(whole, self._options.names, self._options.index_keys)
         key = SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts)
         return self._retry(lambda: put_schema_snapshot(store, key, text)) is not None
 
@@ -220,20 +228,36 @@ class _TikvPush(PushRun):
             raise error
         return True
 
+    def _schema(self, store: ObjectStore) -> bytes | None:
+        """The schema snapshot with which the tenant began; None when told to stop."""
+        begin_ts = self._retry(lambda: _first_snapshot(store, self._control.tenant))
+        if begin_ts is None:
+            return None
+        if not begin_ts:
+            raise InvalidInput("the schema snapshot with which the tenant began is not in the bucket any more")
+        name = str(SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts))
+        packed = self._retry(lambda: store.get(name))
+        return None if packed is None else unpacked(name, packed)
+
     def _first_hold(self, hold: Hold) -> bool:
         needed = lowest_upper(self._frontier.read())
         return needed is not None and self._renew(hold, needed)
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def _follow(self, store: ObjectStore, hold: Hold) -> None:
-        self._board.start()
+    def _follow(self, store: ObjectStore, hold: Hold, choice: Choice) -> None:
+        board = self._board = RegionBoard(self._pd, choice.wanted, clock=self._clock)
+        board.start()
+
+        def make(store_id: int) -> StorePush:
+            return self._new_store(store_id, store, hold, choice, board)
+
         while not self._stop.is_set():
             now = self._clock.monotonic()
             try:
                 if now >= self._stores_at:
                     self._stores_at = now + _STORES_S
-                    self._follow_stores(store, hold)
+                    self._follow_stores(make)
                 if now >= self._hold_at:
                     self._hold_at = now + _HOLD_S
                     self._keep_history(hold)
@@ -246,7 +270,7 @@ class _TikvPush(PushRun):
             self._report("pushing")
             self._clock.wait(self._stop, WAIT_S)
 
-    def _follow_stores(self, bucket: ObjectStore, hold: Hold) -> None:
+    def _follow_stores(self, make: Callable[[int], StorePush]) -> None:
         """Begin with stores that joined, end those that left."""
         only = self._options.store_ids
         there = {
@@ -262,24 +286,28 @@ class _TikvPush(PushRun):
                 del self._stores[store_id]
         for store_id in sorted(there - self._stores.keys()):
             log.info("a store is followed", store=store_id)
-            self._stores[store_id] = self._new_store(store_id, bucket, hold)
+            self._stores[store_id] = make(store_id)
             self._stores[store_id].start()
 
-    def _new_store(self, store_id: int, bucket: ObjectStore, hold: Hold) -> StorePush:
+    def _new_store(
+        self, store_id: int, bucket: ObjectStore, hold: Hold, choice: Choice, board: RegionBoard
+    ) -> StorePush:
         def make(frontier: HeldFrontier) -> tuple[PusherWorker, TikvSource]:
+            numbers = count(1)
             source = TikvSource(
                 store_id,
                 pd=self._pd,
-                board=self._board,
-                wanted=self._options.wanted,
+                board=board,
+                wanted=choice.wanted,
                 clock=self._clock,
                 filter_loop=self._options.filter_loop,
                 tls=self._options.tls,
                 flush_interval_s=self._options.flush_interval_s,
                 scans_max=self._options.scans_max,
+                numbers=numbers,
             )
             worker = PusherWorker(
-                source=source,
+                source=LeftOutSource(source, choice.left_out, numbers) if choice.left_out else source,
                 control=self._control,
                 frontier=frontier,
                 store=bucket,
@@ -308,16 +336,7 @@ class _TikvPush(PushRun):
 
     # -- the seed --------------------------------------------------------------------------------------------------
 
-    def _start_seed(self, store: ObjectStore, hold: Hold) -> None:
-        begin_ts = self._retry(lambda: _first_snapshot(store, self._control.tenant))
-        if not begin_ts:
-            if begin_ts == 0:
-                raise InvalidInput("the snapshot that the tenant began with is gone: it cannot be seeded any more")
-            return
-        name = str(SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts))
-        packed = self._retry(lambda: store.get(name))
-        if packed is None:
-            return
+    def _start_seed(self, store: ObjectStore, hold: Hold, schema: bytes) -> None:
         reader = KvReader(
             self._pd,
             clock=self._clock,
@@ -330,7 +349,7 @@ class _TikvPush(PushRun):
             reader,
             self._control,
             store,
-            unpacked(name, packed),
+            schema,
             hold,
             stop=self._seed_stop,
             clock=self._clock,
@@ -356,7 +375,8 @@ class _TikvPush(PushRun):
             push.join()
         if self._seed is not None:
             self._seed.join()
-        self._board.stop()
+        if self._board is not None:
+            self._board.stop()
         self._pd.close()
 
     # -- what it says ----------------------------------------------------------------------------------------------
@@ -376,7 +396,7 @@ class _TikvPush(PushRun):
         pushes = list(self._stores.values())
         hold, seed = self._hold, self._seed
         problems = [problem, self._pd_problem, hold.problem if hold else "", seed.problem if seed else ""]
-        problems += [p.message for p in self._board.problems()]
+        problems += [p.message for p in self._board.problems()] if self._board else []
         problems += [text for push in pushes for text in push.problems()]
         said = replace(
             self._sum(pushes),
