@@ -10,10 +10,12 @@ from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tistream.change import Op
 from tistream.clock import SystemClock
-from tistream.errors import InvalidInput, StoreUnavailable
+from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
 from tistream.pusher.schema_scan import read_schema
 from tistream.pusher.tikv.kv_messages import ApiVersion, KvRefused
@@ -21,6 +23,7 @@ from tistream.pusher.tikv.kv_scan import KvReader
 from tistream.pusher.tikv.pd import PdClient
 from tistream.simulator.mvcc import Lock, Version
 from tistream.simulator.serve.content import cluster_of, recorded_cluster
+from tistream.simulator.serve.kv import KvReads
 from tistream.simulator.serve.served import ServedCluster
 
 RECORDING = Path(str(files("tistream") / "recording"))
@@ -44,6 +47,17 @@ def stop() -> threading.Event:
 @pytest.fixture
 def reader(served: ServedCluster, stop: threading.Event) -> Iterator[KvReader]:
     yield from a_reader(served, stop)
+
+
+@pytest.fixture
+def hostile(monkeypatch: pytest.MonkeyPatch, stop: threading.Event) -> Iterator[tuple[KvReader, list[bytes]]]:
+    """A reader of stores that give the answer in the list."""
+    answers = [b""]
+    monkeypatch.setattr(KvReads, "scan", lambda *_: answers[0])
+    versions = [(key, Version(S - 9, S - 8, Op.PUT, value, None)) for key, value in PAIRS]
+    with ServedCluster(cluster_of(versions, floor_ts=S, regions=5)) as served:
+        for reader in a_reader(served, stop, patience_s=0.0):
+            yield reader, answers
 
 
 def a_reader(served: ServedCluster, stop: threading.Event, patience_s: float = 20.0) -> Iterator[KvReader]:
@@ -113,6 +127,24 @@ def test_a_refusal_names_store_region_and_request(reader: KvReader) -> None:
     with pytest.raises(KvRefused, match=r"storage_api_version: V1.*store=\d, region=5, request=KvScan") as e:
         list(reader.read(KeyRange(b"x\0\0\1", b"x\0\0\2"), S, ApiVersion.V2))
     assert e.value.code == "TS-1036"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(answer=st.binary(max_size=40))
+def test_hostile_answers_name_store_region_and_request(hostile: tuple[KvReader, list[bytes]], answer: bytes) -> None:
+    reader, answers = hostile
+    answers[:] = [answer]
+    part, error = KeyRange(b"k000", b"k010"), None
+    try:
+        for page in reader.read(part, S):
+            assert all(key in part for key in page.keys)
+    except (CorruptObject, KvRefused) as e:
+        error = e
+    except StoreUnavailable:
+        assert reader.problem != ""  # it may be a region error, or a lock
+    if error is not None:
+        said = [error.facts[name] for name in ("store", "region", "request")]
+        assert said == [1, 1, f"KvScan {part} at {S}"]
 
 
 def test_the_schema_of_the_recorded_cluster_is_the_recorded_one(stop: threading.Event) -> None:

@@ -142,7 +142,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     """A small cluster with a workload that begins at S."""
     plain = tuple((name, weight) for name, weight in DEFAULT.transactions if name != "pipelined")
-    profile = replace(DEFAULT, fakes=False, transactions=plain)  # what the plain judge can tell apart
+    profile = replace(DEFAULT, transactions=plain)  # what the plain judge can tell apart
     cluster = workload_cluster(profile, floor_ts=S)
     workload = Workload(7, cluster, profile)
     with ServedCluster(cluster, workload=workload, steps_per_s=150, resolved_s=0.2) as served:

@@ -30,7 +30,11 @@ def follow_cluster(url: str, tenant: Tenant, endpoints: Sequence[str], options: 
     stop, lines = threading.Event(), StatusLines(sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    done = push_cluster(endpoints, HttpControl(url, tenant), open_store, options, progress=lines.update, stop=stop)
+    control = HttpControl(url, tenant)
+    try:
+        done = push_cluster(endpoints, control, open_store, options, progress=lines.update, stop=stop)
+    finally:
+        control.close()
     print(f"pushed {done.rows:,} rows in {done.files:,} files, {done.bytes:,} bytes", file=sys.stderr)
 
 

@@ -42,8 +42,9 @@ class LeftOutSource:
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
         """See Source.poll."""
+        theirs = self._source.poll(timeout_s, checkpoint_of)
         events, self._closed = self._closed, []
-        for event in self._source.poll(timeout_s, checkpoint_of):
+        for event in theirs:
             if isinstance(event, Tick):
                 events += self._speak(event.cut_ts)
             events.append(event)

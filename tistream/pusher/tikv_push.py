@@ -194,6 +194,9 @@ class _TikvPush(PushRun):
         if whole is None:
             return False
         text = choose(whole, self._options.names, self._options.index_keys)
+        meanwhile = self._retry(lambda: _first_snapshot(store, self._control.tenant))
+        if meanwhile:  # another store's pusher was faster
+            return self._renew(hold, meanwhile)
         key = SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts)
         return self._retry(lambda: put_schema_snapshot(store, key, text)) is not None
 

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.snapshot import parse_pushed
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, index_key, record_key, table_prefix
-from tistream.errors import CorruptObject, InvalidInput
+from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
 from tistream.pusher.choice import Choice, check_choice, choose, read_choice
 from tistream.pusher.left_out import LeftOutSource
@@ -118,8 +118,11 @@ class Store:
     def __init__(self) -> None:
         self.reopened: list[int] = []
         self.now = 100
+        self.away = False
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
+        if self.away:
+            raise StoreUnavailable("the store does not answer")
         self.now += 10
         return [Tick(cut_ts=self.now)]
 
@@ -176,6 +179,10 @@ def test_new_tenures_are_numbered_upwards_with_the_stores_own() -> None:
     inner_one = next(numbers)
     source.reopen([inner_one, first.tenure])
     assert inner.reopened == [inner_one]
+    inner.away = True
+    with pytest.raises(StoreUnavailable):
+        source.poll(0, lambda _: 65)
+    inner.away = False
     events = source.poll(0, lambda _: 65)
     assert events[0] == TenureClosed(tenure=first.tenure)
     assert ready_in(events) == [second.tenure]
