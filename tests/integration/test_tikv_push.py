@@ -29,6 +29,7 @@ from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cl
 from tistream.simulator.capture import Capture
 from tistream.simulator.profiles import DEFAULT
 from tistream.simulator.serve.content import recorded_cluster, workload_cluster
+from tistream.simulator.serve.faults import CALM, STORM, Faults
 from tistream.simulator.serve.served import ServedCluster
 from tistream.simulator.workload import Workload
 from tistream.testing.memory_control import MemoryControl
@@ -140,12 +141,16 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
+    yield from a_bench()
+
+
+def a_bench(faults: Faults = CALM) -> Iterator[Bench]:
     """A small cluster with a workload that begins at S."""
     plain = tuple((name, weight) for name, weight in DEFAULT.transactions if name != "pipelined")
     profile = replace(DEFAULT, transactions=plain)  # what the plain judge can tell apart
     cluster = workload_cluster(profile, floor_ts=S)
     workload = Workload(7, cluster, profile)
-    with ServedCluster(cluster, workload=workload, steps_per_s=150, resolved_s=0.2) as served:
+    with ServedCluster(cluster, workload=workload, steps_per_s=150, resolved_s=0.2, faults=faults) as served:
         snapshot = {**workload.schema_snapshot(), "ts": str(S)}
         made = Bench(served, S, schema_snapshot=orjson.dumps(snapshot))
         yield made
@@ -189,6 +194,17 @@ def test_a_push_that_is_started_again_goes_on_at_the_frontier(bench: Bench) -> N
     complete(bench)
     assert set(bench.control.incarnations.values()) == {4}
     assert len(bench.snapshots()) == 1
+
+
+def test_a_storm_with_a_push_that_is_started_again() -> None:
+    for bench in a_bench(STORM):
+        for _ in range(2):
+            bench.start()
+            soon = time.monotonic() + 1.2
+            bench.until(lambda at=soon: time.monotonic() > at)  # type: ignore[misc]
+            bench.stop()
+        bench.start()
+        complete(bench)
 
 
 def test_a_service_that_is_away_is_waited_for(bench: Bench) -> None:
@@ -300,6 +316,33 @@ def test_rows_that_lived_are_seeded() -> None:
         assert len(found) == manifest.rows == bench.seen.seed_rows > 100
         assert {s.table_id for s in manifest.segments} <= ids
         assert not [name for name in served.pd.holds if name.endswith(b"-seed")]
+
+
+def test_a_seed_that_was_interrupted_meets_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tistream.pusher.seed_scan._PIECE_BYTES", 2000)
+    monkeypatch.setattr("tistream.codec.seed_file.COMMITTED_FILE_BYTES_TARGET", 500)
+    cluster = recorded_cluster(RECORDING, floor_ts=RECORDED_S, regions=12)
+    with ServedCluster(cluster, clock=RecordedClock()) as served:
+        bench = Bench(served, RECORDED_S, start_ts=RECORDED_S)
+        bench.start()
+        bench.until(lambda: bool(bench.control.entries))
+        bench.stop()
+        bench.start(seed=True, rate_bytes_s=500)
+        bench.until(lambda: len(list(bench.store.list("seeds/"))) > 1)
+        bench.stop()
+        assert not bench.control.seeds
+        before = {info.key: bench.store.get(info.key) for info in bench.store.list("seeds/")}
+        with served.changing():  # the same keys in other regions
+            for i, region in enumerate(cluster.regions()[:4]):
+                cluster.move_leader(region.region_id, region.store_id % 3 + 1)
+                keys = [b"t\x80\0\0\0\0\0\0\x76_r\x80\0\0\0\0\0\0" + bytes([i + 3])]
+                if keys[0] in region.range and keys[0] > region.range.start:
+                    cluster.split(region.region_id, keys, [900 + i])
+        bench.start(seed=True)
+        bench.until(lambda: (RECORDED_S, 0) in bench.control.seeds)
+        bench.stop()
+        assert bench.error is None
+        assert {key: bench.store.get(key) for key in before} == before
 
 
 def test_a_store_that_dies_is_followed_elsewhere(bench: Bench) -> None:

@@ -99,7 +99,7 @@ class SeedScan:
     def _once(self) -> bool:
         if not self._control.has_seed(self._ts, 0):
             self.rows, self.tables_left, self._renew_at = 0, len(self._ids), 0.0
-            push_seed(self._control, self._store, self._ts, pieces(self._read()))
+            push_seed(self._control, self._store, self._ts, pieces(self._read(), _PIECE_BYTES))
         self._hold.release()
         return True
 
@@ -127,7 +127,7 @@ class SeedScan:
                 raise TiStreamError(self._hold.problem or "history is not held", ts=self._ts)
 
 
-def pieces(parts: Iterable[pa.Table], piece_bytes: int = _PIECE_BYTES) -> Iterator[pa.Table]:
+def pieces(parts: Iterable[pa.Table], piece_bytes: int) -> Iterator[pa.Table]:
     """The same rows in pieces of about so many bytes of keys and values, cut by the rows alone."""
     kept: list[pa.Table] = []
     size = 0

@@ -211,6 +211,7 @@ class _TikvPush(PushRun):
             patience_s=_PATIENCE_S,
             rand=self._rand,
         )
+        self._report("schema")
         try:
             return self._retry(lambda: read_schema(reader, ts), "schema")
         finally:
