@@ -26,6 +26,7 @@ from schemas.ddl import STATE_QUEUEING, Job, parse_job
 from tistream.change import FLAG_NOT_A_CHANGE, Op
 from tistream.codec.memcomparable import decode_bytes, encode_bytes
 from tistream.errors import DecodeError
+from tistream.keyrange import prefix_range
 
 _HASH, _LIST = ord("h"), ord("l")
 _FLAG_BYTES = 8
@@ -83,6 +84,30 @@ def _hash_key(name: bytes, field: bytes) -> bytes:
     return b"m" + encode_bytes(name) + _HASH.to_bytes(_FLAG_BYTES, "big") + encode_bytes(field)
 
 
+#: where the current schema version is kept, as decimal digits
+SCHEMA_VERSION_KEY = b"m" + encode_bytes(b"SchemaVersionKey") + ord("s").to_bytes(_FLAG_BYTES, "big")
+#: all definitions lie here, among other things
+DEFINITIONS = prefix_range(b"mDB")
+
+
+def defined_at(key: bytes) -> tuple[int, int] | None:
+    """(database, table) whose definition is kept under a key of the meta range, table 0 for the database itself; None
+    when it is that of something else. DecodeError for a key that cannot be read."""
+    name, at = decode_bytes(key, 1)
+    flag, at = int.from_bytes(key[at : at + _FLAG_BYTES], "big"), at + _FLAG_BYTES
+    if flag != _HASH or not name.startswith((_DATABASE, _DATABASES)):
+        return None
+    field, _ = decode_bytes(key, at)
+    try:
+        if name == _DATABASES:
+            return int(field.removeprefix(_DATABASE)), 0
+        if field.startswith(_TABLE):
+            return int(name.removeprefix(_DATABASE)), int(field.removeprefix(_TABLE))
+    except ValueError as error:
+        raise DecodeError("a key of the meta range cannot be read", key=key) from error
+    return None
+
+
 def steps_of(jobs: Iterable[Job], definitions: Iterable[Definition]) -> list[Step]:
     """What was committed, by transaction, in apply order."""
     found: defaultdict[tuple[int, int], tuple[list[Job], list[Definition]]] = defaultdict(lambda: ([], []))
@@ -114,21 +139,12 @@ def read_meta(rows: pa.Table, after_ts: int, upto_ts: int) -> Iterator[Definitio
 
 def _read(key: bytes, value: bytes | None, start_ts: int, commit_ts: int) -> Definition | Job | None:
     name, at = decode_bytes(key, 1)
-    flag, at = int.from_bytes(key[at : at + _FLAG_BYTES], "big"), at + _FLAG_BYTES
+    flag = int.from_bytes(key[at : at + _FLAG_BYTES], "big")
     if (flag == _LIST and name in _JOB_LISTS) or (flag == _HASH and name == _JOB_HISTORY):
         return None if value is None else _job(value, start_ts, commit_ts)
-    if flag != _HASH or not name.startswith((_DATABASE, _DATABASES)):
+    of = defined_at(key)
+    if of is None:
         return None
-    field, _ = decode_bytes(key, at)
-    try:
-        if name == _DATABASES:
-            of = (int(field.removeprefix(_DATABASE)), 0)
-        elif field.startswith(_TABLE):
-            of = (int(name.removeprefix(_DATABASE)), int(field.removeprefix(_TABLE)))
-        else:
-            return None
-    except ValueError as error:
-        raise DecodeError("a key of the meta range cannot be read", key=key, commit_ts=commit_ts) from error
     return Definition(start_ts=start_ts, commit_ts=commit_ts, db_id=of[0], table_id=of[1], info=value)
 
 

@@ -12,7 +12,7 @@ import traceback
 
 import typer
 
-from tistream.cli import compact, files, pull, push, replay, run, seed, sim, snapshot, status, tenant, time
+from tistream.cli import compact, doctor, files, pull, push, replay, run, seed, sim, snapshot, status, tenant, time
 from tistream.errors import ErrorKind, TiStreamError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ pull.add_to(app)
 snapshot.add_to(app)
 seed.add_to(app)
 status.add_to(app)
+doctor.add_to(app)
 files.add_to(app)
 compact.add_to(app)
 replay.add_to(app)

@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tistream.cli import cluster_options as of_cluster
 from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
 from tistream.errors import InvalidInput
 
@@ -20,6 +22,16 @@ if TYPE_CHECKING:
     from tistream.pusher.capture_push import PushProgress, PushResult
 
 
+StartTs = Annotated[
+    int | None,
+    typer.Option(
+        help="The TSO at which a tenant begins. Of a cluster: instead of now, if PD still has that history. Of a log"
+        " backup: when it was started (`br log status`), before the cluster had tables."
+    ),
+]
+Snapshot = Annotated[
+    Path | None, typer.Option(help="The schema a tenant begins with, as JSON, of a cluster or a log backup.")
+]
 PushFolder = Callable[..., "PushResult"]  #: (folder, url, tenant, speed, progress): what was pushed
 
 _LOOK_EVERY_S = 0.1
@@ -39,38 +51,55 @@ def push(
     log_backup: Annotated[
         str | None, typer.Option(help="Where TiKV's log backup writes: file:///folder or s3://bucket/prefix.")
     ] = None,
+    pd: of_cluster.Pd = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     url: Url = DEFAULT_URL,
     speed: Annotated[str, typer.Option(help="Of a recording: N times real time, or max.")] = "1",
-    start_ts: Annotated[
-        int | None,
-        typer.Option(
-            help="Of a log backup: the TSO at which it was started (`br log status`), before the cluster had tables."
-        ),
-    ] = None,
-    schema_snapshot: Annotated[
-        Path | None, typer.Option(help="Of a log backup: the schema the tenant begins with, as JSON.")
-    ] = None,
+    start_ts: StartTs = None,
+    schema_snapshot: Snapshot = None,
     until_caught_up: Annotated[
         bool, typer.Option(help="Of a log backup: end when everything up to its global checkpoint is pushed.")
     ] = False,
+    store_id: of_cluster.StoreId = None,
+    seed: of_cluster.Seed = False,
+    history_cap: of_cluster.HistoryCap = 24.0,
+    scans: of_cluster.Scans = 32,
+    scan_rate: of_cluster.ScanRate = 16.0,
+    table: of_cluster.Table = None,
+    database: of_cluster.Database = None,
+    index_keys: of_cluster.IndexKeys = True,
+    filter_loop: of_cluster.FilterLoop = False,
+    keyspace: of_cluster.Keyspace = None,
+    ca: of_cluster.Ca = None,
+    cert: of_cluster.Cert = None,
+    key: of_cluster.Key = None,
 ) -> None:
-    """Push a change stream: a recorded one, as its TiKV stores would, or that of TiKV's log backup. Give one of
+    """Push a change stream: a living cluster's, a recorded one, or that of TiKV's log backup. Give one of --pd,
     --capture, --replay and --log-backup.
 
-    A recording ends when all of it is durable and, if that takes no longer than some seconds, can be pulled. A log
-    backup is followed until Ctrl-C. A tenant that has not begun yet needs --start-ts or --schema-snapshot once; the
-    log must be whole from that time on.
+    A recording ends when all of it is durable and, if that takes no longer than some seconds, can be pulled. The others
+    are followed until Ctrl-C. A tenant that has not begun yet begins with the schema of now, or of --start-ts; of a
+    log backup it needs --start-ts or --schema-snapshot once, and the log must be whole from that time on.
     """
     from tistream.cli.log import configure
     from tistream.config import LogSettings
     from tistream.ids import Tenant as TenantId
 
-    if sum(source is not None for source in (capture, replay, log_backup)) != 1:
-        raise InvalidInput("give one of --capture, --replay and --log-backup")
+    if sum(source is not None for source in (capture, replay, log_backup, pd)) != 1:
+        raise InvalidInput("give one of --pd, --capture, --replay and --log-backup")
     configure(LogSettings(level="warning"))
     to = TenantId(cluster, tenant)
+    if pd is not None:
+        from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of, refuse_keyspace
+
+        to_pd, secured = of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key)
+        if keyspace is not None:
+            refuse_keyspace(to_pd, keyspace, secured)
+        begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
+        limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
+        follow_cluster(url, to, to_pd, replace(limits, tls=secured, filter_loop=filter_loop))
+        return
     if capture is not None:
         upto = _push_folder(push_recording, capture, url, to, speed)
     elif replay is not None:

@@ -73,6 +73,11 @@ class Batcher:
         """The open tenures."""
         return {t: opened for t, opened in self._tenures.items() if t not in self._closed}
 
+    @property
+    def opening(self) -> dict[int, TenureOpened]:
+        """The tenures whose opening scan goes on."""
+        return {t: self._tenures[t] for t in self._live}
+
     def handle(self, event: SourceEvent) -> list[BatchFile]:
         """Take one event; files only for a Tick."""
         match event:

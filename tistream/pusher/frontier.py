@@ -53,6 +53,11 @@ def checkpoint_for(frontier: Frontier, region: KeyRange) -> int | None:
     return min(touched) if touched else max(e.upper for e in frontier)
 
 
+def lowest_upper(frontier: Frontier) -> int | None:
+    """No checkpoint_ts that is taken from this frontier lies below it; None while none is published."""
+    return min((entry.upper for entry in frontier), default=None)
+
+
 def wants_reopen(opened_with: Frontier, now: Frontier, region: KeyRange) -> bool:
     """Whether a tenure of this region, opened with one frontier, has to be opened again under another."""
     for entry in now:

@@ -27,13 +27,21 @@ def put_schema_snapshot(store: ObjectStore, key: SchemaSnapKey, text: bytes) -> 
         store.put(str(key), data)
     except ObjectConflict:
         try:
-            there = zstandard.ZstdDecompressor().stream_reader(store.get(str(key))).read()
-            same = orjson.loads(there) == orjson.loads(text)
-        except (zstandard.ZstdError, orjson.JSONDecodeError) as e:
+            same = orjson.loads(unpacked(str(key), store.get(str(key)))) == orjson.loads(text)
+        except orjson.JSONDecodeError as e:
             raise TiStreamError("the schema snapshot in the bucket is damaged", object=str(key)) from e
         if not same:
             raise
     return True
+
+
+def unpacked(name: str, data: bytes) -> bytes:
+    """The text of a snapshot in the bucket. TiStreamError when it is damaged."""
+    try:
+        text: bytes = zstandard.ZstdDecompressor().stream_reader(data).read()
+    except zstandard.ZstdError as e:
+        raise TiStreamError("the schema snapshot in the bucket is damaged", object=name) from e
+    return text
 
 
 def snapshot_ts(text: bytes) -> int:

@@ -95,6 +95,15 @@ class PusherWorker:
         """The stream was dropped and the pusher has not come back yet."""
         return self._stalled
 
+    @property
+    def opening_from(self) -> int | None:
+        """History above it is being read by opening scans; None when there are none."""
+        return min((opened.checkpoint_ts for opened in self._batcher.opening.values()), default=None)
+
+    def open_again(self) -> None:
+        """End the tenures whose opening scan goes on, before any of them is ready, and register their regions anew."""
+        self._source.reopen(list(self._batcher.opening))
+
     def start(self, stop: threading.Event) -> int:
         """Get an incarnation, waiting for the control plane as long as needed; the store's largest cut_ts so far.
 

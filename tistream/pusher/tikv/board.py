@@ -18,11 +18,10 @@ from tistream.clock import Clock
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.regions import Pd, region_form
+from tistream.pusher.tikv.regions import Pd, regions_of
 from tistream.service import Problem, Repeating
 
 REFRESH_S = 10.0
-_PAGE_REGIONS = 1024
 
 Listener = Callable[[KeyRange | None, Sequence[Region] | None], None]
 """(what was asked for, or None when nobody did; the regions, or None when PD did not answer). Called in any thread."""
@@ -86,22 +85,12 @@ class RegionBoard:
         for part in asked:
             regions: list[Region] | None = None
             try:
-                regions = None if failed else self._scan(part)
+                regions = None if failed else regions_of(self._pd, part)
             except TiStreamError as e:
                 failed = e
             self._give(part, regions)
         if failed is not None:
             raise failed
-
-    def _scan(self, part: KeyRange) -> list[Region]:
-        at, end = region_form(part.start), region_form(part.end)
-        found: list[Region] = []
-        while True:
-            page = self._pd.scan_regions(at, end, _PAGE_REGIONS)
-            found += page
-            if len(page) < _PAGE_REGIONS or not page[-1].end or page[-1].end <= at or (end and page[-1].end >= end):
-                return found
-            at = page[-1].end
 
     def _give(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ What it does not do: threads, sockets, clocks. `now` is in seconds, and never fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
@@ -76,7 +76,9 @@ class StoreFeed:
         *,
         scans_max: int = SCANS_MAX,
         unread_bytes_max: int = UNREAD_BYTES_MAX,
+        numbers: Iterator[int] | None = None,
     ) -> None:
+        """`numbers`: where tenures get theirs, rising."""
         self.store_id = store_id
         self._scans, self._unread_bytes_max = ScanLimit(scans_max), unread_bytes_max
         self._pieces = Pieces(wanted)
@@ -88,7 +90,7 @@ class StoreFeed:
         self._unread: dict[int, Piece] = {}  # tenure -> piece with entries
         self._unread_bytes = 0
         self._marks = ResolvedMarks()
-        self._tenures = count(1)
+        self._tenures = count(1) if numbers is None else numbers
         self._order = count()
         self._due: list[tuple[float, int, Piece]] = []  # waiting pieces
         self._asks: list[tuple[float, int, KeyRange]] = [(0.0, next(self._order), w) for w in wanted]

@@ -28,14 +28,18 @@ class Pauses:
         self._troubles: dict[int, _Trouble] = {}
 
     def failed(self, number: int, reason: str, now: float, *, lived_s: float, at_least_s: float = 0.0) -> float:
-        """A failure after so many seconds of life; until when to wait."""
+        """A failure after so many seconds of life; until when to wait. Those that come during that pause are of other
+        parts of the same thing: they count as one with it."""
         trouble = self._troubles.setdefault(number, _Trouble())
-        if lived_s >= self._lived_s:
-            trouble.failures = 0
-        pause = min(self._max_s, self._first_s * 2.0 ** min(trouble.failures, 30))
-        trouble.failures, trouble.reason = trouble.failures + 1, reason
+        if now < trouble.until:
+            pause = 0.0
+        else:
+            failures = 0 if lived_s >= self._lived_s else trouble.failures
+            pause = min(self._max_s, self._first_s * 2.0 ** min(failures, 30))
+            trouble.failures = failures + 1
+        trouble.reason = reason
         share = ((number * _SPREAD) & _WORD) / _WORD
-        trouble.until = now + max(pause, at_least_s) * (1 + share / 2)
+        trouble.until = max(trouble.until, now + max(pause, at_least_s) * (1 + share / 2))
         return trouble.until
 
     def until(self, number: int) -> float:

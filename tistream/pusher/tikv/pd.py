@@ -22,7 +22,7 @@ from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput, NotFound, TsExpired
 from tistream.pusher.tikv import pd_messages as m
 from tistream.pusher.tikv.pd_channel import PdChannel, Tls
-from tistream.pusher.tikv.pd_messages import GcState, HeaderError, Keyspace, PdRefused, Region, Store
+from tistream.pusher.tikv.pd_messages import GcState, HeaderError, Keyspace, PdRefused, Region, Store, StoreStats
 from tistream.pusher.tikv.pd_tso import TsoTaker
 
 _PD = "/pdpb.PD/"
@@ -77,6 +77,10 @@ class PdClient:
         """All stores but tombstones."""
         return m.read_stores(self._call("GetAllStores", m.get_all_stores))
 
+    def store_stats(self, store_id: int) -> StoreStats:
+        """What a store said of itself last."""
+        return m.read_store_stats(self._call("GetStore", lambda c: m.get_store(c, store_id)))
+
     def keyspace(self, name: str) -> Keyspace:
         """The keyspace of this name. NotFound when there is none."""
         method = "/keyspacepb.Keyspace/LoadKeyspace"
@@ -124,6 +128,13 @@ class PdClient:
     def gc_state(self, *, keyspace_id: int | None = None) -> GcState:
         """How far history is gone. PdRefused by an older server, which does not know this."""
         return m.read_gc_state(self._call("GetGCState", lambda c: m.get_gc_state(c, keyspace_id)))
+
+    def gc_safe_point(self) -> int:
+        """History at or below it may be gone; 0 = nothing ever was collected."""
+        answer = self._if_known("GetGCState", lambda c: m.get_gc_state(c, None))
+        if answer is not None:
+            return m.read_gc_state(answer).txn_safe_point
+        return m.read_safe_point(self._call("GetGCSafePoint", m.header))
 
     def close(self) -> None:
         """End every call under way."""

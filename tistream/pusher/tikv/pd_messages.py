@@ -19,6 +19,7 @@ from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octe
 from tistream.errors import CorruptObject, TiStreamError
 
 NULL_KEYSPACE = 0xFFFFFFFF  #: what GetGCState calls the cluster without keyspaces
+_COLUMNAR = {1: b"engine", 2: b"tiflash"}  # the label of a TiFlash store
 
 
 class HeaderError(IntEnum):
@@ -54,6 +55,7 @@ class Region:
     start: bytes
     end: bytes
     leader_store_id: int = 0  #: 0 = nobody leads it, as far as PD knows
+    leader_peer_id: int = 0  #: the leader's peer of the region; requests name it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,17 @@ class Store:
     address: str
     state: int = StoreState.UP  #: StoreState, or a number that this version does not know
     version: str = ""
+    columnar: bool = False  #: a TiFlash store: it leads no region
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """What a store said of itself with its last heartbeat. Zero where it said nothing."""
+
+    regions: int  #: with a replica on it, not those that it leads only
+    used_bytes: int
+    written_bytes: int  #: within the interval, all replicas on it
+    interval_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +131,10 @@ def tso_request(cluster_id: int, count: int) -> bytes:
 def get_all_stores(cluster_id: int) -> bytes:
     """With tombstones left out."""
     return header(cluster_id) + uint(2, 1)
+
+
+def get_store(cluster_id: int, store_id: int) -> bytes:
+    return header(cluster_id) + uint(2, store_id)
 
 
 def get_region(cluster_id: int, key: bytes) -> bytes:
@@ -190,6 +207,25 @@ def read_tso(answer: bytes, count: int) -> int:
 def read_stores(answer: bytes) -> list[Store]:
     check_header(answer)
     return [_store(body) for _, body in fields(answer, {2: BYTES})]
+
+
+def read_store_stats(answer: bytes) -> StoreStats:
+    """Of GetStore."""
+    check_header(answer)
+    said = merged(merged(answer, {3: BYTES}).get(3, b""), {4: VARINT, 10: VARINT, 11: VARINT, 15: BYTES})
+    interval = merged(said.get(15, b""), {1: VARINT, 2: VARINT})
+    return StoreStats(
+        regions=said.get(4, 0),
+        used_bytes=said.get(10, 0),
+        written_bytes=said.get(11, 0),
+        interval_s=max(interval.get(2, 0) - interval.get(1, 0), 0),
+    )
+
+
+def read_safe_point(answer: bytes) -> int:
+    """Of GetGCSafePoint."""
+    check_header(answer)
+    return int(merged(answer, {2: VARINT}).get(2, 0))
 
 
 def read_region(answer: bytes) -> Region | None:
@@ -267,11 +303,13 @@ def check_header(answer: bytes) -> int:
 
 def _store(body: bytes) -> Store:
     said = merged(body, {1: VARINT, 2: BYTES, 3: VARINT, 5: BYTES})
+    labels = (merged(label, {1: BYTES, 2: BYTES}) for _, label in fields(body, {4: BYTES}))
     return Store(
         id=said.get(1, 0),
         address=_text(said.get(2, b"")),
         state=said.get(3, StoreState.UP),
         version=_text(said.get(5, b"")),
+        columnar=any(label == _COLUMNAR for label in labels),
     )
 
 
@@ -283,13 +321,15 @@ def _pd_region(body: bytes) -> Region:
 def _region(region: bytes, leader: bytes) -> Region:
     said = merged(region, {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES})
     epoch = merged(said.get(4, b""), {1: VARINT, 2: VARINT})
+    peer = merged(leader, {1: VARINT, 2: VARINT})
     return Region(
         id=said.get(1, 0),
         conf_ver=epoch.get(1, 0),
         version=epoch.get(2, 0),
         start=said.get(2, b""),
         end=said.get(3, b""),
-        leader_store_id=merged(leader, {2: VARINT}).get(2, 0),
+        leader_store_id=peer.get(2, 0),
+        leader_peer_id=peer.get(1, 0),
     )
 
 

@@ -18,6 +18,7 @@ from tistream.codec.memcomparable import GROUP, encode_bytes
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.pd_messages import Region, Store
 
+_PAGE_REGIONS = 1024
 _FULL = 0xFF  #: marker of a group with more behind it
 _NO_PAD_MIN = 0xFF - GROUP  #: marker of a group without any byte
 
@@ -37,6 +38,18 @@ class Pd(Protocol):
         ...
 
     def stores(self) -> Sequence[Store]: ...
+
+
+def regions_of(pd: Pd, part: KeyRange) -> list[Region]:
+    """All regions of a range, as PD lists them, read in pages."""
+    at, end = region_form(part.start), region_form(part.end)
+    found: list[Region] = []
+    while True:
+        page = pd.scan_regions(at, end, _PAGE_REGIONS)
+        found += page
+        if len(page) < _PAGE_REGIONS or not page[-1].end or page[-1].end <= at or (end and page[-1].end >= end):
+            return found
+        at = page[-1].end
 
 
 def plain_range(region: Region) -> KeyRange | None:

@@ -19,7 +19,7 @@ A tick is due at each flush interval, and when limits.BATCH_FILE_BYTES_TARGET ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from typing import assert_never
 
@@ -66,12 +66,14 @@ class TikvSource:
         scans_max: int = SCANS_MAX,
         inbox_bytes_max: int = INBOX_BYTES_MAX,
         failures_shown: int = _FAILURES_SHOWN,
+        numbers: Iterator[int] | None = None,
     ) -> None:
+        """`numbers`: where tenures get theirs, if somebody else takes some as well."""
         self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
         self._kv_api, self._filter_loop = kv_api, filter_loop
         self._header: Header | None = None  # made when the cluster's id is known
         self._flush_interval_s, self._failures_shown = flush_interval_s, failures_shown
-        self._feed = StoreFeed(store_id, wanted, scans_max=scans_max)
+        self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers)
         self._inbox = Inbox(inbox_bytes_max)
         self._answers: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
         self._stream: FeedStream | None = None

@@ -1,0 +1,114 @@
+"""A cluster looked at before it is pushed: what is well, and what each thing that is not looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tistream.cli.main import app
+from tistream.clock import SystemClock
+from tistream.pusher.tikv.examine import Finding, Verdict, examine
+from tistream.pusher.tikv.pd import PdClient
+from tistream.pusher.tikv.ranges import whole_cluster
+from tistream.simulator.serve.content import cluster_of, recorded_cluster
+from tistream.simulator.serve.served import ServedCluster
+
+RECORDING = Path(str(files("tistream") / "recording"))
+S = 470613530891255808
+
+
+@pytest.fixture
+def served() -> Iterator[ServedCluster]:
+    with ServedCluster(recorded_cluster(RECORDING, floor_ts=S, regions=12)) as cluster:
+        yield cluster
+
+
+def look(served: ServedCluster) -> dict[str, Finding]:
+    pd = PdClient([served.pd_address], patience_s=1.0)
+    try:
+        return {f.name: f for f in examine(pd, whole_cluster(), tls=None, clock=SystemClock())}
+    finally:
+        pd.close()
+
+
+def test_a_cluster_that_is_well(served: ServedCluster) -> None:
+    found = look(served)
+    assert {f.verdict for f in found.values()} == {Verdict.OK}, found
+    assert list(found) == [
+        *("pd", "clock", "stores", "store 1", "store 2", "store 3"),
+        *("regions", "history", "read", "api version", "estimate"),
+    ]
+    assert found["regions"].facts["regions"] == 12
+    assert sum(found["regions"].facts["leaders"].values()) == 12  # type: ignore[attr-defined]
+    assert found["api version"].facts == {"api_version": "V1"}
+    assert found["history"].facts["safe_point"] == str(S)
+    assert found["estimate"].facts["files_per_month"] == 3 * 30 * 86_400
+
+
+def test_a_store_that_cannot_be_reached(served: ServedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tistream.pusher.tikv.examine._CONNECT_S", 0.3)
+    served.pd._store_addresses[2] = "127.0.0.1:1"  # type: ignore[index]
+    found = look(served)
+    assert found["store 2"].verdict is Verdict.FAIL
+    assert "127.0.0.1:1 cannot be reached" in found["store 2"].words
+    assert found["store 1"].verdict is Verdict.OK
+
+
+def test_a_server_that_is_no_tikv(served: ServedCluster) -> None:
+    served.pd._store_addresses[3] = served.pd_address  # type: ignore[index]
+    found = look(served)["store 3"]
+    assert found.verdict is Verdict.FAIL
+    assert "UNIMPLEMENTED" in found.words
+
+
+def test_a_cluster_without_tidb() -> None:
+    with ServedCluster(cluster_of([], floor_ts=S), api_v2=True) as served:
+        found = look(served)
+    assert found["read"].verdict is Verdict.FAIL
+    assert "no TiDB" in found["read"].words
+    assert found["api version"].facts == {"api_version": "V2"}
+
+
+def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["doctor", "--pd", served.pd_address])
+    assert shown.exit_code == 0
+    assert "12 regions would be followed" in " ".join(shown.output.replace("│", " ").split())
+    checks = json.loads(runner.invoke(app, ["doctor", "--pd", served.pd_address, "-o", "json"]).output)["checks"]
+    assert [c["verdict"] for c in checks] == ["ok"] * 11
+    served.pd._store_addresses[3] = served.pd_address  # type: ignore[index]
+    assert runner.invoke(app, ["doctor", "--pd", served.pd_address, "-o", "json"]).exit_code == 1
+
+
+def test_pd_that_does_not_answer_ends_the_examination() -> None:
+    pd = PdClient(["127.0.0.1:1"], patience_s=0.1)
+    found = examine(pd, whole_cluster(), tls=None, clock=SystemClock())
+    pd.close()
+    assert [(f.name, f.verdict) for f in found] == [("pd", Verdict.FAIL)]
+
+
+def test_a_keyspace_is_refused_with_what_does_not_work() -> None:
+    with ServedCluster(cluster_of([], floor_ts=S), keyspaces={"one": 7}) as served:
+        done = CliRunner().invoke(app, ["push", "--pd", served.pd_address, "--keyspace", "one"])
+        assert "cannot be decoded" in str(done.exception)
+        assert "78000007" in str(done.exception)
+        done = CliRunner().invoke(app, ["push", "--pd", served.pd_address, "--keyspace", "two"])
+        assert "no such keyspace" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--pd", "a:1", "--replay", "x"], "give one of"),
+        (["--pd", " , "], "at least one PD server"),
+        (["--pd", "a:1", "--cert", "x"], "belong together"),
+        (["--pd", "a:1", "--ca", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_options_that_cannot_be(args: list[str], words: str) -> None:
+    assert words in str(CliRunner().invoke(app, ["push", *args]).exception)

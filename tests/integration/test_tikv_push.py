@@ -1,0 +1,375 @@
+"""A living cluster through the whole push, with a plain judge behind the bucket: beginnings, stores, history, seeds."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import orjson
+import pytest
+import zstandard
+
+from schemas.snapshot import parse_pushed
+from tistream import ts
+from tistream.codec.seed_file import SEED, manifest_key, read_manifest
+from tistream.codec.segment_file import SegmentFile
+from tistream.errors import InvalidInput, TiStreamError, TsExpired
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import SchemaSnapKey, schema_snap_prefix
+from tistream.objectstore.memory import MemoryStore
+from tistream.pusher.frontier import FrontierEntry
+from tistream.pusher.schema_push import empty_snapshot
+from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cluster
+from tistream.simulator.capture import Capture
+from tistream.simulator.profiles import DEFAULT
+from tistream.simulator.serve.content import recorded_cluster, workload_cluster
+from tistream.simulator.serve.faults import CALM, STORM, Faults
+from tistream.simulator.serve.served import ServedCluster
+from tistream.simulator.workload import Workload
+from tistream.testing.memory_control import MemoryControl
+from tistream.testing.oracle import WatermarkOracle, batch_files
+from tistream.testing.served_recording import RecordedClock
+
+RECORDING = Path(str(files("tistream") / "recording"))
+RECORDED_S = 470613530891255808
+S = ts.compose(int(time.time() * 1000) - 60_000)  #: a minute ago, by the served PD's clock
+TENANT = Tenant(1, 2)
+KEYS = (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
+HOLD = "tistream-"
+LIMIT_S = 40.0
+
+
+class Bench:
+    """A bucket, a control plane that publishes what a judge found complete, and one push at a time."""
+
+    def __init__(self, served: ServedCluster, at: int, **options: object) -> None:
+        self.served = served
+        self.options: dict[str, object] = {"flush_interval_s": 0.1, **options}
+        self.store, self.control = MemoryStore(), MemoryControl(TENANT)
+        self.oracles = [WatermarkOracle(at, part) for part in KEYS]
+        self.taken: dict[tuple[int, int], int] = {}
+        self.seen = TikvPushProgress(phase="")
+        self.problems: set[str] = set()
+        self.judging = True
+        self.error: TiStreamError | None = None
+        self.thread: threading.Thread | None = None
+
+    def start(self, **options: object) -> None:
+        self.stop_event = threading.Event()
+        whole = TikvPushOptions(**{**self.options, **options})  # type: ignore[arg-type]
+        self.thread = threading.Thread(target=self.run, args=(whole,))
+        self.thread.start()
+
+    def run(self, options: TikvPushOptions) -> None:
+        try:
+            push_cluster(
+                [self.served.pd_address],
+                self.control,
+                lambda _: self.store,
+                options,
+                progress=self.heard,
+                stop=self.stop_event,
+                rand=random.Random(1),
+            )
+        except TiStreamError as e:
+            self.error = e
+
+    def heard(self, p: TikvPushProgress) -> None:
+        self.seen = p
+        self.problems.update(p.problems)
+
+    def stop(self) -> None:
+        if self.thread is not None:
+            self.stop_event.set()
+            self.thread.join()
+            self.thread = None
+
+    def activate(self) -> None:
+        """As the meta server: the first snapshot is the beginning."""
+        if not self.control.entries and list(self.store.list(schema_snap_prefix(TENANT))):
+            self.publish()
+
+    def publish(self) -> None:
+        self.control.entries = [FrontierEntry(range=o.range, upper=o.upper, reopen_id=0) for o in self.oracles]
+
+    def judge(self) -> None:
+        for life, found in batch_files(self.store).items():
+            for file in found[self.taken.get(life, 0) :]:
+                for oracle in self.oracles:
+                    oracle.feed(file)
+            self.taken[life] = len(found)
+        self.publish()
+
+    @property
+    def watermark(self) -> int:
+        return min(oracle.watermark or 0 for oracle in self.oracles)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait, as a service does, until it is so."""
+        deadline = time.monotonic() + LIMIT_S
+        while not done():
+            assert time.monotonic() < deadline, self.seen
+            if self.error is not None:
+                raise self.error
+            self.activate()
+            if self.control.entries and self.judging:
+                self.judge()
+            time.sleep(0.05)
+
+    def until_it_fails(self) -> TiStreamError:
+        assert self.thread is not None
+        deadline = time.monotonic() + LIMIT_S
+        while self.thread.is_alive() and time.monotonic() < deadline:
+            self.activate()
+            time.sleep(0.02)
+        assert self.error is not None, self.seen
+        return self.error
+
+    def snapshots(self) -> list[str]:
+        return [info.key for info in self.store.list(schema_snap_prefix(TENANT))]
+
+    def held(self) -> list[int]:
+        with self.served.changing():
+            return [at for name, at in self.served.pd.holds.items() if name.startswith(HOLD.encode())]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    yield from a_bench()
+
+
+def a_bench(faults: Faults = CALM) -> Iterator[Bench]:
+    """A small cluster with a workload that begins at S."""
+    plain = tuple((name, weight) for name, weight in DEFAULT.transactions if name != "pipelined")
+    profile = replace(DEFAULT, transactions=plain)  # what the plain judge can tell apart
+    cluster = workload_cluster(profile, floor_ts=S)
+    workload = Workload(7, cluster, profile)
+    with ServedCluster(cluster, workload=workload, steps_per_s=150, resolved_s=0.2, faults=faults) as served:
+        snapshot = {**workload.schema_snapshot(), "ts": str(S)}
+        made = Bench(served, S, schema_snapshot=orjson.dumps(snapshot))
+        yield made
+        made.stop()
+
+
+def complete(bench: Bench) -> None:
+    """Nothing more happens; what was committed is complete, once and as it was."""
+    workload = bench.served.workload
+    assert workload is not None
+    end_ts = bench.served.settle()
+    bench.until(lambda: bench.watermark >= end_ts)
+    found = {place: change for oracle in bench.oracles for place, change in oracle.served.items()}
+    truth = {(row.key, row.commit_ts): row for row in workload.committed if any(row.key in part for part in KEYS)}
+    assert found.keys() == truth.keys()
+    assert len(found) > 50
+    for place, change in found.items():
+        assert (change.start_ts, change.value) == (truth[place].start_ts, truth[place].value)
+
+
+def test_a_cluster_is_followed_and_its_history_held(bench: Bench) -> None:
+    bench.start()
+    bench.until(lambda: bench.watermark > S)
+    assert bench.seen.stores == (1, 2, 3)
+    assert bench.held() == [S]
+    complete(bench)
+    bench.stop()
+    assert bench.seen.phase == "stopped"
+    assert bench.error is None
+    assert bench.seen.rows > 50
+
+
+def test_a_push_that_is_started_again_goes_on_at_the_frontier(bench: Bench) -> None:
+    for _ in range(3):
+        bench.start()
+        seen = bench.watermark
+        bench.until(lambda at=seen: bench.watermark > at)  # type: ignore[misc]
+        bench.stop()
+        time.sleep(0.2)
+    bench.start()
+    complete(bench)
+    assert set(bench.control.incarnations.values()) == {4}
+    assert len(bench.snapshots()) == 1
+
+
+def test_a_storm_with_a_push_that_is_started_again() -> None:
+    for bench in a_bench(STORM):
+        for _ in range(2):
+            bench.start()
+            soon = time.monotonic() + 1.2
+            bench.until(lambda at=soon: time.monotonic() > at)  # type: ignore[misc]
+            bench.stop()
+        bench.start()
+        complete(bench)
+
+
+def test_a_service_that_is_away_is_waited_for(bench: Bench) -> None:
+    bench.start()
+    bench.until(lambda: bench.watermark > S)
+    bench.control.away = True
+    time.sleep(1.0)
+    assert bench.seen.phase == "pushing"
+    bench.control.away = False
+    complete(bench)
+
+
+def test_stores_join_and_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tistream.pusher.tikv_push._STORES_S", 0.2)
+    listed = bench.served.pd._store_addresses
+    address = listed.pop(3)
+    bench.start()
+    bench.until(lambda: bench.seen.stores == (1, 2))
+    listed[3] = address
+    bench.until(lambda: bench.seen.stores == (1, 2, 3) and bench.watermark > S)
+    with bench.served.changing() as cluster:
+        for region in cluster.regions(3):
+            cluster.move_leader(region.region_id, 1)
+        del listed[3]
+    bench.until(lambda: bench.seen.stores == (1, 2))
+    listed[3] = address
+    complete(bench)
+    assert bench.control.incarnations[3] == 2
+
+
+def test_only_the_stores_that_were_named(bench: Bench) -> None:
+    bench.start(store_ids=frozenset({2}))
+    bench.until(lambda: bool(batch_files(bench.store)))
+    assert {store for store, _ in batch_files(bench.store)} == {2}
+    with bench.served.changing():
+        assert [name for name in bench.served.pd.holds if name.endswith(b"-store-2")]
+    bench.stop()
+    bench.start(store_ids=frozenset({2}), seed=True)
+    assert isinstance(bench.until_it_fails(), InvalidInput)
+
+
+def test_a_tenant_that_waits_with_a_snapshot_takes_no_other(bench: Bench) -> None:
+    bench.start()
+    while not bench.snapshots():
+        time.sleep(0.02)
+    bench.stop()  # nobody has taken it in yet
+    bench.start(schema_snapshot=empty_snapshot(S + 5))
+    bench.until(lambda: bench.watermark > S)
+    assert len(bench.snapshots()) == 1
+
+
+def test_history_that_is_gone_ends_it_before_anything_is_registered(bench: Bench) -> None:
+    with bench.served.changing():
+        bench.served.pd.collect_garbage(S + 1)
+    bench.start()
+    error = bench.until_it_fails()
+    assert isinstance(error, TsExpired)
+    assert "another tenant" in error.hint
+    assert not bench.snapshots()
+
+
+def test_a_tenant_that_stands_beyond_the_cap_is_refused(bench: Bench) -> None:
+    bench.start(cap_s=60.0)
+    error = bench.until_it_fails()
+    assert isinstance(error, TsExpired)
+    assert "--history-cap" in error.hint
+    assert not bench.held()
+
+
+def test_the_hold_moves_up_with_the_frontier(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tistream.pusher.tikv_push._HOLD_S", 0.2)
+    bench.start()
+    bench.until(lambda: bench.held()[:1] > [S])
+    (held,) = bench.held()
+    assert held <= bench.watermark
+    bench.judging = False  # the service stands still
+    frontier = min(e.upper for e in bench.control.entries)
+    bench.until(lambda: bench.held() == [frontier])
+    time.sleep(0.6)
+    assert bench.held() == [frontier]
+
+
+def test_rows_that_lived_are_seeded() -> None:
+    cluster = recorded_cluster(RECORDING, floor_ts=RECORDED_S, regions=12)
+    with ServedCluster(cluster, clock=RecordedClock()) as served:
+        bench = Bench(served, RECORDED_S, start_ts=RECORDED_S, seed=True)
+        bench.start()
+        bench.until(lambda: (RECORDED_S, 0) in bench.control.seeds)
+        bench.stop()
+        text = bench.store.get(str(SchemaSnapKey(tenant=TENANT, ts=RECORDED_S)))
+        schema = orjson.loads(zstandard.ZstdDecompressor().stream_reader(text).read())
+        assert schema == orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
+        tables = [t for t in parse_pushed(schema).snapshot.tables.values() if t.kind == "table"]
+        ids = {i for table in tables for i in table.physical_ids}
+        truth = {
+            bytes.fromhex(line["key"]): bytes.fromhex(line["value"])
+            for _, line in Capture(RECORDING).snapshot()
+            if line["key"].startswith("74") and line["key"][18:22] == "5f72"
+        }
+        name = str(manifest_key(TENANT, RECORDED_S, 0))
+        manifest = read_manifest(name, bench.store.get(name), TENANT, RECORDED_S, 0)
+        found: dict[bytes, bytes] = {}
+        for n in manifest.file_bytes:
+            file = SegmentFile.open(manifest.key_of(n), bench.store.get(manifest.key_of(n)))
+            for i in range(len(file.segments)):
+                rows = file.read(i, SEED)
+                found.update(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
+        assert found == truth
+        assert len(found) == manifest.rows == bench.seen.seed_rows > 100
+        assert {s.table_id for s in manifest.segments} <= ids
+        assert not [name for name in served.pd.holds if name.endswith(b"-seed")]
+
+
+def test_a_seed_that_was_interrupted_meets_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tistream.pusher.seed_scan._PIECE_BYTES", 2000)
+    monkeypatch.setattr("tistream.codec.seed_file.COMMITTED_FILE_BYTES_TARGET", 500)
+    cluster = recorded_cluster(RECORDING, floor_ts=RECORDED_S, regions=12)
+    with ServedCluster(cluster, clock=RecordedClock()) as served:
+        bench = Bench(served, RECORDED_S, start_ts=RECORDED_S)
+        bench.start()
+        bench.until(lambda: bool(bench.control.entries))
+        bench.stop()
+        bench.start(seed=True, rate_bytes_s=500)
+        bench.until(lambda: len(list(bench.store.list("seeds/"))) > 1)
+        bench.stop()
+        assert not bench.control.seeds
+        before = {info.key: bench.store.get(info.key) for info in bench.store.list("seeds/")}
+        with served.changing():  # the same keys in other regions
+            for i, region in enumerate(cluster.regions()[:4]):
+                cluster.move_leader(region.region_id, region.store_id % 3 + 1)
+                keys = [b"t\x80\0\0\0\0\0\0\x76_r\x80\0\0\0\0\0\0" + bytes([i + 3])]
+                if keys[0] in region.range and keys[0] > region.range.start:
+                    cluster.split(region.region_id, keys, [900 + i])
+        bench.start(seed=True)
+        bench.until(lambda: (RECORDED_S, 0) in bench.control.seeds)
+        bench.stop()
+        assert bench.error is None
+        assert {key: bench.store.get(key) for key in before} == before
+
+
+def test_a_store_that_dies_is_followed_elsewhere(bench: Bench) -> None:
+    bench.start()
+    bench.until(lambda: bench.watermark > S)
+    with bench.served.changing() as cluster:
+        led = cluster.regions(2)
+        if 2 not in cluster.dead_stores:
+            alive = next(s for s in (1, 3) if s not in cluster.dead_stores)
+            cluster.kill_store(2, {region.region_id: alive for region in led})
+    dead_ts = bench.served.tso()
+    bench.until(lambda: bench.watermark >= dead_ts)
+    complete(bench)
+
+
+def test_pd_that_is_away_is_waited_for_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tistream.pusher.tikv_push._PD_PATIENCE_S", 0.2)
+    bench = Bench(None, S, schema_snapshot=empty_snapshot(S))  # type: ignore[arg-type]
+    stop = threading.Event()
+
+    def heard(p: TikvPushProgress) -> None:
+        if p.problems:
+            bench.problems.update(p.problems)
+            stop.set()
+
+    done = push_cluster(
+        ["127.0.0.1:1"], bench.control, lambda _: bench.store, TikvPushOptions(), progress=heard, stop=stop
+    )
+    assert done.phase == "stopped"
+    assert any("PD does not answer" in p for p in bench.problems)

@@ -1,0 +1,68 @@
+"""The options of the commands that speak with a living TiDB cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tistream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tistream.pusher.tikv.pd_channel import Tls
+
+Pd = Annotated[
+    str | None, typer.Option("--pd", help="A living cluster: addresses of its PD servers, host:port[,host:port].")
+]
+Ca = Annotated[Path | None, typer.Option("--ca", help="PEM file: who signed the cluster's certificates.")]
+Cert = Annotated[Path | None, typer.Option("--cert", help="PEM file: our certificate for the cluster.")]
+Key = Annotated[Path | None, typer.Option("--key", help="PEM file: the key of our certificate.")]
+StoreId = Annotated[
+    list[int] | None, typer.Option("--store-id", help="Of a cluster: follow this store only. May be repeated.")
+]
+Seed = Annotated[bool, typer.Option("--seed", help="Of a cluster: also push the rows that lived at the beginning.")]
+HistoryCap = Annotated[
+    float,
+    typer.Option("--history-cap", help="Of a cluster: hold back its garbage collection for so many hours at most."),
+]
+Scans = Annotated[int, typer.Option("--scans", min=1, help="Of a cluster: opening scans of one store at once.")]
+ScanRate = Annotated[
+    float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: read schema and seed at so many MiB/s at most.")
+]
+Keyspace = Annotated[str | None, typer.Option("--keyspace", help="Of a cluster: the keyspace to follow.")]
+Table = Annotated[
+    list[str] | None, typer.Option("--table", help="Of a cluster: follow this table, db.table. May be repeated.")
+]
+Database = Annotated[
+    list[str] | None, typer.Option("--database", help="Of a cluster: follow this database. May be repeated.")
+]
+IndexKeys = Annotated[
+    bool, typer.Option("--index-keys/--no-index-keys", help="Of a cluster: also follow index entries.")
+]
+FilterLoop = Annotated[
+    bool, typer.Option("--filter-loop", help="Of a cluster: leave out what another change feed wrote there.")
+]
+
+
+def endpoints(pd: str) -> list[str]:
+    """The addresses. InvalidInput when there is none."""
+    found = [part.strip() for part in pd.split(",") if part.strip()]
+    if not found:
+        raise InvalidInput("--pd: give host:port of at least one PD server")
+    return found
+
+
+def tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
+    """What the files say; None = no TLS. InvalidInput when they do not fit together or cannot be read."""
+    from tistream.pusher.tikv.pd_channel import Tls
+
+    if (cert is None) != (key is None):
+        raise InvalidInput("--cert and --key belong together")
+    if ca is None and cert is None:
+        return None
+    try:
+        read = [None if file is None else file.read_bytes() for file in (ca, cert, key)]
+    except OSError as e:
+        raise InvalidInput(f"a certificate cannot be read: {e}") from e
+    return Tls(ca=read[0], certificate=read[1], key=read[2])

@@ -1,0 +1,128 @@
+"""The part of `tistream push` that follows a living cluster: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from tistream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tistream.ids import Tenant
+    from tistream.pusher.tikv.pd_channel import Tls
+    from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress
+
+_LINE_EVERY_S = 10.0
+
+
+def follow_cluster(url: str, tenant: Tenant, endpoints: Sequence[str], options: TikvPushOptions) -> None:
+    """Push the cluster to the service at `url`, until Ctrl-C or SIGTERM."""
+    from tistream.objectstore.factory import open_store
+    from tistream.pusher.control import HttpControl
+    from tistream.pusher.tikv_push import push_cluster
+
+    stop, lines = threading.Event(), StatusLines(sys.stderr)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    control = HttpControl(url, tenant)
+    try:
+        done = push_cluster(endpoints, control, open_store, options, progress=lines.update, stop=stop)
+    finally:
+        control.close()
+    print(f"pushed {done.rows:,} rows in {done.files:,} files, {done.bytes:,} bytes", file=sys.stderr)
+
+
+def begin_of(
+    schema_snapshot: Path | None,
+    start_ts: int | None,
+    tables: Sequence[str],
+    databases: Sequence[str],
+    index_keys: bool,
+    seed: bool,
+) -> TikvPushOptions:
+    """How a new tenant begins, as the command line says."""
+    from tistream.cli.push_log import first_schema
+    from tistream.pusher.tikv_push import TikvPushOptions
+
+    for name in tables:
+        if not all(name.partition(".")):
+            raise InvalidInput(f"--table {name}: write db.table.")
+    return TikvPushOptions(
+        schema_snapshot=None if schema_snapshot is None else first_schema(schema_snapshot, start_ts),
+        start_ts=start_ts,
+        names=(*tables, *databases),
+        index_keys=index_keys,
+        seed=seed,
+    )
+
+
+def limits_of(
+    options: TikvPushOptions, store_ids: Sequence[int], history_cap_h: float, scans: int, scan_rate_mib_s: float
+) -> TikvPushOptions:
+    """The options, and how much of the cluster may be asked, as the command line says."""
+    return replace(
+        options,
+        store_ids=frozenset(store_ids),
+        cap_s=history_cap_h * 3600,
+        scans_max=scans,
+        rate_bytes_s=int(scan_rate_mib_s * (1 << 20)),
+    )
+
+
+def refuse_keyspace(endpoints: Sequence[str], name: str, secured: Tls | None) -> None:
+    """Say what does not work yet with a keyspace, once PD has been asked whether there is one."""
+    from tistream.pusher.tikv.pd import PdClient
+
+    pd = PdClient(endpoints, tls=secured)
+    try:
+        found = pd.keyspace(name)
+    finally:
+        pd.close()
+    raise InvalidInput(
+        f"The keyspace {name} has the keys 78{found.id:06x}...; rows and schemas under such a prefix cannot be decoded"
+        " yet, so nothing could be pulled. Only clusters without keyspaces can be pushed.",
+        keyspace=name,
+        id=found.id,
+    )
+
+
+def status_line(p: TikvPushProgress) -> str:
+    """One line: how far the service is, what was pushed, and what is wrong."""
+    from tistream.ts import to_text
+
+    parts = [p.phase]
+    if p.stores:
+        upto = f"up to {p.frontier_ts} ({to_text(p.frontier_ts)})" if p.frontier_ts else "not known yet"
+        parts = [f"{p.phase}: stores {', '.join(map(str, p.stores))}; the service is complete {upto}"]
+        parts.append(f"{p.rows:,} rows in {p.files:,} files")
+    if p.seed_tables_left:
+        parts.append(f"seed: {p.seed_rows:,} rows read, {p.seed_tables_left:,} tables left")
+    if p.stores and not p.held_ts:
+        parts.append("the cluster's history is not held")
+    if p.overflows:
+        parts.append(f"streams given up: {p.overflows}")
+    shown = p.problems[:3]
+    parts += [*shown, f"and {len(p.problems) - len(shown)} more problems"] if len(p.problems) > len(shown) else shown
+    return "; ".join(parts)
+
+
+class StatusLines:
+    """The status line, when something begins or ends and every ten seconds."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._said: tuple[object, ...] = ()
+        self._said_at = 0.0
+
+    def update(self, p: TikvPushProgress) -> None:
+        """Call as often as you like."""
+        now, what = time.monotonic(), (p.phase, p.stores, bool(p.problems), bool(p.held_ts))
+        if what != self._said or now - self._said_at >= _LINE_EVERY_S:
+            self._said, self._said_at = what, now
+            print(status_line(p), file=self._out, flush=True)

@@ -1,0 +1,212 @@
+"""Looks at a cluster before it is pushed: can it be followed, and what will that come to.
+
+    examine(pd, ...) -> findings: name, verdict, words; and facts for programs
+
+A finding is `ok`, `warn` (it works, but look at it) or `fail` (it will not work). Nothing is written to the cluster: PD
+is asked for lists and a timestamp, each store gets an empty change feed stream, and the leader of one key a read.
+
+What is an estimate says so: PD knows what stores wrote in their last heartbeat interval, all replicas together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import grpc
+
+from tistream import ts as tso
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.kv_messages import ApiVersion, KvRefused
+from tistream.pusher.tikv.kv_scan import KvReader
+from tistream.pusher.tikv.pd import PdClient
+from tistream.pusher.tikv.pd_channel import Tls, open_channel
+from tistream.pusher.tikv.pd_messages import Region, Store, StoreState
+from tistream.pusher.tikv.regions import regions_of
+from tistream.pusher.tikv.stream import METADATA, METHOD
+
+_CONNECT_S = 3.0
+_SILENCE_S = 0.3  # a server that does not know the method says so at once
+_SKEW_WARN_MS, _SKEW_FAIL_MS = 1_000, 60_000
+_REPLICAS = 3
+_STREAM_REGIONS = 100_000  # more than this on one store have not been tried
+_FILES_A_MONTH = 2_592_000  # one a second
+_PUT_PRICE = 5e-6  # dollars; S3 Standard, us-east-1, list price
+_PROBE_KEYS = KeyRange(b"mSchemaVe", b"mSchemaVf")  # around the schema version
+_KEYSPACE_KEYS = KeyRange(b"x\0\0\0", b"x\0\0\1")
+
+
+class Verdict(StrEnum):
+    """Of one check."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The outcome of one check."""
+
+    name: str
+    verdict: Verdict
+    words: str
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+def examine(pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock) -> list[Finding]:
+    """All checks, in an order in which a later one rests on the earlier ones. After PD failed nothing more is asked."""
+    first = _check("pd", lambda: _pd(pd))
+    if first.verdict is Verdict.FAIL:
+        return [first]
+    found = [first, _check("clock", lambda: _clock(pd, clock))]
+    stores: list[Store] = []
+    found.append(_check("stores", lambda: _stores(pd, stores)))
+    found += [_check(f"store {store.id}", lambda s=store: _store(s, tls)) for store in stores]  # type: ignore[misc]
+    regions: list[Region] = []
+    found.append(_check("regions", lambda: _regions(pd, wanted, stores, regions)))
+    found.append(_check("history", lambda: _history(pd)))
+    stop = threading.Event()
+    reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S)
+    try:
+        found.append(_check("read", lambda: _read(pd, reader)))
+        found.append(_check("api version", lambda: _api_version(pd, reader)))
+    finally:
+        reader.close()
+    found.append(_check("estimate", lambda: _estimate(pd, stores, regions)))
+    return found
+
+
+def _check(name: str, look: Callable[[], tuple[Verdict, str, dict[str, object]]]) -> Finding:
+    try:
+        verdict, words, facts = look()
+    except TiStreamError as e:
+        return Finding(name=name, verdict=Verdict.FAIL, words=str(e), facts={"code": e.code})
+    return Finding(name=name, verdict=verdict, words=words, facts=facts)
+
+
+_Look = tuple[Verdict, str, dict[str, object]]
+
+
+def _pd(pd: PdClient) -> _Look:
+    cluster_id = pd.cluster_id
+    return Verdict.OK, f"cluster {cluster_id}", {"cluster_id": str(cluster_id)}
+
+
+def _clock(pd: PdClient, clock: Clock) -> _Look:
+    before = clock.unix_ms()
+    stamp = pd.tso()
+    offset_ms = tso.physical_ms(stamp) - (before + clock.unix_ms()) // 2
+    verdict = Verdict.OK if abs(offset_ms) < _SKEW_WARN_MS else Verdict.WARN
+    if abs(offset_ms) >= _SKEW_FAIL_MS:
+        verdict = Verdict.FAIL
+    words = f"PD's clock is {abs(offset_ms)} ms {'ahead of' if offset_ms >= 0 else 'behind'} this machine's"
+    return verdict, words, {"offset_ms": offset_ms, "tso": str(stamp)}
+
+
+def _stores(pd: PdClient, into: list[Store]) -> _Look:
+    found = pd.stores()
+    into += [s for s in found if not s.columnar and s.state != StoreState.TOMBSTONE]
+    leaving = [s.id for s in into if s.state != StoreState.UP]
+    versions = sorted({s.version or "unknown" for s in into})
+    words = f"{len(into)} stores of TiKV {', '.join(versions)}"
+    if skipped := len(found) - len(into):
+        words += f"; {skipped} of TiFlash, which lead nothing"
+    if leaving:
+        words += f"; leaving: {', '.join(map(str, leaving))}"
+    facts: dict[str, object] = {
+        "stores": [{"id": s.id, "address": s.address, "version": s.version, "state": s.state} for s in into]
+    }
+    if not into:
+        return Verdict.FAIL, "PD names no store", facts
+    return Verdict.WARN if leaving or len(versions) > 1 else Verdict.OK, words, facts
+
+
+def _store(store: Store, tls: Tls | None) -> _Look:
+    facts: dict[str, object] = {"id": store.id, "address": store.address, "version": store.version}
+    channel = open_channel(store.address, tls)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_S)
+        call = channel.stream_stream(METHOD)(iter(()), metadata=METADATA, timeout=_SILENCE_S)
+        try:
+            next(call, None)
+        except grpc.RpcError as e:
+            refused = e.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+            if refused:
+                words = f"{store.address} does not give the multiplexed change feed: {e.code().name} {e.details()}"
+                return Verdict.FAIL, words, facts
+        return Verdict.OK, f"{store.address} answers and gives the change feed", facts
+    except grpc.FutureTimeoutError:
+        return Verdict.FAIL, f"{store.address} cannot be reached (address, firewall, TLS)", facts
+    finally:
+        channel.close()
+
+
+def _regions(pd: PdClient, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> _Look:
+    into += {region.id: region for part in wanted for region in regions_of(pd, part)}.values()
+    leads = {store.id: sum(r.leader_store_id == store.id for r in into) for store in stores}
+    headless = sum(not r.leader_store_id for r in into)
+    dealt = ", ".join(f"{count:,} on store {store_id}" for store_id, count in sorted(leads.items()))
+    words = f"{len(into):,} regions would be followed: {dealt}"
+    facts: dict[str, object] = {"regions": len(into), "leaders": leads, "without_leader": headless}
+    if not into:
+        return Verdict.FAIL, "PD names no region of what would be followed", facts
+    if headless:
+        return Verdict.WARN, f"{words}; {headless:,} have no leader now", facts
+    return Verdict.OK if max(leads.values(), default=0) <= _STREAM_REGIONS else Verdict.WARN, words, facts
+
+
+def _history(pd: PdClient) -> _Look:
+    safe, now = pd.gc_safe_point(), pd.tso()
+    if not safe:
+        return Verdict.OK, "nothing was ever collected", {"safe_point": "0"}
+    age_s = (tso.physical_ms(now) - tso.physical_ms(safe)) // 1000
+    return (
+        Verdict.OK,
+        f"history goes back {age_s / 60:,.0f} minutes, to {safe}",
+        {"safe_point": str(safe), "age_s": age_s},
+    )
+
+
+def _read(pd: PdClient, reader: KvReader) -> _Look:
+    pairs = sum(len(page.keys) for page in reader.read(_PROBE_KEYS, pd.tso()))
+    if not pairs:
+        return Verdict.FAIL, "no schema version is kept here: the cluster holds no TiDB, or one with keyspaces", {}
+    return Verdict.OK, "keys can be read at a timestamp", {}
+
+
+def _api_version(pd: PdClient, reader: KvReader) -> _Look:
+    try:
+        for _ in reader.read(_KEYSPACE_KEYS, pd.tso(), ApiVersion.V2):
+            break
+    except KvRefused as e:
+        if "ApiVersionNotMatched" not in e.message:
+            raise
+        return Verdict.OK, "API V1", {"api_version": "V1"}
+    return Verdict.OK, "API V2; keys without a keyspace are followed", {"api_version": "V2"}
+
+
+def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> _Look:
+    files = len(stores) * _FILES_A_MONTH
+    facts: dict[str, object] = {"files_per_month": files, "put_dollars_per_month": round(files * _PUT_PRICE, 2)}
+    words = f"one file a second of each store, {files:,} puts a month (${files * _PUT_PRICE:,.2f} at S3's list price)"
+    try:
+        stats = [pd.store_stats(store.id) for store in stores]
+    except TiStreamError as e:
+        if e.kind is ErrorKind.RETRY:
+            raise
+        return Verdict.OK, f"{words}; this PD does not say how much is written", facts
+    rate = sum(s.written_bytes / s.interval_s for s in stats if s.interval_s)
+    used = sum(s.used_bytes for s in stats)
+    if not rate and not used:
+        return Verdict.OK, f"{words}; PD does not know how much is written", facts
+    facts |= {"written_bytes_per_s": round(rate / _REPLICAS), "stored_bytes": used // _REPLICAS}
+    words += (
+        f"; estimated, with {_REPLICAS} replicas and everything that the stores wrote of late:"
+        f" {rate / _REPLICAS / 1e6:,.2f} MB/s of changes, {used / _REPLICAS / 1e9:,.2f} GB stored (what a seed reads)"
+    )
+    return Verdict.OK, words, facts
