@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tistream.change import Op
 from tistream.cli.main import app
 from tistream.clock import SystemClock
+from tistream.codec.memcomparable import encode_bytes
 from tistream.pusher.tikv.examine import Finding, Verdict, examine
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.ranges import whole_cluster
+from tistream.simulator.mvcc import Version
 from tistream.simulator.serve.content import cluster_of, recorded_cluster
 from tistream.simulator.serve.served import ServedCluster
 
@@ -92,13 +95,22 @@ def test_pd_that_does_not_answer_ends_the_examination() -> None:
     assert [(f.name, f.verdict) for f in found] == [("pd", Verdict.FAIL)]
 
 
-def test_a_keyspace_is_refused_with_what_does_not_work() -> None:
-    with ServedCluster(cluster_of([], floor_ts=S), keyspaces={"one": 7}) as served:
-        done = CliRunner().invoke(app, ["push", "--pd", served.pd_address, "--keyspace", "one"])
-        assert "cannot be decoded" in str(done.exception)
-        assert "78000007" in str(done.exception)
-        done = CliRunner().invoke(app, ["push", "--pd", served.pd_address, "--keyspace", "two"])
-        assert "no such keyspace" in str(done.exception)
+def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
+    prefix = b"x\0\0\7"
+    version = Version(1, 2, Op.PUT, b"12", None)
+    content = [(prefix + b"m" + encode_bytes(b"SchemaVersionKey") + b"\0" * 7 + b"s", version)]
+    spaces = {"one": 7, "two": 8}
+    with ServedCluster(cluster_of(content, floor_ts=S), keyspaces=spaces, api_v2=True) as served:
+        pd = PdClient([served.pd_address])
+        told = {}
+        for name in ("one", "two", "three"):
+            found = examine(pd, whole_cluster(), tls=None, clock=SystemClock(), keyspace=name)
+            told[name] = {f.name: f.verdict for f in found if f.name in ("keyspace", "regions", "read")}
+        pd.close()
+    ok, fail = Verdict.OK, Verdict.FAIL
+    assert told["one"] == {"keyspace": ok, "regions": ok, "read": ok}
+    assert told["two"] == {"keyspace": ok, "regions": ok, "read": fail}
+    assert told["three"] == {"keyspace": fail}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import zstandard
 
 from schemas.snapshot import parse_pushed
 from tistream import ts
+from tistream.change import Op
 from tistream.codec.seed_file import SEED, manifest_key, read_manifest
 from tistream.codec.segment_file import SegmentFile
 from tistream.errors import InvalidInput, TiStreamError, TsExpired
@@ -26,9 +27,12 @@ from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.frontier import FrontierEntry
 from tistream.pusher.schema_push import empty_snapshot
 from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cluster
+from tistream.simulator import ddl, transactions
+from tistream.simulator import workload as workload_module
 from tistream.simulator.capture import Capture
+from tistream.simulator.mvcc import Version
 from tistream.simulator.profiles import DEFAULT
-from tistream.simulator.serve.content import recorded_cluster, workload_cluster
+from tistream.simulator.serve.content import cluster_of, recorded_cluster, recorded_versions, workload_cluster
 from tistream.simulator.serve.faults import CALM, STORM, Faults
 from tistream.simulator.serve.served import ServedCluster
 from tistream.simulator.workload import Workload
@@ -43,6 +47,7 @@ TENANT = Tenant(1, 2)
 KEYS = (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
 HOLD = "tistream-"
 LIMIT_S = 40.0
+PREFIX = b"x\0\0\7"
 
 
 class Bench:
@@ -343,6 +348,83 @@ def test_a_seed_that_was_interrupted_meets_its_own_files(monkeypatch: pytest.Mon
         bench.stop()
         assert bench.error is None
         assert {key: bench.store.get(key) for key in before} == before
+
+
+def in_keyspace(patch: pytest.MonkeyPatch) -> None:
+    """Let the model's TiDB live in a keyspace: its keys have the prefix in the stores."""
+    for module, name in (
+        (workload_module, "record_key"),
+        (transactions, "record_key"),
+        (ddl, "database_key"),
+        (ddl, "table_key"),
+    ):
+        plain = getattr(module, name)
+        patch.setattr(module, name, lambda *args, plain=plain: PREFIX + plain(*args))
+    for module in (ddl, workload_module):
+        patch.setattr(module, "SCHEMA_VERSION_KEY", PREFIX + ddl.SCHEMA_VERSION_KEY.removeprefix(PREFIX))
+
+
+def test_a_keyspace_is_followed_as_if_it_were_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_keyspace(monkeypatch)
+    plain = tuple((name, weight) for name, weight in DEFAULT.transactions if name != "pipelined")
+    profile = replace(DEFAULT, transactions=plain)
+    others = [(b"t" + bytes(8) + b"_r" + bytes(8), Version(1, 2, Op.PUT, b"not ours", None))]
+    cluster = cluster_of(others, floor_ts=S, regions=1)
+    cluster.split(1, [b"x", PREFIX + b"n", PREFIX + b"t\x80", b"x\0\0\x09"], [91, 92, 93, 94])
+    workload = Workload(7, cluster, profile)
+    with ServedCluster(
+        cluster, workload=workload, steps_per_s=150, resolved_s=0.2, keyspaces={"one": 7, "two": 8}, api_v2=True
+    ) as served:
+        snapshot = {**workload.schema_snapshot(), "ts": str(S)}
+        bench = Bench(served, S, schema_snapshot=orjson.dumps(snapshot), keyspace="one")
+        bench.start()
+        bench.until(lambda: bench.watermark > S)
+        bench.stop()
+        for other in (None, "two"):
+            bench.start(keyspace=other)
+            assert "another keyspace" in str(bench.until_it_fails())
+            bench.stop()
+        bench.error = None
+        bench.start()
+        for row in workload.committed:
+            assert row.key.startswith(PREFIX)
+        end_ts = served.settle()
+        bench.until(lambda: bench.watermark >= end_ts)
+        bench.stop()
+        found = {place: change for oracle in bench.oracles for place, change in oracle.served.items()}
+        truth = {(row.key.removeprefix(PREFIX), row.commit_ts): row for row in workload.committed}
+        assert found.keys() == truth.keys()
+        assert len(found) > 50
+        for place, change in found.items():
+            assert (change.start_ts, change.value) == (truth[place].start_ts, truth[place].value)
+
+
+def test_the_schema_of_a_keyspace_is_read_and_its_rows_are_seeded() -> None:
+    content = [(PREFIX + key, version) for key, version in recorded_versions(RECORDING) if key[:1] in (b"m", b"t")]
+    cluster = cluster_of(content, floor_ts=RECORDED_S, regions=12)
+    with ServedCluster(cluster, clock=RecordedClock(), keyspaces={"one": 7}, api_v2=True) as served:
+        bench = Bench(served, RECORDED_S, start_ts=RECORDED_S, seed=True, keyspace="one")
+        bench.start()
+        bench.until(lambda: (RECORDED_S, 0) in bench.control.seeds)
+        bench.stop()
+        text = bench.store.get(str(SchemaSnapKey(tenant=TENANT, ts=RECORDED_S)))
+        schema = orjson.loads(zstandard.ZstdDecompressor().stream_reader(text).read())
+        recorded = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
+        assert schema.pop("followed") == {"names": [], "index_keys": True, "left_out": [], "keyspace_id": 7}
+        tables = {t["info"]["id"]: t for t in recorded.pop("tables")}
+        assert {t["info"]["id"]: t for t in schema.pop("tables")} == tables
+        assert schema == recorded
+        name = str(manifest_key(TENANT, RECORDED_S, 0))
+        manifest = read_manifest(name, bench.store.get(name), TENANT, RECORDED_S, 0)
+        records = [key for key, _ in content if key[4:5] == b"t" and key[13:15] == b"_r"]
+        assert manifest.rows == len(records) > 100
+
+
+def test_a_keyspace_that_is_not_there_is_refused() -> None:
+    with ServedCluster(cluster_of([], floor_ts=S), keyspaces={"one": 7}) as served:
+        bench = Bench(served, S, schema_snapshot=empty_snapshot(S), keyspace="two")
+        bench.start()
+        assert "no such keyspace" in str(bench.until_it_fails())
 
 
 def test_a_store_that_dies_is_followed_elsewhere(bench: Bench) -> None:

@@ -24,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     pd: Annotated[str, typer.Option("--pd", help="Addresses of the cluster's PD servers, host:port[,host:port].")],
+    keyspace: of_cluster.Keyspace = None,
     ca: of_cluster.Ca = None,
     cert: of_cluster.Cert = None,
     key: of_cluster.Key = None,
@@ -40,7 +41,7 @@ def doctor(
     secured = of_cluster.tls(ca, cert, key)
     client = PdClient(of_cluster.endpoints(pd), tls=secured, patience_s=5.0)
     try:
-        findings = examine(client, whole_cluster(), tls=secured, clock=SystemClock())
+        findings = examine(client, whole_cluster(), tls=secured, clock=SystemClock(), keyspace=keyspace)
     finally:
         client.close()
     if output is Output.JSON:

@@ -91,14 +91,12 @@ def push(
     configure(LogSettings(level="warning"))
     to = TenantId(cluster, tenant)
     if pd is not None:
-        from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of, refuse_keyspace
+        from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of
 
         to_pd, secured = of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key)
-        if keyspace is not None:
-            refuse_keyspace(to_pd, keyspace, secured)
         begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
         limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
-        follow_cluster(url, to, to_pd, replace(limits, tls=secured, filter_loop=filter_loop))
+        follow_cluster(url, to, to_pd, replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace))
         return
     if capture is not None:
         upto = _push_folder(push_recording, capture, url, to, speed)

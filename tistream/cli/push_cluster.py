@@ -15,7 +15,6 @@ from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tistream.ids import Tenant
-    from tistream.pusher.tikv.pd_channel import Tls
     from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress
 
 _LINE_EVERY_S = 10.0
@@ -72,23 +71,6 @@ def limits_of(
         cap_s=history_cap_h * 3600,
         scans_max=scans,
         rate_bytes_s=int(scan_rate_mib_s * (1 << 20)),
-    )
-
-
-def refuse_keyspace(endpoints: Sequence[str], name: str, secured: Tls | None) -> None:
-    """Say what does not work yet with a keyspace, once PD has been asked whether there is one."""
-    from tistream.pusher.tikv.pd import PdClient
-
-    pd = PdClient(endpoints, tls=secured)
-    try:
-        found = pd.keyspace(name)
-    finally:
-        pd.close()
-    raise InvalidInput(
-        f"The keyspace {name} has the keys 78{found.id:06x}...; rows and schemas under such a prefix cannot be decoded"
-        " yet, so nothing could be pulled. Only clusters without keyspaces can be pushed.",
-        keyspace=name,
-        id=found.id,
     )
 
 

@@ -41,18 +41,19 @@ class Choice:
     names: tuple[str, ...] = ()  #: db or db.table, in lower case, sorted; empty = all
     index_keys: bool = True
     left_out: tuple[KeyRange, ...] = ()
+    keyspace_id: int | None = None
 
     @property
     def wanted(self) -> tuple[KeyRange, ...]:
         return (META_RANGE, *gaps(_TABLES, self.left_out))
 
 
-def choose(snapshot: bytes, names: Sequence[str], index_keys: bool) -> bytes:
-    """The snapshot without what is not chosen, and with the choice in it; as it is when everything is followed.
+def choose(snapshot: bytes, names: Sequence[str], index_keys: bool, keyspace_id: int | None = None) -> bytes:
+    """The snapshot without what is not chosen, and with the choice in it; as it is when a whole cluster is followed.
 
     InvalidInput for a name that means nothing."""
     asked = tuple(sorted({name.lower() for name in names}))
-    if not asked and index_keys:
+    if not asked and index_keys and keyspace_id is None:
         return snapshot
     schema = orjson.loads(snapshot)
     of_db = {db["id"]: db["db_name"]["L"] for db in schema["dbs"]}
@@ -71,6 +72,7 @@ def choose(snapshot: bytes, names: Sequence[str], index_keys: bool) -> bytes:
         "names": list(asked),
         "index_keys": index_keys,
         "left_out": [[part.start.hex(), part.end.hex()] for part in left_out],
+        "keyspace_id": keyspace_id,
     }
     return orjson.dumps({**schema, "tables": [*system, *chosen], _FOLLOWED: said})
 
@@ -82,13 +84,21 @@ def read_choice(snapshot: bytes) -> Choice:
         if said is None:
             return Choice()
         left_out = [KeyRange(bytes.fromhex(start), bytes.fromhex(end)) for start, end in said["left_out"]]
-        return Choice(names=tuple(said["names"]), index_keys=bool(said["index_keys"]), left_out=joined(left_out))
+        return Choice(
+            names=tuple(said["names"]),
+            index_keys=bool(said["index_keys"]),
+            left_out=joined(left_out),
+            keyspace_id=said.get("keyspace_id"),
+        )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise CorruptObject("a schema snapshot does not say what is followed", cause=repr(e)) from e
 
 
-def check_choice(choice: Choice, names: Sequence[str], index_keys: bool) -> None:
-    """InvalidInput when something else is asked for than the tenant began with."""
+def check_choice(choice: Choice, names: Sequence[str], index_keys: bool, keyspace_id: int | None = None) -> None:
+    """InvalidInput when something else is asked for than the tenant began with. The keyspace has to be named each time:
+    the same keys mean other rows in another one."""
+    if choice.keyspace_id != keyspace_id:
+        raise InvalidInput("The tenant follows another keyspace.", followed=choice.keyspace_id, asked=keyspace_id)
     asked = tuple(sorted({name.lower() for name in names}))
     if (asked or not index_keys) and (asked, index_keys) != (choice.names, choice.index_keys):
         raise InvalidInput(

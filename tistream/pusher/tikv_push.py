@@ -42,6 +42,8 @@ from tistream.pusher.store_push import StorePush
 from tistream.pusher.tikv.board import RegionBoard
 from tistream.pusher.tikv.feed import SCANS_MAX
 from tistream.pusher.tikv.history import CAP_S, HeldFrontier, Hold
+from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
+from tistream.pusher.tikv.keyspaces import WHOLE
 from tistream.pusher.tikv.kv_scan import RATE_BYTES_S, KvReader
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_channel import Tls
@@ -65,6 +67,7 @@ class TikvPushOptions:
 
     tls: Tls | None = None
     names: tuple[str, ...] = ()  #: databases, and tables as db.table, that a new tenant follows; empty = all
+    keyspace: str | None = None  #: only the keys of this keyspace
     index_keys: bool = True  #: also the index entries of the tables that are there at the beginning
     store_ids: frozenset[int] = frozenset()  #: only these; empty = all, also those to come
     schema_snapshot: bytes | None = None  #: the schema that a new tenant begins with; None = it is read
@@ -131,6 +134,7 @@ class _TikvPush(PushRun):
         super().__init__(control, stop, clock, rand)
         self._control, self._options, self._progress = control, options, progress
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
+        self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
         self._board: RegionBoard | None = None
         self._stores: dict[int, StorePush] = {}
         self._never = threading.Event()
@@ -146,7 +150,7 @@ class _TikvPush(PushRun):
         try:
             bundle = self._retry(self._control.push_bundle)
             cluster_id = self._retry(lambda: self._pd.cluster_id)
-            if bundle is None or cluster_id is None:
+            if bundle is None or cluster_id is None or not self._find_keyspace():
                 return self._report("stopped")
             store, hold = open_store(bundle.object_store), self._new_hold(bundle.object_store)
             self._hold = hold
@@ -158,13 +162,23 @@ class _TikvPush(PushRun):
             if schema is None:
                 return self._report("stopped")
             choice = read_choice(schema)
-            check_choice(choice, self._options.names, self._options.index_keys)
+            check_choice(choice, self._options.names, self._options.index_keys, self._keys.id)
             if self._options.seed:
                 self._start_seed(store, self._new_hold(bundle.object_store, "-seed"), schema)
             self._follow(store, hold, choice)
         finally:
             self._end()
         return self._report("stopped")
+
+    def _find_keyspace(self) -> bool:
+        """False when told to stop."""
+        name = self._options.keyspace
+        if name is not None:
+            keys = self._retry(lambda: find_keyspace(self._pd, name))
+            if keys is None:
+                return False
+            self._keys, self._view = keys, KeyspacedPd(self._pd, keys)
+        return True
 
     def _new_hold(self, bucket: str, purpose: str = "") -> Hold:
         """A hold of this installation's, tenant's and pusher's own: another one's is never overwritten."""
@@ -173,7 +187,7 @@ class _TikvPush(PushRun):
         name = f"tistream-{at}-{tenant.cluster_id}-{tenant.tenant_id}{purpose}"
         if self._options.store_ids:
             name += "-store-" + "-".join(map(str, sorted(self._options.store_ids)))
-        return Hold(self._pd, name, clock=self._clock, cap_s=self._options.cap_s)
+        return Hold(self._view, name, clock=self._clock, cap_s=self._options.cap_s)
 
     # -- the tenant's beginning ------------------------------------------------------------------------------------
 
@@ -193,7 +207,7 @@ class _TikvPush(PushRun):
         whole = given if given is not None else self._read_schema(begin_ts)
         if whole is None:
             return False
-        text = choose(whole, self._options.names, self._options.index_keys)
+        text = choose(whole, self._options.names, self._options.index_keys, self._keys.id)
         meanwhile = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if meanwhile:  # another store's pusher was faster
             return self._renew(hold, meanwhile)
@@ -203,7 +217,8 @@ class _TikvPush(PushRun):
     def _read_schema(self, ts: int) -> bytes | None:
         """The cluster's schema at `ts`; None when told to stop."""
         reader = KvReader(
-            self._pd,
+            self._view,
+            keyspace=self._keys,
             clock=self._clock,
             stop=self._stop,
             tls=self._options.tls,
@@ -250,7 +265,7 @@ class _TikvPush(PushRun):
     # -- following -------------------------------------------------------------------------------------------------
 
     def _follow(self, store: ObjectStore, hold: Hold, choice: Choice) -> None:
-        board = self._board = RegionBoard(self._pd, choice.wanted, clock=self._clock)
+        board = self._board = RegionBoard(self._view, choice.wanted, clock=self._clock)
         board.start()
 
         def make(store_id: int) -> StorePush:
@@ -300,7 +315,8 @@ class _TikvPush(PushRun):
             numbers = count(1)
             source = TikvSource(
                 store_id,
-                pd=self._pd,
+                pd=self._view,
+                keyspace=self._keys,
                 board=board,
                 wanted=choice.wanted,
                 clock=self._clock,
@@ -342,7 +358,8 @@ class _TikvPush(PushRun):
 
     def _start_seed(self, store: ObjectStore, hold: Hold, schema: bytes) -> None:
         reader = KvReader(
-            self._pd,
+            self._view,
+            keyspace=self._keys,
             clock=self._clock,
             stop=self._seed_stop,
             tls=self._options.tls,

@@ -9,7 +9,7 @@ from hypothesis import given
 from tistream.codec.memcomparable import encode_bytes
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.ranges import joined, raw_keyspace, some_tables, transactional_keyspace, whole_cluster
+from tistream.pusher.tikv.ranges import joined, raw_keyspace, some_tables, whole_cluster
 from tistream.pusher.tikv.regions import plain_key, plain_range, region_form
 
 TABLE_62 = (
@@ -69,8 +69,6 @@ def test_a_region_without_a_key() -> None:
 
 def test_what_a_tenant_follows() -> None:
     assert whole_cluster() == (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
-    (space,) = transactional_keyspace(0x010203)
-    assert space == KeyRange(b"x\1\2\3", b"x\1\2\4")
     (raw,) = raw_keyspace(0xFFFFFF)
     assert raw == KeyRange(b"r\xff\xff\xff", b"s")
     table = KeyRange(b"t\x80\0\0\0\0\0\0\x10", b"t\x80\0\0\0\0\0\0\x11")

@@ -21,6 +21,8 @@ from tistream import ts as tso
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
+from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.kv_messages import ApiVersion, KvRefused
 from tistream.pusher.tikv.kv_scan import KvReader
 from tistream.pusher.tikv.pd import PdClient
@@ -58,25 +60,37 @@ class Finding:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-def examine(pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock) -> list[Finding]:
-    """All checks, in an order in which a later one rests on the earlier ones. After PD failed nothing more is asked."""
-    first = _check("pd", lambda: _pd(pd))
-    if first.verdict is Verdict.FAIL:
-        return [first]
-    found = [first, _check("clock", lambda: _clock(pd, clock))]
+def examine(
+    pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock, keyspace: str | None = None
+) -> list[Finding]:
+    """All checks, in an order in which a later one rests on the earlier ones. After PD failed, or when it does not know
+    the keyspace, nothing more is asked."""
+    found = [_check("pd", lambda: _pd(pd))]
+    keys = WHOLE
+    if keyspace is not None and found[0].verdict is not Verdict.FAIL:
+        spaces: list[KeyspaceKeys] = []
+        found.append(_check("keyspace", lambda: _keyspace(pd, keyspace, spaces)))
+        keys = spaces[0] if spaces else WHOLE
+    if found[-1].verdict is Verdict.FAIL:
+        return found
+    view = KeyspacedPd(pd, keys)
+    found.append(_check("clock", lambda: _clock(pd, clock)))
     stores: list[Store] = []
     found.append(_check("stores", lambda: _stores(pd, stores)))
     found += [_check(f"store {store.id}", lambda s=store: _store(s, tls)) for store in stores]  # type: ignore[misc]
     regions: list[Region] = []
-    found.append(_check("regions", lambda: _regions(pd, wanted, stores, regions)))
+    found.append(_check("regions", lambda: _regions(view, wanted, stores, regions)))
     found.append(_check("history", lambda: _history(pd)))
     stop = threading.Event()
-    reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S)
+    reader = KvReader(view, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
+    plain_reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S)
     try:
         found.append(_check("read", lambda: _read(pd, reader)))
-        found.append(_check("api version", lambda: _api_version(pd, reader)))
+        if keys is WHOLE:
+            found.append(_check("api version", lambda: _api_version(pd, plain_reader)))
     finally:
         reader.close()
+        plain_reader.close()
     found.append(_check("estimate", lambda: _estimate(pd, stores, regions)))
     return found
 
@@ -146,7 +160,12 @@ def _store(store: Store, tls: Tls | None) -> _Look:
         channel.close()
 
 
-def _regions(pd: PdClient, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> _Look:
+def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> _Look:
+    into.append(find_keyspace(pd, name))
+    return Verdict.OK, f"{name} has the keys {into[0].prefix.hex()}...", {"id": into[0].id}
+
+
+def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> _Look:
     into += {region.id: region for part in wanted for region in regions_of(pd, part)}.values()
     leads = {store.id: sum(r.leader_store_id == store.id for r in into) for store in stores}
     headless = sum(not r.leader_store_id for r in into)
@@ -175,7 +194,8 @@ def _history(pd: PdClient) -> _Look:
 def _read(pd: PdClient, reader: KvReader) -> _Look:
     pairs = sum(len(page.keys) for page in reader.read(_PROBE_KEYS, pd.tso()))
     if not pairs:
-        return Verdict.FAIL, "no schema version is kept here: the cluster holds no TiDB, or one with keyspaces", {}
+        words = "no schema version is kept here: there is no TiDB, or it has keyspaces and --keyspace should name one"
+        return Verdict.FAIL, words, {}
     return Verdict.OK, "keys can be read at a timestamp", {}
 
 

@@ -37,6 +37,7 @@ from tistream.pusher.cdcpb import RegionError, RegionErrorKind, RegionMessage, s
 from tistream.pusher.cdcpb_rows import read_entries
 from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
 from tistream.pusher.tikv.effects import AskRegions, CloseStream, Effect, Moved, OpenStream
+from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.marks import ResolvedMarks
 from tistream.pusher.tikv.opening import OpeningPrewrites
 from tistream.pusher.tikv.pauses import Pauses
@@ -77,9 +78,11 @@ class StoreFeed:
         scans_max: int = SCANS_MAX,
         unread_bytes_max: int = UNREAD_BYTES_MAX,
         numbers: Iterator[int] | None = None,
+        keyspace: KeyspaceKeys = WHOLE,
     ) -> None:
-        """`numbers`: where tenures get theirs, rising."""
+        """`wanted`: keys of the keyspace, as all keys here. `numbers`: where tenures get theirs, rising."""
         self.store_id = store_id
+        self._keyspace = keyspace
         self._scans, self._unread_bytes_max = ScanLimit(scans_max), unread_bytes_max
         self._pieces = Pieces(wanted)
         self._living: dict[_Pair, Piece] = {}
@@ -329,7 +332,7 @@ class StoreFeed:
 
     def _opening(self, piece: Piece, entries: bytes, now: float) -> None:
         try:
-            rows, initialized = read_entries(entries)
+            rows, initialized = self._entries(entries)
         except CorruptObject as e:
             self._damaged(e, now, request=piece.request_id, region=piece.region_id)
             return
@@ -354,11 +357,16 @@ class StoreFeed:
             joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
             piece.entries = []
             try:
-                rows, _ = read_entries(joined)
+                rows, _ = self._entries(joined)
             except CorruptObject as e:
                 self._damaged(e, now, request=piece.request_id, region=piece.region_id)
                 continue
             self._hand_over(piece, rows)
+
+    def _entries(self, entries: bytes) -> tuple[pa.RecordBatch, bool]:
+        """See read_entries; CorruptObject for rows of another keyspace, too."""
+        rows, initialized = read_entries(entries)
+        return self._keyspace.inner_rows(rows), initialized
 
     def _hand_over(self, piece: Piece, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
@@ -396,7 +404,7 @@ class StoreFeed:
         self._await(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
 
     def _named(self, error: RegionError) -> list[Region]:
-        return [
+        named = [
             Region(
                 id=r.region_id,
                 conf_ver=r.conf_ver,
@@ -407,6 +415,7 @@ class StoreFeed:
             )
             for r in error.regions
         ]
+        return [inner for region in named if (inner := self._keyspace.inner_region(region)) is not None]
 
     def _give_up(self, piece: Piece, due: float) -> None:
         """End a registration from here, and wait with the same part."""

@@ -84,11 +84,15 @@ class Page:
     lock: Lock | None = None  #: it stands behind these pairs; what lies beyond was not read
 
 
-def scan_request(region: Region, part: KeyRange, limit: int, ts: int, api: ApiVersion) -> bytes:
-    """Up to `limit` pairs of `part` (plain keys, within the region) at `ts`, asked of the region's leader."""
+def scan_request(
+    region: Region, part: KeyRange, limit: int, ts: int, api: ApiVersion, keyspace_id: int | None = None
+) -> bytes:
+    """Up to `limit` pairs of `part` (plain keys as stores know them, within the region) at `ts`, asked of the region's
+    leader."""
     epoch = message(2, uint(1, region.conf_ver) + uint(2, region.version))
     peer = message(3, uint(1, region.leader_peer_id) + uint(2, region.leader_store_id))
-    context = message(1, uint(1, region.id) + epoch + peer + uint(21, api))
+    space = uint(32, keyspace_id) if keyspace_id else b""
+    context = message(1, uint(1, region.id) + epoch + peer + uint(21, api) + space)
     return context + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
 
 

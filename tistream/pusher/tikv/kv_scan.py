@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -28,6 +29,7 @@ import grpc
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, StoreUnavailable
 from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.kv_messages import (
     ApiVersion,
     FaultKind,
@@ -79,17 +81,22 @@ class KvReader:
         rate_bytes_s: int = RATE_BYTES_S,
         patience_s: float = float("inf"),
         rand: random.Random | None = None,
+        keyspace: KeyspaceKeys = WHOLE,
     ) -> None:
-        """`patience_s`: for so long one place is tried before StoreUnavailable is raised."""
+        """`pd`, and the ranges that are read, speak of the keyspace's keys.
+        `patience_s`: for so long one place is tried before StoreUnavailable is raised."""
         self._pd, self._clock, self._stop, self._tls = pd, clock, stop, tls
         self._rate_bytes_s, self._patience_s, self._rand = rate_bytes_s, patience_s, rand or random.Random()
+        self._keyspace = keyspace
         self._channels: dict[str, grpc.Channel] = {}
         self._addresses: dict[int, str] = {}
         self._pairs = _PAIRS_FIRST
         self.problem = ""  #: what is being waited for
 
-    def read(self, part: KeyRange, ts: int, api: ApiVersion = ApiVersion.V1) -> Iterator[Page]:
+    def read(self, part: KeyRange, ts: int, api: ApiVersion | None = None) -> Iterator[Page]:
         """All pairs of `part` that live at `ts`; pages without a pair are left out."""
+        if api is None:
+            api = ApiVersion.V1 if self._keyspace.id is None else ApiVersion.V2
         at = part.start
         while True:
             began = self._clock.monotonic()
@@ -159,7 +166,8 @@ class KvReader:
         return answer, part.end
 
     def _ask(self, region: Region, part: KeyRange, pairs: int, ts: int, api: ApiVersion) -> Page | RegionFault:
-        request = scan_request(region, part, pairs, ts, api)
+        asked = self._keyspace.outer_range(part)
+        request = scan_request(region, asked, pairs, ts, api, self._keyspace.id)
         facts = {"store": region.leader_store_id, "region": region.id, "request": f"KvScan {part} at {ts}"}
         try:
             answer = self._channel(region.leader_store_id).unary_unary(METHOD)(request, timeout=_CALL_S)
@@ -174,7 +182,10 @@ class KvReader:
                 raise KvRefused("a store refused to read", cause=f"{code.name}: {e.details()}", **facts) from e
             raise _Later(f"store {region.leader_store_id} does not answer: {code.name} {e.details()}") from e
         try:
-            return read_scan(answer, part)
+            page = read_scan(answer, asked)
+            if isinstance(page, RegionFault):
+                return page
+            return replace(page, keys=[self._keyspace.inner_key(key) for key in page.keys])
         except (KvRefused, CorruptObject) as e:
             raise type(e)(e.message, **{**e.facts, **facts}) from e
 

@@ -1,11 +1,10 @@
 """Which keys of a cluster a tenant follows.
 
-    whole_cluster            all tables, and where their schemas are kept
-    some_tables              what of the tables was asked for; the schemas always with it
-    transactional_keyspace   one keyspace of TiDB
-    raw_keyspace             one keyspace of RawKV
+    whole_cluster   all tables, and where their schemas are kept
+    some_tables     what of the tables was asked for; the schemas always with it
+    raw_keyspace    one keyspace of RawKV
 
-Ranges are plain keys, apart from each other, in key order.
+Ranges are plain keys, apart from each other, in key order. A keyspace of TiDB has those of a cluster (`keyspaces`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE
 from tistream.keyrange import KeyRange, prefix_range
 
 _TABLES = KeyRange(b"t", b"u")
-_TXN_MODE, _RAW_MODE = b"x", b"r"
+_RAW_MODE = b"r"
 _KEYSPACE_BYTES = 3
 
 
@@ -28,11 +27,6 @@ def whole_cluster() -> tuple[KeyRange, ...]:
 def some_tables(ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
     """These ranges, the meta range and the queue of DDL jobs, joined where they touch."""
     return joined([META_RANGE, DDL_JOB_RANGE, *ranges])
-
-
-def transactional_keyspace(keyspace_id: int) -> tuple[KeyRange, ...]:
-    """Everything of one keyspace of TiDB."""
-    return (prefix_range(_TXN_MODE + keyspace_id.to_bytes(_KEYSPACE_BYTES, "big")),)
 
 
 def raw_keyspace(keyspace_id: int) -> tuple[KeyRange, ...]:

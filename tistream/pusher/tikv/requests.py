@@ -15,6 +15,7 @@ from enum import IntEnum
 
 from tistream.codec.protobuf import message, octets, uint
 from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.regions import region_form
 
 TICDC_VERSION = "8.5.4"
@@ -36,6 +37,7 @@ class Header:
     kv_api: KvApi = KvApi.TIDB
     filter_loop: bool = False  #: leave out what another change feed wrote
     ticdc_version: str = TICDC_VERSION
+    keyspace: KeyspaceKeys = WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Register:
     region_id: int
     conf_ver: int
     version: int
-    range: KeyRange  #: plain keys
+    range: KeyRange  #: plain keys of the keyspace
     checkpoint_ts: int
 
 
@@ -66,6 +68,7 @@ def encode_request(header: Header, request: Register | Deregister) -> bytes:
         return out + uint(7, request.request_id) + message(13, b"")
     out += message(3, uint(1, request.conf_ver) + uint(2, request.version))
     out += uint(4, request.checkpoint_ts)
-    out += octets(5, region_form(request.range.start)) + octets(6, region_form(request.range.end))
+    asked = header.keyspace.outer_range(request.range)
+    out += octets(5, region_form(asked.start)) + octets(6, region_form(asked.end))
     out += uint(7, request.request_id) + uint(8, _READ_OLD_VALUE) + message(9, b"")
     return out + uint(11, header.kv_api) + uint(12, header.filter_loop)

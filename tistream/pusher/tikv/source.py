@@ -33,6 +33,7 @@ from tistream.pusher.source import CheckpointOf, SourceEvent
 from tistream.pusher.tikv.board import RegionBoard
 from tistream.pusher.tikv.effects import AskRegions, CloseStream, Moved, OpenStream
 from tistream.pusher.tikv.feed import SCANS_MAX, StoreFeed
+from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.regions import Pd
@@ -67,13 +68,15 @@ class TikvSource:
         inbox_bytes_max: int = INBOX_BYTES_MAX,
         failures_shown: int = _FAILURES_SHOWN,
         numbers: Iterator[int] | None = None,
+        keyspace: KeyspaceKeys = WHOLE,
     ) -> None:
-        """`numbers`: where tenures get theirs, if somebody else takes some as well."""
+        """`pd`, `board` and `wanted` speak of the keyspace's keys.
+        `numbers`: where tenures get theirs, if somebody else takes some as well."""
         self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
-        self._kv_api, self._filter_loop = kv_api, filter_loop
+        self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
         self._header: Header | None = None  # made when the cluster's id is known
         self._flush_interval_s, self._failures_shown = flush_interval_s, failures_shown
-        self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers)
+        self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers, keyspace=keyspace)
         self._inbox = Inbox(inbox_bytes_max)
         self._answers: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
         self._stream: FeedStream | None = None
@@ -183,8 +186,12 @@ class TikvSource:
         now = self._clock.monotonic()
         if self._feed.is_due(now):
             if self._header is None:
-                cluster_id = self._pd.cluster_id
-                self._header = Header(cluster_id=cluster_id, kv_api=self._kv_api, filter_loop=self._filter_loop)
+                self._header = Header(
+                    cluster_id=self._pd.cluster_id,
+                    kv_api=self._kv_api,
+                    filter_loop=self._filter_loop,
+                    keyspace=self._keyspace,
+                )
             self._feed.open(self._pd.tso(), checkpoint_of, now)
 
     def _carry_out(self) -> None:

@@ -5,7 +5,7 @@ Regions are cut at keys, leaders dealt out to the stores 1, 2, 3 ...
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tistream.change import Op
@@ -33,16 +33,16 @@ def cluster_of(
     return cluster
 
 
-def recorded_cluster(directory: Path, *, floor_ts: int, regions: int = 8, stores: int = 3) -> Cluster:
+def recorded_versions(directory: Path) -> Iterator[tuple[bytes, Version]]:
     """What lived at the start of a recording, by its `snapshot_kv.ndjson.zst`. CorruptObject when that is damaged."""
-    versions = (
-        (
-            bytes.fromhex(line["key"]),
-            Version(int(line["start_ts"]), int(line["commit_ts"]), Op.PUT, bytes.fromhex(line["value"]), None),
-        )
-        for _, line in read_lines(directory / SNAPSHOT)
-    )
-    return cluster_of(versions, floor_ts=floor_ts, regions=regions, stores=stores)
+    for _, line in read_lines(directory / SNAPSHOT):
+        start_ts, commit_ts = int(line["start_ts"]), int(line["commit_ts"])
+        yield bytes.fromhex(line["key"]), Version(start_ts, commit_ts, Op.PUT, bytes.fromhex(line["value"]), None)
+
+
+def recorded_cluster(directory: Path, *, floor_ts: int, regions: int = 8, stores: int = 3) -> Cluster:
+    """What lived at the start of a recording."""
+    return cluster_of(recorded_versions(directory), floor_ts=floor_ts, regions=regions, stores=stores)
 
 
 def workload_cluster(profile: Profile, *, floor_ts: int, regions: int = 0) -> Cluster:
