@@ -19,8 +19,8 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
-    "no-upper-guard": 1,
-    "no-epoch-guard": 2,
+    "no-upper-guard": 9,
+    "no-epoch-guard": 7,
     "stale-snapshot": 0,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
@@ -31,7 +31,7 @@ QUICK = {
     "assignment-keeps-epoch": 0,
     "never-read-back": 1,
     "own-file-deleted": 1,
-    "commit-before-put": 6,
+    "commit-before-put": 2,
     "first-object-only": 0,
     "later-puts-not-checked": 4,
     "reclaim-from-memory": 0,
@@ -45,7 +45,7 @@ QUICK = {
     "pin-not-renewed": 0,
     "gap-skipped": 6,
     "gap-accepted": 6,
-    "closed-goes-on": 10,
+    "closed-goes-on": 7,
     "served-by-the-highest": 0,
     "no-admission": 5,
     "counts-before-ready": 0,
@@ -73,7 +73,7 @@ QUICK = {
     "opens-above-frontier": 0,
     "scan-from-above": 0,
     "scan-without-prewrites": 0,
-    "scan-behind-live": 11,
+    "scan-behind-live": 5,
     "bytes-change-on-retry": 0,
 }
 
