@@ -30,6 +30,11 @@ Scans = Annotated[int, typer.Option("--scans", min=1, help="Of a cluster: openin
 ScanRate = Annotated[
     float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: read schema and seed at so many MiB/s at most.")
 ]
+Spill = Annotated[
+    Path | None,
+    typer.Option("--spill", help="Of a cluster: a folder for files that wait when 256 MB of them fill the memory."),
+]
+SpillMib = Annotated[int, typer.Option("--spill-mib", min=1, help="Of a cluster: so much of it for each store.")]
 Keyspace = Annotated[str | None, typer.Option("--keyspace", help="Of a cluster: the keyspace to follow.")]
 Table = Annotated[
     list[str] | None, typer.Option("--table", help="Of a cluster: follow this table, db.table. May be repeated.")

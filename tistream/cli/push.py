@@ -71,6 +71,8 @@ def push(
     index_keys: of_cluster.IndexKeys = True,
     filter_loop: of_cluster.FilterLoop = False,
     keyspace: of_cluster.Keyspace = None,
+    spill: of_cluster.Spill = None,
+    spill_mib: of_cluster.SpillMib = 1024,
     ca: of_cluster.Ca = None,
     cert: of_cluster.Cert = None,
     key: of_cluster.Key = None,
@@ -96,7 +98,8 @@ def push(
         to_pd, secured = of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key)
         begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
         limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
-        follow_cluster(url, to, to_pd, replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace))
+        whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace)
+        follow_cluster(url, to, to_pd, replace(whole, spill=spill, spill_bytes_max=spill_mib << 20))
         return
     if capture is not None:
         upto = _push_folder(push_recording, capture, url, to, speed)

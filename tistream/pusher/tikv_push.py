@@ -10,7 +10,7 @@ Relations:
 - stores that join are followed, those that left end when what they said is durable, one that is away is waited for;
 - history is held at what the frontier and the opening scans need (`tikv.history`), and nothing is registered without;
 - service, object store, PD and stores may be away for any time: memory is bounded by the queues of source and uploader,
-  and what overflows is given up and read again from the frontier, as a new incarnation. No disk is used;
+  and by a folder if one is given; what overflows is given up and read again from the frontier, as a new incarnation;
 - an error that does not pass ends the whole push: a supervisor starts it again, which costs opening scans and no data.
 """
 
@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 
 import structlog
 
@@ -49,6 +50,7 @@ from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import StoreState
 from tistream.pusher.tikv.source import TikvSource
+from tistream.pusher.upload_spill import UploadSpill
 from tistream.pusher.worker import PusherWorker
 
 log = structlog.get_logger(__name__)
@@ -73,6 +75,8 @@ class TikvPushOptions:
     schema_snapshot: bytes | None = None  #: the schema that a new tenant begins with; None = it is read
     start_ts: int | None = None  #: where a new tenant begins; None = now
     seed: bool = False  #: also push the rows that lived then
+    spill: Path | None = None  #: a folder for files that wait and do not fit the memory; None = the memory only
+    spill_bytes_max: int = 1 << 30  #: of each store
     cap_s: float = CAP_S  #: history is held for no longer than this
     scans_max: int = SCANS_MAX  #: opening scans of one store at once
     flush_interval_s: float = 1.0
@@ -333,10 +337,19 @@ class _TikvPush(PushRun):
                 store=bucket,
                 clock=self._clock,
                 rand=random.Random(self._rand.random()),
+                spill=self._new_spill(store_id),
             )
             return worker, source
 
         return StorePush(store_id, make, HeldFrontier(self._control, self._clock, hold), hold, clock=self._clock)
+
+    def _new_spill(self, store_id: int) -> UploadSpill | None:
+        """A folder of this tenant's and store's own: its newest pusher has it for itself."""
+        if self._options.spill is None:
+            return None
+        tenant = self._control.tenant
+        name = f"tistream-{tenant.cluster_id}-{tenant.tenant_id}-store-{store_id}"
+        return UploadSpill(self._options.spill / name, self._options.spill_bytes_max)
 
     def _keep_history(self, hold: Hold) -> None:
         """Hold history at the lowest that anybody needs; never higher than what somebody has not told yet."""

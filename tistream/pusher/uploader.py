@@ -8,7 +8,8 @@ Relations:
   earlier one, but by no more than that;
 - a file that cannot be put now is tried again, unchanged, after a growing, spread pause; it is never given up;
 - any other error (somebody else's bytes under the key above all) stops everything: `check` raises it;
-- the queue is bounded in bytes. A full one refuses the offer: what to do then is the caller's decision.
+- the queue is bounded in bytes. What does not fit waits in the spill, if there is one (`upload_spill`), which is
+  bounded, too. When both are full the offer is refused: what to do then is the caller's decision.
 """
 
 from __future__ import annotations
@@ -24,12 +25,37 @@ from tistream import limits
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.objectstore.protocol import ObjectStore
+from tistream.pusher.upload_spill import Parked, UploadSpill
 from tistream.service import Backoff
 
 log = structlog.get_logger(__name__)
 
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A file in the queue: its bytes, or where they are parked."""
+
+    key: str
+    content: bytes | Parked
+
+    @property
+    def size(self) -> int:
+        return self.content.size if isinstance(self.content, Parked) else len(self.content)
+
+    @property
+    def parked(self) -> int:
+        """Bytes on the disk."""
+        return self.content.size if isinstance(self.content, Parked) else 0
+
+    def take(self) -> bytes:
+        return self.content.take() if isinstance(self.content, Parked) else self.content
+
+    def drop(self) -> None:
+        if isinstance(self.content, Parked):
+            self.content.drop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +79,13 @@ class Uploader:
         rand: random.Random,
         in_flight_max: int = limits.UPLOADS_IN_FLIGHT_MAX,
         queue_bytes_max: int = limits.UPLOAD_QUEUE_BYTES_MAX,
+        spill: UploadSpill | None = None,
     ) -> None:
         self._store, self._name, self._clock, self._rand = store, name, clock, rand
-        self._in_flight_max, self._queue_bytes_max = in_flight_max, queue_bytes_max
+        self._in_flight_max, self._queue_bytes_max, self._spill = in_flight_max, queue_bytes_max, spill
         self._changed = threading.Condition()
-        self._queue: deque[tuple[str, bytes]] = deque()
-        self._queue_bytes = 0
+        self._queue: deque[_Waiting] = deque()
+        self._queue_bytes = self._parked_bytes = 0  # of all that wait; of those on the disk
         self._in_flight = 0
         self._stop = threading.Event()
         self._error: TiStreamError | None = None
@@ -68,10 +95,16 @@ class Uploader:
     def offer(self, key: str, data: bytes) -> bool:
         """Queue a file; False when the queue is full. A file larger than the bound is taken by an empty queue."""
         with self._changed:
-            if self._queue and self._queue_bytes + len(data) > self._queue_bytes_max:
-                return False
-            self._queue.append((key, data))
-            self._queue_bytes += len(data)
+            fits = not self._queue or self._queue_bytes - self._parked_bytes + len(data) <= self._queue_bytes_max
+            parked_bytes = self._parked_bytes
+        content: bytes | Parked | None = data
+        if not fits:
+            content = self._spill.park(data, parked_bytes) if self._spill is not None else None
+        if content is None:
+            return False
+        with self._changed:
+            self._queue.append(_Waiting(key, content))
+            self._count(self._queue[-1], 1)
             self._start_thread()
             self._changed.notify_all()
             return True
@@ -106,7 +139,9 @@ class Uploader:
         """Forget the queue, but for what shows that the store is back: the files under way, or the oldest one."""
         with self._changed:
             while len(self._queue) > (0 if self._in_flight else 1):
-                self._queue_bytes -= len(self._queue.pop()[1])
+                forgotten = self._queue.pop()
+                self._count(forgotten, -1)
+                forgotten.drop()
             self._changed.notify_all()
 
     def stats(self) -> UploadStats:
@@ -120,8 +155,14 @@ class Uploader:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        if self._spill is not None:
+            self._spill.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _count(self, waiting: _Waiting, sign: int) -> None:
+        self._queue_bytes += sign * waiting.size
+        self._parked_bytes += sign * waiting.parked
 
     def _start_thread(self) -> None:
         wanted = min(self._in_flight_max, len(self._queue) + self._in_flight)
@@ -132,23 +173,22 @@ class Uploader:
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
-            key, data = taken
             try:
-                done = self._put(key, data)
+                done = self._put(taken.key, taken.take())
             except Exception as e:  # noqa: BLE001 - whatever it is, `check` raises it in the caller's thread
                 self._settle(e, size=0)
                 return
-            self._settle(None, size=len(data) if done else 0)
+            self._settle(None, size=taken.size if done else 0)
 
-    def _take(self) -> tuple[str, bytes] | None:
+    def _take(self) -> _Waiting | None:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._queue) or self._stop.is_set() or self._error is not None)
             if self._stop.is_set() or self._error is not None:
                 return None
-            key, data = self._queue.popleft()
-            self._queue_bytes -= len(data)
+            taken = self._queue.popleft()
+            self._count(taken, -1)
             self._in_flight += 1
-            return key, data
+            return taken
 
     def _put(self, key: str, data: bytes) -> bool:
         """Put until it is there; False when stopped before."""

@@ -38,6 +38,7 @@ from tistream.pusher.control import Control, IncarnationGrant, retrying
 from tistream.pusher.frontier import Frontier, FrontierReader, checkpoint_for, wants_reopen
 from tistream.pusher.replaced import ReplacedCheck
 from tistream.pusher.source import Source, TenureClosed, TenureOpened, Tick
+from tistream.pusher.upload_spill import UploadSpill
 from tistream.pusher.uploader import Uploader, UploadStats
 from tistream.service import Backoff
 
@@ -60,12 +61,16 @@ class PusherWorker:
         rand: random.Random,
         new_write_id: Callable[[], str] = lambda: secrets.token_hex(16),
         queue_bytes_max: int = UPLOAD_QUEUE_BYTES_MAX,
+        spill: UploadSpill | None = None,
     ) -> None:
+        """`spill`: where files wait that do not fit the upload queue; the worker closes it."""
         self._source, self._control, self._frontier, self._clock = source, control, frontier, clock
         self._rand, self._new_write_id = rand, new_write_id
         name = f"push-{control.tenant}-{source.store_id}"
         self._queue_bytes_max = queue_bytes_max
-        self._uploader = Uploader(store, name=name, clock=clock, rand=rand, queue_bytes_max=queue_bytes_max)
+        self._uploader = Uploader(
+            store, name=name, clock=clock, rand=rand, queue_bytes_max=queue_bytes_max, spill=spill
+        )
         self._grant: IncarnationGrant | None = None
         self._replaced = ReplacedCheck(control, clock, source.store_id)
         self._batcher = Batcher()

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from tistream.limits import INCARNATION_CHECK_MS
 from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.frontier import FrontierEntry, FrontierReader
 from tistream.pusher.model_source import ModelSource
+from tistream.pusher.upload_spill import UploadSpill
 from tistream.pusher.worker import PusherWorker
 from tistream.simulator.cluster import Cluster, Region
 from tistream.simulator.mvcc import Version
@@ -69,7 +71,13 @@ class UnsteadyStore(MemoryStore):
 class Rig:
     """One store with regions, its pusher, and what was committed."""
 
-    def __init__(self, *, bounds: tuple[bytes, ...] = (b"m",), queue_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        bounds: tuple[bytes, ...] = (b"m",),
+        queue_bytes_max: int = 1 << 20,
+        spill: UploadSpill | None = None,
+    ) -> None:
         ranges = zip((b"", *bounds), (*bounds, b""), strict=True)
         regions = [Region(region_id=n, version=1, store_id=1, range=KeyRange(*r)) for n, r in enumerate(ranges, 1)]
         self.cluster = Cluster(regions, floor_ts=S)
@@ -84,6 +92,7 @@ class Rig:
             clock=self.clock,
             rand=random.Random(1),
             queue_bytes_max=queue_bytes_max,
+            spill=spill,
         )
         self.ts = S
         self.keys = count()
@@ -199,6 +208,22 @@ def test_a_full_queue_drops_the_stream_and_comes_back_as_a_new_incarnation() -> 
         lives = batch_files(rig.store)
         assert set(lives) == {(1, 1), (1, 2)}
         assert set(lives[1, 2][0].regions.column("checkpoint_ts").to_pylist()) == {S + 5}
+        rig.check()
+    finally:
+        rig.store.gate.set()
+        rig.worker.close()
+
+
+def test_a_full_queue_goes_on_in_the_folder_and_the_stream_lives(tmp_path: Path) -> None:
+    rig = Rig(queue_bytes_max=1, spill=UploadSpill(tmp_path / "s", 1 << 20))
+    try:
+        rig.store.gate.clear()
+        for _ in range(12):
+            rig.tick()
+        assert len(list((tmp_path / "s").iterdir())) > 5
+        assert (rig.worker.stalled, rig.worker.overflows, rig.worker.incarnation) == (False, 0, 1)
+        rig.store.gate.set()
+        rig.durable()
         rig.check()
     finally:
         rig.store.gate.set()
