@@ -95,19 +95,16 @@ class Uploader:
     def offer(self, key: str, data: bytes) -> bool:
         """Queue a file; False when the queue is full. A file larger than the bound is taken by an empty queue."""
         with self._changed:
-            fits = not self._queue or self._queue_bytes - self._parked_bytes + len(data) <= self._queue_bytes_max
+            if not self._queue or self._queue_bytes - self._parked_bytes + len(data) <= self._queue_bytes_max:
+                self._add(_Waiting(key, data))
+                return True
             parked_bytes = self._parked_bytes
-        content: bytes | Parked | None = data
-        if not fits:
-            content = self._spill.park(data, parked_bytes) if self._spill is not None else None
-        if content is None:
+        parked = self._spill.park(data, parked_bytes) if self._spill is not None else None
+        if parked is None:
             return False
         with self._changed:
-            self._queue.append(_Waiting(key, content))
-            self._count(self._queue[-1], 1)
-            self._start_thread()
-            self._changed.notify_all()
-            return True
+            self._add(_Waiting(key, parked))
+        return True
 
     def check(self) -> None:
         """Raise what stopped the uploads."""
@@ -159,6 +156,12 @@ class Uploader:
             self._spill.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _add(self, waiting: _Waiting) -> None:
+        self._queue.append(waiting)
+        self._count(waiting, 1)
+        self._start_thread()
+        self._changed.notify_all()
 
     def _count(self, waiting: _Waiting, sign: int) -> None:
         self._queue_bytes += sign * waiting.size
