@@ -18,7 +18,7 @@ from schemas.bases import choose
 from tistream import change, table_rows
 from tistream.catalog.seeds import list_seeds
 from tistream.codec.newest import STATE, Run
-from tistream.codec.seed_file import SEED, manifest_key
+from tistream.codec.seed_file import manifest_key
 from tistream.errors import InvalidInput, NotFound
 from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.seed_push import captured_rows
@@ -27,6 +27,7 @@ from tistream.testing import replica
 from tistream.testing.api_world import ApiWorld, api_world, arrow_of, events_of
 from tistream.testing.log_builder import TENANT, recording_end, with_broken_value
 from tistream.testing.recording import EXPECTED, RECORDING, committed_rows, recorded_history
+from tistream.testing.table_replay import replayed
 
 END = recording_end()
 MOMENTS = replica.moments(EXPECTED)
@@ -203,7 +204,7 @@ def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: Api
     table = history.find("shop", "customers", middle.ts)
     with api_world(tmp_path) as made:
         made.log.build(3)
-        state = pa.concat_tables(_replayed(table.id, middle.ts))
+        state = replayed(table.id, middle.ts)
         made.log.seed(state, ts=middle.ts, table_id=table.id)
         path = path_of("shop", "customers")
         early = made.get(path, as_of=middle.ts - 1)
@@ -227,7 +228,7 @@ def test_at_any_timestamp_the_versions_are_those_of_a_replay(world: ApiWorld, na
             continue
         bases = choose(history, table, ts, seeds=seeds, bases=[], log_start_ts=world.log.start_ts)
         mine = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, bases, ts)])
-        theirs = pa.concat_tables([part for i in sorted(table.physical_ids) for part in _replayed(i, ts)])
+        theirs = pa.concat_tables([replayed(i, ts) for i in sorted(table.physical_ids)])
         assert mine.equals(theirs.select(STATE.names).cast(STATE))
         compared += mine.num_rows
     assert compared > 0
@@ -260,22 +261,3 @@ def test_a_row_that_cannot_be_decoded_is_never_left_out(tmp_path: Path) -> None:
 
 def _snapshot_rows() -> list[pa.Table]:
     return list(captured_rows(Capture(RECORDING)))
-
-
-def _replayed(table_id: int, ts: int) -> list[pa.Table]:
-    """A table's rows at `ts`, by a dict."""
-    state: dict[bytes, tuple[int, int, bytes]] = {}
-    prefix = b"t" + (table_id | 1 << 63).to_bytes(8, "big") + b"_r"
-    for row in pa.concat_tables(_snapshot_rows()).to_pylist():
-        if row["key"].startswith(prefix):
-            state[row["key"]] = (row["start_ts"], row["commit_ts"], row["value"])
-    for row in committed_rows().to_pylist():
-        if row["key"].startswith(prefix) and row["commit_ts"] <= ts:
-            state.pop(row["key"], None)
-            if row["value"] is not None:
-                state[row["key"]] = (row["start_ts"], row["commit_ts"], row["value"])
-    rows = [
-        {"key": key, "start_ts": start, "commit_ts": commit, "value": value}
-        for key, (start, commit, value) in sorted(state.items())
-    ]
-    return [pa.Table.from_pylist(rows, SEED)]

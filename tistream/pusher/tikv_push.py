@@ -220,21 +220,24 @@ class _TikvPush(PushRun):
 
     def _read_schema(self, ts: int) -> bytes | None:
         """The cluster's schema at `ts`; None when told to stop."""
-        reader = KvReader(
-            self._view,
-            keyspace=self._keys,
-            clock=self._clock,
-            stop=self._stop,
-            tls=self._options.tls,
-            rate_bytes_s=self._options.rate_bytes_s,
-            patience_s=_PATIENCE_S,
-            rand=self._rand,
-        )
+        reader = self._new_reader(self._stop, patience_s=_PATIENCE_S)
         self._report("schema")
         try:
             return self._retry(lambda: read_schema(reader, ts), "schema")
         finally:
             reader.close()
+
+    def _new_reader(self, stop: threading.Event, patience_s: float = float("inf")) -> KvReader:
+        return KvReader(
+            self._view,
+            keyspace=self._keys,
+            clock=self._clock,
+            stop=stop,
+            tls=self._options.tls,
+            rate_bytes_s=self._options.rate_bytes_s,
+            patience_s=patience_s,
+            rand=random.Random(self._rand.random()),
+        )
 
     def _renew(self, hold: Hold, ts: int) -> bool:
         """Hold history at `ts`, waiting for PD; False when told to stop. TsExpired when that cannot be."""
@@ -370,17 +373,8 @@ class _TikvPush(PushRun):
     # -- the seed --------------------------------------------------------------------------------------------------
 
     def _start_seed(self, store: ObjectStore, hold: Hold, schema: bytes) -> None:
-        reader = KvReader(
-            self._view,
-            keyspace=self._keys,
-            clock=self._clock,
-            stop=self._seed_stop,
-            tls=self._options.tls,
-            rate_bytes_s=self._options.rate_bytes_s,
-            rand=random.Random(self._rand.random()),
-        )
         self._seed = SeedScan(
-            reader,
+            self._new_reader(self._seed_stop),
             self._control,
             store,
             schema,

@@ -83,14 +83,12 @@ def examine(
     found.append(_check("history", lambda: _history(pd)))
     stop = threading.Event()
     reader = KvReader(view, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
-    plain_reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S)
     try:
         found.append(_check("read", lambda: _read(pd, reader)))
         if keys is WHOLE:
-            found.append(_check("api version", lambda: _api_version(pd, plain_reader)))
+            found.append(_check("api version", lambda: _api_version(pd, reader)))
     finally:
         reader.close()
-        plain_reader.close()
     found.append(_check("estimate", lambda: _estimate(pd, stores, regions)))
     return found
 
