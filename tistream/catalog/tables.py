@@ -54,6 +54,7 @@ def _name(length: int) -> String:
 Word = _name(32)
 WorkerName = _name(128)
 ObjectName = _name(512)
+ReportText = SqlText().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 
 metadata = MetaData()
 
@@ -154,6 +155,7 @@ workers = Table(
     _uint("incarnation"),
     Column("state", Word, nullable=False),
     _uint("heartbeat_ms"),
+    Column("report", ReportText),
 )
 
 owner = Table(

@@ -9,13 +9,14 @@ process must drop what it holds and stop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
 from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.reports import WorkerReport, decode_report, encode_report
 from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
 from tistream.errors import Fenced
 
@@ -48,10 +49,13 @@ class WorkerRow:
     incarnation: int
     state: WorkerState
     heartbeat_age_ms: int  #: by the database's clock
+    report: WorkerReport = field(default_factory=WorkerReport)  #: what it said with its newest heartbeat
 
 
 _ME = workers.c.worker_id == bindparam("asked_worker")
-_NEW_LIFE = workers.update().where(_ME).values(incarnation=workers.c.incarnation + 1, heartbeat_ms=now_ms())
+_NEW_LIFE = (
+    workers.update().where(_ME).values(incarnation=workers.c.incarnation + 1, heartbeat_ms=now_ms(), report=None)
+)
 _INCARNATION = select(workers.c.incarnation).where(_ME)
 _FENCE_STORES = (
     stores.update()
@@ -108,15 +112,22 @@ _BEAT = (
         state=case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state),
     )
 )
+_REPORT = _BEAT.values(report=bindparam("asked_report"))
 _ALL = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
 _OF_KIND = _ALL.where(workers.c.kind == bindparam("asked_kind"))
 
 
-def heartbeat(catalog: Catalog, worker_id: str, incarnation: int) -> None:
+def heartbeat(catalog: Catalog, worker_id: str, incarnation: int, report: WorkerReport | None = None) -> None:
     """Say that this life goes on, also after it was declared gone: a machine that slept too long may work again, and
-    what it owned meanwhile went to others under new epochs. Fenced when a newer life has registered."""
+    what it owned meanwhile went to others under new epochs. Fenced when a newer life has registered.
+
+    A `report` replaces the one before; without one that stays."""
+    me = {"asked_worker": worker_id, "asked_incarnation": incarnation}
     with catalog.transaction() as conn:
-        beat = conn.execute(_BEAT, {"asked_worker": worker_id, "asked_incarnation": incarnation})
+        if report is None:
+            beat = conn.execute(_BEAT, me)
+        else:
+            beat = conn.execute(_REPORT, {**me, "asked_report": encode_report(report)})
         if beat.rowcount != 1:
             raise Fenced("a newer process runs under this worker's name", worker_id=worker_id, incarnation=incarnation)
 
@@ -133,6 +144,7 @@ def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
                 incarnation=row.incarnation,
                 state=WorkerState(row.state),
                 heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms),
+                report=decode_report(row.report or "{}"),
             )
             for row in found
         ]

@@ -24,6 +24,7 @@ from tistream.catalog import tables
 from tistream.catalog.committed import TaskAdvance
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner, get_owner, renew_owner
+from tistream.catalog.reports import StoreReport, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.tasks import (
     FrontierRow,
     assign_task,
@@ -47,6 +48,7 @@ from tistream.catalog.tenants import (
 )
 from tistream.catalog.workers import drain_worker, heartbeat, list_workers, register_worker, retire_worker
 from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
+from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
@@ -338,6 +340,18 @@ class CatalogSuite(CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite,
         assert 60_000 <= list_workers(catalog)[0].heartbeat_age_ms < 90_000
         heartbeat(catalog, "api-1", life)
         assert list_workers(catalog)[0].heartbeat_age_ms < 30_000
+
+    def test_a_report_stays_until_the_next_one_or_the_next_life(self, catalog: Catalog) -> None:
+        life = register_worker(catalog, "sorter-1", "sorter", "")
+        stuck = StuckReport(start_key=b"a\x00", end_key=b"", watermark=None, store_id=3, file="1/7", reason="silent")
+        task = TaskReport(task_id=7, epoch=2, bytes_per_s=12.5, watermark=5 << 18, split_key=b"t\x80", stuck=(stuck,))
+        store = StoreReport(tenant=Tenant(1, 0), store_id=4, seq=9, silent_s=0.5)
+        report = WorkerReport(bytes_per_s=100.0, tasks=(task,), stores=(store,), problems=({"code": "TS-1063"},))
+        heartbeat(catalog, "sorter-1", life, report)
+        heartbeat(catalog, "sorter-1", life)
+        assert [row.report for row in list_workers(catalog)] == [report]
+        register_worker(catalog, "sorter-1", "sorter", "")
+        assert [row.report for row in list_workers(catalog)] == [WorkerReport()]
 
     def test_a_worker_that_was_declared_gone_comes_back_with_its_next_heartbeat(self, catalog: Catalog) -> None:
         life = register_worker(catalog, "dispatcher-1", "dispatcher", "a")

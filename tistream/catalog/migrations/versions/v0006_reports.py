@@ -1,0 +1,15 @@
+"""Reports: what a worker says about its load with a heartbeat."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+revision = "0006"
+down_revision = "0005"
+
+
+def upgrade() -> None:
+    text = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+    op.add_column("workers", sa.Column("report", text, nullable=True))
