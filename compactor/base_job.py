@@ -24,7 +24,7 @@ import structlog
 
 from compactor.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.base_task import BaseResult
-from compactor.job import JobEnd
+from compactor.job import JobEnd, collected
 from compactor.verify import verified_bases
 from schemas.bases import Base, choose, is_overtaken
 from schemas.history import History
@@ -103,13 +103,9 @@ def build_tenant_bases(
     results: list[BaseResult] = []
     added = True
     if rows:
-        progress(0, len(rows))
-        for result in executor(rows):
-            results.append(result)
-            progress(len({r.range_id for r in results}), len(rows))
-        results = verified_bases(rows, results)
+        results = verified_bases(rows, collected(executor(rows), len(rows), progress))
         added = _add(catalog, tenant, rows, results, sources, row.start_ts)
-    retired = _retire(catalog, tenant, history, _below(edge, settings.window_ms))
+    retired = _retire(catalog, tenant, history, tso.earlier(edge, settings.window_ms))
     end = (JobEnd.SWAPPED if added else JobEnd.LOST) if rows else JobEnd.NOTHING_TO_DO
     report = BaseReport(
         end=end,
@@ -130,7 +126,7 @@ def planned_bases(
     catalog: Catalog, tenant: Tenant, history: History, start_ts: int, edge: int, settings: BaseSettings
 ) -> tuple[int, list[BasePlanRow], dict[int, Base]]:
     """(B, the plan, what each planned table starts from). `edge` is what is served."""
-    ts = _below(edge, settings.lag_ms)
+    ts = tso.earlier(edge, settings.lag_ms)
     if ts <= max(start_ts, history.start_ts):
         return ts, [], {}
     sources = {base.physical_id: base for base in _sources(catalog, tenant, history, start_ts, ts)}
@@ -234,7 +230,3 @@ def _retire(catalog: Catalog, tenant: Tenant, history: History, window_start_ts:
     bases, seeds = list_bases(catalog, tenant), list_seeds(catalog, tenant)
     overtaken = {base for base in bases if is_overtaken(base, history, seeds)}
     return retire_bases(catalog, tenant, outlived(bases, overtaken, window_start_ts))
-
-
-def _below(ts: int, ms: int) -> int:
-    return tso.compose(max(0, tso.physical_ms(ts) - ms)) if ms else ts

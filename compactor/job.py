@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -88,12 +89,7 @@ def compact_tenant(
     if not rows:
         return Report(tenant=tenant, end=JobEnd.NOTHING_TO_DO)
     inputs = [piece for group in groups for piece in group.pieces]
-    progress(0, len(rows))
-    results: list[RangeResult] = []
-    for result in executor(rows):
-        results.append(result)
-        progress(len({r.range_id for r in results}), len(rows))
-    outputs = [_output(result) for result in verified(rows, results)]
+    outputs = [_output(result) for result in verified(rows, collected(executor(rows), len(rows), progress))]
     swapped = _swap(catalog, tenant, inputs, outputs)
     report = Report(
         tenant=tenant,
@@ -115,7 +111,7 @@ def compact_tenant(
 def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[list[Group], list[PlanRow]]:
     """What there is to do: the groups, and the plan row of each. Groups that changed while we looked are left out."""
     edge = lowest_upper(catalog, tenant)
-    upto = tso.compose(max(0, tso.physical_ms(edge) - settings.lag_ms)) if settings.lag_ms else edge
+    upto = tso.earlier(edge, settings.lag_ms)
     found = plan(pieces(catalog, tenant, upto_ts=upto, limit=settings.pieces_max), settings.plan)
     if not found:
         return [], []
@@ -131,6 +127,24 @@ def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[li
         rows.append(PlanRow(tenant=tenant, job=job, range_id=len(rows), task_id=group.task_id, segments=whole))
         groups.append(group)
     return groups, rows
+
+
+class _OfRange(Protocol):
+    @property
+    def range_id(self) -> int: ...
+
+
+ResultT = TypeVar("ResultT", bound=_OfRange)
+
+
+def collected(results: Iterable[ResultT], planned: int, progress: Callable[[int, int], None]) -> list[ResultT]:
+    """All results of an executor; `progress` hears how many of the planned ranges have one."""
+    progress(0, planned)
+    found: list[ResultT] = []
+    for result in results:
+        found.append(result)
+        progress(len({r.range_id for r in found}), planned)
+    return found
 
 
 def _output(result: RangeResult) -> Output:

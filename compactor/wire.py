@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -18,9 +18,12 @@ from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.ids import Tenant
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def encode(value: PlanRow | RangeResult | BasePlanRow | BaseResult) -> str:
-    """The value as text."""
+
+def encode(value: DataclassInstance) -> str:
+    """A plan row or a result as text."""
     return orjson.dumps(dataclasses.asdict(value), default=_hex, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -34,7 +37,7 @@ def decode_base_row(text: str) -> BasePlanRow:
     """What `encode` made of a plan row of bases."""
     found = orjson.loads(text)
     tables = tuple(
-        BaseTable(**{**table, "rows": tuple(SeedSegmentRow(**_keys(row)) for row in table["rows"])})
+        BaseTable(**{**table, "rows": tuple(SeedSegmentRow(**with_keys(row)) for row in table["rows"])})
         for table in found["tables"]
     )
     given = {"tenant": Tenant(**found["tenant"]), "tables": tables, "segments": _segments(found)}
@@ -45,7 +48,7 @@ def decode_base_result(text: str) -> BaseResult:
     """What `encode` made of the result of one."""
     found = orjson.loads(text)
     files = tuple(
-        BaseFile(**{**file, "segments": tuple(SegmentInfo(**_keys(info)) for info in file["segments"])})
+        BaseFile(**{**file, "segments": tuple(SegmentInfo(**with_keys(info)) for info in file["segments"])})
         for file in found["files"]
     )
     return BaseResult(**{**found, "files": files, "rows": {int(key): rows for key, rows in found["rows"].items()}})
@@ -57,7 +60,7 @@ def decode_result(text: str) -> RangeResult:
     return RangeResult(
         **{
             **found,
-            "groups": tuple(SegmentInfo(**_keys(group)) for group in found["groups"]),
+            "groups": tuple(SegmentInfo(**with_keys(group)) for group in found["groups"]),
             "footer": Footer(**found["footer"]),
             "before": Contents(**found["before"]),
             "after": Contents(**found["after"]),
@@ -69,7 +72,7 @@ def _segments(found: dict[str, Any]) -> tuple[SegmentRow, ...]:
     return tuple(
         SegmentRow(
             **{
-                **_keys(segment),
+                **with_keys(segment),
                 "kind": TaskKind(segment["kind"]),
                 "format": SegmentFormat(segment["format"]),
                 "footer": Footer(**segment["footer"]),
@@ -79,7 +82,8 @@ def _segments(found: dict[str, Any]) -> tuple[SegmentRow, ...]:
     )
 
 
-def _keys(found: dict[str, Any]) -> dict[str, Any]:
+def with_keys(found: dict[str, Any]) -> dict[str, Any]:
+    """A tree read back, its `start_key` and `end_key` as bytes again."""
     return {**found, **{name: bytes.fromhex(found[name]) for name in ("start_key", "end_key")}}
 
 

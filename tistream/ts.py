@@ -23,6 +23,11 @@ def physical_ms(ts: int) -> int:
     return ts >> LOGICAL_BITS
 
 
+def earlier(ts: int, ms: int) -> int:
+    """The timestamp `ms` milliseconds before, with a logical part of 0; `ts` itself for 0 milliseconds."""
+    return compose(max(0, physical_ms(ts) - ms)) if ms else ts
+
+
 def logical(ts: int) -> int:
     """The logical part of a TSO, 0..262143."""
     return ts & LOGICAL_MASK

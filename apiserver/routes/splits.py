@@ -5,7 +5,8 @@ GET /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/changes/splits
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -25,27 +26,6 @@ Parts = Annotated[int, Query(ge=1, le=SPLITS_MAX, description="Parts at most.")]
 PartBytes = Annotated[int, Query(ge=1, description="A part is worth about so many stored bytes at least.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Query:
-    start_ts: str | None
-    cursor: str | None
-    end_ts: str | None
-    rows: int | None
-    parts: int
-    part_bytes: int
-
-    def of(self, scope: Scope) -> SplitRequest:
-        return SplitRequest(
-            scope=scope,
-            start_ts=self.start_ts,
-            cursor=self.cursor,
-            end_ts=self.end_ts,
-            rows=self.rows,
-            parts=self.parts,
-            part_bytes=self.part_bytes,
-        )
-
-
 def _query(
     start_ts: StartTs = None,
     cursor: Cursor = None,
@@ -53,13 +33,15 @@ def _query(
     rows: Rows = None,
     parts: Parts = 1,
     part_bytes: PartBytes = _PART_BYTES,
-) -> _Query:
+) -> Callable[..., SplitRequest]:
     if start_ts is None and cursor is None:
         raise InvalidInput("A read starts somewhere: give start_ts (for example start_ts=earliest) or cursor.")
-    return _Query(start_ts=start_ts, cursor=cursor, end_ts=end_ts, rows=rows, parts=parts, part_bytes=part_bytes)
+    return partial(
+        SplitRequest, start_ts=start_ts, cursor=cursor, end_ts=end_ts, rows=rows, parts=parts, part_bytes=part_bytes
+    )
 
 
-Asked = Annotated[_Query, Depends(_query)]
+Asked = Annotated[Callable[..., SplitRequest], Depends(_query)]
 
 
 def router(services: Services) -> APIRouter:
@@ -69,7 +51,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(f"{base}/changes/splits", operation_id="split_tenant", summary="Parts of a long pull of a tenant")
     def of_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> dict[str, Any]:
-        return shown(plan(services, asked.of(Scope(tenant=Tenant(cluster_id, tenant_id)))))
+        return shown(plan(services, asked(scope=Scope(tenant=Tenant(cluster_id, tenant_id)))))
 
     @routes.get(
         f"{base}/databases/{{database}}/changes/splits",
@@ -77,7 +59,7 @@ def router(services: Services) -> APIRouter:
         summary="Parts of a long pull of a database",
     )
     def of_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> dict[str, Any]:
-        return shown(plan(services, asked.of(Scope(tenant=Tenant(cluster_id, tenant_id), database=database))))
+        return shown(plan(services, asked(scope=Scope(tenant=Tenant(cluster_id, tenant_id), database=database))))
 
     @routes.get(
         f"{base}/databases/{{database}}/tables/{{table}}/changes/splits",
@@ -86,7 +68,7 @@ def router(services: Services) -> APIRouter:
     )
     def of_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> dict[str, Any]:
         scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
-        return shown(plan(services, asked.of(scope)))
+        return shown(plan(services, asked(scope=scope)))
 
     return routes
 

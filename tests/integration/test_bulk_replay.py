@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,6 @@ from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from apiserver.deps import Services
-from compactor.spark import new_session
 from metaserver.collect import Collector
 from tistream import ts as tso
 from tistream.bulk.executors import Executor, Progress, SparkExecutor, ThreadsExecutor
@@ -40,7 +38,7 @@ from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, TiStreamError
 from tistream.testing.backlog_world import CAPTURE, LAST, TENANT, BacklogWorld, backlog_world, truth
 from tistream.testing.manual_clock import ManualClock
-from tistream.testing.spark_session import SPARK_OPTIONS
+from tistream.testing.spark_session import local_session
 from tistream.testing.ticdc import compare_canal
 
 if TYPE_CHECKING:
@@ -325,11 +323,8 @@ def test_a_driver_that_is_killed_leaves_a_log_that_is_right_and_a_repeat_goes_on
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Spark's own
-        made = new_session("local[2]", SPARK_OPTIONS)
+    with local_session() as made:
         yield made
-        made.stop()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ import pytest
 from compactor.job import JobEnd, JobSettings, compact_tenant, planned
 from compactor.local import LocalExecutor
 from compactor.plan import PlanSettings
-from compactor.spark import SparkExecutor, new_session
+from compactor.spark import SparkExecutor
 from compactor.task import merge, read_inputs
 from metaserver.collect import Collector
 from tistream.catalog import tables
@@ -29,7 +28,7 @@ from tistream.clock import SystemClock
 from tistream.objectstore.local import LocalStore
 from tistream.testing.api_world import ApiWorld, api_world, has_more
 from tistream.testing.log_builder import TENANT
-from tistream.testing.spark_session import SPARK_OPTIONS
+from tistream.testing.spark_session import SPARK_OPTIONS, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,11 +39,8 @@ KILLS = 3
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Spark's own
-        made = new_session("local[2]", SPARK_OPTIONS)
+    with local_session() as made:
         yield made
-        made.stop()
 
 
 @pytest.fixture

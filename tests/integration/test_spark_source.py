@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from compactor.spark import new_session
 from tistream.client import connect
 from tistream.spark import TiStreamDataSource
 from tistream.testing.log_builder import recording_end
 from tistream.testing.served_log import ServedLog, served_log
-from tistream.testing.spark_session import SPARK_OPTIONS
+from tistream.testing.spark_session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,12 +33,9 @@ PUSHDOWN = {"spark.sql.python.filterPushdown.enabled": "true"}
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Spark's own
-        made = new_session("local[2]", {**SPARK_OPTIONS, **PUSHDOWN})
+    with local_session(PUSHDOWN) as made:
         made.dataSource.register(TiStreamDataSource)
         yield made
-        made.stop()
 
 
 @pytest.fixture(scope="module")

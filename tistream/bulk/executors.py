@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from compactor.spark import run_lines
+from compactor.wire import encode
 from tistream.bulk.part import PartResult, replay_part
 from tistream.bulk.plan import PlanRow
-from tistream.bulk.wire import decode_result, decode_row, encode
+from tistream.bulk.wire import decode_result, decode_row
 from tistream.clock import Clock
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.protocol import ObjectStore

@@ -1,22 +1,15 @@
-"""Plan rows and results as text, for whoever carries them between driver and workers. Bytes are written in hex."""
+"""Plan rows and results read back from the text that `compactor.wire.encode` makes of them."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import orjson
 
+from compactor.wire import with_keys
 from tistream.bulk.part import PartResult
 from tistream.bulk.plan import PlanRow, Step
 from tistream.catalog.committed import NewSegment
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
-
-
-def encode(value: PlanRow | PartResult) -> str:
-    """The value as text."""
-    return orjson.dumps(dataclasses.asdict(value), default=_hex, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def decode_row(text: str) -> PlanRow:
@@ -35,15 +28,5 @@ def decode_row(text: str) -> PlanRow:
 def decode_result(text: str) -> PartResult:
     """What `encode` made of a result."""
     found = orjson.loads(text)
-    segments = tuple(NewSegment(**_keys(segment)) for segment in found["segments"])
+    segments = tuple(NewSegment(**with_keys(segment)) for segment in found["segments"])
     return PartResult(**{**found, "segments": segments, "keeps": tuple(found["keeps"])})
-
-
-def _keys(found: dict[str, Any]) -> dict[str, Any]:
-    return {**found, **{name: bytes.fromhex(found[name]) for name in ("start_key", "end_key")}}
-
-
-def _hex(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    raise TypeError(type(value).__name__)

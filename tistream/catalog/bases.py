@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, func, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectKind, ObjectState, insert_live
+from tistream.catalog.objects import ObjectKind, insert_live, replacing_unnamed
 from tistream.catalog.seeds import SeedRow, SeedSegmentRow, segment_row
 from tistream.catalog.tables import (
     base_segments,
@@ -63,15 +63,7 @@ _SEGMENTS = (
     .where(of_asked_tenant(bases), _b.table_id == bindparam("asked_table"), _b.ts == bindparam("asked_ts"))
     .order_by(_s.start_key)
 )
-_REPLACE = (
-    objects.update()
-    .where(
-        _o.object_key == bindparam("asked_key"),
-        _o.state == ObjectState.LIVE,
-        ~select(_s.object_key).where(_s.object_key == _o.object_key).exists(),
-    )
-    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
-)
+_REPLACE = replacing_unnamed(_s.object_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

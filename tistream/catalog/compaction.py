@@ -24,11 +24,10 @@ from sqlalchemy import Connection, bindparam, func, select
 
 from tistream.catalog.committed import SegmentFormat, SegmentRow, segment_row
 from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectKind, ObjectState, insert_live
+from tistream.catalog.objects import ObjectKind, ObjectState, insert_live, replacing_unnamed
 from tistream.catalog.tables import (
     INT_MAX,
     next_numbers,
-    now_ms,
     objects,
     of_asked_tenant,
     of_tenant,
@@ -64,15 +63,7 @@ _PIECES = (
 )
 _REMOVE = segments.delete().where(_s.object_key == bindparam("asked_key"), _s.task_id == bindparam("asked_task"))
 _ADD = segments.insert()
-_REPLACE = (
-    objects.update()
-    .where(
-        _o.object_key == bindparam("asked_key"),
-        _o.state == ObjectState.LIVE,
-        ~select(_s.object_key).where(_s.object_key == _o.object_key).exists(),
-    )
-    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
-)
+_REPLACE = replacing_unnamed(_s.object_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 
-from sqlalchemy import Connection, bindparam, exc, exists, func, select
+from sqlalchemy import Column, Connection, Update, bindparam, exc, exists, func, select
 
 from tistream.catalog.engine import Catalog, is_duplicate
 from tistream.catalog.tables import (
@@ -86,6 +86,19 @@ _REPLACED = (
     .limit(bindparam("at_most"))
 )
 _SUPERSEDED = _REPLACED.where(~_PINNED)
+
+
+def replacing_unnamed(naming: Column[str]) -> Update:
+    """Supersede the object `asked_key` by the swap `swap_no` unless a row still names it in the column `naming`."""
+    return (
+        objects.update()
+        .where(
+            _o.object_key == bindparam("asked_key"),
+            _o.state == ObjectState.LIVE,
+            ~select(naming).where(naming == _o.object_key).exists(),
+        )
+        .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
+    )
 
 
 def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:

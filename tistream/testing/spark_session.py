@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from compactor.spark import new_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 SPARK_OPTIONS = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -9,3 +20,13 @@ SPARK_OPTIONS = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
+
+
+@contextmanager
+def local_session(more: Mapping[str, str] = MappingProxyType({})) -> Iterator[SparkSession]:
+    """Two threads of this process. Spark's own warnings, of its start and its end, are not shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = new_session("local[2]", {**SPARK_OPTIONS, **more})
+        yield made
+        made.stop()

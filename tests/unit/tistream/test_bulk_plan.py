@@ -7,9 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compactor.wire import encode
 from tistream.bulk.part import PartResult
 from tistream.bulk.plan import Step, cut, own_steps, plan
-from tistream.bulk.wire import decode_result, decode_row, encode
+from tistream.bulk.wire import decode_result, decode_row
 from tistream.catalog.committed import NewSegment
 from tistream.catalog.tasks import TaskRow
 from tistream.catalog.tenants import TaskKind
