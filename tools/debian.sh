@@ -10,6 +10,7 @@ declare -A needed=(
   [java]="openjdk-17-jre-headless"  # compaction runs on Spark
 )
 missing=()
+ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing+=(libfaketime) # chaos sets clocks
 for program in "${!needed[@]}"; do
   PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=("${needed[$program]}")
 done

@@ -1,7 +1,8 @@
 """Who runs assignment: one row, one owner, one epoch.
 
 The row is there from the first migration, so taking it is always a guarded update and never an insert. The lease
-(database time) says when somebody else may take over; the epoch, tested by every assignment, says who is right.
+(database time) says when somebody else may take over; the epoch, tested by every assignment, says who is right. A
+heartbeat from the future is as good as none: the database's clock was set back, and whoever lives says so soon again.
 
 `me` must name one life of a process: whoever calls itself the present owner is taken to be it.
 """
@@ -24,7 +25,14 @@ _STAY = owner_table.update().where(_ROW, _t.owner == bindparam("me")).values(hea
 _RENEW = _STAY.where(_t.epoch == bindparam("my_epoch"))
 _TAKE = (
     owner_table.update()
-    .where(_ROW, or_(_t.epoch == 0, _t.heartbeat_ms + bindparam("lease_ms") < now_ms()))
+    .where(
+        _ROW,
+        or_(
+            _t.epoch == 0,
+            _t.heartbeat_ms + bindparam("lease_ms") < now_ms(),
+            _t.heartbeat_ms > now_ms() + bindparam("lease_ms"),  # the database's clock was set back since
+        ),
+    )
     .values(owner=bindparam("me"), epoch=_t.epoch + 1, heartbeat_ms=now_ms())
 )
 _EPOCH = select(_t.epoch).where(_ROW)
@@ -64,4 +72,4 @@ def get_owner(catalog: Catalog) -> OwnerRow | None:
         row = conn.execute(_WHOLE).one()
     if row.epoch == 0:
         return None
-    return OwnerRow(owner=row.owner, epoch=row.epoch, heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms))
+    return OwnerRow(owner=row.owner, epoch=row.epoch, heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms))

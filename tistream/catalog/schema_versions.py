@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live
@@ -19,11 +19,19 @@ _LATEST = (
 
 
 def add_schema_version(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_bytes: int) -> None:
-    """Publish the history up to `ts`. Adding the same one again changes nothing; Fenced when another object stands for
-    this `ts`, or the object was tombstoned."""
-    v = schema_versions.c
+    """Publish the history up to `ts`. Adding the same one again changes nothing, also when two processes do it at the
+    same moment; Fenced when another object stands for this `ts`, or the object was tombstoned."""
+    try:
+        _add(catalog, tenant, ts, object_key, object_bytes)
+    except Fenced:  # by whoever added the same one between our look and our insert, if that is how it is now
+        with catalog.reading() as conn:
+            if _object_of(conn, tenant, ts) != object_key:
+                raise
+
+
+def _add(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_bytes: int) -> None:
     with catalog.transaction() as conn:
-        known = conn.execute(select(v.object_key).where(of_tenant(schema_versions, tenant), v.ts == ts)).scalar()
+        known = _object_of(conn, tenant, ts)
         if known == object_key:
             return
         if known is not None:
@@ -34,6 +42,11 @@ def add_schema_version(catalog: Catalog, tenant: Tenant, ts: int, object_key: st
                 cluster_id=tenant.cluster_id, tenant_id=tenant.tenant_id, ts=ts, object_key=object_key
             )
         )
+
+
+def _object_of(conn: Connection, tenant: Tenant, ts: int) -> str | None:
+    v = schema_versions.c
+    return conn.execute(select(v.object_key).where(of_tenant(schema_versions, tenant), v.ts == ts)).scalar()
 
 
 def latest_schema_version(catalog: Catalog, tenant: Tenant, at_or_below: int | None = None) -> tuple[int, str] | None:

@@ -48,7 +48,7 @@ class WorkerRow:
     address: str
     incarnation: int
     state: WorkerState
-    heartbeat_age_ms: int  #: by the database's clock
+    heartbeat_age_ms: int  #: by the database's clock; how far in the future it lies, if that was set back since
     report: WorkerReport = field(default_factory=WorkerReport)  #: what it said with its newest heartbeat
 
 
@@ -143,7 +143,7 @@ def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
                 address=row.address,
                 incarnation=row.incarnation,
                 state=WorkerState(row.state),
-                heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms),
+                heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
                 report=decode_report(row.report or "{}"),
             )
             for row in found

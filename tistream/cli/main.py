@@ -12,7 +12,22 @@ import traceback
 
 import typer
 
-from tistream.cli import compact, doctor, files, pull, push, replay, run, seed, sim, snapshot, status, tenant, time
+from tistream.cli import (
+    chaos,
+    compact,
+    doctor,
+    files,
+    pull,
+    push,
+    replay,
+    run,
+    seed,
+    sim,
+    snapshot,
+    status,
+    tenant,
+    time,
+)
 from tistream.errors import ErrorKind, TiStreamError
 
 app = typer.Typer(
@@ -45,6 +60,7 @@ compact.add_to(app)
 replay.add_to(app)
 time.add_to(app)
 sim.add_to(app)
+chaos.add_to(app)
 
 
 def main() -> None:

@@ -293,6 +293,14 @@ class CatalogSuite(CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite,
             renew_owner(catalog, "meta-1", old)
         renew_owner(catalog, f"meta-{won.index(old + 1) + 2}", old + 1)
 
+    def test_an_owner_heard_of_in_the_future_is_replaced(self, catalog: Catalog) -> None:
+        old = elected(catalog, "meta-1")
+        silence_owner(catalog, -LEASE_MS - 60_000)  # the database's clock was set back by so much
+        assert owner_age(catalog) > LEASE_MS
+        assert acquire_owner(catalog, "meta-2") == old + 1
+        silence_owner(catalog, -1000)
+        assert acquire_owner(catalog, "meta-3") is None
+
     def test_a_silent_owner_that_nobody_replaced_goes_on(self, catalog: Catalog) -> None:
         mine = elected(catalog)
         silence_owner(catalog, LEASE_MS + 1000)

@@ -413,6 +413,12 @@ class CommittedLogSuite:
         with pytest.raises(Fenced):
             add_schema_version(catalog, T, START, "schemas/other", 5)
 
+    def test_a_history_that_several_save_at_once_is_saved_once(self, catalog: Catalog) -> None:
+        activate(catalog)
+        for ts in range(START + 1, START + 21):
+            together(4, lambda _, ts=ts: add_schema_version(catalog, T, ts, f"schemas/{ts}", 5))  # type: ignore[misc]
+        assert latest_schema_version(catalog, T) == (START + 20, f"schemas/{START + 20}")
+
     def test_superseded_objects_are_listed_after_their_grace(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         for n in (1, 2, 3):

@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from tistream.testing.ports import free_port
 
@@ -26,26 +27,55 @@ class MariaDBError(RuntimeError):
     """The server is not installed, or did not come up."""
 
 
+class MariaDBServer:
+    """A server over a data folder of its own, that can be killed and started again on the same port."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Takes over the empty `folder`; nothing runs yet. `environment`: more than this process has."""
+        self._root, self.port, self._environment = folder, free_port(), {**os.environ, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        shutil.copytree(_empty_datadir(), folder / "data")
+
+    def url(self, port: int | None = None) -> str:
+        """SQLAlchemy's URL of the database `tistream`, through another port if one is given."""
+        return f"mysql+pymysql://root@127.0.0.1:{port or self.port}/tistream"
+
+    def start(self) -> None:
+        """Start (again), and wait until it answers."""
+        log = self._root / "log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                _server_command(self._root, self.port), stdout=out, stderr=subprocess.STDOUT, env=self._environment
+            )
+        _wait_until_ready(self._process, self.port, log)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """In good order, if it takes no longer than START_S."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
 @contextmanager
 def mariadb() -> Iterator[str]:
     """A running server with an empty database `tistream`; yields its SQLAlchemy URL."""
     with tempfile.TemporaryDirectory(prefix="tistream-mariadb-") as folder:
-        root = Path(folder)
-        shutil.copytree(_empty_datadir(), root / "data")
-        port = free_port()
-        log = (root / "log").open("wb")
-        process = subprocess.Popen(_server_command(root, port), stdout=log, stderr=subprocess.STDOUT)
+        server = MariaDBServer(Path(folder))
         try:
-            _wait_until_ready(process, port, root / "log")
-            yield f"mysql+pymysql://root@127.0.0.1:{port}/tistream"
+            server.start()
+            yield server.url()
         finally:
-            process.terminate()
-            try:
-                process.wait(timeout=START_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            log.close()
+            server.stop()
 
 
 def new_database(url: str, name: str) -> str:

@@ -28,6 +28,7 @@ class TiStreamProcess:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TISTREAM_", "AWS_"))}
         self._env = {**clean, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -38,6 +39,7 @@ class TiStreamProcess:
 
     def start(self) -> None:
         """Start (again)."""
+        self._ending = False
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tistream.cli.main", *self.args], stdout=out, stderr=out, env=self._env
@@ -51,6 +53,14 @@ class TiStreamProcess:
         """SIGTERM as an operator would; the exit status."""
         return self._end(signal.SIGTERM)
 
+    def pause(self) -> None:
+        """SIGSTOP: it hears and does nothing until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
     def wait(self, timeout_s: float) -> int:
         """Wait until it ends by itself; the exit status."""
         assert self._process is not None
@@ -60,16 +70,23 @@ class TiStreamProcess:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether it was started and is gone without having been stopped or killed from here."""
+        return self._process is not None and self._process.poll() is not None and not self._ending
+
     def output(self) -> str:
         """What it wrote so far."""
         return self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
 
     def _end(self, number: signal.Signals) -> int:
-        if self._process is None:
-            return 0
-        if self._process.poll() is None:
+        self._ending = True
+        self._signal(number)
+        return 0 if self._process is None else self._process.wait(60)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
-        return self._process.wait(60)
 
 
 class Up(TiStreamProcess):

@@ -1,0 +1,49 @@
+"""`tistream chaos`: a whole deployment on this machine is hurt at random, and nothing may be lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from typing import Annotated
+
+import typer
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(chaos)
+
+
+def chaos(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long the deployment is hurt.")] = 3.0,
+    seed: Annotated[int | None, typer.Option(help="Of the harm and of the upstream; another one each time.")] = None,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two events, about.")] = 5.0,
+    sorters: Annotated[int, typer.Option(min=1)] = 2,
+    dispatchers: Annotated[int, typer.Option(min=1)] = 2,
+    rate: Annotated[float, typer.Option(help="Steps of the modelled workload per second.")] = 200.0,
+) -> None:
+    """Run a deployment on a MariaDB and an S3 server, fed from a modelled cluster, and kill, pause, cut off and restart
+    everything at random while readers follow the log. Needs Debian's mariadb-server-core, mariadb-client-core and
+    libfaketime, and the extra tistream[testing].
+
+    The report goes to standard output as JSON. Exit status 0: every promise was kept."""
+    import secrets
+
+    from tistream.chaos.rig import Size
+    from tistream.chaos.run import run
+
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    chosen = secrets.randbelow(1 << 31) if seed is None else seed
+    size = Size(sorters=sorters, dispatchers=dispatchers, steps_per_s=rate)
+    report = run(minutes * 60, chosen, size, _say, every_s=every, stop=stop)
+    print(json.dumps(report.shown(), indent=2))
+    if not report.held:
+        raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,40 @@
+"""A clock that a process believes and that can be set: libfaketime's, from Debian's package `libfaketime`.
+
+The monotonic clock goes on as it is, as it does when somebody sets the time of a machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = "libfaketime"
+_LIBRARIES = "/usr/lib/*/faketime/libfaketimeMT.so.1"
+
+
+class FakeClockError(RuntimeError):
+    """The library is not installed."""
+
+
+class FakeClock:
+    """The clock of the processes that are started with its `environment`."""
+
+    def __init__(self, file: Path) -> None:
+        """`file` is the clock's own."""
+        found = sorted(Path("/").glob(_LIBRARIES.removeprefix("/")))
+        if not found:
+            raise FakeClockError(f"{PACKAGE} is missing; install it with: apt-get install -y {PACKAGE}")
+        self._file = file
+        self.environment = {
+            "LD_PRELOAD": str(found[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_CACHE_DURATION": "1",  # seconds that a process may not have heard of a change
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_RESET": "1",
+        }
+        self.shift(0)
+
+    def shift(self, seconds: float) -> None:
+        """From now on the clock shows so much more than the machine's."""
+        beside = self._file.with_suffix(".new")
+        beside.write_text(f"{seconds:+.0f}")
+        beside.replace(self._file)

@@ -1,0 +1,152 @@
+"""A small TCP proxy that can be told to misbehave: cut, refuse, hang, or answer every request with 503.
+
+    with Proxy(port, ...) as proxy:          several ports behind it: the first that answers is taken
+        connect to 127.0.0.1:proxy.port
+        proxy.trouble = Trouble.REFUSE
+
+One thread with an event loop. What is said of a connection holds from the moment the mode is set: every mode but PASS
+cuts the connections that are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any, Self
+
+_CHUNK = 1 << 16
+_SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+_BUSY = (
+    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConnection: close\r\nContent-Length: "
+    + str(len(_SLOW_DOWN)).encode()
+    + b"\r\n\r\n"
+    + _SLOW_DOWN
+)
+
+
+class Trouble(StrEnum):
+    """What the proxy does with connections."""
+
+    PASS = "pass"  #: nothing
+    REFUSE = "refuse"  #: closes them at once
+    HANG = "hang"  #: takes what is sent, and answers nothing
+    BUSY = "busy"  #: answers the first request of each with 503, as S3 does when it is asked too much
+
+
+class Proxy:
+    """Listens on a free port of the loopback interface from its start to its end as a context."""
+
+    def __init__(self, *ports: int) -> None:
+        self._ports = ports
+        self._trouble = Trouble.PASS
+        self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.port = self._call(self._listen())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def trouble(self) -> Trouble:
+        return self._trouble
+
+    @trouble.setter
+    def trouble(self, trouble: Trouble) -> None:
+        self._trouble = trouble
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut every connection that is there now."""
+        self._call(self._cut())
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _listen(self) -> int:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _close(self) -> None:
+        self._server.close()
+        await self._cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _cut(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        try:
+            await self._answer(reader, writer)
+        finally:
+            self._writers.discard(writer)
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._trouble is Trouble.HANG:
+            while await _read(reader):
+                continue
+        elif self._trouble is Trouble.BUSY:
+            if await _read(reader):
+                writer.write(_BUSY)
+                with suppress(OSError):
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
+        elif self._trouble is Trouble.PASS:
+            await self._pass_on(reader, writer)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for port in self._ports:
+            with suppress(OSError):
+                to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
+                break
+        else:
+            return
+        self._writers.add(to_writer)
+        try:
+            ways = [
+                asyncio.ensure_future(_copy(reader, to_writer)),
+                asyncio.ensure_future(_copy(to_reader, writer)),
+            ]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            self._writers.discard(to_writer)
+            to_writer.transport.abort()
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """What comes next; empty at the end, however it ends."""
+    try:
+        return await reader.read(_CHUNK)
+    except OSError:
+        return b""
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await _read(reader):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
