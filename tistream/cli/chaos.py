@@ -20,8 +20,8 @@ def chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long the deployment is hurt.")] = 3.0,
     seed: Annotated[int | None, typer.Option(help="Of the harm and of the upstream; another one each time.")] = None,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two events, about.")] = 5.0,
-    sorters: Annotated[int, typer.Option(min=1)] = 2,
-    dispatchers: Annotated[int, typer.Option(min=1)] = 2,
+    sorters: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
+    dispatchers: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
     rate: Annotated[float, typer.Option(help="Steps of the modelled workload per second.")] = 200.0,
 ) -> None:
     """Run a deployment on a MariaDB and an S3 server, fed from a modelled cluster, and kill, pause, cut off and restart

@@ -16,7 +16,7 @@ from tistream.client import Client, connect
 from tistream.errors import TiStreamError
 from tistream.testing.ports import free_port
 
-READY_S = 60.0
+READY_S = 180.0
 
 
 class TiStreamProcess:
