@@ -1,37 +1,37 @@
 """Every command and program of README.md and docs/ works as it stands, page by page, against one real service.
 
-The README comes first: its first blocks start that service, over a recording of a real TiDB, and the other pages use
-it, except for those that start one of their own. How a block is run, and which are not, is said in its info string
-(tistream/testing/doc_blocks.py).
+The README comes first: its first blocks start that service, over a recording of a real TiDB. The tutorial goes on in
+the same folder, and stops and starts the service on its way; the other pages use it. How a block is run, and which are
+not, is said in its info string (tistream/testing/doc_blocks.py).
 
 Each page has a folder with `tistream/recording` and `examples` of this repository, and with `ts`, the folder of the
-README's service. These words are replaced: the ports 8711 to 8713 by free ones, 10.0.0.1:2379 by the PD of a modelled
-cluster, and the README's database and bucket by ones of the test kit. Behind a push of the recording the tests wait
-until all of it is served: a reader at a keyboard is slower.
+service. These words are replaced: the ports 8711 to 8713 by free ones, 10.0.0.1:2379 by the PD of a modelled cluster,
+and the README's database and bucket by files (tests/e2e/test_cluster.py has a process per role on a real database and
+an S3 server). Behind a push of the recording the tests wait until all of it is served: a reader at a keyboard is
+slower.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tistream.client import connect
 from tistream.testing.doc_blocks import Block, PagePlayer, runnable
-from tistream.testing.mariadb import mariadb, new_database
 from tistream.testing.ports import free_port
 from tistream.testing.processes import TiStreamProcess, client
-from tistream.testing.s3server import CREDENTIALS, s3_server
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]  # that has usage
-OTHERS = [page for page in WRITTEN if any(runnable(page))]
+OTHERS = [page for page in WRITTEN if page != TUTORIAL and any(runnable(page))]
+pytestmark = pytest.mark.timeout(600)  # patience on a busy machine: a page starts many processes
 DATABASE = "mysql+pymysql://user:password@db:3306/tistream"
 BUCKET = "s3://bucket/prefix?region=eu-central-1"
 PD = "10.0.0.1:2379"
@@ -39,11 +39,15 @@ PD = "10.0.0.1:2379"
 
 @dataclass
 class Site:
-    """The README's service, and the folder it lives in."""
+    """The README's service: where it is, who plays its pages, and what these wrote to standard output."""
 
-    folder: Path
+    player: PagePlayer
     port: str
-    said: str  #: all that the README's blocks wrote to standard output
+    said: dict[Path, str] = field(default_factory=dict)
+
+    def play(self, page: Path, *, until_ts: int) -> None:
+        """A page from top to bottom, in the service's own folder."""
+        self.said[page] = "".join(play(self.player, block, self.port, until_ts) for block in runnable(page))
 
 
 @pytest.fixture(scope="module")
@@ -60,28 +64,43 @@ def pd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, last_resolved_ts: int) -> Iterator[Site]:
-    """The README played from top to bottom."""
+def readme(tmp_path_factory: pytest.TempPathFactory, last_resolved_ts: int) -> Iterator[Site]:
+    """The README played from top to bottom. Its service goes on."""
     folder = tmp_path_factory.mktemp("readme")
     port, meta, api = (str(free_port()) for _ in range(3))
     furnish(folder)
-    with ExitStack() as stack:
-        s3 = stack.enter_context(s3_server())
-        s3.create_bucket("tistream")
-        words = {DATABASE: new_database(stack.enter_context(mariadb()), "readme"), BUCKET: s3.url("tistream", "readme")}
-        player = PagePlayer(folder, environment(port) | CREDENTIALS, words | {"8711": port, "8712": meta, "8713": api})
-        stack.callback(player.close)
-        said = "".join(play(player, block, port, last_resolved_ts) for block in runnable(README))
+    words = {"8711": port, "8712": meta, "8713": api}
+    words |= {DATABASE: f"sqlite:///{folder}/roles.db", BUCKET: f"file://{folder}/roles"}
+    site = Site(PagePlayer(folder, environment(port), words), port)
+    try:
+        site.play(README, until_ts=last_resolved_ts)
         for each in (meta, api):
             with connect(f"http://127.0.0.1:{each}", retry_s=60) as c:
                 c.get("/readyz")
-        player.close_terminals()
-        yield Site(folder, port, said)
+        site.player.close_terminals(keep="tistream up")
+        yield site
+    finally:
+        site.player.close()
 
 
-def test_the_readme_shows_rows_of_the_recording(site: Site) -> None:
-    assert '"type":"insert","database":"shop","table":"customers"' in site.said
-    assert f"TiStream at http://127.0.0.1:{site.port}: ok" in site.said
+@pytest.fixture(scope="module")
+def site(readme: Site, last_resolved_ts: int) -> Site:
+    """The tutorial played behind the README."""
+    readme.play(TUTORIAL, until_ts=last_resolved_ts)
+    readme.player.close_terminals(keep="tistream up")
+    return readme
+
+
+def test_the_readme_shows_rows_of_the_recording(readme: Site) -> None:
+    assert '"type":"insert","database":"shop","table":"customers"' in readme.said[README]
+    assert f"TiStream at http://127.0.0.1:{readme.port}: ok" in readme.said[README]
+
+
+def test_a_reader_of_the_tutorial_goes_on_behind_what_it_had(site: Site) -> None:
+    upto = [int(found) for found in re.findall(r"^\d+ messages, up to (\d+)$", site.said[TUTORIAL], re.MULTILINE)]
+    assert len(upto) >= 2
+    assert upto == sorted(upto)
+    assert (site.player.folder / "cursor").read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -89,20 +108,15 @@ def test_the_blocks_of_a_page(
     page: Path, site: Site, tmp_path: Path, last_resolved_ts: int, request: pytest.FixtureRequest
 ) -> None:
     blocks = list(runnable(page))
-    text = "".join(block.text for block in blocks)
     furnish(tmp_path)
-    port = site.port
-    if "tistream up" in text:
-        port = str(free_port())
-    else:
-        (tmp_path / "ts").symlink_to(site.folder / "ts")
-    words = {"8711": port}
-    if PD in text:
+    (tmp_path / "ts").symlink_to(site.player.folder / "ts")
+    words = {"8711": site.port}
+    if any(PD in block.text for block in blocks):
         words[PD] = request.getfixturevalue("pd")
-    player = PagePlayer(tmp_path, environment(port), words)
+    player = PagePlayer(tmp_path, environment(site.port), words)
     try:
         for block in blocks:
-            play(player, block, port, last_resolved_ts)
+            play(player, block, site.port, last_resolved_ts)
     finally:
         player.close()
 

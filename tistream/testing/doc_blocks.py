@@ -120,11 +120,10 @@ class PagePlayer:
             self._open_terminals(text, block)
         return ""
 
-    def close_terminals(self) -> None:
-        """End what goes on in terminals; what a block left in the background stays."""
-        for process in self._terminals.values():
-            _kill(process)
-        self._terminals.clear()
+    def close_terminals(self, keep: str = "") -> None:
+        """End what goes on in terminals, but for commands that begin with `keep`."""
+        for command in [c for c in self._terminals if not (keep and c.startswith(keep))]:
+            _kill(self._terminals.pop(command))
 
     def close(self) -> None:
         """End everything that was started."""
