@@ -23,14 +23,14 @@ from pathlib import Path
 import pytest
 
 from tistream.client import connect
-from tistream.testing.doc_blocks import Block, PagePlayer, runnable
+from tistream.testing.doc_blocks import Block, PagePlayer, blocks_of, runnable
 from tistream.testing.ports import free_port
 from tistream.testing.processes import TiStreamProcess, client
 
 ROOT = Path(__file__).parents[2]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]  # that has usage
-OTHERS = [page for page in WRITTEN if page != TUTORIAL and any(runnable(page))]
+OTHERS = [page for page in WRITTEN if page != TUTORIAL and any(block.commands for block in blocks_of(page))]
 pytestmark = pytest.mark.timeout(600)  # patience on a busy machine: a page starts many processes
 DATABASE = "mysql+pymysql://user:password@db:3306/tistream"
 BUCKET = "s3://bucket/prefix?region=eu-central-1"

@@ -81,8 +81,9 @@ class Block:
         return known[self.title]
 
     @property
-    def runs(self) -> bool:
-        return self.how in (How.RUN, How.TERMINAL, How.UNTIL_CTRL_C)
+    def commands(self) -> bool:
+        """Whether it looks like something to run that is not excused, well marked or not."""
+        return self.language in (*SHELL, "python") and not self.title.startswith(NOT_RUN)
 
 
 def blocks_of(page: Path) -> list[Block]:
