@@ -8,13 +8,14 @@ STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
 STAMP_DEBIAN := $(VENV)/.debian
 
-.PHONY: demo test check lint types imports unit integration sim e2e bench clean help
+.PHONY: demo test check lint types imports unit integration sim e2e bench docs docs-serve clean help
 
 help:
 	@echo "make demo    run TiStream on a recorded change stream of a real TiDB"
 	@echo "make test    everything: lint, types, import contract, all tests"
 	@echo "make check   the fast part of it, without servers and browsers"
 	@echo "make bench   benchmarks, as ratios"
+	@echo "make docs    the documentation as a site, in build/site"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "TiStream needs Python 3.11 or newer; PYTHON=... names one"; exit 1; }
@@ -65,6 +66,13 @@ test: check integration sim e2e
 
 bench: $(STAMP_DEV)
 	$(BIN)/python -m benchmarks
+
+docs: $(STAMP_DEV)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(STAMP_DEV)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8700
 
 clean:
 	rm -rf $(VENV) build dist artefacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

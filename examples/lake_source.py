@@ -8,6 +8,7 @@ table where it stands. That is all there is to exactly-once.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,6 +83,6 @@ def arguments(what: str) -> argparse.Namespace:
     parser.add_argument("database")
     parser.add_argument("table")
     parser.add_argument("folder")
-    parser.add_argument("--url", default="http://127.0.0.1:8711")
+    parser.add_argument("--url", default=os.environ.get("TISTREAM_URL", "http://127.0.0.1:8711"))
     parser.add_argument("--as-of", default="latest", help="what a new lake table begins with")
     return parser.parse_args()

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from tistream.cli.main import app as command_line
 from tistream.config import known_keys
+from tistream.testing.doc_blocks import blocks_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -94,3 +95,15 @@ def anchors(text: str) -> set[str]:
     """Names of a page's headings, as they are linked to."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_every_block_says_what_becomes_of_it(page: Path) -> None:
+    """So each command is run by tests/e2e/test_docs_commands.py, or says why not. Reference pages have usage lines."""
+    wrong = []
+    for block in blocks_of(page) if page.parent.name != "reference" else []:
+        try:
+            assert block.how
+        except ValueError as e:
+            wrong.append(str(e))
+    assert not wrong
