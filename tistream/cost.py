@@ -164,7 +164,7 @@ def _rest(load: Load, prices: Prices) -> Iterator[Position]:
     files = (batch_files_per_s(load) + committed_files_per_s(load)) * MONTH_S
     calls = 2 * files * load.kms_calls_share
     kms = load.tenants * prices.kms_key_month + calls * prices.kms_per_10k / 10_000
-    yield Position(name="KMS", usd=kms, how=f"{load.tenants} keys, {calls:,.0f} calls")
+    yield Position(name="KMS", usd=kms, how=f"{calls:,.0f} calls; keys: {load.tenants}")
     if load.cross_az:
         gb = stored_mb_s * MONTH_S / 1000 * 2 / 3
         yield Position(name="traffic between zones", usd=gb * prices.cross_az_gb, how=f"{gb:,.0f} GB")

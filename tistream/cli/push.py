@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, MetricsPort, Tenant, Url
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def push(
+    context: typer.Context,
     capture: Annotated[Path | None, typer.Option(help="Folder of a recorded change stream.")] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Folder of the recorded traffic of a real cluster, served again and followed.")
@@ -76,6 +77,8 @@ def push(
     ca: of_cluster.Ca = None,
     cert: of_cluster.Cert = None,
     key: of_cluster.Key = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: Annotated[str, typer.Option(help="Address of that port.")] = "127.0.0.1",
 ) -> None:
     """Push a change stream: a living cluster's, a recorded one, or that of TiKV's log backup. Give one of --pd,
     --capture, --replay and --log-backup.
@@ -85,6 +88,7 @@ def push(
     log backup it needs --start-ts or --schema-snapshot once, and the log must be whole from that time on.
     """
     from tistream.cli.log import configure
+    from tistream.cli.push_probes import pusher_probes
     from tistream.config import LogSettings
     from tistream.ids import Tenant as TenantId
 
@@ -92,6 +96,8 @@ def push(
         raise InvalidInput("give one of --pd, --capture, --replay and --log-backup")
     configure(LogSettings(level="warning"))
     to = TenantId(cluster, tenant)
+    if metrics_port is not None:
+        context.with_resource(pusher_probes(url, to, metrics_host, metrics_port))
     if pd is not None:
         from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of
 
@@ -135,11 +141,11 @@ def push_recording(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Push a recording to the service at `url`, until its end or until `stop` is set; what was pushed."""
-    from tistream.objectstore.factory import open_store
+    from tistream.objectstore.metered import open_metered
     from tistream.pusher.capture_push import push_capture
     from tistream.pusher.control import HttpControl
 
-    return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
+    return push_capture(folder, HttpControl(url, tenant), open_metered, speed=speed, progress=progress, stop=stop)
 
 
 def push_traffic(
@@ -151,11 +157,11 @@ def push_traffic(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Follow a recorded cluster and push what it says to the service at `url`; what was pushed."""
-    from tistream.objectstore.factory import open_store
+    from tistream.objectstore.metered import open_metered
     from tistream.pusher.control import HttpControl
     from tistream.pusher.replay_push import push_replay
 
-    return push_replay(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
+    return push_replay(folder, HttpControl(url, tenant), open_metered, speed=speed, progress=progress, stop=stop)
 
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:
