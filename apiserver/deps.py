@@ -18,7 +18,7 @@ from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.metrics import Collect
 from tistream.objectstore.protocol import ObjectStore
-from tistream.reports import TaskReport
+from tistream.task_state import TaskState
 
 Id = Annotated[int, Path(ge=0, le=(1 << 63) - 1)]  #: of a cluster or a tenant: what the catalog can hold
 
@@ -35,7 +35,7 @@ class Services:
     checks: Mapping[str, Callable[[], None]]  #: readiness by part: returns, or raises with the reason
     problems: Callable[[], list[dict[str, object]]]  #: what is wrong now in this process
     collect: Sequence[Collect] = ()  #: metrics of the other parts of this process
-    reports: Callable[[], Sequence[TaskReport]] = tuple  #: what the sorters of this process say of their tasks
+    reports: Callable[[], Sequence[TaskState]] = tuple  #: what the sorters of this process say of their tasks
     explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, in words
 
     @classmethod
@@ -48,7 +48,7 @@ class Services:
         checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
         problems: Callable[[], list[dict[str, object]]] = list,
         collect: Sequence[Collect] = (),
-        reports: Callable[[], Sequence[TaskReport]] = tuple,
+        reports: Callable[[], Sequence[TaskState]] = tuple,
         explain: Callable[[int], Sequence[str]] = lambda _: (),
     ) -> Services:
         """The usual set over one catalog and one object store. `problems` are those of the other parts."""

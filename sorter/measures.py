@@ -9,7 +9,7 @@ from tistream import metrics, ts
 from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.metrics import Metric
-from tistream.reports import TaskReport
+from tistream.task_state import TaskState
 
 _MATCH, _HOLE, _FLUSH = (metrics.STAGE.labels(stage) for stage in ("match", "hole_wait", "flush"))
 _FILE_AGE = metrics.FILE_AGE.labels("absorbed")
@@ -36,7 +36,7 @@ def flushed(tasks: Sequence[tuple[int, Mapping[int, int]]], *, seconds: float, c
             _HOLE.observe(max(0, ts.physical_ms(min(heard.values())) - ts.physical_ms(upper)) / 1000)
 
 
-def collect(reports: Iterable[TaskReport], clock: Clock) -> list[Metric]:
+def collect(reports: Iterable[TaskState], clock: Clock) -> list[Metric]:
     """The sums of what the tasks of this process say, and how far its tenants are."""
     tasks = list(reports)
     sums = {

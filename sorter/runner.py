@@ -42,8 +42,8 @@ from tistream.errors import (
 from tistream.feed import Feed, FeedBatch, FeedRequest
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.reports import TaskReport
 from tistream.service import Problem, Repeating
+from tistream.task_state import TaskState
 
 log = structlog.get_logger(__name__)
 
@@ -151,10 +151,10 @@ class TaskRunner:
         """Memory that the task takes."""
         return self.core.bytes_held() + self.inbox.bytes
 
-    def report(self) -> TaskReport:
+    def report(self) -> TaskState:
         """How it stands."""
         stats = self.core.stats()
-        return TaskReport(
+        return TaskState(
             task_id=self.task_id,
             tenant=self.row.tenant,
             upper=stats.upper,

@@ -38,8 +38,8 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET, FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
 from tistream.objectstore.protocol import ObjectStore
-from tistream.reports import TaskReport
 from tistream.service import Backoff, Problem, Repeating
+from tistream.task_state import TaskState
 
 REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
@@ -85,7 +85,7 @@ class SorterWorker:
         self._memory = None if spill is None else Memory(spill)
         self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
-        self.reports: tuple[TaskReport, ...] = ()  #: of the tasks here, not older than LOOK_INTERVAL_S and a turn
+        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here, not older than LOOK_INTERVAL_S and a turn
         self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(

@@ -29,7 +29,6 @@ from prometheus_client.process_collector import ProcessCollector
 from tistream import __version__
 
 TENANTS_SHOWN_MAX = 100
-WORKERS_SHOWN_MAX = 200
 CATALOG_LOOK_S = 5.0
 
 STAGES = ("upstream_flush", "fetch", "match", "hole_wait", "flush", "serve")  #: of the way from a commit to a reader

@@ -1,8 +1,9 @@
 """How far a tenant is behind, and why: from the catalog, the newest batch files and what this process knows.
 
 A look with `why` lists the folders of at most STORES_LOOKED_AT stores (those whose files were read least far) behind
-what was reclaimed and reads the end of the newest file there: two requests for each. What sorters of other processes
-know (what their cores took, their watermarks) is not known here, and is not made up.
+what was reclaimed and reads the end of the newest file there: two requests for each. Watermarks of tasks, and what they
+wait for, come from the sorters of this process, else from what workers reported with a heartbeat. What the cores of
+other processes took in is not known here, and is not made up.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from apiserver.routes import tenants as tenant_routes
 from apiserver.waterfall import Points, Stage, waterfall
 from tistream import ts as tso
 from tistream.catalog import stores, tasks, tenants
+from tistream.catalog.reports import StuckReport, TaskReport
 from tistream.catalog.stores import StoreRow
 from tistream.catalog.tasks import TaskRow
 from tistream.catalog.workers import WorkerRow, list_workers
 from tistream.codec.batch_file import Promises, decode_promises
 from tistream.errors import ObjectNotFound
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 from tistream.layout import BatchKey, incarnation_prefix, parse
-from tistream.reports import TaskReport
+from tistream.task_state import TaskState
 
 STORES_LOOKED_AT = 16
 FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind shows anyway
@@ -67,11 +70,20 @@ def router(services: Services) -> APIRouter:
 def _why(services: Services, tenant: Tenant) -> dict[str, Any]:
     followed = stores.list_stores(services.catalog, tenant)
     newest = _newest_files(services, followed)
-    reports = {report.task_id: report for report in services.reports() if report.tenant == tenant}
+    here = {state.task_id: state for state in services.reports() if state.tenant == tenant}
     owned = tasks.list_tasks(services.catalog, tenant)
     workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
+    told = _told(owned, workers)
+    marks = {**{t: r.watermark for t, r in told.items()}, **{t: s.watermark for t, s in here.items()}}
     served, now_ms = services.served(tenant)[2], services.clock.unix_ms()
-    points = _points(owned, followed, newest, reports, served)
+    points = Points(
+        durable=min((_cut(store, newest) for store in followed), default=None) if newest else None,
+        fetched=min((store.max_cut_ts for store in followed), default=None),
+        heard=_heard(owned, here),
+        watermark=_lowest(owned, marks),
+        upper=min((task.upper for task in owned), default=served),
+        served=served,
+    )
     stages = waterfall(points, now_ms)
     slow_store = min(followed, key=lambda s: _cut(s, newest), default=None)
     slow_task = min(owned, key=lambda t: t.upper)
@@ -88,30 +100,48 @@ def _why(services: Services, tenant: Tenant) -> dict[str, Any]:
         "lag_ms": sum(stage.ms for stage in stages),
         "stages": [_stage(stage, where) for stage in stages],
         "slowest": "+".join(slowest.stages),
-        "waits_for": list(services.explain(slow_task.task_id))[:REASONS_MAX],
+        "waits_for": _reasons(services, slow_task.task_id, told),
         "stores": [_store(store, newest, now_ms) for store in followed],
-        "tasks": [_task(task, reports.get(task.task_id), now_ms) for task in owned],
+        "tasks": [_task(task, marks.get(task.task_id), now_ms) for task in owned],
     }
 
 
-def _points(
-    owned: Sequence[TaskRow],
-    followed: Sequence[StoreRow],
-    newest: Mapping[int, _Newest],
-    reports: Mapping[int, TaskReport],
-    served: int,
-) -> Points:
-    """Of the tasks, heard and watermark are known only when each of them is in this process."""
-    told = list(reports.values()) if owned and reports.keys() >= {t.task_id for t in owned} else []
-    heard = [at for report in told for at in report.heard.values()]
-    return Points(
-        durable=min((_cut(store, newest) for store in followed), default=None) if newest else None,
-        fetched=min((store.max_cut_ts for store in followed), default=None),
-        heard=min(heard) if heard and all(report.heard for report in told) else None,
-        watermark=min(report.watermark or report.upper for report in told) if told else None,
-        upper=min((task.upper for task in owned), default=served),
-        served=served,
-    )
+def _told(owned: Sequence[TaskRow], workers: Mapping[str, WorkerRow]) -> dict[int, TaskReport]:
+    """Task -> what its owner said of it with a heartbeat."""
+    found = {}
+    for task in owned:
+        worker = workers.get(task.owner or "")
+        for report in worker.report.tasks if worker is not None else ():
+            if (report.task_id, report.epoch) == (task.task_id, task.epoch):
+                found[task.task_id] = report
+    return found
+
+
+def _heard(owned: Sequence[TaskRow], here: Mapping[int, TaskState]) -> int | None:
+    """What the cores took in, of the store and task that took least; known only when all tasks are in this process."""
+    if not owned or any(task.task_id not in here or not here[task.task_id].heard for task in owned):
+        return None
+    return min(at for state in here.values() for at in state.heard.values())
+
+
+def _lowest(owned: Sequence[TaskRow], marks: Mapping[int, int | None]) -> int | None:
+    """The lowest watermark, where each task's is known. A task whose range has a hole stands at its upper."""
+    if not owned or any(task.task_id not in marks for task in owned):
+        return None
+    return min(max(marks[task.task_id] or 0, task.upper) for task in owned)
+
+
+def _reasons(services: Services, task_id: int, told: Mapping[int, TaskReport]) -> list[str]:
+    """What the task waits for, in words."""
+    if here := services.explain(task_id):
+        return list(here)[:REASONS_MAX]
+    report = told.get(task_id)
+    return [] if report is None else [_reason(stuck) for stuck in report.stuck[:REASONS_MAX]]
+
+
+def _reason(stuck: StuckReport) -> str:
+    who = f"region {stuck.region_id} store {stuck.store_id} file {stuck.file}: " if stuck.file else ""
+    return f"{KeyRange(stuck.start_key, stuck.end_key)}: {who}{stuck.reason}"
 
 
 def _newest_files(services: Services, followed: Sequence[StoreRow]) -> dict[int, _Newest]:
@@ -207,13 +237,13 @@ def _store(store: StoreRow, newest: Mapping[int, _Newest], now_ms: int) -> dict[
     }
 
 
-def _task(task: TaskRow, report: TaskReport | None, now_ms: int) -> dict[str, Any]:
+def _task(task: TaskRow, watermark: int | None, now_ms: int) -> dict[str, Any]:
     return {
         "task_id": task.task_id,
         "kind": str(task.kind),
         "upper": str(task.upper),
         "behind_ms": max(0, now_ms - tso.physical_ms(task.upper)),
-        "watermark": str(report.watermark) if report is not None and report.watermark is not None else None,
+        "watermark": None if watermark is None else str(watermark),
         "owner": task.owner,
         "error": task.error,
     }

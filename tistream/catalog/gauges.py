@@ -15,9 +15,9 @@ from sqlalchemy import and_, case, func, select
 from tistream import metrics, ts
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import get_owner
-from tistream.catalog.tables import tasks, tenants
+from tistream.catalog.tables import now_ms, tasks, tenants, workers
 from tistream.catalog.tenants import TenantState
-from tistream.catalog.workers import WorkerState, list_workers
+from tistream.catalog.workers import WorkerState
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
 from tistream.limits import LEASE_MS
@@ -32,6 +32,11 @@ _SLOWEST = (
     .limit(metrics.TENANTS_SHOWN_MAX)
 )
 _TENANTS = select(tenants.c.state, func.count().label("count")).group_by(tenants.c.state)
+_WORKER_STATE = case(
+    (and_(workers.c.state != WorkerState.GONE, workers.c.heartbeat_ms + LEASE_MS < now_ms()), "silent"),
+    else_=workers.c.state,
+).label("shown")
+_WORKERS = select(workers.c.kind, _WORKER_STATE, func.count().label("count")).group_by(workers.c.kind, _WORKER_STATE)
 _TASKS = select(
     func.count(case((tasks.c.error.is_not(None), 1))).label("stopped"),
     func.count(case((and_(tasks.c.error.is_(None), tasks.c.owner.is_(None)), 1))).label("waiting"),
@@ -87,14 +92,9 @@ class CatalogGauges:
         return [family]
 
     def _workers(self) -> Metric:
-        counts: dict[tuple[str, str], int] = {}
-        for worker in list_workers(self._catalog):
-            silent = worker.state != WorkerState.GONE and worker.heartbeat_age_ms > LEASE_MS
-            labels = str(worker.kind), "silent" if silent else str(worker.state)
-            counts[labels] = counts.get(labels, 0) + 1
         family = metrics.collected("tistream_workers")
-        for labels, count in sorted(counts.items()):
-            family.add_metric(labels, count)
+        for row in self._rows(_WORKERS):
+            family.add_metric([str(row.kind), str(row.shown)], int(row.count))
         return family
 
     def _owner(self) -> list[Metric]:

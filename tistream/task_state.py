@@ -13,7 +13,7 @@ from tistream.ids import Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
+class TaskState:
     """A task as its sorter has it."""
 
     task_id: int
