@@ -21,5 +21,6 @@ MetricsPort = Annotated[
         "--metrics-port", help="Port for probes and metrics (setting metrics.port); 0 = any free one, none by default."
     ),
 ]
+MetricsHost = Annotated[str, typer.Option("--metrics-host", help="Address that --metrics-port listens on.")]
 
 DEFAULT_URL = "http://127.0.0.1:8711"

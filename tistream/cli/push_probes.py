@@ -8,17 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tistream.cli.server import HttpServer
-from tistream.probes import Probes, probe_app
-from tistream.pusher.control import HttpControl
-
 if TYPE_CHECKING:
     from tistream.ids import Tenant
 
 
 @contextmanager
-def pusher_probes(url: str, tenant: Tenant, host: str, port: int) -> Iterator[None]:
-    """Serve them for as long as the push goes on. ConfigError when the port is taken."""
+def pusher_probes(url: str, tenant: Tenant, host: str, port: int | None) -> Iterator[None]:
+    """Serve them for as long as the push goes on; None: do not. ConfigError when the port is taken."""
+    if port is None:
+        yield
+        return
+    from tistream.cli.server import HttpServer
+    from tistream.probes import Probes, probe_app
+    from tistream.pusher.control import HttpControl
+
     control = HttpControl(url, tenant)
 
     def control_plane() -> None:
