@@ -40,8 +40,8 @@ def lag(
             for t in client.get("/v1/tenants")["items"]
             if cluster in (None, t["cluster_id"]) and tenant in (None, t["tenant_id"])
         ]
-        suffix = "/lag?why=true" if why else "/lag"
-        found = [client.get(f"/v1/clusters/{c}/tenants/{t}{suffix}") for c, t in chosen]
+        asked = {"why": "true"} if why else {}
+        found = [client.get(f"/v1/clusters/{c}/tenants/{t}/lag", **asked) for c, t in chosen]
     if output is Output.JSON:
         print(json.dumps(found, indent=2))
         return
