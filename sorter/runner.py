@@ -153,19 +153,20 @@ class TaskRunner:
 
     def report(self) -> TaskState:
         """How it stands."""
-        stats = self.core.stats()
+        core = self.core
+        open_rows, ready_rows, holes = core.counts()
         return TaskState(
             task_id=self.task_id,
             tenant=self.row.tenant,
-            upper=stats.upper,
-            watermark=stats.watermark,
+            upper=core.upper,
+            watermark=core.watermark(),
             heard=dict(self.heard),
-            open_rows=stats.open_prewrites,
-            ready_rows=stats.ready_rows,
-            held_bytes=stats.bytes_held,
-            spill_bytes=stats.bytes_on_disk,
+            open_rows=open_rows,
+            ready_rows=ready_rows,
+            held_bytes=core.bytes_held(),
+            spill_bytes=core.bytes_on_disk(),
             inbox_bytes=self.inbox.bytes,
-            holes=stats.holes,
+            holes=holes,
         )
 
     def act(self) -> None:

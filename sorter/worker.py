@@ -44,6 +44,7 @@ from tistream.task_state import TaskState
 REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 1.0
+TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
 TURN_INTERVAL_S = 0.05
 ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
 
@@ -85,7 +86,8 @@ class SorterWorker:
         self._memory = None if spill is None else Memory(spill)
         self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
-        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here, not older than LOOK_INTERVAL_S and a turn
+        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or TELL_PAUSES say
+        self._tell_due_s = 0.0
         self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
@@ -179,7 +181,14 @@ class SorterWorker:
     def _look_at_watermarks(self) -> None:
         cores = {task_id: runner.core for task_id, runner in self._runners.items() if runner.broken is None}
         self._standing.look(cores, self._clock.monotonic())
-        self.reports = tuple(r.report() for r in self._runners.values() if r.spoilt is None)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Renew what the tasks say of themselves, unless that takes more than a small share of the time."""
+        began_s = self._clock.monotonic()
+        if began_s >= self._tell_due_s:
+            self.reports = tuple(r.report() for r in self._runners.values() if r.spoilt is None)
+            self._tell_due_s = began_s + TELL_PAUSES * (self._clock.monotonic() - began_s)
 
     def _look_around(self) -> None:
         """Start and stop runners as the catalog says; each task by itself."""

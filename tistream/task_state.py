@@ -1,7 +1,7 @@
 """What a worker says of itself, for whoever shows it: values, no behaviour.
 
-A report is made by the worker's own thread about once a second and replaced as a whole, so reading one needs no lock
-and is at most so old.
+A state is told by the worker's own thread about once a second (less often by one with very many tasks) and replaced as
+a whole, so reading one needs no lock.
 """
 
 from __future__ import annotations
