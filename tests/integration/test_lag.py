@@ -173,7 +173,7 @@ def test_the_command_draws_it(world: ApiWorld) -> None:
         assert plain.stdout.startswith("tenant 1/1: 1.00 s behind, complete up to 2026-")
         drawn = run.invoke(command_line, ["lag", "--why", "-t", "1", "--url", server.url])
         assert "upstream flush" in drawn.stdout
-        assert "█" * 40 in drawn.stdout
+        assert "█" * 32 in drawn.stdout
         whole = run.invoke(command_line, ["lag", "--why", "-o", "json", "--url", server.url])
         assert sum(stage["ms"] for stage in json.loads(whole.stdout)[0]["stages"]) == 1000
         none = run.invoke(command_line, ["lag", "-c", "9", "--url", server.url])

@@ -13,7 +13,7 @@ from tistream.cli.status import Output
 if TYPE_CHECKING:
     from rich.console import Console
 
-_BAR = 40
+_BAR = 32  # so that a line has less than 80 characters
 
 OneCluster = Annotated[int | None, typer.Option("--cluster", "-c", help="Only this upstream cluster.")]
 OneTenant = Annotated[int | None, typer.Option("--tenant", "-t", help="Only this tenant id.")]
@@ -68,9 +68,9 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
         colour = "red" if slowest and longest else "green"
         console.print(f"  {title:<28} {seconds(stage['ms']):>9}  [{colour}]{bar}[/]")
         if slowest and longest:
-            console.print(f"    {stage['where']}", markup=False)
+            console.print(f"    {stage['where']}", markup=False, soft_wrap=True)
     for reason in facts.get("waits_for", ()):
-        console.print(f"  waits for: {reason}", markup=False)
+        console.print(f"  waits for: {reason}", markup=False, soft_wrap=True)
 
 
 def seconds(ms: int) -> str:
