@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from apiserver import console
 from apiserver.deps import Services
 from apiserver.negotiate import NotAcceptable
-from apiserver.routes import changes, files, health, rows, schemas, splits, tenants
+from apiserver.routes import changes, files, health, lag, rows, schemas, splits, tenants
 from tistream import __version__, problem
 from tistream.errors import ObjectNotFound, TiStreamError
 
@@ -33,7 +33,7 @@ def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> F
     problem.install(app)
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
-    for module in (changes, splits, rows, files, schemas, tenants, health):
+    for module in (changes, splits, rows, files, schemas, tenants, lag, health):
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)

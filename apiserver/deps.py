@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated
@@ -16,7 +16,9 @@ from tistream.catalog import tasks, tenants
 from tistream.catalog.engine import Catalog
 from tistream.clock import Clock
 from tistream.ids import Tenant
+from tistream.metrics import Collect
 from tistream.objectstore.protocol import ObjectStore
+from tistream.task_state import TaskState
 
 Id = Annotated[int, Path(ge=0, le=(1 << 63) - 1)]  #: of a cluster or a tenant: what the catalog can hold
 
@@ -32,6 +34,9 @@ class Services:
     reader: LogReader
     checks: Mapping[str, Callable[[], None]]  #: readiness by part: returns, or raises with the reason
     problems: Callable[[], list[dict[str, object]]]  #: what is wrong now in this process
+    collect: Sequence[Collect] = ()  #: metrics of the other parts of this process
+    reports: Callable[[], Sequence[TaskState]] = tuple  #: what the sorters of this process say of their tasks
+    explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, in words
 
     @classmethod
     def create(
@@ -42,6 +47,9 @@ class Services:
         *,
         checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
         problems: Callable[[], list[dict[str, object]]] = list,
+        collect: Sequence[Collect] = (),
+        reports: Callable[[], Sequence[TaskState]] = tuple,
+        explain: Callable[[int], Sequence[str]] = lambda _: (),
     ) -> Services:
         """The usual set over one catalog and one object store. `problems` are those of the other parts."""
         registry = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock)
@@ -52,6 +60,9 @@ class Services:
             registry=registry,
             reader=LogReader(catalog, store, clock),
             checks=checks,
+            collect=collect,
+            reports=reports,
+            explain=explain,
             problems=lambda: [*problems(), *(problem.shown() for problem in registry.problems())],
         )
 

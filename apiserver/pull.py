@@ -30,11 +30,13 @@ from apiserver.split import order_messages
 from schemas.actions import Action
 from schemas.history import History
 from schemas.model import DdlEvent
+from tistream import metrics
 from tistream import ts as tso
 from tistream.catalog.tenants import TenantRow
 from tistream.errors import InvalidInput, NotFound
 from tistream.limits import PULL_ROWS_MAX
 
+_SERVED, _BYTES_OUT = metrics.STAGE.labels("serve"), metrics.BYTES.labels("api", "out")
 _ARROW_FORMS = ("arrow", "raw-arrow")
 
 
@@ -91,6 +93,7 @@ class _Page:
 
 def pull(services: Services, request: PullRequest) -> PullAnswer:
     """Serve one page as of now."""
+    began = services.clock.monotonic()
     row, history, resolved = services.served(request.scope.tenant)
     now_ms = services.clock.unix_ms()
     options = parse_options(request.options, built_ms=now_ms)
@@ -104,6 +107,9 @@ def pull(services: Services, request: PullRequest) -> PullAnswer:
     else:
         page = _page(services.reader, request, options, history, after, upto)
     next_cursor = cursor.encode(request.scope, page.end)
+    if upto > after:  # else it only looked whether there is news
+        _SERVED.observe(services.clock.monotonic() - began)
+        _BYTES_OUT.inc(page.content.size)
     return PullAnswer(
         content=_wrap(page, next_cursor, resolved, now_ms) if request.format == "json" else page.content,
         next_cursor=next_cursor,

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from apiserver import merge
 from apiserver.pins import Pin, ReaderPins
-from tistream import change
+from tistream import change, metrics
 from tistream.catalog import committed
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states
@@ -39,6 +39,7 @@ from tistream.objectstore.protocol import ObjectStore
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_ROWS_IN = metrics.ROWS.labels("api", "in")
 _SEGMENTS_PER_QUERY = 2000
 _REQUESTS_IN_FLIGHT_MAX = 8
 _CACHE_BYTES_MAX = 128 << 20
@@ -85,6 +86,7 @@ class LogReader:
                         raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
                     continue
                 if found.num_rows or end >= upto:
+                    _ROWS_IN.inc(found.num_rows)
                     return LogPage(rows=found, upto=end, has_more=end < upto)
                 at = end
         return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)

@@ -22,6 +22,7 @@ import structlog
 from dispatcher.cache import DecodedFile
 from dispatcher.router import route
 from dispatcher.tail import Absent, Failed, Found, Pending, Tail
+from tistream import metrics
 from tistream.change import REGIONS, ROWS
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError
@@ -32,6 +33,7 @@ from tistream.limits import PREFETCH_FILES_MAX
 log = structlog.get_logger(__name__)
 
 _CORRUPT_TRIES_MAX = 3  # of a superseded incarnation's file, before the incarnation ends in front of it
+_ROWS_OUT, _BYTES_OUT = metrics.ROWS.labels("dispatcher", "out"), metrics.BYTES.labels("dispatcher", "out")
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROWS)
 _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
 
@@ -101,6 +103,8 @@ class Subscription:
     def _batch(self, file: DecodedFile) -> FeedBatch:
         key, routed = file.key, route(file.directory, self._request.range)
         self._positions[key.incarnation] = Position(seq=key.seq)
+        _ROWS_OUT.inc(routed.rows.num_rows)
+        _BYTES_OUT.inc(routed.rows.nbytes + routed.regions.nbytes)
         return FeedBatch(
             store_id=key.store_id,
             incarnation=key.incarnation,

@@ -32,12 +32,16 @@ from dataclasses import dataclass
 
 from dispatcher.cache import DecodedFile, FileCache
 from dispatcher.router import directory
+from tistream import metrics, ts
 from tistream.clock import Clock
 from tistream.codec.batch_file import decode_batch_file
 from tistream.errors import FeedGap, ObjectNotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
+
+_FETCHED, _FILE_AGE = metrics.STAGE.labels("fetch"), metrics.FILE_AGE.labels("fetched")
+_ROWS_IN, _BYTES_IN = metrics.ROWS.labels("dispatcher", "in"), metrics.BYTES.labels("dispatcher", "in")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,11 +248,16 @@ class Tail:
         self._wake()
 
     def _read(self, key: BatchKey) -> DecodedFile | None:
+        began = self._clock.monotonic()
         try:
             data = self._store.get(str(key))
         except ObjectNotFound:
             return None
         found = decode_batch_file(key, data)
+        _FETCHED.observe(self._clock.monotonic() - began)
+        _FILE_AGE.observe(max(0.0, (self._clock.unix_ms() - ts.physical_ms(found.cut_ts)) / 1000))
+        _ROWS_IN.inc(found.rows.num_rows)
+        _BYTES_IN.inc(len(data))
         size = found.rows.nbytes + found.regions.nbytes
         return DecodedFile(key=key, cut_ts=found.cut_ts, directory=directory(found.rows, found.regions), bytes=size)
 

@@ -20,6 +20,7 @@ from dispatcher.cache import FileCache
 from dispatcher.reclaim import Reclaimer
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
+from tistream import metrics
 from tistream.catalog.engine import Catalog
 from tistream.catalog.stores import StoreRow, list_stores, note_cut_ts, stores_of_dispatcher
 from tistream.catalog.workers import WorkerKind, heartbeat, register_worker, retire_worker
@@ -112,6 +113,17 @@ class DispatcherWorker:
             for error in tail.errors()
         ]
         return self._threads.problems() + held_up
+
+    def lease_age_s(self) -> float | None:
+        """Seconds since the catalog last heard of this life; None before the first time."""
+        return self._heartbeats.succeeded_age_s
+
+    def measured(self) -> list[metrics.Metric]:
+        """What it holds now, as metrics."""
+        return [
+            metrics.single("tistream_dispatcher_stores", len(self._owned)),
+            metrics.single("tistream_dispatcher_cache_bytes", self._cache.bytes),
+        ]
 
     def subscribe(self, request: FeedRequest) -> FeedStream:
         """Open a stream. FeedUnavailable, with the owner's name, when the store is not mine."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
 
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from tistream import __version__
 from tistream.catalog.engine import Catalog
+from tistream.metrics import Collect
 from tistream.objectstore.protocol import ObjectStore
+from tistream.probes import Check, Probes, none_stopped, probe_router, store_answers
 from tistream.problem import install
 from tistream.service import Problem
 
@@ -20,29 +23,21 @@ def create_app(
     store_url: str,
     problems: Callable[[], Sequence[Problem]] = list,
     store: ObjectStore | None = None,
+    *,
+    more_checks: Mapping[str, Check] = MappingProxyType({}),
+    collect: Sequence[Collect] = (),
 ) -> FastAPI:
-    """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready. Seeds can be added
-    where there is a `store` to look into."""
+    """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready, and so does one of
+    `more_checks`. Seeds can be added where there is a `store` to look into."""
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)
     app.include_router(control_router(catalog, store_url))
     if store is not None:
         app.include_router(seed_router(catalog, store))
 
-    @app.get("/livez", include_in_schema=False)
-    def livez() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/readyz", include_in_schema=False)
-    def readyz(response: Response) -> dict[str, str]:
-        catalog.ping()
-        ready = not any(problem.fatal for problem in problems())
-        response.status_code = 200 if ready else 503
-        return {"status": "ok" if ready else "not ready"}
-
-    @app.get("/healthz", include_in_schema=False)
-    def healthz() -> dict[str, object]:
-        found = [{"code": p.code, "source": p.source, "message": p.message} for p in problems()]
-        return {"status": "problems" if found else "ok", "problems": found}
-
+    checks = {"catalog": catalog.ping, "services": none_stopped(problems)}
+    if store is not None:
+        checks["object store"] = store_answers(store)
+    shown = lambda: [problem.shown() for problem in problems()]  # noqa: E731
+    app.include_router(probe_router(Probes(checks={**checks, **more_checks}, problems=shown, collect=collect)))
     return app

@@ -55,10 +55,11 @@ class MetaWorker:
         self._activation = Activation(catalog, store, clock, data_tasks)
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
         self._epoch: int | None = None
+        self._assignment = Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock)
         self._threads = ServiceGroup(
             name,
             (
-                Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock),
+                self._assignment,
                 Repeating(f"{name}/activation", self.activate, interval_s=interval_s, clock=clock),
                 Repeating(f"{name}/collection", self.collect, interval_s=collect_interval_s, clock=clock),
             ),
@@ -81,6 +82,10 @@ class MetaWorker:
     def owner_epoch(self) -> int | None:
         """My epoch while I am the owner."""
         return self._epoch
+
+    def lease_age_s(self) -> float | None:
+        """Seconds since a round of election and assignment went well; None before the first."""
+        return self._assignment.succeeded_age_s
 
     def assign(self) -> None:
         """One round of election and assignment."""

@@ -258,6 +258,10 @@ class TaskCore:
         self._prewrites.check(self._limits(), self._ready)
         invariant(self._upper <= self._sealed, "upper above sealed", upper=self._upper, sealed=self._sealed)
 
+    def counts(self) -> tuple[int, int, int]:
+        """Undecided prewrites, rows that wait for the watermark or the flush, and holes: cheap enough to ask often."""
+        return self._prewrites.open_count, self._ready.count, self._watermarks.hole_count
+
     def stats(self) -> CoreStats:
         """How much it holds."""
         prewrites, ready = self._prewrites, self._ready

@@ -28,6 +28,7 @@ import structlog
 
 from sorter.core import TaskCore
 from sorter.output import Output
+from tistream import metrics
 from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush, new_segment, uppers
 from tistream.catalog.engine import Catalog
 from tistream.codec.committed_file import CommittedFileWriter
@@ -36,6 +37,7 @@ from tistream.ids import Tenant
 from tistream.layout import CommittedKey
 from tistream.objectstore.protocol import ObjectStore
 
+_ROWS_OUT, _BYTES_OUT = metrics.ROWS.labels("sorter", "out"), metrics.BYTES.labels("sorter", "out")
 FILE_BYTES_TARGET = 32 << 20  #: rows of one committed file, before compression; one piece more at most
 
 log = structlog.get_logger(__name__)
@@ -156,6 +158,8 @@ class Publisher:
         for t, written in held:
             t.written = written
             t.segments += [new_segment(s, key) for s in writer.segments.get(t.task_id, [])]
+        _ROWS_OUT.inc(sum(s.rows for segments in writer.segments.values() for s in segments))
+        _BYTES_OUT.inc(len(data))
         return all(t.written == t.rows.piece_count for t in flush.tasks)
 
     def _publish(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:

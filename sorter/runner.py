@@ -43,6 +43,7 @@ from tistream.feed import Feed, FeedBatch, FeedRequest
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating
+from tistream.task_state import TaskState
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +53,7 @@ class Absorbed:
     """What a runner has taken in."""
 
     batches: int
+    rows: int
     nbytes: int
     more: bool  #: there is more to do at once
 
@@ -65,6 +67,7 @@ class TaskRunner:
         self.publication = Publication(core=core, epoch=row.epoch)
         self.broken: BrokenPromise | None = None  #: why it halts; nothing is read or written any more
         self.inbox = Inbox()
+        self.heard: dict[int, int] = {}  #: store -> cut_ts of the newest batch file that the core took
         self._catalog = catalog
         self._store = store
         self._readers: dict[int, FeedReader] = {}
@@ -91,7 +94,14 @@ class TaskRunner:
             now = get_task(catalog, row.task_id)  # pointer and positions must be from one moment
             if (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
                 raise Fenced("the task moved on while it was loaded", task=row.task_id, epoch=row.epoch)
-        log.info("task started", task=row.task_id, epoch=row.epoch, upper=row.upper, snapshot=row.snapshot_key)
+        log.info(
+            "task started",
+            tenant=str(row.tenant),
+            task=row.task_id,
+            epoch=row.epoch,
+            upper=row.upper,
+            snapshot=row.snapshot_key,
+        )
         return cls(row, core, catalog, store)
 
     @property
@@ -122,23 +132,42 @@ class TaskRunner:
         the task."""
         if not self.halted and self.core.settling:
             self._step(self.core.settle)
-        batches = size = 0
+        batches = rows = size = 0
         late = False
         while batches < batches_max and size < bytes_max and not self.halted and not self.core.settling:
             batch = self.inbox.take()
             if batch is None:
                 break
             batches += 1
+            rows += batch.rows.num_rows
             size += batch_bytes(batch)
             self._absorb(batch)
             if late := is_late():
                 break
         more = not self.halted and (late or batches == batches_max or 0 < bytes_max <= size or self.core.settling)
-        return Absorbed(batches=batches, nbytes=size, more=more)
+        return Absorbed(batches=batches, rows=rows, nbytes=size, more=more)
 
     def held_bytes(self) -> int:
         """Memory that the task takes."""
         return self.core.bytes_held() + self.inbox.bytes
+
+    def report(self) -> TaskState:
+        """How it stands."""
+        core = self.core
+        open_rows, ready_rows, holes = core.counts()
+        return TaskState(
+            task_id=self.task_id,
+            tenant=self.row.tenant,
+            upper=core.upper,
+            watermark=core.watermark(),
+            heard=dict(self.heard),
+            open_rows=open_rows,
+            ready_rows=ready_rows,
+            held_bytes=core.bytes_held(),
+            spill_bytes=core.bytes_on_disk(),
+            inbox_bytes=self.inbox.bytes,
+            holes=holes,
+        )
 
     def act(self) -> None:
         """Tell the catalog what the core asked for. Fenced when it no longer listens to this epoch."""
@@ -225,6 +254,8 @@ class TaskRunner:
             self._again(batch.store_id, e)
         else:
             self._problem = None
+            if not batch.closes:
+                self.heard[batch.store_id] = max(batch.cut_ts, self.heard.get(batch.store_id, 0))
 
     def _step(self, step: Callable[[], list[Effect]]) -> None:
         """A step of the core."""

@@ -188,6 +188,11 @@ class RangeWatermarkMap:
         ):
             yield KeyRange(start, end), ts if known else None
 
+    @property
+    def hole_count(self) -> int:
+        """How many slots no row ever lifted: 0 without a hole."""
+        return self._slots.uncovered
+
     def slice_count(self) -> int:
         """How many slices there are."""
         return len(self._slots.joined()[0])

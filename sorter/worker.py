@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import structlog
 
+from sorter import measures
 from sorter.core import CoreStats
 from sorter.memory import Memory
 from sorter.publisher import Publisher
@@ -38,10 +39,12 @@ from tistream.keyrange import KeyRange
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET, FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Backoff, Problem, Repeating
+from tistream.task_state import TaskState
 
 REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 1.0
+TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
 TURN_INTERVAL_S = 0.05
 ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
 
@@ -83,6 +86,8 @@ class SorterWorker:
         self._memory = None if spill is None else Memory(spill)
         self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
+        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or TELL_PAUSES say
+        self._tell_due_s = 0.0
         self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
@@ -122,6 +127,10 @@ class SorterWorker:
             found += activity.problems()
         found += self._standing.problems
         return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
+
+    def lease_age_s(self) -> float | None:
+        """Seconds since the catalog last heard of this life; None before the first time."""
+        return self._heartbeat.succeeded_age_s
 
     def stats(self) -> dict[int, CoreStats]:
         """Task id -> how much it holds."""
@@ -172,6 +181,14 @@ class SorterWorker:
     def _look_at_watermarks(self) -> None:
         cores = {task_id: runner.core for task_id, runner in self._runners.items() if runner.broken is None}
         self._standing.look(cores, self._clock.monotonic())
+        self._tell()
+
+    def _tell(self) -> None:
+        """Renew what the tasks say of themselves, unless that takes more than a small share of the time."""
+        began_s = self._clock.monotonic()
+        if began_s >= self._tell_due_s:
+            self.reports = tuple(r.report() for r in self._runners.values() if r.spoilt is None)
+            self._tell_due_s = began_s + TELL_PAUSES * (self._clock.monotonic() - began_s)
 
     def _look_around(self) -> None:
         """Start and stop runners as the catalog says; each task by itself."""
@@ -223,9 +240,12 @@ class SorterWorker:
         took = more = False
         for runner in self._runners.values():
             room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
-            until = self._clock.monotonic() + ABSORB_S
+            began = self._clock.monotonic()
+            until = began + ABSORB_S
             absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)  # noqa: B023
             took = took or absorbed.batches > 0
+            if absorbed.batches:
+                measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
             more = more or absorbed.more
             if self._memory is not None:
                 self._memory.took(absorbed.nbytes, settling=runner.core.settling)
@@ -247,7 +267,7 @@ class SorterWorker:
         by_tenant = self._by_tenant()
         self._publisher.keep(by_tenant)
         for tenant, runners in by_tenant.items():
-            before = {runner.task_id: runner.core.upper for runner in runners}
+            before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
             try:
                 for task_id in self._publisher.flush(tenant, [runner.publication for runner in runners]):
                     self._drop(task_id)
@@ -255,9 +275,12 @@ class SorterWorker:
                 if e.kind is not ErrorKind.RETRY:
                     raise
                 errors.append(e)
-            for runner in runners:
-                if runner.core.upper != before[runner.task_id]:
-                    runner.note_flush()
+            moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
+            for runner in moved:
+                runner.note_flush()
+            if moved:
+                seconds = self._clock.monotonic() - began
+                measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
         _raise_first(errors)
 
     def _write_all(self) -> None:

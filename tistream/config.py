@@ -76,11 +76,20 @@ class MetaSettings(_Section):
     interval_ms: int = Field(300, ge=50, le=LEASE_MS // 3, description="how often assignments are looked at")
 
 
+class MetricsSettings(_Section):
+    """The port of probes and metrics of a dispatcher or sorter; the meta server and the API server have them on
+    their HTTP port. It asks no token: keep it on a network of the deployment's own."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(-1, ge=-1, le=65535, description="port to listen on; 0 = any free one, -1 = none")
+
+
 class LogSettings(_Section):
     """Logs go to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is written")
     format: Literal["auto", "json", "pretty"] = Field("auto", description="auto: pretty on a terminal, else json")
+    access: bool = Field(False, description="whether every HTTP request leaves a line")
 
 
 class Settings(_Section):
@@ -92,6 +101,7 @@ class Settings(_Section):
     dispatcher: DispatcherSettings = DispatcherSettings()
     sorter: SorterSettings = SorterSettings()
     meta: MetaSettings = MetaSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
 

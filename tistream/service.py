@@ -103,6 +103,7 @@ class Repeating:
         self._settled = threading.Event()  # ready for the first time, or stopped
         self._ready = False
         self._problem: Problem | None = None
+        self._succeeded_s: float | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -129,6 +130,12 @@ class Repeating:
         """Whether the thread has ended by an error."""
         problem = self._problem
         return problem is not None and problem.fatal
+
+    @property
+    def succeeded_age_s(self) -> float | None:
+        """Seconds since a step went well; None before the first."""
+        at = self._succeeded_s
+        return None if at is None else self._clock.monotonic() - at
 
     def problems(self) -> list[Problem]:
         problem = self._problem
@@ -157,6 +164,7 @@ class Repeating:
             self._note(e, fatal=True)
             return None
         self._problem = None
+        self._succeeded_s = self._clock.monotonic()
         self._ready = True
         self._backoff.reset()
         self._settled.set()

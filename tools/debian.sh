@@ -8,6 +8,7 @@ declare -A needed=(
   [mariadb]="mariadb-client-core"   # mariadb-install-db calls it
   [chromium]="chromium"             # the console's tests drive a real browser
   [java]="openjdk-17-jre-headless"  # compaction runs on Spark
+  [promtool]="prometheus"           # the alert rules are tested by it
 )
 missing=()
 ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing+=(libfaketime) # chaos sets clocks

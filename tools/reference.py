@@ -1,6 +1,6 @@
-"""Writes docs/reference/ from the code: settings, errors, commands, HTTP routes.
+"""Writes docs/reference/ from the code: settings, errors, commands, HTTP routes, metrics.
 
-    python tools/reference.py            write the four files
+    python tools/reference.py            write the five files
     python tools/reference.py --check    say which are out of date; exit 1 if any is
 
 What the code says is the only source: a setting's description, an error's docstring, a command's help, a route's
@@ -95,6 +95,22 @@ def cli_page() -> str:
     return "\n".join(lines)
 
 
+def metrics_page() -> str:
+    """Every metric with its labels and meaning."""
+    from tistream import metrics
+
+    lines = [
+        "# Metrics", "", _WRITTEN, "",
+        "Each process shows those that it has something to say about; see [observability](../observability.md). The",
+        "Python runtime's own (`python_*`, `process_*`) come with them. Histograms: buckets from 1 ms to 300 s.", "",
+        "| metric | kind | labels | meaning |", "| --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for each in metrics.described():
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        lines.append(f"| `{each.name}` | {each.kind} | {labels} | {_cell(each.words)} |")
+    return "\n".join([*lines, ""])
+
+
 def api_page() -> str:
     """Every HTTP route, as OpenAPI has it."""
     document = one_process_app().openapi()
@@ -156,7 +172,13 @@ def error_classes() -> set[type[TiStreamError]]:
     return found
 
 
-PAGES = {"settings.md": settings_page, "errors.md": errors_page, "cli.md": cli_page, "api.md": api_page}
+PAGES = {
+    "settings.md": settings_page,
+    "errors.md": errors_page,
+    "cli.md": cli_page,
+    "api.md": api_page,
+    "metrics.md": metrics_page,
+}
 
 
 def _routes() -> list[Any]:

@@ -23,6 +23,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, select
 from sqlalchemy.engine import URL
 
+from tistream.catalog.metered import watch
 from tistream.catalog.tables import now_ms as _now_ms
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 
@@ -45,8 +46,8 @@ class Catalog:
     """The catalog at `url`. Safe to use from several threads; a forked child makes its own."""
 
     def __init__(self, url: str) -> None:
-        self._engine = _make_engine(url)
-        self._reader = self._engine.execution_options(tistream_begin="BEGIN")
+        self._engine = watch(_make_engine(url))
+        self._reader = self._engine.execution_options(tistream_begin="BEGIN", tistream_reads=True)
 
     def migrate(self) -> None:
         """Bring the schema to this version. Any number of processes and threads may do it at once."""

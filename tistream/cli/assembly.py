@@ -13,20 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tistream import __version__, config
+from tistream.access import RequestLog
 from tistream.catalog.engine import Catalog
+from tistream.catalog.gauges import CatalogGauges
 from tistream.cli import allocator, warm
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
-from tistream.errors import ConfigError, StoreUnavailable
-from tistream.objectstore.factory import open_store
+from tistream.errors import ConfigError
+from tistream.metrics import Collect
+from tistream.objectstore.metered import open_metered
 from tistream.objectstore.protocol import ObjectStore
+from tistream.probes import Probes, lease_age, lease_holds, none_stopped, probe_app, store_answers
 from tistream.service import Problem, Service, ServiceGroup
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from dispatcher.worker import DispatcherWorker
+    from metaserver.loop import MetaWorker
+    from sorter.worker import SorterWorker
     from tistream.feed import Feed
     from tistream.ids import Tenant
 
@@ -50,18 +56,24 @@ class Running:
         services: Sequence[Service],
         app: FastAPI | None = None,
         closing: Callable[[], None] = lambda: None,
+        probes: Probes | None = None,
     ) -> None:
+        """`probes`: what a process without `app` shows on the port of [metrics], if there is to be one."""
         self.parts = parts
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
-        server = parts.settings.server
-        self.http = HttpServer(app, server.host, server.port) if app is not None else None
+        server, beside = parts.settings.server, parts.settings.metrics
+        self.http = HttpServer(_logged(app, parts), server.host, server.port) if app is not None else None
+        self.probes = None
+        if probes is not None and beside.port >= 0:
+            self.probes = HttpServer(_logged(probe_app(probes), parts), beside.host, beside.port)
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
         self.services.start()
-        if self.http is not None:
-            self.http.start()
+        for server in (self.http, self.probes):
+            if server is not None:
+                server.start()
 
     @property
     def url(self) -> str:
@@ -71,6 +83,7 @@ class Running:
     def greeting(self) -> str:
         """What to tell the person who started it."""
         where = f" at {self.http.url}" if self.http is not None else ""
+        where += f" with probes at {self.probes.url}" if self.probes is not None else ""
         names = ", ".join(member.name for member in self.services.members) or "API server"
         return f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."
 
@@ -80,8 +93,9 @@ class Running:
 
     def close(self) -> None:
         """Stop everything in order."""
-        if self.http is not None:
-            self.http.stop()
+        for server in (self.http, self.probes):
+            if server is not None:
+                server.stop()
         self.services.stop()
         self._closing()
         self.parts.catalog.close()
@@ -101,7 +115,7 @@ def open_parts(settings: Settings) -> Parts:
         )
     catalog = Catalog(settings.catalog.url)
     catalog.migrate()
-    return Parts(settings=settings, catalog=catalog, store=open_store(settings.object_store.url), clock=SystemClock())
+    return Parts(settings=settings, catalog=catalog, store=open_metered(settings.object_store.url), clock=SystemClock())
 
 
 def embedded(settings: Settings, data: Path) -> Running:
@@ -120,8 +134,9 @@ def embedded(settings: Settings, data: Path) -> Running:
     parts = open_parts(settings.model_copy(update=_sections(where)))
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
-    members = [_meta(parts, "meta-1"), follow, *sorters]
-    return Running(parts, members, _api(parts, members, control=True))
+    members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
+    collect: list[Collect] = [CatalogGauges(parts.catalog, parts.clock), follow.measured, _of_tasks(parts, sorters)]
+    return Running(parts, members, _api(parts, members, control=True, collect=collect, sorters=sorters))
 
 
 def meta(parts: Parts, name: str) -> Running:
@@ -129,7 +144,14 @@ def meta(parts: Parts, name: str) -> Running:
     from metaserver.app import create_app
 
     worker = _meta(parts, name)
-    app = create_app(parts.catalog, parts.settings.object_store.url, worker.problems, parts.store)
+    app = create_app(
+        parts.catalog,
+        parts.settings.object_store.url,
+        worker.problems,
+        parts.store,
+        more_checks={"lease": lease_holds(worker.lease_age_s)},
+        collect=[CatalogGauges(parts.catalog, parts.clock), lease_age(worker.lease_age_s)],
+    )
     return Running(parts, [worker], app)
 
 
@@ -141,7 +163,8 @@ def dispatcher(parts: Parts, name: str) -> Running:
     server = FlightFeedServer(settings.host, settings.port)
     worker = _dispatcher(parts, name, f"grpc://{settings.host}:{server.port}")
     server.feed = worker
-    return Running(parts, [worker], closing=server.shutdown)
+    probes = _probes(parts, worker, worker.lease_age_s, worker.measured)
+    return Running(parts, [worker], closing=server.shutdown, probes=probes)
 
 
 def sorter(parts: Parts, name: str) -> Running:
@@ -156,7 +179,8 @@ def sorter(parts: Parts, name: str) -> Running:
         )
 
     allocator.keep_freed_memory()
-    return Running(parts, [_sorter(parts, name, FlightFeed(locate))])
+    worker = _sorter(parts, name, FlightFeed(locate))
+    return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s, _of_tasks(parts, [worker])))
 
 
 def api_server(parts: Parts) -> Running:
@@ -165,7 +189,40 @@ def api_server(parts: Parts) -> Running:
     return Running(parts, [], _api(parts, [], control=False))
 
 
-def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI:
+def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect) -> Probes:
+    """What a worker without an HTTP port of its own shows."""
+    return Probes(
+        checks={
+            "catalog": parts.catalog.ping,
+            "object store": store_answers(parts.store),
+            "lease": lease_holds(age_s),
+            "services": none_stopped(worker.problems),
+        },
+        problems=lambda: [problem.shown() for problem in worker.problems()],
+        collect=[lease_age(age_s), measured],
+    )
+
+
+def _of_tasks(parts: Parts, sorters: Sequence[SorterWorker]) -> Collect:
+    from sorter import measures
+
+    return lambda: measures.collect([report for sorter in sorters for report in sorter.reports], parts.clock)
+
+
+def _logged(app: FastAPI, parts: Parts) -> FastAPI:
+    """The application with an id for each request."""
+    app.add_middleware(RequestLog, access_log=parts.settings.log.access)
+    return app
+
+
+def _api(
+    parts: Parts,
+    services: Sequence[Service],
+    *,
+    control: bool,
+    collect: Sequence[Collect] = (),
+    sorters: Sequence[SorterWorker] = (),
+) -> FastAPI:
     """The API server's application; with `control` also the control plane's routes, on the same port."""
     from apiserver.app import create_app
     from apiserver.deps import Services
@@ -173,12 +230,16 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
     def problems() -> list[dict[str, object]]:
         return [p.shown() for service in services for p in service.problems()]
 
-    def running() -> None:
-        stopped = [p for service in services for p in service.problems() if p.fatal]
-        if stopped:
-            raise StoreUnavailable(f"{stopped[0].source} has stopped: {stopped[0].message}")
-
-    wired = Services.create(parts.catalog, parts.store, parts.clock, checks={"services": running}, problems=problems)
+    wired = Services.create(
+        parts.catalog,
+        parts.store,
+        parts.clock,
+        checks={"services": none_stopped(lambda: [p for service in services for p in service.problems()])},
+        problems=problems,
+        collect=collect,
+        reports=lambda: [report for sorter in sorters for report in sorter.reports],
+        explain=lambda task_id: [str(s) for sorter in sorters for s in sorter.explain(task_id)],
+    )
     extra = []
     if control:
         from metaserver.routes import control_router
@@ -189,7 +250,7 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
     return create_app(wired, extra)
 
 
-def _meta(parts: Parts, name: str) -> Service:
+def _meta(parts: Parts, name: str) -> MetaWorker:
     from metaserver.loop import MetaWorker
 
     settings = parts.settings.meta
@@ -213,7 +274,7 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
     )
 
 
-def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
+def _sorter(parts: Parts, name: str, feed: Feed) -> SorterWorker:
     from sorter.spill import Spill, default_budget_bytes
     from sorter.worker import SorterWorker
 

@@ -1,4 +1,4 @@
-"""Structured logs on stderr: pretty on a terminal, JSON elsewhere."""
+"""Structured logs on stderr: pretty on a terminal, JSON elsewhere, without secrets on both."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import structlog
 
+from tistream.cli.redact import without_secrets
 from tistream.config import LogSettings
 
 
@@ -20,6 +21,7 @@ def configure(settings: LogSettings) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            without_secrets,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.level.upper())),

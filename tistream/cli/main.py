@@ -15,8 +15,10 @@ import typer
 from tistream.cli import (
     chaos,
     compact,
+    cost,
     doctor,
     files,
+    lag,
     pull,
     push,
     replay,
@@ -54,6 +56,8 @@ pull.add_to(app)
 snapshot.add_to(app)
 seed.add_to(app)
 status.add_to(app)
+lag.add_to(app)
+cost.add_to(app)
 doctor.add_to(app)
 files.add_to(app)
 compact.add_to(app)

@@ -15,5 +15,12 @@ Catalog = Annotated[str | None, typer.Option("--catalog", help="Catalog URL (set
 Bucket = Annotated[str | None, typer.Option("--object-store", help="Object store URL (setting object_store.url).")]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 = any free one.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", help="Port for probes and metrics (setting metrics.port); 0 = any free one, none by default."
+    ),
+]
+MetricsHost = Annotated[str, typer.Option("--metrics-host", help="Address that --metrics-port listens on.")]
 
 DEFAULT_URL = "http://127.0.0.1:8711"

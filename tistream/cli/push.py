@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, MetricsHost, MetricsPort, Tenant, Url
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def push(
+    context: typer.Context,
     capture: Annotated[Path | None, typer.Option(help="Folder of a recorded change stream.")] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Folder of the recorded traffic of a real cluster, served again and followed.")
@@ -76,6 +77,8 @@ def push(
     ca: of_cluster.Ca = None,
     cert: of_cluster.Cert = None,
     key: of_cluster.Key = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
 ) -> None:
     """Push a change stream: a living cluster's, a recorded one, or that of TiKV's log backup. Give one of --pd,
     --capture, --replay and --log-backup.
@@ -84,14 +87,12 @@ def push(
     are followed until Ctrl-C. A tenant that has not begun yet begins with the schema of now, or of --start-ts; of a
     log backup it needs --start-ts or --schema-snapshot once, and the log must be whole from that time on.
     """
-    from tistream.cli.log import configure
-    from tistream.config import LogSettings
     from tistream.ids import Tenant as TenantId
 
     if sum(source is not None for source in (capture, replay, log_backup, pd)) != 1:
         raise InvalidInput("give one of --pd, --capture, --replay and --log-backup")
-    configure(LogSettings(level="warning"))
     to = TenantId(cluster, tenant)
+    _prepare(context, url, to, metrics_host, metrics_port)
     if pd is not None:
         from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of
 
@@ -101,17 +102,39 @@ def push(
         whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace)
         follow_cluster(url, to, to_pd, replace(whole, spill=spill, spill_bytes_max=spill_mib << 20))
         return
-    if capture is not None:
-        upto = _push_folder(push_recording, capture, url, to, speed)
-    elif replay is not None:
-        upto = _push_folder(push_traffic, replay, url, to, speed)
+    if log_backup is not None:
+        upto = _follow_log(url, to, log_backup, schema_snapshot, start_ts, until_caught_up)
     else:
-        from tistream.cli.push_log import first_schema, follow
-
-        assert log_backup is not None
-        upto = follow(url, to, log_backup, first_schema(schema_snapshot, start_ts), until_caught_up)
+        upto = _play(capture, replay, url, to, speed)
     if not wait_until_served(url, to, upto):
         print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
+
+
+def _prepare(context: typer.Context, url: str, tenant: TenantId, host: str, port: int | None) -> None:
+    """The log, and the port of probes if there is to be one."""
+    from tistream.cli.log import configure
+    from tistream.cli.push_probes import pusher_probes
+    from tistream.config import LogSettings
+
+    configure(LogSettings(level="warning"))
+    context.with_resource(pusher_probes(url, tenant, host, port))
+
+
+def _follow_log(
+    url: str, tenant: TenantId, log_backup: str, snapshot: Path | None, start_ts: int | None, until_caught_up: bool
+) -> int:
+    """Push a log backup; how far it came."""
+    from tistream.cli.push_log import first_schema, follow
+
+    return follow(url, tenant, log_backup, first_schema(snapshot, start_ts), until_caught_up)
+
+
+def _play(capture: Path | None, replay: Path | None, url: str, tenant: TenantId, speed: str) -> int:
+    """Push the recording that is given; how far it came."""
+    if capture is not None:
+        return _push_folder(push_recording, capture, url, tenant, speed)
+    assert replay is not None
+    return _push_folder(push_traffic, replay, url, tenant, speed)
 
 
 def _push_folder(push_folder: PushFolder, folder: Path, url: str, tenant: TenantId, speed: str) -> int:
@@ -135,11 +158,11 @@ def push_recording(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Push a recording to the service at `url`, until its end or until `stop` is set; what was pushed."""
-    from tistream.objectstore.factory import open_store
+    from tistream.objectstore.metered import open_metered
     from tistream.pusher.capture_push import push_capture
     from tistream.pusher.control import HttpControl
 
-    return push_capture(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
+    return push_capture(folder, HttpControl(url, tenant), open_metered, speed=speed, progress=progress, stop=stop)
 
 
 def push_traffic(
@@ -151,11 +174,11 @@ def push_traffic(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Follow a recorded cluster and push what it says to the service at `url`; what was pushed."""
-    from tistream.objectstore.factory import open_store
+    from tistream.objectstore.metered import open_metered
     from tistream.pusher.control import HttpControl
     from tistream.pusher.replay_push import push_replay
 
-    return push_replay(folder, HttpControl(url, tenant), open_store, speed=speed, progress=progress, stop=stop)
+    return push_replay(folder, HttpControl(url, tenant), open_metered, speed=speed, progress=progress, stop=stop)
 
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:

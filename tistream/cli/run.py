@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tistream.cli.options import Bucket, Catalog, Config, Host, Port
+from tistream.cli.options import Bucket, Catalog, Config, Host, MetricsPort, Port
 
 if TYPE_CHECKING:
     from tistream.cli.assembly import Running
@@ -103,20 +103,32 @@ def meta(
 
 
 def dispatch(
-    name: Name = None, catalog: Catalog = None, object_store: Bucket = None, port: Port = None, config: Config = None
+    name: Name = None,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    port: Port = None,
+    metrics_port: MetricsPort = None,
+    config: Config = None,
 ) -> None:
     """Run a dispatcher. --port is its Flight port."""
     from tistream.cli import assembly
 
-    settings = _settings(config, None, None, None, catalog, object_store, {"dispatcher.port": port})
+    ports = {"dispatcher.port": port, "metrics.port": metrics_port}
+    settings = _settings(config, None, None, None, catalog, object_store, {**ports})
     _run(assembly.dispatcher(assembly.open_parts(settings), name or _default_name("dispatcher")))
 
 
-def sort(name: Name = None, catalog: Catalog = None, object_store: Bucket = None, config: Config = None) -> None:
+def sort(
+    name: Name = None,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    metrics_port: MetricsPort = None,
+    config: Config = None,
+) -> None:
     """Run a sorter."""
     from tistream.cli import assembly
 
-    settings = _settings(config, None, None, None, catalog, object_store)
+    settings = _settings(config, None, None, None, catalog, object_store, {"metrics.port": metrics_port})
     _run(assembly.sorter(assembly.open_parts(settings), name or _default_name("sorter")))
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from tistream import limits
+from tistream import limits, metrics
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.objectstore.protocol import ObjectStore
@@ -30,6 +30,7 @@ from tistream.service import Backoff
 
 log = structlog.get_logger(__name__)
 
+_UPLOADED = metrics.STAGE.labels("upstream_flush")
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 5.0
 
@@ -40,6 +41,7 @@ class _Waiting:
 
     key: str
     content: bytes | Parked
+    since_s: float  #: the clock's monotonic time of the offer
 
     @property
     def size(self) -> int:
@@ -96,14 +98,14 @@ class Uploader:
         """Queue a file; False when the queue is full. A file larger than the bound is taken by an empty queue."""
         with self._changed:
             if not self._queue or self._queue_bytes - self._parked_bytes + len(data) <= self._queue_bytes_max:
-                self._add(_Waiting(key, data))
+                self._add(_Waiting(key, data, self._clock.monotonic()))
                 return True
             parked_bytes = self._parked_bytes
         parked = self._spill.park(data, parked_bytes) if self._spill is not None else None
         if parked is None:
             return False
         with self._changed:
-            self._add(_Waiting(key, parked))
+            self._add(_Waiting(key, parked, self._clock.monotonic()))
         return True
 
     def check(self) -> None:
@@ -152,6 +154,7 @@ class Uploader:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        metrics.UPLOAD_QUEUE_BYTES.dec(self._queue_bytes)
         if self._spill is not None:
             self._spill.close()
 
@@ -165,6 +168,7 @@ class Uploader:
 
     def _count(self, waiting: _Waiting, sign: int) -> None:
         self._queue_bytes += sign * waiting.size
+        metrics.UPLOAD_QUEUE_BYTES.inc(sign * waiting.size)
         self._parked_bytes += sign * waiting.parked
 
     def _start_thread(self) -> None:
@@ -181,6 +185,8 @@ class Uploader:
             except Exception as e:  # noqa: BLE001 - whatever it is, `check` raises it in the caller's thread
                 self._settle(e, size=0)
                 return
+            if done:
+                _UPLOADED.observe(self._clock.monotonic() - taken.since_s)
             self._settle(None, size=taken.size if done else 0)
 
     def _take(self) -> _Waiting | None:
@@ -203,6 +209,7 @@ class Uploader:
                 if e.kind is not ErrorKind.RETRY:
                     raise
                 log.warning("upload failed, will try again", object=key, error=str(e))
+                metrics.UPLOAD_RETRIES.inc()
                 with self._changed:
                     self._retries += 1
             else:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 import structlog
 
+from tistream import metrics
 from tistream.clock import Clock
 from tistream.codec.batch_file import encode_batch_file
 from tistream.errors import ErrorKind, InvalidInput, ObjectConflict, TiStreamError
@@ -37,7 +38,7 @@ from tistream.pusher.batcher import Batcher, BatchFile
 from tistream.pusher.control import Control, IncarnationGrant, retrying
 from tistream.pusher.frontier import Frontier, FrontierReader, checkpoint_for, wants_reopen
 from tistream.pusher.replaced import ReplacedCheck
-from tistream.pusher.source import Source, TenureClosed, TenureOpened, Tick
+from tistream.pusher.source import Rows, Source, TenureClosed, TenureOpened, Tick
 from tistream.pusher.upload_spill import UploadSpill
 from tistream.pusher.uploader import Uploader, UploadStats
 from tistream.service import Backoff
@@ -45,6 +46,8 @@ from tistream.service import Backoff
 log = structlog.get_logger(__name__)
 
 _STALLED_WAIT_S = 0.1
+_ROWS_IN, _ROWS_OUT = (metrics.ROWS.labels("pusher", way) for way in ("in", "out"))
+_BYTES_OUT = metrics.BYTES.labels("pusher", "out")
 
 
 class PusherWorker:
@@ -135,7 +138,9 @@ class PusherWorker:
         if self._grant is not None:
             self._replaced.check(self._grant.incarnation)
         for event in self._source.poll(timeout_s, self._checkpoint_of):
-            if isinstance(event, TenureOpened):
+            if isinstance(event, Rows):
+                _ROWS_IN.inc(event.rows.num_rows)
+            elif isinstance(event, TenureOpened):
                 self._opened_with[event.tenure] = self._asked.pop(event.range)
             elif isinstance(event, TenureClosed):
                 del self._opened_with[event.tenure]
@@ -208,7 +213,10 @@ class PusherWorker:
             key, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id=self._new_write_id()
         )
         taken = self._uploader.offer(str(key), data)
-        self.rows += file.rows.num_rows if taken else 0
+        if taken:
+            self.rows += file.rows.num_rows
+            _ROWS_OUT.inc(file.rows.num_rows)
+            _BYTES_OUT.inc(len(data))
         return taken
 
     def _drop(self) -> None:
@@ -216,6 +224,7 @@ class PusherWorker:
         log.warning("uploads cannot keep up, stream dropped", store=self._source.store_id, incarnation=self.incarnation)
         self._stalled = True
         self.overflows += 1
+        metrics.STREAMS_DROPPED.inc()
         self._source.drop()
         self._uploader.abandon()
         self._asked.clear()

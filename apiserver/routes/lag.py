@@ -1,0 +1,253 @@
+"""How far a tenant is behind, and why: from the catalog, the newest batch files and what this process knows.
+
+A look with `why` lists the folders of at most STORES_LOOKED_AT stores (those whose files were read least far) behind
+what was reclaimed and reads the end of the newest file there: two requests for each. Watermarks of tasks, and what they
+wait for, come from the sorters of this process, else from what workers reported with a heartbeat. What the cores of
+other processes took in is not known here, and is not made up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from apiserver.deps import Id, Services
+from apiserver.routes import tenants as tenant_routes
+from apiserver.waterfall import Points, Stage, waterfall
+from tistream import ts as tso
+from tistream.catalog import stores, tasks, tenants
+from tistream.catalog.reports import StuckReport, TaskReport
+from tistream.catalog.stores import StoreRow
+from tistream.catalog.tasks import TaskRow
+from tistream.catalog.workers import WorkerRow, list_workers
+from tistream.codec.batch_file import Promises, decode_promises
+from tistream.errors import ObjectNotFound
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import BatchKey, incarnation_prefix, parse
+from tistream.task_state import TaskState
+
+STORES_LOOKED_AT = 16
+FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind shows anyway
+REASONS_MAX = 5
+_END_BYTES = 256 << 10
+
+Why = Annotated[bool, Query(description="Say where the time goes; looks into the bucket.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Newest:
+    """The newest batch file of a store."""
+
+    key: BatchKey
+    promises: Promises
+
+
+def router(services: Services) -> APIRouter:
+    """The one route."""
+    routes = APIRouter(tags=["tenants"])
+
+    @routes.get(
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/lag",
+        operation_id="get_lag",
+        summary="How far a tenant is behind, and why",
+    )
+    def lag(cluster_id: Id, tenant_id: Id, why: Why = False) -> dict[str, Any]:
+        row = tenants.get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
+        summary = tenant_routes.summary(services, row)
+        if not why or not row.start_ts:
+            return summary
+        return {**summary, **_why(services, row.tenant)}
+
+    return routes
+
+
+def _why(services: Services, tenant: Tenant) -> dict[str, Any]:
+    followed = stores.list_stores(services.catalog, tenant)
+    newest = _newest_files(services, followed)
+    here = {state.task_id: state for state in services.reports() if state.tenant == tenant}
+    owned = tasks.list_tasks(services.catalog, tenant)
+    workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
+    told = _told(owned, workers)
+    marks = {**{t: r.watermark for t, r in told.items()}, **{t: s.watermark for t, s in here.items()}}
+    served, now_ms = services.served(tenant)[2], services.clock.unix_ms()
+    points = Points(
+        durable=min((_cut(store, newest) for store in followed), default=None) if newest else None,
+        fetched=min((store.max_cut_ts for store in followed), default=None),
+        heard=_heard(owned, here),
+        watermark=_lowest(owned, marks),
+        upper=min((task.upper for task in owned), default=served),
+        served=served,
+    )
+    stages = waterfall(points, now_ms)
+    slow_store = min(followed, key=lambda s: _cut(s, newest), default=None)
+    slow_task = min(owned, key=lambda t: t.upper)
+    where = {
+        "upstream_flush": _of_store(slow_store, newest, workers, now_ms),
+        "fetch": _of_dispatcher(min(followed, key=lambda s: s.max_cut_ts, default=None), workers),
+        "match": _of_task(slow_task, workers),
+        "hole_wait": _of_task(slow_task, workers),
+        "flush": _of_task(slow_task, workers),
+        "serve": "the schema history of the tenant",
+    }
+    slowest = max(stages, key=lambda stage: stage.ms)
+    return {
+        "lag_ms": sum(stage.ms for stage in stages),
+        "stages": [_stage(stage, where) for stage in stages],
+        "slowest": "+".join(slowest.stages),
+        "waits_for": _reasons(services, slow_task.task_id, told),
+        "stores": [_store(store, newest, now_ms) for store in followed],
+        "tasks": [_task(task, marks.get(task.task_id), now_ms) for task in owned],
+    }
+
+
+def _told(owned: Sequence[TaskRow], workers: Mapping[str, WorkerRow]) -> dict[int, TaskReport]:
+    """Task -> what its owner said of it with a heartbeat."""
+    found = {}
+    for task in owned:
+        worker = workers.get(task.owner or "")
+        for report in worker.report.tasks if worker is not None else ():
+            if (report.task_id, report.epoch) == (task.task_id, task.epoch):
+                found[task.task_id] = report
+    return found
+
+
+def _heard(owned: Sequence[TaskRow], here: Mapping[int, TaskState]) -> int | None:
+    """What the cores took in, of the store and task that took least; known only when all tasks are in this process."""
+    if not owned or any(task.task_id not in here or not here[task.task_id].heard for task in owned):
+        return None
+    return min(at for state in here.values() for at in state.heard.values())
+
+
+def _lowest(owned: Sequence[TaskRow], marks: Mapping[int, int | None]) -> int | None:
+    """The lowest watermark, where each task's is known. A task whose range has a hole stands at its upper."""
+    if not owned or any(task.task_id not in marks for task in owned):
+        return None
+    return min(max(marks[task.task_id] or 0, task.upper) for task in owned)
+
+
+def _reasons(services: Services, task_id: int, told: Mapping[int, TaskReport]) -> list[str]:
+    """What the task waits for, in words."""
+    if here := services.explain(task_id):
+        return list(here)[:REASONS_MAX]
+    report = told.get(task_id)
+    return [] if report is None else [_reason(stuck) for stuck in report.stuck[:REASONS_MAX]]
+
+
+def _reason(stuck: StuckReport) -> str:
+    who = f"region {stuck.region_id} store {stuck.store_id} file {stuck.file}: " if stuck.file else ""
+    return f"{KeyRange(stuck.start_key, stuck.end_key)}: {who}{stuck.reason}"
+
+
+def _newest_files(services: Services, followed: Sequence[StoreRow]) -> dict[int, _Newest]:
+    """Store -> its newest batch file, of those that were read least far; without those that have none left."""
+    found: dict[int, _Newest] = {}
+    for store in sorted(followed, key=lambda s: s.max_cut_ts)[:STORES_LOOKED_AT]:
+        gone = stores.reclaimed(services.catalog, store.tenant, store.store_id).get(store.incarnation, 0)
+        after = BatchKey(tenant=store.tenant, store_id=store.store_id, incarnation=store.incarnation, seq=gone)
+        prefix = incarnation_prefix(store.tenant, store.store_id, store.incarnation)
+        last = deque(islice(services.store.list(prefix, after=str(after)), FILES_LISTED_MAX), maxlen=1)
+        for info in last:
+            key = parse(info.key)
+            promises = _promises(services, key, info.size) if isinstance(key, BatchKey) else None
+            if isinstance(key, BatchKey) and promises is not None:
+                found[store.store_id] = _Newest(key=key, promises=promises)
+    return found
+
+
+def _promises(services: Services, key: BatchKey, size: int) -> Promises | None:
+    try:
+        for length in (min(size, _END_BYTES), size):
+            end = services.store.get_range(str(key), size - length, length)
+            if (promises := decode_promises(key, end, size)) is not None:
+                return promises
+    except ObjectNotFound:  # reclaimed meanwhile
+        return None
+    return None
+
+
+def _cut(store: StoreRow, newest: Mapping[int, _Newest]) -> int:
+    """How far the store's files in the bucket reach."""
+    found = newest.get(store.store_id)
+    return store.max_cut_ts if found is None else max(found.promises.cut_ts, store.max_cut_ts)
+
+
+def _of_store(
+    store: StoreRow | None, newest: Mapping[int, _Newest], workers: Mapping[str, WorkerRow], now_ms: int
+) -> str:
+    if store is None:
+        return "no store has pushed yet"
+    age = _seconds(now_ms - tso.physical_ms(_cut(store, newest)))
+    found = newest.get(store.store_id)
+    if found is None:
+        return f"store {store.store_id}: what it pushed last was cut {age} ago"
+    words = f"store {store.store_id}: its newest file {found.key.incarnation}/{found.key.seq} was cut {age} ago"
+    region = _slowest_region(found.promises)
+    return f"{words}; {region}" if region else words
+
+
+def _slowest_region(promises: Promises) -> str:
+    """The region whose resolved timestamp lies furthest behind the file's cut."""
+    at = promises.regions.column("resolved_ts").to_numpy()
+    if not len(at):
+        return ""
+    slowest = int(at.argmin())
+    region = promises.regions.column("region_id")[slowest].as_py()
+    if not at[slowest]:
+        return f"region {region} is not ready in it"
+    behind = tso.physical_ms(promises.cut_ts) - tso.physical_ms(int(at[slowest]))
+    return f"region {region} is complete up to {_seconds(behind)} before that"
+
+
+def _of_dispatcher(store: StoreRow | None, workers: Mapping[str, WorkerRow]) -> str:
+    return "" if store is None else f"store {store.store_id}, {_worker('dispatcher', store.dispatcher, workers)}"
+
+
+def _of_task(task: TaskRow, workers: Mapping[str, WorkerRow]) -> str:
+    words = f"task {task.task_id} ({task.kind} {task.range}), {_worker('sorter', task.owner, workers)}"
+    return f"{words}: {task.error}" if task.error else words
+
+
+def _worker(kind: str, name: str | None, workers: Mapping[str, WorkerRow]) -> str:
+    if name is None:
+        return f"which no {kind} has"
+    row = workers.get(name)
+    return f"{kind} {name}" + (f", heard of {_seconds(row.heartbeat_age_ms)} ago" if row is not None else "")
+
+
+def _stage(stage: Stage, where: Mapping[str, str]) -> dict[str, Any]:
+    return {"stages": list(stage.stages), "ms": stage.ms, "means": stage.means, "where": where[stage.stages[0]]}
+
+
+def _store(store: StoreRow, newest: Mapping[int, _Newest], now_ms: int) -> dict[str, Any]:
+    found = newest.get(store.store_id)
+    return {
+        "store_id": store.store_id,
+        "incarnation": store.incarnation,
+        "newest_file": str(found.key) if found else None,
+        "newest_cut_ts": str(found.promises.cut_ts) if found else None,
+        "read_cut_ts": str(store.max_cut_ts),
+        "behind_ms": max(0, now_ms - tso.physical_ms(_cut(store, newest))) if _cut(store, newest) else None,
+        "dispatcher": store.dispatcher,
+    }
+
+
+def _task(task: TaskRow, watermark: int | None, now_ms: int) -> dict[str, Any]:
+    return {
+        "task_id": task.task_id,
+        "kind": str(task.kind),
+        "upper": str(task.upper),
+        "behind_ms": max(0, now_ms - tso.physical_ms(task.upper)),
+        "watermark": None if watermark is None else str(watermark),
+        "owner": task.owner,
+        "error": task.error,
+    }
+
+
+def _seconds(ms: int) -> str:
+    return f"{max(0, ms) / 1000:.1f} s"

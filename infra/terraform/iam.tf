@@ -1,0 +1,89 @@
+# The role of the services, and that of pushers, which may only write below data_change_buffer/.
+data "aws_iam_policy_document" "assume_service" {
+  statement {
+    actions = ["sts:AssumeRoleWithWebIdentity"]
+    principals {
+      type        = "Federated"
+      identifiers = [var.oidc_provider_arn]
+    }
+    condition {
+      test     = "StringEquals"
+      variable = "${var.oidc_provider}:sub"
+      values   = ["system:serviceaccount:${var.service_account}"]
+    }
+    condition {
+      test     = "StringEquals"
+      variable = "${var.oidc_provider}:aud"
+      values   = ["sts.amazonaws.com"]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "service" {
+  statement {
+    sid       = "Objects"
+    actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
+    resources = ["${aws_s3_bucket.tistream.arn}/*"]
+  }
+  statement {
+    sid       = "List"
+    actions   = ["s3:ListBucket"]
+    resources = [aws_s3_bucket.tistream.arn]
+  }
+  statement {
+    sid       = "Key"
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+    resources = [aws_kms_key.tistream.arn]
+  }
+}
+
+resource "aws_iam_role" "service" {
+  name               = "${var.name}-service"
+  assume_role_policy = data.aws_iam_policy_document.assume_service.json
+  tags               = var.tags
+}
+
+resource "aws_iam_role_policy" "service" {
+  name   = "bucket"
+  role   = aws_iam_role.service.id
+  policy = data.aws_iam_policy_document.service.json
+}
+
+data "aws_iam_policy_document" "assume_pusher" {
+  statement {
+    actions = ["sts:AssumeRole"]
+    principals {
+      type        = "AWS"
+      identifiers = [aws_iam_role.service.arn]
+    }
+  }
+}
+
+# A put settles a lost reply by reading its own object back, so a pusher reads what it may write. It never deletes.
+data "aws_iam_policy_document" "pusher" {
+  statement {
+    sid     = "Buffer"
+    actions = ["s3:PutObject", "s3:GetObject"]
+    resources = [
+      "${aws_s3_bucket.tistream.arn}/${var.prefix}/data_change_buffer/*",
+      "${aws_s3_bucket.tistream.arn}/${var.prefix}/seeds/*",
+    ]
+  }
+  statement {
+    sid       = "Key"
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+    resources = [aws_kms_key.tistream.arn]
+  }
+}
+
+resource "aws_iam_role" "pusher" {
+  name               = "${var.name}-pusher"
+  assume_role_policy = data.aws_iam_policy_document.assume_pusher.json
+  tags               = var.tags
+}
+
+resource "aws_iam_role_policy" "pusher" {
+  name   = "buffer"
+  role   = aws_iam_role.pusher.id
+  policy = data.aws_iam_policy_document.pusher.json
+}

@@ -1,0 +1,19 @@
+output "object_store_url" {
+  description = "objectStore.url of the chart."
+  value       = "s3://${aws_s3_bucket.tistream.bucket}/${var.prefix}?region=${aws_s3_bucket.tistream.region}"
+}
+
+output "service_role_arn" {
+  description = "serviceAccount.annotations.\"eks.amazonaws.com/role-arn\" of the chart."
+  value       = aws_iam_role.service.arn
+}
+
+output "pusher_role_arn" {
+  description = "What pushers may take."
+  value       = aws_iam_role.pusher.arn
+}
+
+output "catalog_secret_arn" {
+  description = "The secret that holds the catalog's address."
+  value       = aws_secretsmanager_secret.catalog.arn
+}

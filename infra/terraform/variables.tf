@@ -1,0 +1,76 @@
+variable "name" {
+  description = "Prefix of everything that is made."
+  type        = string
+  default     = "tistream"
+}
+
+variable "bucket" {
+  description = "Name of the bucket; unique in the world."
+  type        = string
+}
+
+variable "prefix" {
+  description = "Folder of the deployment in the bucket."
+  type        = string
+  default     = "production"
+}
+
+variable "vpc_id" {
+  description = "The network that the services run in."
+  type        = string
+}
+
+variable "subnet_ids" {
+  description = "Private subnets of at least two zones, for the database."
+  type        = list(string)
+
+  validation {
+    condition     = length(var.subnet_ids) >= 2
+    error_message = "A database in two zones needs subnets in two zones."
+  }
+}
+
+variable "service_security_group_ids" {
+  description = "Security groups of the services that may reach the database."
+  type        = list(string)
+}
+
+variable "oidc_provider_arn" {
+  description = "The Kubernetes cluster's OIDC provider; its service account takes the service role."
+  type        = string
+}
+
+variable "oidc_provider" {
+  description = "The same provider's address without https://."
+  type        = string
+}
+
+variable "service_account" {
+  description = "namespace:name of the service account of the chart."
+  type        = string
+  default     = "tistream:tistream"
+}
+
+variable "db_instance_class" {
+  description = "Size of the database."
+  type        = string
+  default     = "db.m7g.large"
+}
+
+variable "db_engine_version" {
+  description = "MariaDB."
+  type        = string
+  default     = "10.11"
+}
+
+variable "log_retention_days" {
+  description = "Days after which an unfinished multipart upload or an old version of an object is removed."
+  type        = number
+  default     = 7
+}
+
+variable "tags" {
+  description = "On everything."
+  type        = map(string)
+  default     = {}
+}

@@ -1,0 +1,182 @@
+"""How far a tenant is behind and why: over HTTP and from the command line, from catalog, bucket and workers' words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from apiserver.app import create_app
+from tistream import ts as tso
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.reports import StuckReport, TaskReport, WorkerReport
+from tistream.catalog.stores import assign_store, issue_incarnation, note_cut_ts
+from tistream.catalog.tasks import TaskRow, assign_task, list_tasks
+from tistream.catalog.workers import heartbeat, register_worker
+from tistream.cli.main import app as command_line
+from tistream.cli.server import HttpServer
+from tistream.layout import BatchKey
+from tistream.objectstore.metered import MeteredStore
+from tistream.task_state import TaskState
+from tistream.testing.api_world import BASE, ApiWorld, api_world
+from tistream.testing.batch_files import batch_bytes
+from tistream.testing.log_builder import TENANT, recording_end
+from tistream.testing.request_tally import RequestTally
+
+STORES = (1, 2)
+
+
+def ago(ms: int) -> int:
+    """A TSO so long before the world's time, which is one second after the recording's end."""
+    return tso.compose(tso.physical_ms(recording_end()) + 1000 - ms)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ApiWorld]:
+    """A log up to the recording's end, 1,000 ms old, whose tasks and two stores have owners."""
+    with api_world(tmp_path) as made:
+        made.log.build(3)
+        epoch = acquire_owner(made.catalog, "meta-1")
+        assert epoch is not None
+        for kind, name in (("sorter", "sorter-1"), ("dispatcher", "dispatcher-1")):
+            register_worker(made.catalog, name, kind, "")
+        for task in list_tasks(made.catalog, TENANT):
+            assign_task(made.catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, owner_epoch=epoch)
+        for store_id in STORES:
+            issue_incarnation(made.catalog, TENANT, store_id)
+            assign_store(made.catalog, TENANT, store_id, worker_id="dispatcher-1", seen_epoch=0, owner_epoch=epoch)
+        yield made
+
+
+def push(world: ApiWorld, store_id: int, seq: int, cut_ts: int) -> BatchKey:
+    key = BatchKey(tenant=TENANT, store_id=store_id, incarnation=1, seq=seq)
+    world.store.put(str(key), batch_bytes(key, [(b"a", b"b", []), (b"b", b"c", [])], cut_ts))
+    return key
+
+
+def stages(found: dict[str, object]) -> dict[str, int]:
+    return {"+".join(stage["stages"]): stage["ms"] for stage in found["stages"]}  # type: ignore[index, attr-defined]
+
+
+def tasks_of(world: ApiWorld) -> list[TaskRow]:
+    return list_tasks(world.catalog, TENANT)
+
+
+def test_without_why_it_is_the_lag_alone(world: ApiWorld) -> None:
+    found = world.ok("/lag").json()
+    assert found["lag_ms"] == 1000
+    assert "stages" not in found
+
+
+def test_the_slowest_store_is_named_with_its_newest_file_and_region(world: ApiWorld) -> None:
+    push(world, 1, 1, ago(650))
+    push(world, 1, 2, ago(200))
+    slow = push(world, 2, 1, ago(600))
+    for store_id in STORES:
+        note_cut_ts(world.catalog, TENANT, store_id, ago(700))
+    found = world.ok("/lag", why="true").json()
+    assert stages(found) == {"upstream_flush": 600, "fetch": 100, "match+hole_wait+flush": 300, "serve": 0}
+    assert found["slowest"] == "upstream_flush"
+    first = found["stages"][0]
+    assert first["where"].startswith("store 2: its newest file 1/1 was cut 0.6 s ago; region 1 is complete up to ")
+    assert "store 1, dispatcher dispatcher-1, heard of" in found["stages"][1]["where"]
+    newest = {store["store_id"]: store["newest_file"] for store in found["stores"]}
+    assert newest[2] == str(slow)
+    assert newest[1].endswith("file-000000000002.seg")
+
+
+def test_watermarks_and_reasons_come_from_what_workers_reported(world: ApiWorld) -> None:
+    push(world, 1, 1, ago(100))
+    push(world, 2, 1, ago(100))
+    for store_id in STORES:
+        note_cut_ts(world.catalog, TENANT, store_id, ago(100))
+    stuck = StuckReport(
+        start_key=b"t", end_key=b"u", watermark=None, region_id=12, store_id=3, file="1/9", reason="its store is silent"
+    )
+    told = [
+        TaskReport(task_id=t.task_id, epoch=t.epoch, watermark=ago(400 if n else 800), stuck=() if n else (stuck,))
+        for n, t in enumerate(tasks_of(world))
+    ]
+    heartbeat(world.catalog, "sorter-1", 1, WorkerReport(tasks=tuple(told)))
+    found = world.ok("/lag", why="true").json()
+    assert stages(found) == {"upstream_flush": 100, "fetch": 0, "match+hole_wait": 700, "flush": 200, "serve": 0}
+    assert found["slowest"] == "match+hole_wait"
+    assert found["waits_for"] == ["[74, 75): region 12 store 3 file 1/9: its store is silent"]
+    stale = [replace(report, epoch=report.epoch - 1) for report in told]
+    heartbeat(world.catalog, "sorter-1", 1, WorkerReport(tasks=tuple(stale)))
+    assert "match+hole_wait+flush" in stages(world.ok("/lag", why="true").json()), "of an earlier owner"
+
+
+def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
+    for store_id in STORES:
+        note_cut_ts(world.catalog, TENANT, store_id, ago(100))
+        push(world, store_id, 1, ago(100))
+    states = [
+        TaskState(
+            task_id=task.task_id,
+            tenant=TENANT,
+            upper=task.upper,
+            watermark=ago(900),
+            heard={1: ago(150), 2: ago(300)},
+            open_rows=1,
+            ready_rows=2,
+            held_bytes=3,
+            spill_bytes=4,
+            inbox_bytes=5,
+            holes=0,
+        )
+        for task in tasks_of(world)
+    ]
+    services = replace(world.services, reports=lambda: states, explain=lambda task_id: [f"task {task_id} waits"])
+    with TestClient(create_app(services)) as http:
+        found = http.get(f"{BASE}/lag", params={"why": "true"}).json()
+    assert stages(found) == {
+        "upstream_flush": 100,
+        "fetch": 0,
+        "match": 200,
+        "hole_wait": 600,
+        "flush": 100,
+        "serve": 0,
+    }
+    assert found["waits_for"] == [f"task {tasks_of(world)[0].task_id} waits"]
+
+
+def test_a_look_costs_two_requests_for_a_store(world: ApiWorld) -> None:
+    for seq in range(1, 6):
+        push(world, 1, seq, ago(100))
+    tally = RequestTally()
+    services = replace(world.services, store=MeteredStore(world.store, tally))
+    with TestClient(create_app(services)) as http:
+        assert http.get(f"{BASE}/lag", params={"why": "true"}).status_code == 200
+    assert tally.seen() == {("list", "batch", "ok"): 2, ("get_range", "batch", "ok"): 1}
+
+
+def test_a_tenant_that_nobody_pushed_yet_has_no_stages(tmp_path: Path) -> None:
+    with api_world(tmp_path) as world:
+        found = world.ok("/lag", why="true").json()
+        assert (found["state"], found["lag_ms"]) == ("AWAITING_SNAPSHOT", None)
+        assert world.http.get("/v1/clusters/9/tenants/9/lag").status_code == 404
+
+
+def test_the_command_draws_it(world: ApiWorld) -> None:
+    push(world, 2, 1, ago(600))
+    server = HttpServer(create_app(world.services), "127.0.0.1", 0)
+    server.start()
+    try:
+        run = CliRunner()
+        plain = run.invoke(command_line, ["lag", "--url", server.url])
+        assert plain.stdout.startswith("tenant 1/1: 1.00 s behind, complete up to 2026-")
+        drawn = run.invoke(command_line, ["lag", "--why", "-t", "1", "--url", server.url])
+        assert "upstream flush" in drawn.stdout
+        assert "█" * 32 in drawn.stdout
+        whole = run.invoke(command_line, ["lag", "--why", "-o", "json", "--url", server.url])
+        assert sum(stage["ms"] for stage in json.loads(whole.stdout)[0]["stages"]) == 1000
+        none = run.invoke(command_line, ["lag", "-c", "9", "--url", server.url])
+        assert none.stdout.strip() == "no such tenant"
+    finally:
+        server.stop()

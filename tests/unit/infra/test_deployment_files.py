@@ -1,0 +1,184 @@
+"""Dockerfile, compose and chart say what the code understands: settings, flags, ports, packages."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from tistream import config
+from tistream.cli.main import app as command_line
+
+ROOT = Path(__file__).parents[3]
+INFRA = ROOT / "infra"
+DOCKERFILE = (INFRA / "Dockerfile").read_text("utf-8")
+COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text("utf-8"))
+CHART = INFRA / "helm" / "tistream"
+TEMPLATES = {path.name: path.read_text("utf-8") for path in sorted((CHART / "templates").iterdir())}
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+OF_CLIENTS = {"TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG"}
+OF_COMPOSE = {"TISTREAM_DB_PASSWORD"}
+
+SETTINGS = {config.ENV_PREFIX + key.replace(".", "_").upper() for key in config.known_keys()}
+
+
+def commands() -> dict[str, Any]:
+    return dict(getattr(get_command(command_line), "commands", {}))
+
+
+def flags_of(command: str) -> set[str]:
+    return {flag for parameter in commands()[command].params for flag in parameter.opts}
+
+
+def ours() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Compose's services that are processes of TiStream."""
+    for name, service in COMPOSE["services"].items():
+        if service.get("image") == "tistream:local":
+            yield name, service
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "tistream.toml", *TEMPLATES])
+def test_settings_that_are_named_exist(name: str) -> None:
+    path = CHART / "templates" / name if name in TEMPLATES else INFRA / name
+    named = set(re.findall(r"\bTISTREAM_[A-Z_]+\b", path.read_text("utf-8")))
+    assert sorted(named - SETTINGS - OF_CLIENTS - OF_COMPOSE) == []
+
+
+def test_the_example_configuration_is_accepted() -> None:
+    assert config.load(INFRA / "tistream.toml").meta.data_tasks == 2
+
+
+def test_the_compose_file_starts_every_role_with_flags_it_has() -> None:
+    started = [service["command"][0] for _, service in ours()]
+    assert sorted(started) == ["dispatch", "dispatch", "meta", "serve", "sort", "sort"]
+    for name, service in ours():
+        command, *args = service["command"]
+        assert {arg for arg in args if arg.startswith("--")} <= flags_of(command), name
+
+
+def test_the_compose_file_gives_values_that_settings_accept() -> None:
+    for _, service in ours():
+        given = {k: re.sub(r"\$\{\w+:\?[^}]*\}", "word", v) for k, v in service["environment"].items()}
+        loopback = {"TISTREAM_SERVER_HOST", "TISTREAM_SERVER_AUTH"}  # which depends on how requests show who they are
+        settings = config.load(environ={k: v for k, v in given.items() if k not in loopback and k in SETTINGS})
+        assert settings.catalog.url.startswith("mysql+pymysql://")
+        assert settings.object_store.url.startswith("s3://")
+
+
+def test_no_password_is_written_down() -> None:
+    for name, service in COMPOSE["services"].items():
+        for variable, value in (service.get("environment") or {}).items():
+            if re.search(r"PASSWORD|SECRET|ACCESS_KEY", variable) and "RANDOM" not in variable:
+                assert re.fullmatch(r"\$\{\w+:\?[^}]*\}", value), f"{name} {variable}"
+    asked = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose.yaml").read_text("utf-8")))
+    example = dict(line.split("=") for line in (INFRA / "env.example").read_text("utf-8").splitlines() if "=" in line)
+    assert asked == set(example)
+    assert not any(example.values())
+
+
+def test_what_compose_mounts_is_there_and_ports_stay_on_the_machine() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert (INFRA / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_prometheus_looks_at_every_process_of_the_compose_file() -> None:
+    scraped = yaml.safe_load((INFRA / "prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    targets = {target for job in scraped for static in job["static_configs"] for target in static["targets"]}
+    http = {"meta", "serve"}
+    assert targets == {f"{name}:{8711 if s['command'][0] in http else 9464}" for name, s in ours()}
+    assert {job["job_name"] for job in scraped} == {"tistream"}  # what the rules ask for
+
+
+def test_the_linter_of_compose_files_finds_nothing_serious() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "compose_lint", "--fail-on", "high", str(INFRA / "compose.yaml")],
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+
+
+def test_the_image_holds_every_package_and_runs_as_nobody_special() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE))
+    assert copied == set(packages["packages"])
+    last = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
+    assert re.findall(r"^USER (.+)$", last, re.MULTILINE) == ["10001:10001"]
+    assert "HEALTHCHECK" in last
+    assert 'ENTRYPOINT ["tistream"]' in last
+    for source in re.findall(r"^COPY (?!--)(\S+) /", last, re.MULTILINE):
+        assert (ROOT / source).is_file()
+
+
+def test_the_health_check_follows_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/livez" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = str(server.server_address[1])
+        monkeypatch.setenv("TISTREAM_METRICS_PORT", port)
+        monkeypatch.setenv("TISTREAM_SERVER_PORT", "1")
+        check = runpy.run_path(str(INFRA / "healthcheck.py"))
+        assert check["PORTS"] == ("1", port)
+        assert check["answers"](port)
+        assert not check["answers"]("1")
+        server.shutdown()
+
+
+def test_values_that_templates_use_are_there() -> None:
+    for name, text in TEMPLATES.items():
+        for dotted in re.findall(r"\$?\.Values((?:\.\w+)+)", text):
+            at: Any = VALUES
+            for part in dotted.strip(".").split("."):
+                assert isinstance(at, dict), f"{name}: {dotted}"
+                assert part in at, f"{name}: {dotted}"
+                at = at[part]
+
+
+def test_templates_close_what_they_open() -> None:
+    for name, text in TEMPLATES.items():
+        assert text.count("{{") == text.count("}}"), name
+        opened = re.findall(r"\{\{-?\s*(if|range|with|define)\b", text)
+        assert len(opened) == len(re.findall(r"\{\{-?\s*end\b", text)), name
+    defined = set(re.findall(r'define "([^"]+)"', TEMPLATES["_helpers.tpl"]))
+    assert {used for text in TEMPLATES.values() for used in re.findall(r'include "([^"]+)"', text)} == defined
+
+
+def test_the_chart_starts_every_role() -> None:
+    started = [(role, command) for text in TEMPLATES.values() for role, command in _roles(text)]
+    assert sorted(started) == [("api", "serve"), ("dispatcher", "dispatch"), ("meta", "meta"), ("sorter", "sort")]
+    assert {command for _, command in started} <= set(commands())
+    pushed = set(re.findall(r"^\s+- (--[\w-]+)$", TEMPLATES["pushers.yaml"], re.MULTILINE))
+    assert pushed
+    assert pushed <= flags_of("push")
+    assert "--name" in flags_of("dispatch") & flags_of("sort")
+
+
+def test_the_chart_ships_the_rules_that_are_tested() -> None:
+    assert (CHART / "alerts.yml").read_bytes() == (INFRA / "prometheus" / "alerts.yml").read_bytes()
+
+
+def _roles(text: str) -> list[tuple[str, str]]:
+    found = re.search(r":= dict ((?:\"\w+\" ?)+)", text)
+    words = re.findall(r'"(\w+)"', found[1]) if found else []
+    return list(zip(words[::2], words[1::2], strict=True))

@@ -1,0 +1,102 @@
+"""What a sorter measures of its work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sorter import measures
+from sorter.runner import Absorbed
+from tistream import metrics, ts
+from tistream.ids import Tenant
+from tistream.task_state import TaskState
+from tistream.testing.manual_clock import ManualClock
+
+NOW = 1_700_000_000_000
+CLOCK = ManualClock(NOW)
+ONE = TaskState(
+    task_id=1,
+    tenant=Tenant(1, 1),
+    upper=ts.compose(NOW - 5000),
+    watermark=ts.compose(NOW - 2000),
+    heard={},
+    open_rows=1,
+    ready_rows=20,
+    held_bytes=300,
+    spill_bytes=4000,
+    inbox_bytes=50_000,
+    holes=0,
+)
+
+
+def at(ago_ms: int) -> int:
+    return ts.compose(NOW - ago_ms)
+
+
+def value(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def collected(*states: TaskState) -> dict[str, dict[tuple[str, ...], float]]:
+    families = measures.collect(states, CLOCK)
+    return {f.name: {tuple(s.labels.values()): s.value for s in f.samples} for f in families}
+
+
+def test_tasks_are_summed_and_a_tenant_stands_where_its_slowest_task_stands() -> None:
+    found = collected(
+        ONE,
+        replace(ONE, task_id=2, watermark=at(3000), open_rows=2),
+        replace(ONE, task_id=3, tenant=Tenant(1, 2), watermark=None, upper=at(7000), holes=1),
+    )
+    assert found["tistream_resolved_ts_lag_seconds"] == {("1", "2"): 7.0, ("1", "1"): 3.0}
+    sums = {name.removeprefix("tistream_sorter_"): values[()] for name, values in found.items() if () in values}
+    assert sums == {
+        "tasks": 3,
+        "open_rows": 4,
+        "ready_rows": 60,
+        "held_bytes": 900,
+        "spill_bytes": 12_000,
+        "inbox_bytes": 150_000,
+        "holes": 1,
+    }
+
+
+def test_what_is_written_already_is_complete_whatever_the_watermark_says_after_a_start() -> None:
+    assert collected(replace(ONE, watermark=at(9000)))["tistream_resolved_ts_lag_seconds"] == {("1", "1"): 5.0}
+
+
+def test_only_the_tenants_that_lag_most_are_shown() -> None:
+    many = [replace(ONE, tenant=Tenant(1, n), upper=at(n), watermark=at(n)) for n in range(1, 251)]
+    shown = collected(*many)["tistream_resolved_ts_lag_seconds"]
+    assert len(shown) == metrics.TENANTS_SHOWN_MAX == 100
+    assert {int(tenant) for _, tenant in shown} == set(range(151, 251))
+
+
+def test_a_flush_tells_its_age_and_what_held_it() -> None:
+    names = ("flush", "hole_wait")
+    before = {s: value("tistream_stage_seconds_sum", stage=s) for s in names}
+    age, flushes = value("tistream_commit_to_flush_seconds_sum"), value("tistream_flushes_total")
+    measures.flushed([(at(900), {1: at(100), 2: at(400)}), (at(300), {})], seconds=0.25, clock=CLOCK)
+    after = {s: value("tistream_stage_seconds_sum", stage=s) for s in names}
+    assert {s: round(after[s] - before[s], 6) for s in names} == {"flush": 0.25, "hole_wait": 0.5}
+    assert round(value("tistream_commit_to_flush_seconds_sum") - age, 6) == 1.2
+    assert value("tistream_flushes_total") - flushes == 1
+
+
+def test_what_came_in_is_counted_by_batches_not_by_rows() -> None:
+    rows, size = {"service": "sorter", "direction": "in"}, {"service": "sorter", "direction": "in"}
+    before = (
+        value("tistream_rows_total", **rows),
+        value("tistream_bytes_total", **size),
+        value("tistream_stage_seconds_count", stage="match"),
+        value("tistream_file_age_seconds_sum", point="absorbed"),
+    )
+    measures.absorbed(
+        Absorbed(batches=3, rows=500, nbytes=9000, more=False), {1: at(700), 2: at(200)}, seconds=0.1, clock=CLOCK
+    )
+    after = (
+        value("tistream_rows_total", **rows),
+        value("tistream_bytes_total", **size),
+        value("tistream_stage_seconds_count", stage="match"),
+        value("tistream_file_age_seconds_sum", point="absorbed"),
+    )
+    assert [round(a - b, 6) for a, b in zip(after, before, strict=True)] == [500, 9000, 1, 0.2]
