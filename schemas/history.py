@@ -315,6 +315,10 @@ class History:
         self._check(upto_ts)
         return [event for change in self._changes_in(after_ts, upto_ts) for event in change.events]
 
+    def changes(self, after_ts: int) -> Sequence[Change]:
+        """What jobs did above `after_ts`, in commit order; all that is known when that is older."""
+        return self._changes_in(after_ts, self._resolved_ts)
+
     def diff(self, ts_a: int, ts_b: int) -> SchemaDiff:
         """What changed from `ts_a` to `ts_b`; only tables that some job between them touched are looked at."""
         self._check(ts_a)
