@@ -10,9 +10,9 @@ Retention counts back from what is served, and by the database's clock at most: 
 keeps its last hours for ever, and a clock of the upstream that runs ahead takes away nothing. What holds the floor back
 is a problem that names it, once it holds back more than an hour.
 
-A day after it died the row of an object that was visible once is forgotten: its writer published it and is done with it,
-so nobody can meet the row any more, and were its PUT to arrive once more it would be an orphan like others. The tombstone
-of an orphan stays, for its writer may still be on the way, and no clock says that it is not.
+A day after it died the row of an object that was visible once is forgotten: its writer published it and is done with
+it, so nobody can meet the row any more, and were its PUT to arrive once more it would be an orphan like others. The
+tombstone of an orphan stays, for its writer may still be on the way, and no clock says that it is not.
 
 What it does not do: deleting objects. They are superseded, and the collector takes them when no pin needs them.
 """

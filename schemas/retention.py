@@ -56,6 +56,8 @@ def births(history: History, earliest_ts: int) -> dict[int, Birth]:
         empty = bool(kinds) and kinds <= _WITHOUT_ROWS
         early = tso.compose(max(0, tso.physical_ms(change.commit_ts) - _BIRTH_MARGIN_MS))
         for table in change.put_tables:
+            if table.kind != "table":
+                continue
             for physical_id in table.physical_ids:
                 starts = history.version_intervals(physical_id).starts
                 if len(starts) and int(starts[0]) == change.commit_ts:
