@@ -20,8 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from apiserver import reader as reading
-from apiserver import splits
 from apiserver.reader import LogReader
 from compactor.base_job import BaseSettings, build_tenant_bases
 from compactor.base_plan import BasePlanSettings
@@ -32,10 +30,11 @@ from metaserver import retention as keeping
 from metaserver.collect import Collector
 from metaserver.retention import Retention
 from schemas import retention as rules
+from schemas.registry import SchemaRegistry
 from tistream import change
 from tistream import ts as tso
+from tistream.catalog import committed, tables
 from tistream.catalog import retention as floors
-from tistream.catalog import tables
 from tistream.catalog.bases import list_bases
 from tistream.catalog.changefeeds import add_changefeed, move_checkpoint, remove_changefeed
 from tistream.catalog.committed import find_segments
@@ -245,7 +244,7 @@ def test_what_reads_need_holds_the_log(world: ApiWorld) -> None:
     held = keep(world, KEPT_S)
     assert earliest(world) == world.log.start_ts
     (problem,) = held.problems()
-    assert problem.code == "TS-1070"
+    assert problem.code == "TS-1076"
     assert "table " in problem.message
     build(world)
     (at,) = {base.ts for base in list_bases(world.catalog, TENANT)}
@@ -277,6 +276,18 @@ def test_a_log_whose_upstream_stands_still_keeps_its_last_hours(
     assert retention(world).wanted(row) == tso.compose(tso.physical_ms(END) - 25_000)
     set_retention(world.catalog, TENANT, 0)
     assert retention(world).wanted(get_tenant(world.catalog, TENANT)) is None
+
+
+def test_a_tenant_whose_schema_cannot_be_read_keeps_its_log(based: ApiWorld) -> None:
+    set_retention(based.catalog, TENANT, KEPT_S)
+    histories = [key for key in based.store.objects if key.startswith("schemas/")]  # type: ignore[attr-defined]
+    for key in histories:
+        based.store.delete(key)
+    found = Retention(based.catalog, SchemaRegistry(based.catalog, based.store), default_hours=0)
+    found.step()
+    assert histories
+    assert earliest(based) == based.log.start_ts
+    assert [problem.source for problem in found.problems()] == [f"retention/{TENANT}"]
 
 
 def test_rows_that_a_partition_ddl_copies_are_never_cut_from_it(world: ApiWorld) -> None:
@@ -320,20 +331,20 @@ def gone_in_between(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, third, middle = world.log.start_ts, *world.log.cuts(3)[:2]
 
     def before(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(reading.committed, "find_segments", find_segments)
+        monkeypatch.setattr(committed, "find_segments", find_segments)
         give_up(world, third)
         collect(world)
         return find_segments(*args, **kwargs)
 
     def after(*args: Any, **kwargs: Any) -> Any:
         found = find_segments(*args, **kwargs)
-        monkeypatch.setattr(reading.committed, "find_segments", find_segments)
+        monkeypatch.setattr(committed, "find_segments", find_segments)
         give_up(world, middle)
         collect(world)
         return found
 
     for happens, position in ((before, begin), (after, third)):
-        monkeypatch.setattr(reading.committed, "find_segments", happens)
+        monkeypatch.setattr(committed, "find_segments", happens)
         with suppress(TsExpired):
             judged(world.services.reader, position)
     with pytest.raises(TsExpired):
@@ -451,7 +462,7 @@ def moments_stay(world: ApiWorld) -> None:
 def a_reader_before_the_floor_rises(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of retention dies at its transaction that raises the floor; a reader comes."""
     begin = world.log.start_ts
-    true_raise = keeping.raise_floor
+    true_raise = vars(keeping)["raise_floor"]
 
     class Died(Exception):
         pass
@@ -459,7 +470,7 @@ def a_reader_before_the_floor_rises(world: ApiWorld, monkeypatch: pytest.MonkeyP
     def dies(*args: Any, **kwargs: Any) -> bool:
         raise Died
 
-    if keeping.raise_floor is floors.raise_floor:
+    if true_raise is floors.raise_floor:
         monkeypatch.setattr(keeping, "raise_floor", dies)
     else:  # a mutant that does something before
         monkeypatch.setattr(floors, "raise_floor", dies)
@@ -493,9 +504,7 @@ def ignores_pins(patch: pytest.MonkeyPatch) -> None:
 def looks_before_it_lists(patch: pytest.MonkeyPatch) -> None:
     def listed(self: LogReader, tenant: Any, after: int, upto: int, ids: Any, limit: int) -> Any:
         floors.check_floor(self._catalog, tenant, after)
-        return reading.committed.find_segments(
-            self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=limit
-        )
+        return committed.find_segments(self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=limit)
 
     patch.setattr(LogReader, "_listed", listed)
 
@@ -503,7 +512,7 @@ def looks_before_it_lists(patch: pytest.MonkeyPatch) -> None:
 def retires_first(patch: pytest.MonkeyPatch) -> None:
     def raised(catalog: Any, tenant: Any, *, seen_floor: int, to_ts: int) -> bool:
         with catalog.transaction() as conn:
-            conn.execute(floors.segments.delete().where(floors.segments.c.hi_ts <= to_ts))
+            conn.execute(tables.segments.delete().where(tables.segments.c.hi_ts <= to_ts))
         return floors.raise_floor(catalog, tenant, seen_floor=seen_floor, to_ts=to_ts)
 
     patch.setattr(keeping, "raise_floor", raised)
@@ -539,5 +548,5 @@ def test_splits_are_planned_over_what_is_there(world: ApiWorld, monkeypatch: pyt
         give_up(world, middle)
         return find_segments(*args, **kwargs)
 
-    monkeypatch.setattr(splits.committed, "find_segments", before)
+    monkeypatch.setattr(committed, "find_segments", before)
     assert world.get("/changes/splits", start_ts=world.log.start_ts).status_code == 410

@@ -81,7 +81,7 @@ def test_a_missing_object_and_one_of_another_size_are_faults_with_names(
     auditor = Auditor(catalog, store, ManualClock(NOW_MS))
     assert auditor.step() == 2
     (problem,) = auditor.problems()
-    assert (problem.source, problem.code) == (f"audit/{T}", "TS-1071")
+    assert (problem.source, problem.code) == (f"audit/{T}", "TS-1077")
     assert key(1) in str(problem.facts["objects"])
     store.put(key(1), b"0123456789")
     store.put(key(3), b"0123456789")
