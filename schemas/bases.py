@@ -107,7 +107,9 @@ def source_of(
 
 
 def _created_later(history: History, physical_id: int, log_start_ts: int) -> bool:
-    """Whether the id became known after the log began: then all its rows are in the log. What a partition DDL copies
-    before the id is known is in it as well: retention begins a log between the two never (see `schemas.retention`)."""
+    """Whether the id became known after the log began: then all its rows are in the log. A partition DDL copies rows
+    before the id is known: where retention let the log begin later, the DDL must have been asked for after that."""
     starts = history.version_intervals(physical_id).starts
-    return len(starts) > 0 and int(starts[0]) > log_start_ts
+    if not len(starts) or int(starts[0]) <= log_start_ts:
+        return False
+    return log_start_ts <= history.start_ts or history.asked_for(int(starts[0])) > log_start_ts

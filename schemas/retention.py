@@ -5,9 +5,9 @@ every table that exists at the oldest moment that is to stay readable, the log i
 its birth where it has none and all its rows are in the log. A table that cannot be read there anyway needs nothing.
 
 A physical id becomes known at its DDL's commit, and some of its rows may be older: a partition DDL copies rows for as
-long as it runs. If the log began in between, the id would seem to be younger than the log and rows would be missing
-without a word. So a log never begins there: `Birth` is that stretch. DDLs that make an id without rows get a margin,
-because sessions may use it a moment before the job is finished; of others nobody knows when they began to copy.
+long as it runs. If the log began in between, the id would seem to be younger than the log and rows would be missing.
+So a log never begins there: `Birth` is the stretch from where the user asked for the DDL. A DDL that runs for longer
+than the retention is known too late for that; `schemas.bases` refuses what it made until there is a seed of it.
 
 Schema histories are kept whole: a row in a base may be older than the base, and be of a version from long before.
 """
@@ -19,15 +19,9 @@ from dataclasses import dataclass
 
 from schemas.bases import source_of
 from schemas.history import History
-from tistream import ts as tso
 from tistream.catalog.bases import BaseRow
 from tistream.catalog.retention import Hold
 from tistream.catalog.seeds import SeedRow
-
-_WITHOUT_ROWS = frozenset(
-    {3, 11, 19, 23, 60}
-)  # create table, truncate table, add and truncate partition, create tables
-_BIRTH_MARGIN_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +46,7 @@ def births(history: History, earliest_ts: int) -> dict[int, Birth]:
     """By physical id, of those that became known above `earliest_ts`."""
     found: dict[int, Birth] = {}
     for change in history.changes(earliest_ts):
-        kinds = {event.type for event in change.events}
-        empty = bool(kinds) and kinds <= _WITHOUT_ROWS
-        early = tso.compose(max(0, tso.physical_ms(change.commit_ts) - _BIRTH_MARGIN_MS))
+        asked = history.asked_for(change.commit_ts)
         for table in change.put_tables:
             if table.kind != "table":
                 continue
@@ -63,7 +55,7 @@ def births(history: History, earliest_ts: int) -> dict[int, Birth]:
                 if len(starts) and int(starts[0]) == change.commit_ts:
                     found[physical_id] = Birth(
                         physical_id=physical_id,
-                        from_ts=max(earliest_ts, early) if empty else earliest_ts,
+                        from_ts=max(earliest_ts, asked - 1),
                         born_ts=change.commit_ts,
                         who=f"table {table.db}.{table.name} (physical id {physical_id})",
                     )
