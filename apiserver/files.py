@@ -24,6 +24,7 @@ from tistream.catalog.committed import SegmentFormat
 from tistream.catalog.engine import Catalog
 from tistream.catalog.files import FileRow, list_files
 from tistream.catalog.pins import open_pin
+from tistream.catalog.retention import check_floor
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
 from tistream.ids import Tenant
@@ -76,10 +77,10 @@ def listing(
     """List as of now. Timestamps as a pull takes them."""
     row, history, resolved = services.served(scope.tenant)
     now_ms = services.clock.unix_ms()
-    after = parse_ts(start_ts, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
-    upto = min(parse_ts(end_ts, earliest=row.start_ts, latest=resolved, now_ms=now_ms), resolved)
+    after = parse_ts(start_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
+    upto = min(parse_ts(end_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms), resolved)
     if history is not None:
-        check_start(after, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
+        check_start(after, earliest=row.earliest_ts, resolved_ts=resolved, now_ms=now_ms)
     table_ids = None
     if scope.database is not None:
         if history is None:
@@ -96,6 +97,7 @@ def listing(
         table_ids=table_ids,
         limit=FILES_LISTED_MAX + 1,
     )
+    check_floor(services.catalog, scope.tenant, after)
     if len(found) > FILES_LISTED_MAX:
         raise InvalidInput(
             f"There are more than {FILES_LISTED_MAX} files: ask for a shorter time, or let a compaction run."

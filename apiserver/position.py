@@ -6,7 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from tistream import ts as tso
-from tistream.errors import InvalidInput, TsExpired, TsOutOfRange
+from tistream.catalog.retention import expired
+from tistream.errors import InvalidInput, TsOutOfRange
 
 _SPAN = re.compile(r"-(\d+)(ms|s|m|h|d)")
 _SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -43,10 +44,7 @@ def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
 def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) -> None:
     """Refuse a start below what the log holds, or in the future. Both name the timestamps to use instead."""
     if start_ts < earliest:
-        raise TsExpired(
-            f"The log of this tenant begins at {earliest}: what came after {start_ts} is not, or no longer, in it.",
-            earliest_ts=str(earliest),
-        )
+        raise expired(start_ts, earliest)
     newest = max(resolved_ts, tso.compose(now_ms + 1))
     if start_ts > newest:
         raise TsOutOfRange(

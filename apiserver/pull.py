@@ -99,7 +99,7 @@ def pull(services: Services, request: PullRequest) -> PullAnswer:
     options = parse_options(request.options, built_ms=now_ms)
     after, upto = interval(request, row, resolved, now_ms)
     if history is not None:
-        check_start(after, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
+        check_start(after, earliest=row.earliest_ts, resolved_ts=resolved, now_ms=now_ms)
         if request.cursor is None:
             check_names(history, request.scope, min(after, resolved), resolved)
     if history is None or upto <= after:
@@ -126,10 +126,10 @@ def interval(request: Position, row: TenantRow, resolved: int, now_ms: int) -> t
         after = cursor.decode(request.cursor, request.scope) or row.start_ts  # 0: pulled before the snapshot came
     else:
         text = "earliest" if request.start_ts is None else request.start_ts
-        after = parse_ts(text, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
+        after = parse_ts(text, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
     if request.end_ts is None:
         return after, resolved
-    end = parse_ts(request.end_ts, earliest=row.start_ts, latest=resolved, now_ms=now_ms)
+    end = parse_ts(request.end_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
     if end < after and request.cursor is None:
         raise InvalidInput(f"The pull ends ({end}) before it starts ({after}).", start_ts=after, end_ts=end)
     return after, min(end, resolved)

@@ -7,7 +7,8 @@ bytes, because consecutive pages read the same segments. Nothing here knows abou
 Compaction may replace at any time what lies below a page. The rows of a page come from one listing, which is one
 statement: before a swap or after it, both hold every row once. Where they lie leaves no trace in the page, for rows are
 put in (commit_ts, start_ts, table_id, key) order. What was listed is pinned; who finds it gone nevertheless, because
-the pin ended while the process slept, lists again.
+the pin ended while the process slept, lists again. Retention may take away what lies below the floor: a page that was
+listed from below it is refused, so a row is never missing without a word.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tistream import change, metrics
 from tistream.catalog import committed
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states
+from tistream.catalog.retention import check_floor
 from tistream.clock import Clock, SystemClock
 from tistream.committed_log import SegmentSource
 from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
@@ -120,9 +122,7 @@ class LogReader:
         """The segments that hold all rows of these tables in (after, end]."""
         limit = _SEGMENTS_PER_QUERY
         while True:
-            segments = committed.find_segments(
-                self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
-            )
+            segments = self._listed(tenant, after, upto, table_ids, limit)
             end = upto if len(segments) < limit else min(upto, segments[-1].lo_ts - 1)
             if end > after:
                 return [segment for segment in segments if segment.lo_ts <= end], end
@@ -133,9 +133,7 @@ class LogReader:
     ) -> tuple[pa.Table, int]:
         limit = _SEGMENTS_PER_QUERY
         while True:
-            segments = committed.find_segments(
-                self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
-            )
+            segments = self._listed(tenant, after, upto, table_ids, limit)
             count, end = merge.plan(
                 segments,
                 after=after,
@@ -156,6 +154,16 @@ class LogReader:
         table = _in_order(pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks())
         n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, rows))
         return table.slice(0, n), end
+
+    def _listed(
+        self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int
+    ) -> list[committed.SegmentRow]:
+        """The segments, none of which retention has taken away before. TsExpired when it may have."""
+        segments = committed.find_segments(
+            self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
+        )
+        check_floor(self._catalog, tenant, after)  # after the listing: what it missed, the floor tells
+        return segments
 
     def pinned(self) -> AbstractContextManager[Pin]:
         """A pin for what somebody else lists and fetches."""

@@ -20,6 +20,7 @@ from apiserver.deps import Services
 from apiserver.position import check_start
 from apiserver.pull import check_names, interval
 from tistream.catalog import committed
+from tistream.catalog.retention import check_floor
 from tistream.limits import PULL_ROWS_MAX
 
 _SEGMENTS_MAX = 100_000  # of one plan; what lies behind is for the next one
@@ -74,7 +75,7 @@ def plan(services: Services, request: SplitRequest) -> Plan:
     after, upto = interval(request, row, resolved, now_ms)
     table_ids: Collection[int] | None = None
     if history is not None:
-        check_start(after, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
+        check_start(after, earliest=row.earliest_ts, resolved_ts=resolved, now_ms=now_ms)
         if request.cursor is None:
             check_names(history, scope, min(after, resolved), resolved)
         if scope.database is not None and after < upto:
@@ -84,6 +85,7 @@ def plan(services: Services, request: SplitRequest) -> Plan:
     found = committed.find_segments(
         services.catalog, scope.tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=_SEGMENTS_MAX
     )
+    check_floor(services.catalog, scope.tenant, after)
     end = upto if len(found) < _SEGMENTS_MAX else max(after, min(upto, found[-1].lo_ts - 1))
     if request.rows is not None:
         end = bounded_end(found, after=after, upto=end, rows=request.rows)

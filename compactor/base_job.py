@@ -60,6 +60,7 @@ class BaseSettings:
 
     lag_ms: int = 60_000  #: bases lie so far below the served watermark
     window_ms: int = 7 * 24 * 3_600_000  #: below the watermark, in which moments keep the base that they have at hand
+    due_ms: int = 0  #: below the watermark: a table whose base is older gets a new one in any case; 0 = none does
     segments_max: int = 100_000  #: that one round looks at; with more it goes up to a lower timestamp
     plan: BasePlanSettings = field(default_factory=BasePlanSettings)
 
@@ -99,12 +100,12 @@ def build_tenant_bases(
     watermark = served_watermark(catalog, tenant)
     history = registry.history(tenant)
     edge = min(watermark, history.resolved_ts)
-    ts, rows, sources = planned_bases(catalog, tenant, history, row.start_ts, edge, settings)
+    ts, rows, sources = planned_bases(catalog, tenant, history, row.earliest_ts, edge, settings)
     results: list[BaseResult] = []
     added = True
     if rows:
         results = verified_bases(rows, collected(executor(rows), len(rows), progress))
-        added = _add(catalog, tenant, rows, results, sources, row.start_ts)
+        added = _add(catalog, tenant, rows, results, sources, row.earliest_ts)
     retired = _retire(catalog, tenant, history, tso.earlier(edge, settings.window_ms))
     end = (JobEnd.SWAPPED if added else JobEnd.LOST) if rows else JobEnd.NOTHING_TO_DO
     report = BaseReport(
@@ -136,7 +137,8 @@ def planned_bases(
     ts, segments = _segments(catalog, tenant, after, ts, settings.segments_max)
     taken = {base.table_id for base in list_bases(catalog, tenant, list(sources)) if base.ts == ts}
     tables = [_table(catalog, b) for b in sources.values() if b.ts < ts and b.physical_id not in taken]
-    groups = plan_bases([table for table in tables if table is not None], segments, ts, settings.plan)
+    due_ts = min(ts, tso.earlier(edge, settings.due_ms)) if settings.due_ms else 0
+    groups = plan_bases([table for table in tables if table is not None], segments, ts, settings.plan, due_ts=due_ts)
     if not groups:
         return ts, [], {}
     job = new_job(catalog)

@@ -5,6 +5,9 @@ costs as much again, once. So it is worth it when the tail has grown to `tail_ra
 is at most so many times what the log grew by, and what a read fetches at most so many times the table. Small tails are
 left alone, and a quiet table whose tail is its neighbours' segments counts like any other, for it is read like them.
 
+What starts below `due_ts` gets a new base whatever its tail is: else retention could not give up the log above the old
+one.
+
 Tables whose tails share segments are done together, so that these are read once. Biggest tails first, as far as
 `budget_bytes` of stored input go; at least one group.
 
@@ -72,12 +75,22 @@ class BasePlanRow:
 
 
 def plan_bases(
-    tables: Sequence[BaseTable], segments: Sequence[SegmentRow], ts: int, settings: BasePlanSettings
+    tables: Sequence[BaseTable],
+    segments: Sequence[SegmentRow],
+    ts: int,
+    settings: BasePlanSettings,
+    *,
+    due_ts: int = 0,
 ) -> list[BaseGroup]:
     """The groups. `segments` are all that hold something of (the least `after_ts`, `ts`]."""
     log = _Log(segments, ts)
     tails = {table.table_id: log.tail(table) for table in tables if table.after_ts < ts}
-    worthy = [table for table in tables if _is_worth(table, tails.get(table.table_id), log, settings)]
+    worthy = [
+        table
+        for table in tables
+        if table.table_id in tails
+        and (table.after_ts < due_ts or _is_worth(table, tails[table.table_id], log, settings))
+    ]
     groups = list(_grouped(sorted(worthy, key=lambda t: t.table_id), tails, log, settings.group_bytes))
     groups.sort(key=lambda group: -group[0])
     return [
@@ -122,8 +135,8 @@ class _Log:
         return int(self._bytes[mask].sum())
 
 
-def _is_worth(table: BaseTable, tail: Mask | None, log: _Log, settings: BasePlanSettings) -> bool:
-    if tail is None or not tail.any():
+def _is_worth(table: BaseTable, tail: Mask, log: _Log, settings: BasePlanSettings) -> bool:
+    if not tail.any():
         return False
     return log.stored_bytes(tail) >= max(settings.tail_bytes_min, settings.tail_ratio * table.stored_bytes)
 

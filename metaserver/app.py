@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from fastapi import FastAPI
 
+from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from tistream import __version__
@@ -32,6 +33,7 @@ def create_app(
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)
     app.include_router(control_router(catalog, store_url))
+    app.include_router(retention_router(catalog))
     if store is not None:
         app.include_router(seed_router(catalog, store))
 

@@ -10,8 +10,8 @@ Relations:
 - a key whose row says dead is deleted again whenever it is seen: its PUT may arrive after its DELETE, and a collector
   may die between tombstone and DELETE;
 - the grace period is for economy only: what was put a moment ago will mostly be published in a moment;
-- what a compaction replaced stays while a reader's pin may need it (`tistream.catalog.pins`). Files of compactions that
-  came to nothing are orphans like any other.
+- what a compaction or retention replaced stays while a reader's pin may need it (`tistream.catalog.pins`). Files of
+  compactions that came to nothing are orphans like any other.
 
 What it does not do: batch files (their dispatcher reclaims them), schema snapshots and histories, and finding rows
 without an object.

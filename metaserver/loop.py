@@ -3,6 +3,8 @@
     assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
     activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
     collection thread    every ten minutes, while owner: delete what was replaced or never became visible
+    retention thread     every ten minutes, while owner: raise floors, retire what lies below
+    audit thread         once a day, while owner: compare catalog and bucket
 
 They are apart because the others read the object store, and a takeover must not wait for that. Only the elected owner
 acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced while
@@ -16,7 +18,10 @@ import structlog
 
 from metaserver.activation import Activation
 from metaserver.assign import Owned, moves
+from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
+from metaserver.retention import Retention
+from schemas.registry import SchemaRegistry
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.stores import assign_store, list_stores
@@ -32,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.3
 COLLECT_INTERVAL_S = 600.0
+RETENTION_INTERVAL_S = 600.0
+AUDIT_INTERVAL_S = 86_400.0
 
 
 class MetaWorker:
@@ -48,12 +55,21 @@ class MetaWorker:
         interval_s: float = INTERVAL_S,
         collect_interval_s: float = COLLECT_INTERVAL_S,
         grace_ms: int = GRACE_MS,
+        retention_hours: float | None = None,
+        retention_interval_s: float = RETENTION_INTERVAL_S,
+        audit_interval_s: float = AUDIT_INTERVAL_S,
     ) -> None:
-        """`name` must differ between the processes that run at the same time: it is what the election compares."""
+        """`name` must differ between the processes that run at the same time: it is what the election compares.
+        `retention_hours` is what is kept of a tenant without a retention of its own, 0 = all; None = this process
+        retires and audits nothing."""
         self.name = name
-        self._catalog = catalog
+        self._catalog, self._clock = catalog, clock
         self._activation = Activation(catalog, store, clock, data_tasks)
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
+        registry = SchemaRegistry(catalog, store, clock=clock)
+        self._retention = Retention(catalog, registry, default_hours=retention_hours or 0)
+        self._auditor = Auditor(catalog, store, clock)
+        self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
         self._assignment = Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock)
         self._threads = ServiceGroup(
@@ -62,6 +78,14 @@ class MetaWorker:
                 self._assignment,
                 Repeating(f"{name}/activation", self.activate, interval_s=interval_s, clock=clock),
                 Repeating(f"{name}/collection", self.collect, interval_s=collect_interval_s, clock=clock),
+                *(
+                    ()
+                    if retention_hours is None
+                    else (
+                        Repeating(f"{name}/retention", self.retain, interval_s=retention_interval_s, clock=clock),
+                        Repeating(f"{name}/audit", self.audit, interval_s=min(600.0, audit_interval_s), clock=clock),
+                    )
+                ),
             ),
             clock,
         )
@@ -76,7 +100,8 @@ class MetaWorker:
         self._threads.stop()
 
     def problems(self) -> list[Problem]:
-        return self._threads.problems() + self._activation.problems(self.name)
+        found = self._threads.problems() + self._activation.problems(self.name)
+        return found + self._retention.problems() + self._auditor.problems()
 
     @property
     def owner_epoch(self) -> int | None:
@@ -103,6 +128,18 @@ class MetaWorker:
         """One round of collection. Each deletion is guarded by itself; being the owner only saves the listing."""
         if self._epoch is not None:
             self._collector.step()
+
+    def retain(self) -> None:
+        """One round of retention. Each step is guarded by itself; being the owner only saves the work."""
+        if self._epoch is not None:
+            self._retention.step()
+
+    def audit(self) -> None:
+        """Compare catalog and bucket, when the last time was long ago. It reads only."""
+        now = self._clock.monotonic()
+        if self._epoch is not None and now - self._audited >= self._audit_interval_s:
+            self._auditor.step()
+            self._audited = now
 
     def _elect(self) -> None:
         if self._epoch is not None:

@@ -3,8 +3,8 @@
 Such a set is a seed, a base that compaction has built (`tistream.catalog.bases`), or nothing at all for a table that
 was created after the log began, because then all its rows are in the log. The next base starts from one as well.
 
-- A seed or base counts if the log and the schema history reach back to it: every change since is then in the log, and
-  every change of a column since is known.
+- A seed or base counts if the log (from where retention lets it begin) and the schema history reach back to it: every
+  change since is then in the log, and every change of a column since is known.
 - The newest one counts, but a base only if no newer seed than its own lies at or below it. A seed may hold what the log
   does not, such as rows that a MODIFY COLUMN rewrote: a base that was built past it, without it, never saw that.
 - A table for which nothing counts is refused; a part of it is never served.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from schemas.history import History
 from schemas.model import Table
+from tistream import ts as tso
 from tistream.catalog.bases import BaseRow
 from tistream.catalog.seeds import SeedRow
 from tistream.errors import SeedNeeded, TsExpired
@@ -54,13 +55,14 @@ def choose(
         newest = _newest(covering, mine, as_of)
         if newest is not None:
             found.append(Base(physical_id=physical_id, ts=newest.ts, source=newest))
-        elif _created_later(history, physical_id):
+        elif _created_later(history, physical_id, floor):
             found.append(Base(physical_id=physical_id, ts=log_start_ts, source=None))
         elif covering or mine:
             earliest = min([seed.ts for seed in covering] + [base.ts for base in mine])
             raise TsExpired(
                 f"The rows of {table.db}.{table.name} are known from {earliest} on, not as of {as_of}.",
                 earliest_ts=str(earliest),
+                earliest_time=tso.to_text(earliest),
                 database=table.db,
                 table=table.name,
             )
@@ -96,7 +98,18 @@ def _covers(history: History, seed: SeedRow, physical_id: int) -> bool:
     return then is not None and then.id == seed.table_id
 
 
-def _created_later(history: History, physical_id: int) -> bool:
-    """Whether the id became known after the history began: then all its rows are in the log."""
+def source_of(
+    history: History, physical_id: int, as_of: int, *, seeds: Sequence[SeedRow], bases: Sequence[BaseRow]
+) -> SeedRow | BaseRow | None:
+    """What a read of this id as of a timestamp starts from, of the tenant's seeds and the id's bases that the log
+    reaches back to, both the newest first."""
+    return _newest([seed for seed in seeds if _covers(history, seed, physical_id)], bases, as_of)
+
+
+def _created_later(history: History, physical_id: int, log_start_ts: int) -> bool:
+    """Whether the id became known after the log began: then all its rows are in the log. A partition DDL copies rows
+    before the id is known: where retention let the log begin later, the DDL must have been asked for after that."""
     starts = history.version_intervals(physical_id).starts
-    return len(starts) > 0 and int(starts[0]) > history.start_ts
+    if not len(starts) or int(starts[0]) <= log_start_ts:
+        return False
+    return log_start_ts <= history.start_ts or history.asked_for(int(starts[0])) > log_start_ts

@@ -72,6 +72,7 @@ class Change:
     put_databases: tuple[Database, ...] = ()
     put_tables: tuple[Table, ...] = ()
     events: tuple[DdlEvent, ...] = ()
+    created_ts: int = 0  #: when the user asked for it, below everything that the job wrote; 0 = not known
 
 
 class SchemaState(Protocol):
@@ -163,7 +164,13 @@ def apply(job: Job, state: SchemaState) -> Change:
 
 
 def _change(job: Job, **parts: Any) -> Change:
-    return Change(job_id=job.id, commit_ts=job.commit_ts, schema_version=job.schema_version, **parts)
+    return Change(
+        job_id=job.id,
+        commit_ts=job.commit_ts,
+        schema_version=job.schema_version,
+        created_ts=job.created_ts,
+        **parts,
+    )
 
 
 def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: Any) -> DdlEvent:

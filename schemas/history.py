@@ -315,6 +315,14 @@ class History:
         self._check(upto_ts)
         return [event for change in self._changes_in(after_ts, upto_ts) for event in change.events]
 
+    def changes(self, after_ts: int) -> Sequence[Change]:
+        """What jobs did above `after_ts`, in commit order; all that is known when that is older."""
+        return self._changes_in(after_ts, self._resolved_ts)
+
+    def asked_for(self, commit_ts: int) -> int:
+        """When the users asked for what was done at `commit_ts`, the earliest of them; 0 when that is not known."""
+        return min((change.created_ts for change in self._changes_in(commit_ts - 1, commit_ts)), default=0)
+
     def diff(self, ts_a: int, ts_b: int) -> SchemaDiff:
         """What changed from `ts_a` to `ts_b`; only tables that some job between them touched are looked at."""
         self._check(ts_a)

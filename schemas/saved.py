@@ -230,6 +230,7 @@ def change_of(data: Mapping[str, Any]) -> Change:
         drop_tables=tuple(data["drop_tables"]),
         put_databases=tuple(Database(**d) for d in data["put_databases"]),
         put_tables=puts,
+        created_ts=int(data.get("created_ts") or 0),
         events=tuple(_event(e, puts) for e in data["events"]),
     )
 

@@ -74,6 +74,9 @@ class MetaSettings(_Section):
 
     data_tasks: int = Field(2, ge=1, le=1024, description="data tasks of a new tenant")
     interval_ms: int = Field(300, ge=50, le=LEASE_MS // 3, description="how often assignments are looked at")
+    retention_hours: float = Field(
+        168, ge=0, description="hours of the log that are kept of a tenant that has no retention of its own; 0 = all"
+    )
 
 
 class MetricsSettings(_Section):

@@ -203,6 +203,22 @@ class WatermarkStands(TiStreamError):
     code = "TS-1063"
 
 
+class LogHeld(TiStreamError):
+    """A changefeed, a safe point or a table keeps the log longer than its retention; the message says which."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1076"
+    hint = "Move or remove the changefeed or safe point; of a table, run tistream compact, which builds its base."
+
+
+class BucketDiffers(TiStreamError):
+    """Catalog and bucket differ: an object that is said to be there is not, or has another size."""
+
+    kind = ErrorKind.CORRUPT
+    code = "TS-1077"
+    hint = "tistream audit names every object."
+
+
 class BrokenPromise(TiStreamError):
     """The upstream promised completeness up to a timestamp and then sent something below it. The task stops."""
 

@@ -77,6 +77,16 @@ def snapshots_prefix(tenant: Tenant) -> str:
     return f"snapshots/{_scope(tenant)}/"
 
 
+def seeds_prefix(tenant: Tenant) -> str:
+    """Folder of a tenant's seeds."""
+    return f"seeds/{_scope(tenant)}/"
+
+
+def schemas_prefix(tenant: Tenant) -> str:
+    """Folder of a tenant's saved schema histories."""
+    return f"schemas/{_scope(tenant)}/"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaSnapKey:
     """The tenant's whole schema at `ts`, pushed before its first batch file."""

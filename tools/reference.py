@@ -147,6 +147,7 @@ def one_process_app() -> Any:
     """The application that `tistream up` serves, over a catalog that is never opened."""
     from apiserver.app import create_app
     from apiserver.deps import Services
+    from metaserver.retention_routes import retention_router
     from metaserver.routes import control_router
     from metaserver.seed_routes import seed_router
     from tistream.catalog.engine import Catalog
@@ -155,7 +156,8 @@ def one_process_app() -> Any:
 
     catalog = Catalog("sqlite:////nowhere/catalog.db")
     services = Services.create(catalog, MemoryStore(), SystemClock(), checks={}, problems=lambda: [])
-    return create_app(services, [control_router(catalog, "memory://"), seed_router(catalog, MemoryStore())])
+    control = [control_router(catalog, "memory://"), retention_router(catalog), seed_router(catalog, MemoryStore())]
+    return create_app(services, control)
 
 
 def error_classes() -> set[type[TiStreamError]]:

@@ -24,8 +24,10 @@ from schemas.bases import Base, choose
 from schemas.history import History
 from schemas.model import Table
 from tistream.catalog.bases import list_bases
+from tistream.catalog.retention import expired
 from tistream.catalog.seeds import list_seeds
-from tistream.errors import AheadOfWatermark, InvalidInput, NotFound, TsExpired
+from tistream.catalog.tenants import get_tenant
+from tistream.errors import AheadOfWatermark, InvalidInput, NotFound
 from tistream.ids import Tenant
 
 _CHOICES_MAX = 10  # of bases, each of which was retired before it could be read
@@ -78,14 +80,17 @@ class TableAsOf:
 
 def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     """Begin the read. AheadOfWatermark when the timestamp is not served yet; other errors as the module says."""
-    history, as_of, resolved, log_start = moment(services, request.tenant, request.as_of)
+    history, as_of, resolved, _ = moment(services, request.tenant, request.as_of)
     table = history.find(request.database, request.table, as_of)
     if table.kind != "table":
         raise InvalidInput(f"{table.db}.{table.name} is a {table.kind}: it has no rows of its own.", kind=table.kind)
     tries = 0
     while True:
-        found = _chosen(services, request.tenant, history, table, as_of, log_start)
+        log_start = get_tenant(services.catalog, request.tenant).earliest_ts  # it rises, and bases below it go
+        if as_of < log_start:
+            raise expired(as_of, log_start)
         try:
+            found = _chosen(services, request.tenant, history, table, as_of, log_start)
             found.check()
             content = _begun(_body(found, request.format))
         except BaseGone:
@@ -123,20 +128,17 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
     row, history, resolved = services.served(tenant)
     if history is None:
         raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
-    earliest = max(row.start_ts, history.start_ts)
+    earliest = max(row.earliest_ts, history.start_ts)
     as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())
     if as_of < earliest:
-        raise TsExpired(
-            f"The log of this tenant begins at {earliest}: what it was at {as_of} is not, or no longer, known.",
-            earliest_ts=str(earliest),
-        )
+        raise expired(as_of, earliest)
     if as_of > resolved:
         raise AheadOfWatermark(
             f"{as_of} is not served yet: the watermark stands at {resolved}.",
             as_of=str(as_of),
             resolved_ts=str(resolved),
         )
-    return history, as_of, resolved, row.start_ts
+    return history, as_of, resolved, row.earliest_ts
 
 
 def _body(found: TableAsOf, word: str) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ from tistream.catalog.bases import BaseRow, base_segments_of
 from tistream.catalog.engine import Catalog
 from tistream.catalog.seeds import SeedRow, SeedSegmentRow, seed_segments_of
 from tistream.codec.newest import Run
-from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
+from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable, TsExpired
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
 from tistream.table_rows import base_rows, rows_at
@@ -62,18 +62,18 @@ class TableSource:
         for base in bases:
             of_ts.setdefault(base.ts, []).append(base.physical_id)
         for after, ids in sorted(of_ts.items()):
-            yield from self.reader.versions(tenant, after=after, upto=as_of, table_ids=ids)
+            try:
+                yield from self.reader.versions(tenant, after=after, upto=as_of, table_ids=ids)
+            except TsExpired as e:  # the log above the bases went, and they with it
+                raise BaseGone("a base was given up", ts=str(after), earliest_ts=e.facts["earliest_ts"]) from e
 
     def _segments(self, base: Base) -> Sequence[SeedSegmentRow]:
-        match base.source:
-            case SeedRow() as seed:
-                return seed_segments_of(self.catalog, seed, base.physical_id)
-            case BaseRow() as built:
-                found = base_segments_of(self.catalog, built)
-                if found is None:
-                    raise BaseGone("a base was retired", table_id=base.physical_id, ts=str(base.ts))
-                return found
-        return []
+        if base.source is None:
+            return []
+        found = _listed(self.catalog, base)
+        if found is None:
+            raise BaseGone("a base was retired", table_id=base.physical_id, ts=str(base.ts))
+        return found
 
     def _base(self, bases: Sequence[Base], listed: Mapping[int, Sequence[SeedSegmentRow]], pin: Pin) -> Run:
         """The bases' rows, one physical table after the other: so their keys rise."""
@@ -91,6 +91,16 @@ class TableSource:
             return base_rows(self.store, row, base.ts)
         except ObjectNotFound as e:
             where = {"object": row.object_key, "segment": row.segment_no, "offset": row.offset}
-            if isinstance(base.source, BaseRow) and base_segments_of(self.catalog, base.source) is None:
+            if _listed(self.catalog, base) is None:
                 raise BaseGone("a base was retired while it was read", **where) from e
             raise CorruptObject(f"a segment of a base is not there: {e.message}", **where) from e
+
+
+def _listed(catalog: Catalog, base: Base) -> Sequence[SeedSegmentRow] | None:
+    """Where the base's rows lie, in key order; None when it is not there any more."""
+    match base.source:
+        case SeedRow() as seed:
+            return seed_segments_of(catalog, seed, base.physical_id)
+        case BaseRow() as built:
+            return base_segments_of(catalog, built)
+    return ()

@@ -61,6 +61,6 @@ def _at(services: Services, tenant: Tenant, text: str | None) -> tuple[History, 
     if history is None:
         raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
     now_ms = services.clock.unix_ms()
-    ts = parse_ts(text or "latest", earliest=row.start_ts, latest=resolved, now_ms=now_ms)
-    check_start(ts, earliest=row.start_ts, resolved_ts=resolved, now_ms=now_ms)
+    ts = parse_ts(text or "latest", earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
+    check_start(ts, earliest=row.earliest_ts, resolved_ts=resolved, now_ms=now_ms)
     return history, min(ts, resolved)

@@ -35,6 +35,8 @@ def summary(services: Services, row: tenants.TenantRow) -> dict[str, Any]:
         "tenant_id": row.tenant.tenant_id,
         "state": str(row.state),
         "start_ts": str(row.start_ts),
+        "earliest_ts": str(row.earliest_ts),
+        "retention_s": row.retention_s,
         "resolved_ts": str(resolved),
         "resolved_time": tso.to_text(resolved) if resolved else None,
         "lag_ms": max(0, services.clock.unix_ms() - tso.physical_ms(resolved)) if resolved else None,

@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor import base_job, base_task
+from compactor import base_task
 from compactor.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.base_task import build_bases
 from schemas import bases as schemas_bases
 from schemas.bases import Base, choose, is_overtaken
+from tistream import ts as tso
 from tistream.catalog.bases import BaseRow
 from tistream.catalog.committed import SegmentRow
 from tistream.catalog.seeds import SeedRow, SeedSegmentRow
@@ -121,7 +122,7 @@ class World:
     def build(self) -> None:
         """A round of compaction at a timestamp of its choice, at or below the live edge."""
         edge = self.upper
-        ts = base_job._below(edge, 0) - self.rand.choice([0, 0, 1, 2])
+        ts = tso.earlier(edge, 0) - self.rand.choice([0, 0, 1, 2])
         if ts <= START:
             return
         sources = {base.physical_id: base for base in self.choose(ts)}
@@ -267,7 +268,7 @@ def seed_forgotten() -> AbstractContextManager[None]:
 @contextmanager
 def above_the_watermark() -> Iterator[None]:
     """A base is taken above what is there: its timestamp promises what has not been read."""
-    with replaced(base_job, "_below", lambda ts, ms: ts + 4):
+    with replaced(tso, "earlier", lambda ts, ms: ts + 4):
         yield
 
 

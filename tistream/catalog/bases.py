@@ -166,8 +166,10 @@ def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mappin
     upper = select(func.min(tasks.c.upper)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
     edge, newest = int(conn.execute(upper).scalar() or 0), max(base.ts for base in new)
     invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, upper=edge)
-    start = select(tenants.c.start_ts).where(of_tenant(tenants, tenant)).with_for_update()
-    if conn.execute(start).scalar() != log_start_ts:
+    row = conn.execute(
+        select(tenants.c.start_ts, tenants.c.floor_ts).where(of_tenant(tenants, tenant)).with_for_update()
+    ).one_or_none()
+    if row is None or max(row.start_ts, row.floor_ts) != log_start_ts:
         raise _Changed
     for base in sorted(new, key=lambda b: b.table_id):
         if not _is_there(conn, tenant, base.previous):

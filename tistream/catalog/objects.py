@@ -6,8 +6,10 @@
 An object of a snapshot is live as long as a task's snapshot refers to it (`snapshot_objects`); several tasks of a
 tenant may share one.
 
-Every key has at most one row, for ever once it is dead: a writer that comes late with a key that was tombstoned meets
-the primary key and is fenced. Rows are inserted inside the transactions of other modules, never alone.
+Every key has at most one row. That of an orphan stays for ever: a writer that comes late with a key that was tombstoned
+meets the primary key and is fenced. That of an object which was visible once may go when it is dead (`forget_dead`):
+its writer has published it and does so once, so nobody comes late. Rows are inserted inside the transactions of other
+modules, never alone.
 """
 
 from __future__ import annotations
@@ -83,6 +85,26 @@ _REPLACED = (
         _o.changed_ms + bindparam("grace_ms") <= now_ms(),
     )
     .order_by(_o.changed_ms, _o.object_key)
+    .limit(bindparam("at_most"))
+)
+_DEAD = (
+    select(_o.object_key)
+    .where(
+        _o.state == ObjectState.DEAD,
+        _o.kind != ObjectKind.UNKNOWN,
+        _o.changed_ms + bindparam("older_ms") <= now_ms(),
+    )
+    .limit(bindparam("at_most"))
+)
+_FORGET = objects.delete().where(
+    _o.object_key.in_(bindparam("asked_keys", expanding=True)),
+    _o.state == ObjectState.DEAD,
+    _o.kind != ObjectKind.UNKNOWN,
+)
+_LIVE = (
+    select(_o.object_key, _o.bytes)
+    .where(of_asked_tenant(objects), _o.state == ObjectState.LIVE, _o.object_key > bindparam("after_key"))
+    .order_by(_o.object_key)
     .limit(bindparam("at_most"))
 )
 _SUPERSEDED = _REPLACED.where(~_PINNED)
@@ -170,6 +192,21 @@ def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit
     with catalog.reading() as conn:
         found = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
         return list(found.scalars())
+
+
+def forget_dead(catalog: Catalog, *, older_ms: int, limit: int) -> int:
+    """Drop the rows of objects that were visible once and have been dead for so long by the database's clock, at most
+    `limit`; how many. Tombstones of orphans stay."""
+    with catalog.transaction() as conn:
+        keys = list(conn.execute(_DEAD, {"older_ms": older_ms, "at_most": limit}).scalars())
+        return conn.execute(_FORGET, {"asked_keys": keys}).rowcount if keys else 0
+
+
+def live_objects(catalog: Catalog, tenant: Tenant, *, after_key: str, limit: int) -> list[tuple[str, int]]:
+    """(key, bytes) of the tenant's live objects with a greater key, by key."""
+    with catalog.reading() as conn:
+        found = conn.execute(_LIVE, {**tenant_ids(tenant), "after_key": after_key, "at_most": limit})
+        return [(key, int(size)) for key, size in found]
 
 
 def stored_bytes(catalog: Catalog, tenant: Tenant) -> dict[tuple[str, str], tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Seeds: which complete sets of rows there are, and where the rows of each table lie.
 
 A seed appears whole, in one transaction, when its manifest and all its files are in the bucket. Adding the same one
-again changes nothing. A seed is of the whole tenant (`table_id` 0) or of one logical table.
+again changes nothing. A seed is of the whole tenant (`table_id` 0) or of one logical table. Retention gives up, whole,
+those that lie below the floor.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import and_, bindparam, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live
@@ -26,13 +27,20 @@ _KNOWN = select(seeds.c.state).where(
 )
 _s = seed_segments.c
 _SEGMENTS = (
-    select(seed_segments)
-    .where(
-        of_asked_tenant(seed_segments),
-        _s.ts == bindparam("asked_ts"),
-        _s.seed_table_id == bindparam("asked_seed"),
-        _s.table_id == bindparam("asked_table"),
+    select(seeds.c.ts.label("seed_ts"), seed_segments)
+    .select_from(
+        seeds.outerjoin(
+            seed_segments,
+            and_(
+                _s.cluster_id == seeds.c.cluster_id,
+                _s.tenant_id == seeds.c.tenant_id,
+                _s.ts == seeds.c.ts,
+                _s.seed_table_id == seeds.c.table_id,
+                _s.table_id == bindparam("asked_table"),
+            ),
+        )
     )
+    .where(of_asked_tenant(seeds), seeds.c.ts == bindparam("asked_ts"), seeds.c.table_id == bindparam("asked_seed"))
     .order_by(_s.start_key)
 )
 
@@ -125,11 +133,15 @@ def list_seeds(catalog: Catalog, tenant: Tenant) -> list[SeedRow]:
         ]
 
 
-def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Sequence[SeedSegmentRow]:
-    """Where the rows of one physical table lie in a seed, in key order; empty when it had none."""
+def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Sequence[SeedSegmentRow] | None:
+    """Where the rows of one physical table lie in a seed, in key order; empty when it had none, None when the seed was
+    given up."""
     asked = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
     with catalog.reading() as conn:
-        return [segment_row(row) for row in conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked})]
+        found = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked}).all()
+    if not found:
+        return None
+    return [segment_row(row) for row in found if row.object_key is not None]
 
 
 def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:

@@ -82,6 +82,8 @@ tenants = Table(
     _key("start_key"),
     _key("end_key"),
     _uint("created_ms"),
+    Column("floor_ts", UInt, nullable=False, server_default="0"),
+    Column("retention_s", UInt),
 )
 
 tasks = Table(
@@ -287,6 +289,31 @@ base_segments = Table(
     _uint("byte_length"),
     _uint("crc"),
     Index("base_segments_of_table", "cluster_id", "tenant_id", "table_id", "ts"),
+)
+
+changefeeds = Table(
+    "changefeeds",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    Column("changefeed_id", WorkerName, primary_key=True),
+    Column("state", Word, nullable=False),
+    _uint("start_ts"),
+    _uint("checkpoint_ts"),
+    _uint("target_ts"),
+    Column("tables", SqlText, nullable=False),
+    _uint("created_ms"),
+    _uint("seen_ms"),
+)
+
+safe_points = Table(
+    "safe_points",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    Column("service_id", WorkerName, primary_key=True),
+    _uint("safe_ts"),
+    _uint("expires_ms"),
 )
 
 counters = Table(

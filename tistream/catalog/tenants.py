@@ -58,6 +58,13 @@ class TenantRow:
     range: KeyRange
     created_ms: int  #: Unix milliseconds by the database's clock
     reason: str  #: why it is in this state; empty when nothing needs saying
+    floor_ts: int = 0  #: what lies at or below it is not kept any more; 0 = nothing was given up yet
+    retention_s: int | None = None  #: seconds of the log that are kept; 0 = all; None = as the setting says
+
+    @property
+    def earliest_ts(self) -> int:
+        """Reads may start here: the log is complete above it."""
+        return max(self.start_ts, self.floor_ts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +165,20 @@ def change_state(catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: Ten
         return moved.rowcount == 1
 
 
+def kept_s(row: TenantRow, default_hours: float) -> int:
+    """Seconds of the tenant's log that are kept; 0 = all of it."""
+    return int(default_hours * 3600) if row.retention_s is None else row.retention_s
+
+
+def set_retention(catalog: Catalog, tenant: Tenant, retention_s: int | None) -> bool:
+    """Keep so many seconds of the tenant's log; 0 = all of it, None = as the setting says. False without such a
+    tenant."""
+    with catalog.transaction() as conn:
+        found = conn.execute(select(tenants.c.start_ts).where(of_tenant(tenants, tenant)).with_for_update()).first()
+        conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(retention_s=retention_s))
+        return found is not None
+
+
 def _tenant_row(row: Any) -> TenantRow:
     return TenantRow(
         tenant=tenant_of(row),
@@ -166,4 +187,6 @@ def _tenant_row(row: Any) -> TenantRow:
         range=KeyRange(row.start_key, row.end_key),
         created_ms=row.created_ms,
         reason=row.reason,
+        floor_ts=row.floor_ts,
+        retention_s=row.retention_s,
     )

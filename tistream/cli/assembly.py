@@ -242,9 +242,11 @@ def _api(
     )
     extra = []
     if control:
+        from metaserver.retention_routes import retention_router
         from metaserver.routes import control_router
         from metaserver.seed_routes import seed_router
 
+        extra.append(retention_router(parts.catalog))
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
         extra.append(seed_router(parts.catalog, parts.store))
     return create_app(wired, extra)
@@ -255,7 +257,15 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
 
     settings = parts.settings.meta
     interval_s = settings.interval_ms / 1000
-    return MetaWorker(parts.catalog, parts.store, parts.clock, name, settings.data_tasks, interval_s=interval_s)
+    return MetaWorker(
+        parts.catalog,
+        parts.store,
+        parts.clock,
+        name,
+        settings.data_tasks,
+        interval_s=interval_s,
+        retention_hours=settings.retention_hours,
+    )
 
 
 def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:

@@ -68,6 +68,7 @@ def compact(
     from compactor.job import JobSettings, compact_tenant
     from compactor.plan import PlanSettings
     from schemas.registry import SchemaRegistry
+    from tistream.catalog.tenants import get_tenant, kept_s
     from tistream.cli.assembly import load_settings, open_parts
     from tistream.cli.log import configure
     from tistream.cli.progress import Progress
@@ -79,15 +80,17 @@ def compact(
         lag_ms=int(lag_s * 1000),
         plan=PlanSettings(target_bytes=target_mb * _MIB, inputs_min=inputs_min, budget_bytes=budget_mb * _MIB),
     )
+    who, done = TenantId(cluster, tenant), dict[str, Any]()
+    parts = open_parts(settings)
+    kept_ms = kept_s(get_tenant(parts.catalog, who), settings.meta.retention_hours) * 1000
     wanted_bases = BaseSettings(
         lag_ms=int(lag_s * 1000),
-        window_ms=int(base_window_h * 3_600_000),
+        window_ms=max(int(base_window_h * 3_600_000), kept_ms),
+        due_ms=kept_ms // 2,
         plan=BasePlanSettings(
             tail_ratio=base_tail_ratio, tail_bytes_min=base_tail_mb * _MIB, budget_bytes=budget_mb * _MIB
         ),
     )
-    who, done = TenantId(cluster, tenant), dict[str, Any]()
-    parts = open_parts(settings)
     with ExitStack() as stack:
         stack.callback(parts.catalog.close)
         shown = stack.enter_context(Progress("compaction", sys.stderr))

@@ -13,6 +13,8 @@ import traceback
 import typer
 
 from tistream.cli import (
+    audit,
+    changefeed,
     chaos,
     compact,
     cost,
@@ -65,6 +67,8 @@ replay.add_to(app)
 time.add_to(app)
 sim.add_to(app)
 chaos.add_to(app)
+changefeed.add_to(app)
+audit.add_to(app)
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""`tistream tenant register|list|show`."""
+"""`tistream tenant register|list|show|retention`."""
 
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
@@ -45,3 +46,23 @@ def show(cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
 
     with connect(url) as client:
         print(json.dumps(client.get(f"/v1/clusters/{cluster}/tenants/{tenant}"), indent=2))
+
+
+@commands.command()
+def retention(
+    cluster: Cluster,
+    tenant: Tenant,
+    hours: Annotated[float | None, typer.Argument(help="Hours of the log that are kept; 0 = all of it.")] = None,
+    default: Annotated[
+        bool, typer.Option("--default", help="Go back to what the service keeps of any tenant.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """How much of a tenant's log is kept, and where it begins; with HOURS or --default, change that."""
+    from tistream.client import connect
+
+    with connect(url) as client:
+        path = f"/v1/clusters/{cluster}/tenants/{tenant}"
+        if default or hours is not None:
+            client.send("PATCH", path, {"retention_hours": None if default else hours})
+        print(json.dumps(client.get(f"{path}/retention"), indent=2))

@@ -224,6 +224,11 @@ class Client:
         """GET a JSON resource of the API by its path."""
         return orjson.loads(self._request("GET", path, params=params).content)
 
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Another request to the API by its path, with a JSON body where it has one; the answer, None when empty."""
+        content = self._request(method, path, json=body).content
+        return orjson.loads(content) if content else None
+
     def register_tenant(self, cluster_id: int, tenant_id: int) -> dict[str, Any]:
         """Register a tenant; fine when it is registered already."""
         body = {"cluster_id": cluster_id, "tenant_id": tenant_id}

@@ -1,0 +1,152 @@
+"""Lets tenants' logs begin later: works out the floor, raises it, and takes away what lies below.
+
+    policy            min(the database's time, served watermark) - retention
+    changefeeds, safe points                  the lowest that counts
+    reads as of a timestamp                   what each table needs (see `schemas.retention`)
+        -> floor -> raise_floor               one transaction that looks at the holds again
+        -> retire_below_floor                 as often as there is something, also after a crash in between
+
+Retention counts back from what is served, and by the database's clock at most: a tenant whose upstream stands still
+keeps its last hours for ever, and a clock of the upstream that runs ahead takes away nothing. What holds the floor back
+is a problem that names it, once it holds back more than an hour.
+
+A day after it died the row of an object that was visible once is forgotten: its writer published it and is done with
+it, so nobody can meet the row any more, and were its PUT to arrive once more it would be an orphan like others. The
+tombstone of an orphan stays, for its writer may still be on the way, and no clock says that it is not.
+
+What it does not do: deleting objects. They are superseded, and the collector takes them when no pin needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from schemas.registry import SchemaRegistry
+from schemas.retention import Floor, births, lowest_floor, needs_of_reads
+from tistream import ts as tso
+from tistream.catalog.bases import list_bases
+from tistream.catalog.changefeeds import HOLDING, list_changefeeds
+from tistream.catalog.engine import Catalog
+from tistream.catalog.objects import forget_dead
+from tistream.catalog.retention import (
+    OBJECTS_AT_ONCE,
+    Hold,
+    database_time_ms,
+    raise_floor,
+    retire_below_floor,
+)
+from tistream.catalog.safe_points import list_safe_points
+from tistream.catalog.seeds import list_seeds
+from tistream.catalog.tasks import served_watermark
+from tistream.catalog.tenants import TenantRow, kept_s, list_tenants
+from tistream.errors import ErrorKind, LogHeld, TiStreamError
+from tistream.ids import Tenant
+from tistream.service import Problem
+
+log = structlog.get_logger(__name__)
+
+FORGET_MS = 24 * 3_600_000
+_WORTH_SAYING_MS = 3_600_000
+_ROWS_AT_ONCE = 1000
+
+
+class Retention:
+    """Looks after the floors of all tenants. Used from one thread; several processes may run one each."""
+
+    def __init__(self, catalog: Catalog, registry: SchemaRegistry, *, default_hours: float) -> None:
+        """`default_hours`: what is kept of a tenant that has no retention of its own; 0 = all."""
+        self._catalog, self._registry, self._default_hours = catalog, registry, default_hours
+        self._held: dict[Tenant, Problem] = {}
+
+    def step(self) -> int:
+        """One round over all tenants; how many objects were looked at. A tenant whose schema cannot be read keeps its
+        log."""
+        looked_at = 0
+        tenants = list_tenants(self._catalog)
+        self._held = {t: p for t, p in self._held.items() if t in {row.tenant for row in tenants}}
+        for row in tenants:
+            try:
+                self._raise(row)
+            except TiStreamError as e:
+                if e.kind is ErrorKind.RETRY:
+                    raise
+                self._held[row.tenant] = Problem.of(f"retention/{row.tenant}", e)
+            looked_at += self._retire(row.tenant)
+        while forget_dead(self._catalog, older_ms=FORGET_MS, limit=_ROWS_AT_ONCE) == _ROWS_AT_ONCE:
+            pass
+        return looked_at
+
+    def problems(self) -> list[Problem]:
+        """What holds floors back."""
+        return list(self._held.values())
+
+    def wanted(self, row: TenantRow) -> int | None:
+        """What the policy alone makes of the tenant's floor; None when it keeps everything."""
+        kept_ms = kept_s(row, self._default_hours) * 1000
+        served = served_watermark(self._catalog, row.tenant) if row.start_ts and kept_ms else 0
+        if not served:
+            return None
+        newest_ms = min(database_time_ms(self._catalog), tso.physical_ms(served))
+        return tso.compose(max(0, newest_ms - kept_ms))
+
+    def _raise(self, row: TenantRow) -> None:
+        wanted = self.wanted(row)
+        if wanted is None or wanted <= row.earliest_ts:
+            self._held.pop(row.tenant, None)
+            return
+        floor = self._floor(row, wanted)
+        self._note(row.tenant, floor, wanted)
+        if floor.ts > row.earliest_ts and raise_floor(
+            self._catalog, row.tenant, seen_floor=row.floor_ts, to_ts=floor.ts
+        ):
+            log.info("the log begins later", tenant=str(row.tenant), was=row.earliest_ts, earliest_ts=floor.ts)
+
+    def _floor(self, row: TenantRow, wanted: int) -> Floor:
+        holds = holds_of(self._catalog, row.tenant)
+        history = self._registry.history(row.tenant)
+        at = min(wanted, history.resolved_ts)
+        born = births(history, row.earliest_ts)
+        holds += needs_of_reads(
+            history,
+            at,
+            earliest_ts=row.earliest_ts,
+            seeds=list_seeds(self._catalog, row.tenant),
+            bases=list_bases(self._catalog, row.tenant),
+            born=born,
+        )
+        return lowest_floor(at, holds, born)
+
+    def _note(self, tenant: Tenant, floor: Floor, wanted: int) -> None:
+        held = floor.held_by
+        late_ms = tso.physical_ms(wanted) - tso.physical_ms(floor.ts)
+        if held is None or late_ms < _WORTH_SAYING_MS:
+            self._held.pop(tenant, None)
+            return
+        error = LogHeld(
+            f"{held.who} holds the log {late_ms / _WORTH_SAYING_MS:.1f} h longer than its retention.",
+            held_by=held.who,
+            held_at_ts=str(held.ts),
+            wanted_ts=str(wanted),
+        )
+        self._held[tenant] = Problem.of(f"retention/{tenant}", error)
+
+    def _retire(self, tenant: Tenant) -> int:
+        looked_at = 0
+        while True:
+            found = retire_below_floor(self._catalog, tenant)
+            looked_at += found.objects
+            if found.objects < OBJECTS_AT_ONCE:
+                return looked_at
+
+
+def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:
+    """The changefeeds and safe points that count."""
+    feeds: Sequence[Hold] = [
+        Hold(ts=feed.checkpoint_ts, who=f"changefeed {feed.changefeed_id} ({feed.state})")
+        for feed in list_changefeeds(catalog, tenant)
+        if feed.state in HOLDING
+    ]
+    points = [Hold(ts=p.safe_ts, who=f"safe point of {p.service_id}") for p in list_safe_points(catalog, tenant)]
+    return [*feeds, *points]

@@ -1,0 +1,239 @@
+"""Routes about what is kept, and for whom.
+
+    PATCH  /v1/clusters/{c}/tenants/{t}                             {"retention_hours": 24}; 0 = all, null = the default
+    GET    /v1/clusters/{c}/tenants/{t}/retention                   where the log begins, and who holds it
+    GET    /v1/clusters/{c}/tenants/{t}/safe-point                  what the upstream must keep
+    PUT    /v1/clusters/{c}/tenants/{t}/safe-point/{service}        hold everything above a timestamp for a while
+    DELETE /v1/clusters/{c}/tenants/{t}/safe-point/{service}
+    GET    /v1/clusters/{c}/tenants/{t}/changefeeds                 registered consumers
+    POST   /v1/clusters/{c}/tenants/{t}/changefeeds
+    GET, PATCH, DELETE /v1/clusters/{c}/tenants/{t}/changefeeds/{id}
+    POST   /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:pause, :resume
+
+Answered from the catalog by any process; conventions as in `metaserver.routes`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, Field
+
+from metaserver.retention import holds_of
+from tistream import ts as tso
+from tistream.catalog.changefeeds import (
+    ChangefeedRow,
+    FeedState,
+    add_changefeed,
+    get_changefeed,
+    list_changefeeds,
+    move_checkpoint,
+    remove_changefeed,
+    switch_changefeed,
+)
+from tistream.catalog.engine import Catalog
+from tistream.catalog.safe_points import list_safe_points, remove_safe_point, set_safe_point
+from tistream.catalog.tasks import served_watermark
+from tistream.catalog.tenants import get_tenant, set_retention
+from tistream.errors import InvalidInput
+from tistream.ids import Tenant
+
+_INT_MAX = (1 << 63) - 1
+_DAY_S = 86_400
+_Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_Name = Annotated[str, Path(pattern=_NAME)]
+_TSO = r"^\d{1,19}$"
+
+
+class TenantChange(BaseModel):
+    """What is to change of a tenant."""
+
+    retention_hours: float | None = Field(
+        ge=0, le=1_000_000, description="hours of the log that are kept; 0 = all of it, null = as the setting says"
+    )
+
+
+class NewSafePoint(BaseModel):
+    """A hold."""
+
+    safe_ts: str = Field(pattern=_TSO, description="everything above it is held")
+    ttl_s: int = Field(default=_DAY_S, ge=0, le=365 * _DAY_S, description="for so long; 0 ends the hold")
+
+
+class NewChangefeed(BaseModel):
+    """A consumer that registers."""
+
+    changefeed_id: str = Field(pattern=_NAME)
+    start_ts: str = Field(
+        default="latest", pattern=r"^(\d{1,19}|earliest|latest)$", description="a TSO, `earliest` or `latest`"
+    )
+    target_ts: str = Field(default="0", pattern=_TSO, description="where it ends; 0 = nowhere")
+    tables: str = Field(default="", max_length=4096, description="which tables it reads, in its own words")
+
+
+class Checkpoint(BaseModel):
+    """How far a consumer has come."""
+
+    checkpoint_ts: str = Field(pattern=_TSO, description="it has everything at or below; never falls")
+
+
+class Changefeed(BaseModel):
+    """A registered consumer."""
+
+    changefeed_id: str
+    state: FeedState
+    start_ts: str
+    checkpoint_ts: str
+    checkpoint_time: str
+    target_ts: str
+    tables: str
+    created_time: str
+    seen_time: str
+
+
+def retention_router(catalog: Catalog) -> APIRouter:
+    """The routes over this catalog."""
+    routes = APIRouter(tags=["retention"])
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    @routes.patch(base, operation_id="change_tenant", summary="Set how much of the log is kept")
+    def change(cluster_id: _Id, tenant_id: _Id, wanted: TenantChange) -> dict[str, Any]:
+        tenant = _known(catalog, cluster_id, tenant_id)
+        hours = wanted.retention_hours
+        set_retention(catalog, tenant, None if hours is None else max(int(hours > 0), int(hours * 3600)))
+        return retention_of(catalog, tenant)
+
+    @routes.get(f"{base}/retention", operation_id="get_retention", summary="Where the log begins, and who holds it")
+    def retention(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
+        return retention_of(catalog, _known(catalog, cluster_id, tenant_id))
+
+    _safe_point_routes(catalog, routes, f"{base}/safe-point")
+    _changefeed_routes(catalog, routes, f"{base}/changefeeds")
+    return routes
+
+
+def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
+    @routes.get(base, operation_id="get_safe_point", summary="What the upstream must not collect")
+    def safe_point(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
+        return safe_point_of(catalog, _known(catalog, cluster_id, tenant_id))
+
+    @routes.put(f"{base}/{{service_id}}", operation_id="set_safe_point", summary="Hold everything above a timestamp")
+    def hold(cluster_id: _Id, tenant_id: _Id, service_id: _Name, new: NewSafePoint) -> dict[str, Any]:
+        tenant = _known(catalog, cluster_id, tenant_id)
+        if new.ttl_s:
+            set_safe_point(catalog, tenant, service_id, _ts(new.safe_ts), new.ttl_s)
+        else:
+            remove_safe_point(catalog, tenant, service_id)
+        return safe_point_of(catalog, tenant)
+
+    @routes.delete(
+        f"{base}/{{service_id}}", status_code=204, operation_id="remove_safe_point", summary="End a service's hold"
+    )
+    def release(cluster_id: _Id, tenant_id: _Id, service_id: _Name) -> Response:
+        remove_safe_point(catalog, _known(catalog, cluster_id, tenant_id), service_id)
+        return Response(status_code=204)
+
+
+def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
+    one = f"{base}/{{changefeed_id}}"
+
+    @routes.get(base, operation_id="list_changefeeds", summary="Registered consumers")
+    def changefeeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Changefeed]]:
+        return {"items": [_shown(row) for row in list_changefeeds(catalog, _known(catalog, cluster_id, tenant_id))]}
+
+    @routes.post(base, status_code=201, operation_id="create_changefeed", summary="Register a consumer")
+    def create(cluster_id: _Id, tenant_id: _Id, new: NewChangefeed, response: Response) -> Changefeed:
+        tenant = _known(catalog, cluster_id, tenant_id)
+        served = served_watermark(catalog, tenant)
+        if not served:
+            raise InvalidInput("The tenant awaits its schema snapshot: its log has not begun.")
+        word = new.start_ts
+        start = None if word == "earliest" else served if word == "latest" else _ts(word)
+        known = {row.changefeed_id: row for row in list_changefeeds(catalog, tenant)}.get(new.changefeed_id)
+        if known is not None and word == "latest":
+            start = known.start_ts  # the same request once more: its reply was lost
+        made = add_changefeed(
+            catalog, tenant, new.changefeed_id, start, target_ts=_ts(new.target_ts), tables=new.tables
+        )
+        response.status_code = 201 if made else 200
+        return _shown(get_changefeed(catalog, tenant, new.changefeed_id))
+
+    @routes.get(one, operation_id="get_changefeed", summary="One consumer")
+    def read(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
+        return _shown(get_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id))
+
+    @routes.patch(one, operation_id="move_checkpoint", summary="Say how far a consumer has come")
+    def checkpoint(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name, new: Checkpoint) -> Changefeed:
+        tenant = _known(catalog, cluster_id, tenant_id)
+        return _shown(move_checkpoint(catalog, tenant, changefeed_id, _ts(new.checkpoint_ts)))
+
+    @routes.delete(one, status_code=204, operation_id="remove_changefeed", summary="Forget a consumer")
+    def remove(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Response:
+        remove_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id)
+        return Response(status_code=204)
+
+    @routes.post(f"{one}:pause", operation_id="pause_changefeed", summary="A consumer stands still")
+    def pause(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
+        tenant = _known(catalog, cluster_id, tenant_id)
+        return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.STOPPED))
+
+    @routes.post(f"{one}:resume", operation_id="resume_changefeed", summary="A consumer goes on")
+    def resume(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
+        tenant = _known(catalog, cluster_id, tenant_id)
+        return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.NORMAL))
+
+
+def retention_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
+    """Where a tenant's log begins, and who holds it."""
+    row = get_tenant(catalog, tenant)
+    return {
+        "retention_hours": None if row.retention_s is None else row.retention_s / 3600,
+        "earliest_ts": str(row.earliest_ts),
+        "earliest_time": tso.to_text(row.earliest_ts) if row.earliest_ts else None,
+        "holds": [
+            {"by": hold.who, "ts": str(hold.ts), "time": tso.to_text(hold.ts)} for hold in holds_of(catalog, tenant)
+        ],
+    }
+
+
+def safe_point_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
+    """What the upstream must keep: everything above `safe_ts`; null while nothing is needed."""
+    frontier = served_watermark(catalog, tenant)
+    points = list_safe_points(catalog, tenant)
+    needed = [point.safe_ts for point in points] + ([frontier] if frontier else [])
+    return {
+        "safe_ts": str(min(needed)) if needed else None,
+        "safe_time": tso.to_text(min(needed)) if needed else None,
+        "frontier_ts": str(frontier) if frontier else None,
+        "services": [
+            {"service_id": point.service_id, "safe_ts": str(point.safe_ts), "expires_in_s": point.left_ms / 1000}
+            for point in points
+        ],
+    }
+
+
+def _known(catalog: Catalog, cluster_id: int, tenant_id: int) -> Tenant:
+    return get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+
+
+def _ts(text: str) -> int:
+    value = int(text)
+    if value > _INT_MAX or (value and tso.physical_ms(value) > 253_402_300_799_000):
+        raise InvalidInput(f"{text} is not a timestamp.")
+    return value
+
+
+def _shown(row: ChangefeedRow) -> Changefeed:
+    return Changefeed(
+        changefeed_id=row.changefeed_id,
+        state=row.state,
+        start_ts=str(row.start_ts),
+        checkpoint_ts=str(row.checkpoint_ts),
+        checkpoint_time=tso.to_text(row.checkpoint_ts),
+        target_ts=str(row.target_ts),
+        tables=row.tables,
+        created_time=tso.to_text(tso.compose(row.created_ms)),
+        seen_time=tso.to_text(tso.compose(row.seen_ms)),
+    )
