@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tistream import __version__, config
 from tistream.catalog.engine import Catalog
 from tistream.cli import allocator, warm
+from tistream.cli.first_key import first_words
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from dispatcher.worker import DispatcherWorker
+    from tistream.auth.guard import Guard
     from tistream.feed import Feed
     from tistream.ids import Tenant
 
@@ -50,8 +52,11 @@ class Running:
         services: Sequence[Service],
         app: FastAPI | None = None,
         closing: Callable[[], None] = lambda: None,
+        *,
+        has_console: bool = False,
     ) -> None:
         self.parts = parts
+        self._has_console = has_console
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server = parts.settings.server
@@ -72,7 +77,10 @@ class Running:
         """What to tell the person who started it."""
         where = f" at {self.http.url}" if self.http is not None else ""
         names = ", ".join(member.name for member in self.services.members) or "API server"
-        return f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."
+        said = [f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."]
+        if self.http is not None and self.parts.settings.server.auth == "keys":
+            said += first_words(self.parts.catalog, self.http.url, has_console=self._has_console)
+        return "\n".join(said)
 
     def stopped(self) -> Problem | None:
         """The first part that has ended by an error, if one has."""
@@ -88,8 +96,9 @@ class Running:
 
 
 def load_settings(path: Path | None, flags: Mapping[str, object]) -> Settings:
-    """Settings from file, environment and flags. TISTREAM_URL belongs to the client commands and is left out."""
-    environ = {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_CONFIG")}
+    """Settings from file, environment and flags. TISTREAM_URL and TISTREAM_KEY belong to the client commands
+    and are left out."""
+    environ = {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG")}
     return config.load(path, environ, flags)
 
 
@@ -121,7 +130,7 @@ def embedded(settings: Settings, data: Path) -> Running:
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
     members = [_meta(parts, "meta-1"), follow, *sorters]
-    return Running(parts, members, _api(parts, members, control=True))
+    return Running(parts, members, _api(parts, members, control=True), has_console=True)
 
 
 def meta(parts: Parts, name: str) -> Running:
@@ -129,7 +138,7 @@ def meta(parts: Parts, name: str) -> Running:
     from metaserver.app import create_app
 
     worker = _meta(parts, name)
-    app = create_app(parts.catalog, parts.settings.object_store.url, worker.problems, parts.store)
+    app = create_app(parts.catalog, parts.settings.object_store.url, worker.problems, parts.store, guard=_guard(parts))
     return Running(parts, [worker], app)
 
 
@@ -162,7 +171,7 @@ def sorter(parts: Parts, name: str) -> Running:
 def api_server(parts: Parts) -> Running:
     """An API server with the console."""
     warm.start()
-    return Running(parts, [], _api(parts, [], control=False))
+    return Running(parts, [], _api(parts, [], control=False), has_console=True)
 
 
 def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI:
@@ -186,7 +195,14 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
 
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
         extra.append(seed_router(parts.catalog, parts.store))
-    return create_app(wired, extra)
+    return create_app(wired, extra, _guard(parts))
+
+
+def _guard(parts: Parts) -> Guard | None:
+    """Who asks for keys; None: nobody does."""
+    from tistream.auth.guard import Guard
+
+    return Guard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
 
 
 def _meta(parts: Parts, name: str) -> Service:

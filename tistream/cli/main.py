@@ -17,6 +17,8 @@ from tistream.cli import (
     compact,
     doctor,
     files,
+    key,
+    login,
     pull,
     push,
     replay,
@@ -49,6 +51,8 @@ EXIT = {
 EXIT_INTERRUPTED = 130
 run.add_to(app)
 tenant.add_to(app)
+login.add_to(app)
+key.add_to(app)
 push.add_to(app)
 pull.add_to(app)
 snapshot.add_to(app)
