@@ -137,7 +137,8 @@ async def _checked_csrf(asked: HTTPConnection, receive: Receive, wanted: str) ->
 
 def _refusal(asked: HTTPConnection, error: TiStreamError) -> Response:
     path, headers = asked.scope["path"], asked.headers
-    log.info("refused", path=path, code=error.code, why=error.message)
+    if "authorization" in headers or "cookie" in headers:
+        log.info("refused", path=path, code=error.code, why=error.message)
     if not isinstance(error, Unauthenticated) or path.startswith("/v1/") or "authorization" in headers:
         return problem_response(error)
     if headers.get("hx-request") == "true":
