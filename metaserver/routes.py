@@ -13,6 +13,7 @@ keys as hexadecimal. Errors are TiStreamError; the app that includes the router 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -31,6 +32,7 @@ from tistream.ids import Tenant
 from tistream.layout import buffer_prefix
 
 _INT_MAX = (1 << 63) - 1
+_TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 
 
@@ -100,29 +102,12 @@ class RetriedTask(BaseModel):
 def control_router(catalog: Catalog, store_url: str) -> APIRouter:
     """The routes over this catalog. `store_url` is the bucket's address as pushers reach it."""
     routes = APIRouter(tags=["control"])
-    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+    base = _TENANT
 
     def push_of(row: TenantRow) -> Push:
         return Push(object_store=store_url, prefix=buffer_prefix(row.tenant), state=row.state)
 
-    @routes.post(
-        "/v1/tenants",
-        status_code=201,
-        operation_id="register_tenant",
-        summary="Register a tenant",
-        dependencies=[needs(Right.OPERATE)],
-    )
-    def register(new: NewTenant, who: Who, request: Request) -> RegisteredTenant:
-        row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
-        key = _push_key(catalog, row.tenant, who)
-        env = {"TISTREAM_URL": str(request.base_url).rstrip("/")} | ({"TISTREAM_KEY": key} if key else {})
-        return RegisteredTenant(
-            cluster_id=row.tenant.cluster_id,
-            tenant_id=row.tenant.tenant_id,
-            state=row.state,
-            start_ts=str(row.start_ts),
-            push=PushBundle(**push_of(row).model_dump(), key=key, env=env),
-        )
+    _operators_routes(routes, catalog, push_of)
 
     @routes.get(f"{base}/push", operation_id="get_push", summary="Where to push", dependencies=[needs(Right.PUSH)])
     def push(cluster_id: _Id, tenant_id: _Id) -> Push:
@@ -169,8 +154,31 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         return NewestIncarnation(incarnation=newest_incarnation(catalog, row.tenant, store_id))
 
+    return routes
+
+
+def _operators_routes(routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantRow], Push]) -> None:
     @routes.post(
-        f"{base}/tasks/{{task_id}}:retry",
+        "/v1/tenants",
+        status_code=201,
+        operation_id="register_tenant",
+        summary="Register a tenant",
+        dependencies=[needs(Right.OPERATE)],
+    )
+    def register(new: NewTenant, who: Who, request: Request) -> RegisteredTenant:
+        row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
+        key = _push_key(catalog, row.tenant, who)
+        env = {"TISTREAM_URL": str(request.base_url).rstrip("/")} | ({"TISTREAM_KEY": key} if key else {})
+        return RegisteredTenant(
+            cluster_id=row.tenant.cluster_id,
+            tenant_id=row.tenant.tenant_id,
+            state=row.state,
+            start_ts=str(row.start_ts),
+            push=PushBundle(**push_of(row).model_dump(), key=key, env=env),
+        )
+
+    @routes.post(
+        f"{_TENANT}/tasks/{{task_id}}:retry",
         operation_id="retry_task",
         summary="Let a stopped task try again",
         dependencies=[needs(Right.TENANT)],
@@ -183,8 +191,6 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
             raise Fenced("the task was given to another sorter meanwhile; ask again", task_id=task_id)
         clear_task_error(catalog, task_id)
         return RetriedTask(task_id=task_id, reopen_id=get_task(catalog, task_id).reopen_id)
-
-    return routes
 
 
 def _push_key(catalog: Catalog, tenant: Tenant, who: Principal) -> str | None:

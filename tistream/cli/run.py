@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 1.0
 _EXIT_STOPPED = 5  # a part ended by itself: fenced by another process, or by a defect; a supervisor may start it again
 
-Auth = Annotated[
-    str | None, typer.Option("--auth", help="none (loopback only), or keys: each request shows one.")
-]
+Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only), or keys: each request shows one.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; must be its own among all workers.")]
 
 

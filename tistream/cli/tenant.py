@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.errors import NotFound, TiStreamError
+from tistream.errors import ErrorKind, NotFound, TiStreamError
 
 if TYPE_CHECKING:
     from tistream.client import Client
@@ -23,6 +23,7 @@ _SHOWN_ONCE = "(shown once)"
 class NotActive(TiStreamError):
     """The tenant did not become active in time."""
 
+    kind = ErrorKind.RETRY
     code = "TS-1084"
     hint = "Start its pushers: tistream push. GET /healthz tells what is wrong, if anything is."
 
@@ -36,9 +37,7 @@ def add_to(app: typer.Typer) -> None:
 def register(
     cluster: Cluster,
     tenant: Tenant,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the tenant is active; show each step.")
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the tenant is active; show each step.")] = False,
     timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds.", min=0)] = 3600,
     url: Url = DEFAULT_URL,
     key: Key = None,
