@@ -5,19 +5,21 @@ from __future__ import annotations
 import base64
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
+from starlette.responses import StreamingResponse
 from starlette.testclient import TestClient
 
 from tistream.auth import install
-from tistream.auth.access import declared, every_route, needs, undeclared
+from tistream.auth.access import declared, every_route, needs, still_in, undeclared
+from tistream.auth.guard import Guard
 from tistream.auth.issue import first_owner_key, issue_key
 from tistream.auth.keys import format_key, hash_of, parse_key
 from tistream.auth.roles import GRANTS, Right, Role, fits
@@ -593,3 +595,32 @@ def _open(parts: assembly.Parts) -> assembly.Parts:
         store=parts.store,
         clock=parts.clock,
     )
+
+
+def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
+    """What a stream asks every few seconds."""
+    key, asked = site.key(Role.VIEWER), threading.Event()
+    seen: list[str] = []
+
+    async def endless(request: Request) -> StreamingResponse:
+        async def lines() -> AsyncIterator[bytes]:
+            for _ in range(1000):
+                try:
+                    await still_in(request)
+                except TiStreamError as e:
+                    seen.append(e.code)
+                    return
+                yield b"on\n"
+                if not asked.is_set():
+                    asked.set()
+                    revoke_key(site.parts.catalog, parse_key(key).key_id)
+                    site.clock.advance(KEY_CACHE_MS / 1000 + 0.1)
+
+        return StreamingResponse(lines())
+
+    app = FastAPI(openapi_url=None)
+    app.add_api_route("/v1/endless", endless, dependencies=[needs(Right.LOOK)], response_model=None)
+    install.install(app, site.parts.catalog, Guard(site.parts.catalog, site.clock))
+    with TestClient(app) as http:
+        assert http.get("/v1/endless", headers={"Authorization": f"Bearer {key}"}).content == b"on\n"
+    assert seen == ["TS-1080"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -52,6 +52,7 @@ class Access:
     principal: Principal | None  #: None: nobody, on an open address
     guard: Guard | None = None  #: None: no keys are asked for
     session: str = ""  #: the token of a console session; empty for a key
+    again: Callable[[], Awaitable[Principal]] | None = None  #: asks the guard once more
 
     @property
     def csrf(self) -> str:
@@ -92,6 +93,14 @@ def principal_of(request: Request) -> Principal:
 
 
 Who = Annotated[Principal, Depends(principal_of)]
+
+
+async def still_in(request: Request) -> None:
+    """For answers without an end: Unauthenticated when key or session have ended meanwhile. Costs nothing as a rule;
+    call it every few seconds."""
+    again = access_of(request).again
+    if again is not None:
+        await again()
 
 
 def csrf_of(session: str) -> str:

@@ -14,6 +14,7 @@ says where it comes from. Somebody with a browser and no session is led to the l
 from __future__ import annotations
 
 import hmac
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -86,11 +87,13 @@ class Wall:
             word, _, key = given[0].partition(" ")
             if len(given) > 1 or word.lower() != "bearer":
                 raise Unauthenticated("Authorization has the form: Bearer KEY.")
-            return Access(principal=await guard.of_key(key.strip()), guard=guard)
+            again = partial(guard.of_key, key.strip())
+            return Access(principal=await again(), guard=guard, again=again)
         token = asked.cookies.get(cookie_name(asked.scope["scheme"]), "")
         if not token:
             raise Unauthenticated("This address needs an API key.")
-        return Access(principal=await guard.of_session(token), guard=guard, session=token)
+        again = partial(guard.of_session, token)
+        return Access(principal=await again(), guard=guard, session=token, again=again)
 
 
 class SecurityHeaders:
