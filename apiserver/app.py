@@ -17,13 +17,13 @@ from apiserver.negotiate import NotAcceptable
 from apiserver.routes import changes, files, health, keys, rows, schemas, splits, tenants
 from tistream import __version__, problem
 from tistream.auth import install as auth
-from tistream.auth.guard import Guard
+from tistream.auth.guard import KeyGuard
 from tistream.errors import ObjectNotFound, TiStreamError
 
 log = structlog.get_logger(__name__)
 
 
-def create_app(services: Services, extra_routers: Sequence[APIRouter] = (), guard: Guard | None = None) -> FastAPI:
+def create_app(services: Services, extra_routers: Sequence[APIRouter] = (), guard: KeyGuard | None = None) -> FastAPI:
     """The API and the console on one port. Without a guard no keys are asked for."""
     app = FastAPI(
         title="TiStream",

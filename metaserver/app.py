@@ -11,7 +11,7 @@ from metaserver.seed_routes import seed_router
 from tistream import __version__
 from tistream.auth import install as auth
 from tistream.auth.access import needs
-from tistream.auth.guard import Guard
+from tistream.auth.guard import KeyGuard
 from tistream.auth.roles import Right
 from tistream.catalog.engine import Catalog
 from tistream.objectstore.protocol import ObjectStore
@@ -24,7 +24,7 @@ def create_app(
     store_url: str,
     problems: Callable[[], Sequence[Problem]] = list,
     store: ObjectStore | None = None,
-    guard: Guard | None = None,
+    guard: KeyGuard | None = None,
 ) -> FastAPI:
     """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready. Seeds can be added
     where there is a `store` to look into. Without a `guard` no keys are asked for."""

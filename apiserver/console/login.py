@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from apiserver.deps import Services
 from tistream.auth.access import access_of, needs
 from tistream.auth.bodies import read_body
-from tistream.auth.guard import Guard
+from tistream.auth.guard import KeyGuard
 from tistream.auth.issue import session_by_code, session_of
 from tistream.auth.keys import hash_of
 from tistream.auth.roles import Right
@@ -85,7 +85,7 @@ def router(services: Services, render: Render) -> APIRouter:
     return routes
 
 
-async def _session(services: Services, guard: Guard, given: str) -> str:
+async def _session(services: Services, guard: KeyGuard, given: str) -> str:
     """The token of a new session. Unauthenticated says why there is none."""
     if given.startswith("tsk_"):
         who = await guard.of_key(given)

@@ -133,6 +133,14 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
             page.locator("#probe").click()
         assert answered.value.status == 201
         assert page.evaluate("fetch('/v1/console-codes', {method: 'POST'}).then(a => a.status)") == 403
+        page.evaluate(
+            """() => document.querySelector('main').insertAdjacentHTML('beforeend',
+                '<form method="post" action="/v1/console-codes" target="_blank">' +
+                '<button id="plain">plain</button></form>')"""
+        )
+        with page.context.expect_page() as opened:
+            page.locator("#plain").click()
+        expect(opened.value.locator("body")).to_contain_text("login#tsl_")
         other = browser.new_context().new_page()
         other.goto(link)
         expect(other.get_by_role("alert")).to_contain_text("was used")

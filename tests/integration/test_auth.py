@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from tistream.auth import install
 from tistream.auth.access import declared, every_route, needs, still_in, undeclared
-from tistream.auth.guard import Guard
+from tistream.auth.guard import KeyGuard
 from tistream.auth.issue import first_owner_key, issue_key
 from tistream.auth.keys import format_key, hash_of, parse_key
 from tistream.auth.roles import GRANTS, Right, Role, fits
@@ -620,7 +620,7 @@ def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
 
     app = FastAPI(openapi_url=None)
     app.add_api_route("/v1/endless", endless, dependencies=[needs(Right.LOOK)], response_model=None)
-    install.install(app, site.parts.catalog, Guard(site.parts.catalog, site.clock))
+    install.install(app, site.parts.catalog, KeyGuard(site.parts.catalog, site.clock))
     with TestClient(app) as http:
         assert http.get("/v1/endless", headers={"Authorization": f"Bearer {key}"}).content == b"on\n"
     assert seen == ["TS-1080"]

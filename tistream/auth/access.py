@@ -24,7 +24,7 @@ from fastapi import Depends, FastAPI, Request, params
 from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
-from tistream.auth.guard import Guard
+from tistream.auth.guard import KeyGuard
 from tistream.auth.roles import Principal, Right, Verdict, decide
 from tistream.catalog.tenants import not_registered
 from tistream.errors import NotAllowed, NotFound, invariant
@@ -50,7 +50,7 @@ class Access:
     """Who asks, and how they proved it."""
 
     principal: Principal | None  #: None: nobody, on an open address
-    guard: Guard | None = None  #: None: no keys are asked for
+    guard: KeyGuard | None = None  #: None: no keys are asked for
     session: str = ""  #: the token of a console session; empty for a key
     again: Callable[[], Awaitable[Principal]] | None = None  #: asks the guard once more
 

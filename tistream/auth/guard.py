@@ -41,7 +41,7 @@ class _Found:
     ends_s: float  #: when it expires
 
 
-class Guard:
+class KeyGuard:
     """The keys of one catalog. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tistream.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIX, Access, csrf_of
 from tistream.auth.bodies import given_again, read_body
-from tistream.auth.guard import Guard
+from tistream.auth.guard import KeyGuard
 from tistream.auth.roles import ANYONE
 from tistream.errors import NotAllowed, TiStreamError, Unauthenticated
 from tistream.problem import SECURITY_HEADERS, problem_response
@@ -47,7 +47,7 @@ def cookie_name(scheme: str) -> str:
 class Wall:
     """ASGI middleware. `guard` None lets everybody in."""
 
-    def __init__(self, app: ASGIApp, guard: Guard | None = None) -> None:
+    def __init__(self, app: ASGIApp, guard: KeyGuard | None = None) -> None:
         self._app, self._guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,10 +60,13 @@ class Wall:
         asked = HTTPConnection(scope)
         try:
             _refuse_other_sites(asked)
-            scope[ACCESS], receive = await self._let_in(asked, receive)
+            access, receive = await self._let_in(asked, receive)
         except TiStreamError as e:
             await _refusal(asked, e)(scope, receive, send)
             return
+        scope[ACCESS] = access
+        if access.principal is not None and access.principal.key_id:
+            asked.state.principal = access.principal.key_id  # by which requests are counted
         await self._app(scope, receive, send)
 
     async def _let_in(self, asked: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
@@ -81,7 +84,7 @@ class Wall:
             receive = await _checked_csrf(asked, receive, csrf_of(access.session))
         return access, receive
 
-    async def _who(self, asked: HTTPConnection, guard: Guard) -> Access:
+    async def _who(self, asked: HTTPConnection, guard: KeyGuard) -> Access:
         given = asked.headers.getlist("authorization")
         if given:
             word, _, key = given[0].partition(" ")

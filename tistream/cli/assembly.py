@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from dispatcher.worker import DispatcherWorker
-    from tistream.auth.guard import Guard
+    from tistream.auth.guard import KeyGuard
     from tistream.feed import Feed
     from tistream.ids import Tenant
 
@@ -195,14 +195,14 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
 
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
         extra.append(seed_router(parts.catalog, parts.store))
-    return create_app(wired, extra, _guard(parts))
+    return create_app(wired, extra, guard=_guard(parts))
 
 
-def _guard(parts: Parts) -> Guard | None:
+def _guard(parts: Parts) -> KeyGuard | None:
     """Who asks for keys; None: nobody does."""
-    from tistream.auth.guard import Guard
+    from tistream.auth.guard import KeyGuard
 
-    return Guard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
+    return KeyGuard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
 
 
 def _meta(parts: Parts, name: str) -> Service:
