@@ -60,7 +60,9 @@ def forget(url: str) -> bool:
 def file() -> Path:
     """Where keys are kept."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(folder) if folder.startswith("/") else Path.home() / ".config") / "tistream" / "credentials.json"
+    if not folder.startswith("/"):
+        folder = os.path.expanduser("~/.config")  # of a user without a home it stays as it is, and is not there
+    return Path(folder) / "tistream" / "credentials.json"
 
 
 def _same(url: str) -> str:
@@ -74,7 +76,7 @@ def _read() -> dict[str, Any]:
             if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
                 raise ConfigError(f"{path} holds API keys and can be read by others: chmod 600 {path}")
             found = json.load(opened)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # not there, or somebody else's
         return {"url": "", "keys": {}}
     except (OSError, ValueError) as e:
         raise ConfigError(f"{path} cannot be read: {e}") from e
@@ -85,6 +87,8 @@ def _read() -> dict[str, Any]:
 
 def _write(content: dict[str, Any]) -> Path:
     path = file()
+    if not path.is_absolute():
+        raise ConfigError("There is no home folder to keep a key in: set XDG_CONFIG_HOME, or use TISTREAM_KEY.")
     part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

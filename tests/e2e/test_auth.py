@@ -108,7 +108,7 @@ def test_a_tenant_from_registration_to_rows_by_its_own_keys(owner: Person, recor
 def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
     link = owner.run("login", "--console")[0].strip()
     assert LINK.fullmatch(link)
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = [*(["--no-sandbox"] if os.geteuid() == 0 else []), "--host-resolver-rules=MAP ts.test 127.0.0.1"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         page = browser.new_context().new_page()
@@ -147,6 +147,10 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
         page.get_by_role("button", name="Sign out").click()
         expect(page).to_have_url(re.compile("/login$"))
         assert page.evaluate("fetch('/v1/tenants').then(a => a.status)") == 401
+        # by a name that browsers do not trust over http they say less of where a form comes from
+        afar = browser.new_context().new_page()
+        afar.goto(owner.run("login", "--console")[0].strip().replace("127.0.0.1", "ts.test"))
+        expect(afar).to_have_url(re.compile("ts.test.*/overview"))
         browser.close()
 
 

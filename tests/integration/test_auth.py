@@ -245,7 +245,7 @@ def test_every_answer_has_the_security_headers(site: Site) -> None:
             assert "default-src 'self'" in headers["Content-Security-Policy"], path
             assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
             assert headers["X-Content-Type-Options"] == "nosniff"
-            assert headers["Referrer-Policy"] == "no-referrer"
+            assert headers["Referrer-Policy"] == "same-origin"
 
 
 # ---- what one may see

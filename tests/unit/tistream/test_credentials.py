@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import stat
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,16 @@ def test_only_its_owner_reads_the_file() -> None:
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         credentials.key_for(URL)
+
+
+def test_without_a_home_there_are_no_keys(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    (home / "tistream").write_text("a file where the folder would be")
+    assert credentials.key_for(URL) is None
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    assert (credentials.key_for(URL), credentials.last_url()) == (None, None)
+    with pytest.raises(ConfigError, match="no home folder"):
+        credentials.keep(URL, "one")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"keys": 1}', "\x00"])
