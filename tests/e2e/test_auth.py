@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
 from tistream.testing.processes import TiStreamProcess, Up, wait_until_ready
@@ -117,6 +118,8 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
         page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
         page.goto(owner.up.url + "/overview")
         expect(page).to_have_url(re.compile("/login"))
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
         page.goto(link)
         expect(page).to_have_url(owner.up.url + "/overview")
         expect(page.get_by_role("button", name="Sign out")).to_be_visible()
