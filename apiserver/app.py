@@ -14,15 +14,17 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from apiserver import console
 from apiserver.deps import Services
 from apiserver.negotiate import NotAcceptable
-from apiserver.routes import changes, files, health, lag, rows, schemas, splits, tenants
+from apiserver.routes import changes, files, health, keys, lag, rows, schemas, splits, tenants
 from tistream import __version__, problem
+from tistream.auth import install as auth
+from tistream.auth.guard import KeyGuard
 from tistream.errors import ObjectNotFound, TiStreamError
 
 log = structlog.get_logger(__name__)
 
 
-def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The API and the console on one port."""
+def create_app(services: Services, extra_routers: Sequence[APIRouter] = (), guard: KeyGuard | None = None) -> FastAPI:
+    """The API and the console on one port. Without a guard no keys are asked for."""
     app = FastAPI(
         title="TiStream",
         version=__version__,
@@ -33,11 +35,12 @@ def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> F
     problem.install(app)
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
-    for module in (changes, splits, rows, files, schemas, tenants, lag, health):
+    for module in (changes, splits, rows, files, schemas, tenants, lag, keys, health):
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)
     console.install(app, services)
+    auth.install(app, services.catalog, guard)
     return app
 
 

@@ -11,6 +11,8 @@ from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from tistream import __version__
+from tistream.auth import install as auth
+from tistream.auth.guard import KeyGuard
 from tistream.catalog.engine import Catalog
 from tistream.metrics import Collect
 from tistream.objectstore.protocol import ObjectStore
@@ -24,12 +26,13 @@ def create_app(
     store_url: str,
     problems: Callable[[], Sequence[Problem]] = list,
     store: ObjectStore | None = None,
+    guard: KeyGuard | None = None,
     *,
     more_checks: Mapping[str, Check] = MappingProxyType({}),
     collect: Sequence[Collect] = (),
 ) -> FastAPI:
     """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready, and so does one of
-    `more_checks`. Seeds can be added where there is a `store` to look into."""
+    `more_checks`. Seeds can be added where there is a `store` to look into. Without a `guard` no keys are asked for."""
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)
     app.include_router(control_router(catalog, store_url))
@@ -42,4 +45,5 @@ def create_app(
         checks["object store"] = store_answers(store)
     shown = lambda: [problem.shown() for problem in problems()]  # noqa: E731
     app.include_router(probe_router(Probes(checks={**checks, **more_checks}, problems=shown, collect=collect)))
+    auth.install(app, catalog, guard)
     return app

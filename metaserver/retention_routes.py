@@ -22,6 +22,8 @@ from pydantic import BaseModel, Field
 
 from metaserver.retention import holds_of
 from tistream import ts as tso
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.catalog.changefeeds import (
     ChangefeedRow,
     FeedState,
@@ -98,14 +100,24 @@ def retention_router(catalog: Catalog) -> APIRouter:
     routes = APIRouter(tags=["retention"])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
-    @routes.patch(base, operation_id="change_tenant", summary="Set how much of the log is kept")
+    @routes.patch(
+        base,
+        dependencies=[needs(Right.TENANT)],
+        operation_id="change_tenant",
+        summary="Set how much of the log is kept",
+    )
     def change(cluster_id: _Id, tenant_id: _Id, wanted: TenantChange) -> dict[str, Any]:
         tenant = _known(catalog, cluster_id, tenant_id)
         hours = wanted.retention_hours
         set_retention(catalog, tenant, None if hours is None else max(int(hours > 0), int(hours * 3600)))
         return retention_of(catalog, tenant)
 
-    @routes.get(f"{base}/retention", operation_id="get_retention", summary="Where the log begins, and who holds it")
+    @routes.get(
+        f"{base}/retention",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="get_retention",
+        summary="Where the log begins, and who holds it",
+    )
     def retention(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
         return retention_of(catalog, _known(catalog, cluster_id, tenant_id))
 
@@ -115,11 +127,21 @@ def retention_router(catalog: Catalog) -> APIRouter:
 
 
 def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
-    @routes.get(base, operation_id="get_safe_point", summary="What the upstream must not collect")
+    @routes.get(
+        base,
+        dependencies=[needs(Right.PUSH)],
+        operation_id="get_safe_point",
+        summary="What the upstream must not collect",
+    )
     def safe_point(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
         return safe_point_of(catalog, _known(catalog, cluster_id, tenant_id))
 
-    @routes.put(f"{base}/{{service_id}}", operation_id="set_safe_point", summary="Hold everything above a timestamp")
+    @routes.put(
+        f"{base}/{{service_id}}",
+        dependencies=[needs(Right.TENANT)],
+        operation_id="set_safe_point",
+        summary="Hold everything above a timestamp",
+    )
     def hold(cluster_id: _Id, tenant_id: _Id, service_id: _Name, new: NewSafePoint) -> dict[str, Any]:
         tenant = _known(catalog, cluster_id, tenant_id)
         if new.ttl_s:
@@ -129,7 +151,11 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         return safe_point_of(catalog, tenant)
 
     @routes.delete(
-        f"{base}/{{service_id}}", status_code=204, operation_id="remove_safe_point", summary="End a service's hold"
+        f"{base}/{{service_id}}",
+        status_code=204,
+        dependencies=[needs(Right.TENANT)],
+        operation_id="remove_safe_point",
+        summary="End a service's hold",
     )
     def release(cluster_id: _Id, tenant_id: _Id, service_id: _Name) -> Response:
         remove_safe_point(catalog, _known(catalog, cluster_id, tenant_id), service_id)
@@ -139,11 +165,17 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
 def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
     one = f"{base}/{{changefeed_id}}"
 
-    @routes.get(base, operation_id="list_changefeeds", summary="Registered consumers")
+    @routes.get(base, dependencies=[needs(Right.LOOK)], operation_id="list_changefeeds", summary="Registered consumers")
     def changefeeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Changefeed]]:
         return {"items": [_shown(row) for row in list_changefeeds(catalog, _known(catalog, cluster_id, tenant_id))]}
 
-    @routes.post(base, status_code=201, operation_id="create_changefeed", summary="Register a consumer")
+    @routes.post(
+        base,
+        status_code=201,
+        dependencies=[needs(Right.READ)],
+        operation_id="create_changefeed",
+        summary="Register a consumer",
+    )
     def create(cluster_id: _Id, tenant_id: _Id, new: NewChangefeed, response: Response) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         served = served_watermark(catalog, tenant)
@@ -160,26 +192,44 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         response.status_code = 201 if made else 200
         return _shown(get_changefeed(catalog, tenant, new.changefeed_id))
 
-    @routes.get(one, operation_id="get_changefeed", summary="One consumer")
+    @routes.get(one, dependencies=[needs(Right.LOOK)], operation_id="get_changefeed", summary="One consumer")
     def read(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         return _shown(get_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id))
 
-    @routes.patch(one, operation_id="move_checkpoint", summary="Say how far a consumer has come")
+    @routes.patch(
+        one, dependencies=[needs(Right.READ)], operation_id="move_checkpoint", summary="Say how far a consumer has come"
+    )
     def checkpoint(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name, new: Checkpoint) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(move_checkpoint(catalog, tenant, changefeed_id, _ts(new.checkpoint_ts)))
 
-    @routes.delete(one, status_code=204, operation_id="remove_changefeed", summary="Forget a consumer")
+    @routes.delete(
+        one,
+        status_code=204,
+        dependencies=[needs(Right.TENANT)],
+        operation_id="remove_changefeed",
+        summary="Forget a consumer",
+    )
     def remove(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Response:
         remove_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id)
         return Response(status_code=204)
 
-    @routes.post(f"{one}:pause", operation_id="pause_changefeed", summary="A consumer stands still")
+    @routes.post(
+        f"{one}:pause",
+        dependencies=[needs(Right.TENANT)],
+        operation_id="pause_changefeed",
+        summary="A consumer stands still",
+    )
     def pause(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.STOPPED))
 
-    @routes.post(f"{one}:resume", operation_id="resume_changefeed", summary="A consumer goes on")
+    @routes.post(
+        f"{one}:resume",
+        dependencies=[needs(Right.TENANT)],
+        operation_id="resume_changefeed",
+        summary="A consumer goes on",
+    )
     def resume(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.NORMAL))

@@ -13,20 +13,26 @@ keys as hexadecimal. Errors are TiStreamError; the app that includes the router 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
+from tistream.auth.access import Who, needs
+from tistream.auth.issue import issue_key
+from tistream.auth.roles import Principal, Right, Role
 from tistream.catalog.engine import Catalog
+from tistream.catalog.keys import list_keys
 from tistream.catalog.stores import issue_incarnation, newest_incarnation
-from tistream.catalog.tasks import clear_task_error, frontier, get_task, raise_reopen
+from tistream.catalog.tasks import clear_task_error, frontier, get_task, list_tasks, raise_reopen
 from tistream.catalog.tenants import TenantRow, TenantState, get_tenant, register_tenant
 from tistream.errors import Fenced, NotFound
 from tistream.ids import Tenant
 from tistream.layout import buffer_prefix
 
 _INT_MAX = (1 << 63) - 1
+_TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 
 
@@ -45,6 +51,15 @@ class Push(BaseModel):
     state: TenantState
 
 
+class PushBundle(Push):
+    """Where a pusher writes, and what it shows."""
+
+    key: str | None = Field(
+        description="API key of role pusher, shown once: with the first registration; null also where no keys are asked"
+    )
+    env: dict[str, str] = Field(description="environment of the pusher")
+
+
 class RegisteredTenant(BaseModel):
     """A tenant, and what its pushers need."""
 
@@ -52,7 +67,7 @@ class RegisteredTenant(BaseModel):
     tenant_id: int
     state: TenantState
     start_ts: str = Field(description="the log is complete above this; 0 while the schema snapshot is awaited")
-    push: Push
+    push: PushBundle
 
 
 class FrontierEntry(BaseModel):
@@ -87,27 +102,23 @@ class RetriedTask(BaseModel):
 def control_router(catalog: Catalog, store_url: str) -> APIRouter:
     """The routes over this catalog. `store_url` is the bucket's address as pushers reach it."""
     routes = APIRouter(tags=["control"])
-    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+    base = _TENANT
 
     def push_of(row: TenantRow) -> Push:
         return Push(object_store=store_url, prefix=buffer_prefix(row.tenant), state=row.state)
 
-    @routes.post("/v1/tenants", status_code=201, operation_id="register_tenant", summary="Register a tenant")
-    def register(new: NewTenant) -> RegisteredTenant:
-        row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
-        return RegisteredTenant(
-            cluster_id=row.tenant.cluster_id,
-            tenant_id=row.tenant.tenant_id,
-            state=row.state,
-            start_ts=str(row.start_ts),
-            push=push_of(row),
-        )
+    _operators_routes(routes, catalog, push_of)
 
-    @routes.get(f"{base}/push", operation_id="get_push", summary="Where to push")
+    @routes.get(f"{base}/push", operation_id="get_push", summary="Where to push", dependencies=[needs(Right.PUSH)])
     def push(cluster_id: _Id, tenant_id: _Id) -> Push:
         return push_of(get_tenant(catalog, Tenant(cluster_id, tenant_id)))
 
-    @routes.get(f"{base}/frontier", operation_id="get_frontier", summary="Where new tenures may start")
+    @routes.get(
+        f"{base}/frontier",
+        operation_id="get_frontier",
+        summary="Where new tenures may start",
+        dependencies=[needs(Right.PUSH)],
+    )
     def read_frontier(cluster_id: _Id, tenant_id: _Id) -> list[FrontierEntry]:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         return [
@@ -125,6 +136,7 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
         status_code=201,
         operation_id="issue_incarnation",
         summary="Begin a new life of a store's pusher",
+        dependencies=[needs(Right.PUSH)],
     )
     def new_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewIncarnation:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
@@ -135,20 +147,55 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
         f"{base}/stores/{{store_id}}/incarnations",
         operation_id="get_incarnation",
         summary="The newest life of a store's pusher",
+        dependencies=[needs(Right.PUSH)],
         description="A pusher that is told another number than its own has been replaced, and ends.",
     )
     def read_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewestIncarnation:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         return NewestIncarnation(incarnation=newest_incarnation(catalog, row.tenant, store_id))
 
-    @routes.post(f"{base}/tasks/{{task_id}}:retry", operation_id="retry_task", summary="Let a stopped task try again")
+    return routes
+
+
+def _operators_routes(routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantRow], Push]) -> None:
+    @routes.post(
+        "/v1/tenants",
+        status_code=201,
+        operation_id="register_tenant",
+        summary="Register a tenant",
+        dependencies=[needs(Right.OPERATE)],
+    )
+    def register(new: NewTenant, who: Who, request: Request) -> RegisteredTenant:
+        row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
+        key = _push_key(catalog, row.tenant, who)
+        env = {"TISTREAM_URL": str(request.base_url).rstrip("/")} | ({"TISTREAM_KEY": key} if key else {})
+        return RegisteredTenant(
+            cluster_id=row.tenant.cluster_id,
+            tenant_id=row.tenant.tenant_id,
+            state=row.state,
+            start_ts=str(row.start_ts),
+            push=PushBundle(**push_of(row).model_dump(), key=key, env=env),
+        )
+
+    @routes.post(
+        f"{_TENANT}/tasks/{{task_id}}:retry",
+        operation_id="retry_task",
+        summary="Let a stopped task try again",
+        dependencies=[needs(Right.TENANT)],
+    )
     def retry(cluster_id: _Id, tenant_id: _Id, task_id: _Id) -> RetriedTask:
-        task = get_task(catalog, task_id)
-        if task.tenant != Tenant(cluster_id, tenant_id):
+        of_tenant = list_tasks(catalog, Tenant(cluster_id, tenant_id))
+        task = next((row for row in of_tenant if row.task_id == task_id), None)
+        if task is None:
             raise NotFound(f"tenant {cluster_id}/{tenant_id} has no task {task_id}", task_id=task_id)
         if not raise_reopen(catalog, task_id, epoch=task.epoch):
             raise Fenced("the task was given to another sorter meanwhile; ask again", task_id=task_id)
         clear_task_error(catalog, task_id)
         return RetriedTask(task_id=task_id, reopen_id=get_task(catalog, task_id).reopen_id)
 
-    return routes
+
+def _push_key(catalog: Catalog, tenant: Tenant, who: Principal) -> str | None:
+    """A first key for the tenant's pushers; None when they have one, or where no keys are asked for."""
+    if not who.key_id or any(row.role == Role.PUSHER and row.state == "living" for row in list_keys(catalog, tenant)):
+        return None
+    return issue_key(catalog, name=f"pushers of {tenant}", role=Role.PUSHER, tenant=tenant, made_by=who.key_id).text

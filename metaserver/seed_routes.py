@@ -13,6 +13,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.catalog.engine import Catalog
 from tistream.catalog.seeds import SeedRow, add_seed, list_seeds
 from tistream.catalog.tenants import get_tenant
@@ -43,7 +45,7 @@ class Seed(BaseModel):
 
 def seed_router(catalog: Catalog, store: ObjectStore) -> APIRouter:
     """The routes over this catalog and bucket."""
-    routes = APIRouter(tags=["control"])
+    routes = APIRouter(tags=["control"], dependencies=[needs(Right.PUSH)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}/seeds"
 
     @routes.post(base, status_code=201, operation_id="add_seed", summary="Make a seed visible")

@@ -44,7 +44,9 @@ class ServerSettings(_Section):
 
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs authentication")
     port: int = Field(8711, ge=0, le=65535, description="port to listen on; 0 = any free one")
-    auth: Literal["none"] = Field("none", description="none: whoever reaches the port may do everything")
+    auth: Literal["none", "keys"] = Field(
+        "none", description="keys: each request shows an API key; none: whoever reaches the port may do everything"
+    )
 
 
 class DispatcherSettings(_Section):

@@ -12,6 +12,10 @@ docstring is the default message. Store and catalog errors also say whether the 
         TsExpired           a timestamp below what is retained
         SeedNeeded          a table as it was: the log alone does not say it
           NotConvertible    and why: a column was changed since
+        Unauthenticated     no valid key
+        NotAllowed          a valid key that may not do this
+        AnotherRequest      an Idempotency-Key that was used for something else
+      StillInFlight         the first request with this Idempotency-Key is not answered yet: wait
       AheadOfWatermark      a timestamp that is not served yet: wait
       NotFound              tenant, database, table, worker ... does not exist
       CorruptObject         bytes that are not what their name promises: fail closed
@@ -96,6 +100,35 @@ class TsExpired(InvalidInput):
 
     code = "TS-1005"
     hint = "start_ts=earliest begins where the log begins; what lies before it must come from a dump of the source."
+
+
+class Unauthenticated(InvalidInput):
+    """The request needs a valid API key."""
+
+    code = "TS-1080"
+    hint = "Send Authorization: Bearer KEY. The tistream command takes TISTREAM_KEY, --key or what tistream login kept."
+
+
+class NotAllowed(InvalidInput):
+    """The API key is valid and may not do this."""
+
+    code = "TS-1081"
+    hint = "Use a key of a role that may: tistream key create makes one. GET /v1/whoami tells what a key may do."
+
+
+class AnotherRequest(InvalidInput):
+    """This Idempotency-Key was used for another request."""
+
+    code = "TS-1082"
+    hint = "Use a new Idempotency-Key for each new request, and the old one only to send the same request again."
+
+
+class StillInFlight(TiStreamError):
+    """The first request with this Idempotency-Key is not answered yet."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1083"
+    hint = "Send the same request again a little later."
 
 
 class AheadOfWatermark(TiStreamError):

@@ -32,6 +32,10 @@ ROWS_FILES_BYTES_MAX = 4 << 30  # of tables as Parquet files with ranges, on an 
 PULL_WAIT_MS_MAX = 30_000
 PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000
+KEY_CACHE_MS = 5_000  # a key that was revoked by another process is accepted for so long at most
+LOGIN_CODE_MS = 600_000
+SESSION_MS = 12 * 3_600_000
+KEPT_BODY_BYTES_MAX = 1 << 20  # of a request with an Idempotency-Key, and of its answer
 SPLITS_MAX = 1000  # parts of one plan of a long pull
 
 assert HEARTBEAT_MS * 3 < LEASE_MS

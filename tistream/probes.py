@@ -6,8 +6,9 @@
     /version   what runs
     /metrics   Prometheus' text form
 
-Probes change nothing and say nothing of anybody's data. They ask no token: a port that has them belongs on a network
-that only the deployment's own processes reach.
+Probes change nothing and say nothing of anybody's data. `/livez`, `/readyz` and `/version` are open; where API keys are
+asked for, what is wrong and what was measured is for a key that may look at the whole deployment. A port of [metrics]
+asks no keys: it belongs on a network that only the deployment's own processes reach.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tistream import __version__, metrics, problem
+from tistream.auth.access import access_of, needs
+from tistream.auth.roles import Right
+from tistream.auth.wall import Wall
 from tistream.errors import ObjectNotFound, StoreUnavailable, TiStreamError
 from tistream.limits import LEASE_MS
 from tistream.metrics import Collect
@@ -39,31 +43,41 @@ class Probes:
 
 
 def probe_router(probes: Probes) -> APIRouter:
-    """Unauthenticated probes."""
+    """The probes, of which the first three are open to everybody."""
     routes = APIRouter(tags=["ops"])
     sources = [*probes.collect, lambda: [_problems(probes.problems())]]
 
-    @routes.get("/livez", operation_id="livez", summary="The process runs")
+    @routes.get("/livez", operation_id="livez", summary="The process runs", dependencies=[needs(Right.OPEN)])
     def livez() -> dict[str, str]:
         return {"status": "ok"}
 
-    @routes.get("/readyz", operation_id="readyz", summary="Every part answers")
-    def readyz(response: Response) -> dict[str, Any]:
+    @routes.get("/readyz", operation_id="readyz", summary="Every part answers", dependencies=[needs(Right.OPEN)])
+    def readyz(request: Request, response: Response) -> dict[str, Any]:
         found = {name: _run(check) for name, check in probes.checks.items()}
         ready = all(state == "ok" for state in found.values())
         response.status_code = 200 if ready else 503
+        who = access_of(request).principal
+        if who is None or not who.sees_all or Right.LOOK not in who.rights:
+            found = {name: "ok" if state == "ok" else "failed" for name, state in found.items()}
         return {"status": "ok" if ready else "not ready", "checks": found}
 
-    @routes.get("/healthz", operation_id="healthz", summary="What is wrong, part by part")
+    @routes.get(
+        "/healthz", operation_id="healthz", summary="What is wrong, part by part", dependencies=[needs(Right.LOOK)]
+    )
     def healthz() -> dict[str, Any]:
         found = list(probes.problems())
         return {"status": "problems" if found else "ok", "problems": found}
 
-    @routes.get("/version", operation_id="version", summary="What runs")
+    @routes.get("/version", operation_id="version", summary="What runs", dependencies=[needs(Right.OPEN)])
     def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @routes.get("/metrics", operation_id="metrics", summary="Measurements, in Prometheus' text form")
+    @routes.get(
+        "/metrics",
+        operation_id="metrics",
+        summary="Measurements, in Prometheus' text form",
+        dependencies=[needs(Right.LOOK)],
+    )
     def measured() -> Response:
         return Response(metrics.exposition(sources), media_type=CONTENT_TYPE_LATEST)
 
@@ -75,6 +89,7 @@ def probe_app(probes: Probes) -> FastAPI:
     app = FastAPI(title="TiStream probes", version=__version__, docs_url=None, redoc_url=None)
     problem.install(app)
     app.include_router(probe_router(probes))
+    app.add_middleware(Wall, guard=None)
     return app
 
 

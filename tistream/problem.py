@@ -17,18 +17,30 @@ from starlette.exceptions import HTTPException
 
 from tistream.errors import (
     AheadOfWatermark,
+    AnotherRequest,
     ErrorKind,
     InvalidInput,
+    NotAllowed,
     NotFound,
     SeedNeeded,
+    StillInFlight,
     TiStreamError,
     TsExpired,
+    Unauthenticated,
 )
 
 log = structlog.get_logger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+
+#: on every answer: nothing from elsewhere is loaded, no page shows ours in a frame, no address of ours is told
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer browsers call the origin of our own forms null
+}
 
 _WHERE_TO_LOOK = (
     "GET /v1/tenants lists the tenants; .../databases and .../databases/{database}/tables what one has; "
@@ -43,14 +55,24 @@ STATUS: Mapping[ErrorKind, int] = {
     ErrorKind.CORRUPT: 500,
     ErrorKind.INTERNAL: 500,
 }
+_BY_CLASS: Mapping[type[TiStreamError], int] = {
+    TsExpired: 410,
+    AheadOfWatermark: 409,
+    SeedNeeded: 409,
+    StillInFlight: 409,
+    AnotherRequest: 422,
+    Unauthenticated: 401,
+    NotAllowed: 403,
+}
 
 
 def status_of(error: TiStreamError) -> int:
     """The HTTP status; what lies below retention is gone (410) rather than a wrong request, and what the state of the
     log does not allow (409) would be right at another time."""
-    if isinstance(error, TsExpired):
-        return 410
-    return 409 if isinstance(error, AheadOfWatermark | SeedNeeded) else STATUS[error.kind]
+    for kind, status in _BY_CLASS.items():
+        if isinstance(error, kind):
+            return status
+    return STATUS[error.kind]
 
 
 def problem_body(error: TiStreamError) -> dict[str, object]:
@@ -72,7 +94,11 @@ def problem_response(error: TiStreamError, status: int | None = None) -> Respons
     if status is not None:
         body["status"] = status
     code = int(str(body["status"]))
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if code == 503 else None
+    headers = dict(SECURITY_HEADERS)
+    if code == 503 or isinstance(error, StillInFlight):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = 'Bearer realm="TiStream"'
     return Response(orjson.dumps(body), code, headers, MEDIA_TYPE)
 
 

@@ -17,17 +17,16 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
-from apiserver.console import pages
+from apiserver.console import login, pages
 from apiserver.deps import Services
 from tistream import __version__, problem
+from tistream.auth.access import Who, access_of, needs
+from tistream.auth.roles import Right
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
 _HERE = Path(__file__).parent
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",  # a page and its part have the same address
     "Vary": "HX-Request",
 }
@@ -46,31 +45,37 @@ def _router(services: Services) -> APIRouter:
     def page(request: Request, template: str, facts: Callable[[], dict[str, Any]]) -> Response:
         status, part = 200, request.headers.get("HX-Request") == "true"
         try:
-            text = env.get_template(template).render(facts(), part=part)
+            text = env.get_template(template).render(facts(), part=part, csrf=access_of(request).csrf)
         except TiStreamError as e:
             status = problem.status_of(e)
-            text = env.get_template("problem.html").render(problem.problem_body(e), part=part)
+            facts_of_it = problem.problem_body(e)
+            text = env.get_template("problem.html").render(facts_of_it, part=part, csrf=access_of(request).csrf)
         return Response(text, status, _HEADERS, "text/html")
 
-    @routes.get("/")
+    def plain(request: Request, template: str, facts: dict[str, Any], status: int) -> Response:
+        return Response(env.get_template(template).render(facts, part=False), status, _HEADERS, "text/html")
+
+    routes.include_router(login.router(services, plain))
+
+    @routes.get("/", dependencies=[needs(Right.KNOWN)])
     def home() -> Response:
         return RedirectResponse("/overview")
 
-    @routes.get("/overview")
-    def overview(request: Request) -> Response:
-        return page(request, "overview.html", lambda: pages.overview(services))
+    @routes.get("/overview", dependencies=[needs(Right.LOOK, filtered=True)])
+    def overview(request: Request, who: Who) -> Response:
+        return page(request, "overview.html", lambda: pages.overview(services, who))
 
-    @routes.get("/overview.json")
-    def overview_json() -> dict[str, Any]:
-        return pages.overview(services)
+    @routes.get("/overview.json", dependencies=[needs(Right.LOOK, filtered=True)])
+    def overview_json(who: Who) -> dict[str, Any]:
+        return pages.overview(services, who)
 
-    @routes.get("/tenants/{cluster_id}/{tenant_id}.json")
-    def tenant_json(cluster_id: int, tenant_id: int) -> dict[str, Any]:
-        return pages.tenant(services, Tenant(cluster_id, tenant_id))
+    @routes.get("/tenants/{cluster_id}/{tenant_id}.json", dependencies=[needs(Right.LOOK)])
+    def tenant_json(cluster_id: int, tenant_id: int, who: Who) -> dict[str, Any]:
+        return pages.tenant(services, Tenant(cluster_id, tenant_id), who)
 
-    @routes.get("/tenants/{cluster_id}/{tenant_id}")
-    def tenant(request: Request, cluster_id: int, tenant_id: int) -> Response:
-        return page(request, "tenant.html", lambda: pages.tenant(services, Tenant(cluster_id, tenant_id)))
+    @routes.get("/tenants/{cluster_id}/{tenant_id}", dependencies=[needs(Right.LOOK)])
+    def tenant(request: Request, cluster_id: int, tenant_id: int, who: Who) -> Response:
+        return page(request, "tenant.html", lambda: pages.tenant(services, Tenant(cluster_id, tenant_id), who))
 
     return routes
 

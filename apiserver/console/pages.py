@@ -8,6 +8,7 @@ from typing import Any
 from apiserver.deps import Services
 from apiserver.routes import tenants as tenant_routes
 from tistream import ts as tso
+from tistream.auth.roles import ANYONE, Principal
 from tistream.catalog import tasks, tenants
 from tistream.catalog.tenants import TenantState
 from tistream.codec import memcomparable
@@ -19,20 +20,21 @@ _TAIL_MS = 30_000
 _SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 
 
-def overview(services: Services) -> dict[str, Any]:
-    """All tenants, and what is wrong."""
-    rows = [tenant_routes.summary(services, row) for row in tenants.list_tenants(services.catalog)]
+def overview(services: Services, who: Principal = ANYONE) -> dict[str, Any]:
+    """All tenants that `who` may see, and what is wrong with them."""
+    seen = [row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)]
+    rows = [tenant_routes.summary(services, row) for row in seen]
     return {
         "tenants": rows,
         "active": sum(row["state"] == TenantState.ACTIVE for row in rows),
         "lag_ms_max": max((row["lag_ms"] for row in rows if row["lag_ms"] is not None), default=None),
-        "problems": _problems(services, tasks.list_tasks(services.catalog)),
+        "problems": _problems(services, tasks.list_tasks(services.catalog), who),
     }
 
 
-def tenant(services: Services, who: Tenant) -> dict[str, Any]:
+def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str, Any]:
     """One tenant: state, the key-space strip of its tasks, stores."""
-    facts = tenant_routes.detail(services, who)
+    facts = tenant_routes.detail(services, of)
     ordered = sorted(facts["tasks"], key=lambda t: bytes.fromhex(t["start_key"]))
     newest = max((int(t["upper"]) for t in ordered), default=0)
     width = (_STRIP_WIDTH + _STRIP_GAP) / max(1, len(ordered))
@@ -44,13 +46,14 @@ def tenant(services: Services, who: Tenant) -> dict[str, Any]:
     return {
         **facts,
         "tasks": ordered,
-        "problems": _problems(services, tasks.list_tasks(services.catalog, who)),
+        "problems": _problems(services, tasks.list_tasks(services.catalog, of), who),
         "tail_from": str(max(int(facts["start_ts"]), int(facts["resolved_ts"]) - tso.compose(_TAIL_MS))),
     }
 
 
-def _problems(services: Services, found: Iterable[tasks.TaskRow]) -> list[dict[str, object]]:
-    """What this process reports, and the tasks of any process that have stopped."""
+def _problems(services: Services, found: Iterable[tasks.TaskRow], who: Principal) -> list[dict[str, object]]:
+    """What this process reports, and the tasks of any process that have stopped. A process works for several tenants:
+    what it reports is not for who may see one of them."""
     stopped = [
         {
             "source": f"tenant {task.tenant}, task {task.task_id}",
@@ -60,9 +63,9 @@ def _problems(services: Services, found: Iterable[tasks.TaskRow]) -> list[dict[s
             "facts": {},
         }
         for task in found
-        if task.error
+        if task.error and who.sees(task.tenant)
     ]
-    return [*stopped, *services.problems()]
+    return [*stopped, *(services.problems() if who.sees_all else ())]
 
 
 def _label(task: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from apiserver import negotiate
 from apiserver.cursor import Scope
 from apiserver.deps import Id, Services
 from apiserver.pull import PullAnswer, PullRequest, pull
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX, PULL_WAIT_MS_MAX
@@ -93,7 +95,7 @@ Asked = Annotated[_Query, Depends(_query)]
 
 def router(services: Services) -> APIRouter:
     """The three pull routes."""
-    routes = APIRouter(tags=["changes"])
+    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/changes", operation_id="pull_tenant", summary="Changes of a tenant")

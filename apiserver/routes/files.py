@@ -26,6 +26,8 @@ from apiserver.deps import Id, Services
 from apiserver.position import FORMS
 from tistream import problem
 from tistream import ts as tso
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.catalog.committed import SegmentFormat
 from tistream.catalog.files import file_bytes
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound
@@ -60,7 +62,7 @@ Asked = Annotated[_Query, Depends(_query)]
 
 def router(services: Services) -> APIRouter:
     """Listings of three scopes, and the files."""
-    routes = APIRouter(tags=["files"])
+    routes = APIRouter(tags=["files"], dependencies=[needs(Right.READ)])
     _listings(services, routes)
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 

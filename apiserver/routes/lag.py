@@ -20,6 +20,8 @@ from apiserver.deps import Id, Services
 from apiserver.routes import tenants as tenant_routes
 from apiserver.waterfall import Points, Stage, waterfall
 from tistream import ts as tso
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.catalog import stores, tasks, tenants
 from tistream.catalog.reports import StuckReport, TaskReport
 from tistream.catalog.stores import StoreRow
@@ -50,7 +52,7 @@ class _Newest:
 
 def router(services: Services) -> APIRouter:
     """The one route."""
-    routes = APIRouter(tags=["tenants"])
+    routes = APIRouter(tags=["tenants"], dependencies=[needs(Right.LOOK)])
 
     @routes.get(
         "/v1/clusters/{cluster_id}/tenants/{tenant_id}/lag",

@@ -22,6 +22,8 @@ from apiserver.negotiate import NotAcceptable
 from apiserver.position import FORMS
 from schemas.shape import shape_of, to_json
 from schemas.show_create import Dialect, define
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.errors import AheadOfWatermark, InvalidInput
 from tistream.ids import Tenant
 from tistream.limits import PULL_WAIT_MS_MAX
@@ -39,7 +41,7 @@ Accept = Annotated[str | None, Header()]
 
 def router(services: Services) -> APIRouter:
     """The two routes."""
-    routes = APIRouter(tags=["rows"])
+    routes = APIRouter(tags=["rows"], dependencies=[needs(Right.READ)])
 
     @routes.get(
         "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/rows",

@@ -11,6 +11,8 @@ from apiserver.position import check_start, parse_ts
 from schemas.history import History
 from schemas.model import Table
 from schemas.types import full_type
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.errors import NotFound
 from tistream.ids import Tenant
 
@@ -20,7 +22,7 @@ AtTsAsStart = Annotated[str | None, Query(alias="start-ts", include_in_schema=Fa
 
 def router(services: Services) -> APIRouter:
     """The two list routes."""
-    routes = APIRouter(tags=["schemas"])
+    routes = APIRouter(tags=["schemas"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/databases", operation_id="list_dbs", summary="Databases of a tenant")

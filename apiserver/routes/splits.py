@@ -15,6 +15,8 @@ from apiserver.cursor import Scope
 from apiserver.deps import Id, Services
 from apiserver.routes.changes import Cursor, EndTs, StartTs
 from apiserver.splits import Plan, SplitRequest, plan
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 from tistream.limits import SPLITS_MAX
@@ -46,7 +48,7 @@ Asked = Annotated[Callable[..., SplitRequest], Depends(_query)]
 
 def router(services: Services) -> APIRouter:
     """Plans of three scopes."""
-    routes = APIRouter(tags=["changes"])
+    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/changes/splits", operation_id="split_tenant", summary="Parts of a long pull of a tenant")

@@ -8,6 +8,8 @@ from fastapi import APIRouter
 
 from apiserver.deps import Id, Services
 from tistream import ts as tso
+from tistream.auth.access import Who, needs
+from tistream.auth.roles import Right
 from tistream.catalog import stores, tasks, tenants
 from tistream.ids import Tenant
 
@@ -16,11 +18,23 @@ def router(services: Services) -> APIRouter:
     """Read-only tenant routes; registration belongs to the control plane."""
     routes = APIRouter(tags=["tenants"])
 
-    @routes.get("/v1/tenants", operation_id="list_tenants", summary="All tenants")
-    def list_tenants() -> dict[str, Any]:
-        return {"items": [summary(services, row) for row in tenants.list_tenants(services.catalog)]}
+    @routes.get(
+        "/v1/tenants",
+        operation_id="list_tenants",
+        summary="All tenants that the key may see",
+        dependencies=[needs(Right.LOOK, filtered=True)],
+    )
+    def list_tenants(who: Who) -> dict[str, Any]:
+        return {
+            "items": [summary(services, row) for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)]
+        }
 
-    @routes.get("/v1/clusters/{cluster_id}/tenants/{tenant_id}", operation_id="get_tenant", summary="One tenant")
+    @routes.get(
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}",
+        operation_id="get_tenant",
+        summary="One tenant",
+        dependencies=[needs(Right.LOOK)],
+    )
     def get_tenant(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
         return detail(services, Tenant(cluster_id, tenant_id))
 

@@ -54,6 +54,8 @@ def _name(length: int) -> String:
 Word = _name(32)
 WorkerName = _name(128)
 ObjectName = _name(512)
+SecretHash = _name(64)
+AnswerBytes = LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 ReportText = SqlText().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 
 metadata = MetaData()
@@ -314,6 +316,47 @@ safe_points = Table(
     Column("service_id", WorkerName, primary_key=True),
     _uint("safe_ts"),
     _uint("expires_ms"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Word, primary_key=True),
+    Column("secret_hash", SecretHash, nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("role", Word, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("made_by", Word, nullable=False),
+    Column("replaced_by", Word),
+    _uint("created_ms"),
+    _uint("expires_ms"),
+    _uint("used_ms"),
+    _uint("revoked_ms"),
+    Index("api_keys_of_tenant", "cluster_id", "tenant_id"),
+)
+
+logins = Table(
+    "logins",
+    metadata,
+    Column("token_hash", SecretHash, primary_key=True),
+    Column("kind", Word, nullable=False),
+    Column("key_id", Word, nullable=False),
+    _uint("expires_ms"),
+    Index("logins_by_expiry", "expires_ms"),
+)
+
+kept_answers = Table(
+    "kept_answers",
+    metadata,
+    Column("asked_hash", SecretHash, primary_key=True),
+    Column("request_hash", SecretHash, nullable=False),
+    Column("attempt", Word, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("media_type", String(128), nullable=False),
+    Column("body", AnswerBytes, nullable=False),
+    _uint("begun_ms"),
+    Index("kept_answers_by_age", "begun_ms"),
 )
 
 counters = Table(

@@ -106,13 +106,18 @@ def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
     with catalog.reading() as conn:
         row = conn.execute(_ONE, tenant_ids(tenant)).one_or_none()
     if row is None:
-        raise NotFound(
-            f"tenant {tenant} is not registered; register it with POST /v1/tenants or with "
-            f"tistream tenant register -c {tenant.cluster_id} -t {tenant.tenant_id}",
-            cluster_id=tenant.cluster_id,
-            tenant_id=tenant.tenant_id,
-        )
+        raise not_registered(tenant)
     return _tenant_row(row)
+
+
+def not_registered(tenant: Tenant) -> NotFound:
+    """There is no such tenant; whoever may not know of a tenant is told the same."""
+    return NotFound(
+        f"tenant {tenant} is not registered; register it with POST /v1/tenants or with "
+        f"tistream tenant register -c {tenant.cluster_id} -t {tenant.tenant_id}",
+        cluster_id=tenant.cluster_id,
+        tenant_id=tenant.tenant_id,
+    )
 
 
 def list_tenants(catalog: Catalog, state: TenantState | None = None) -> list[TenantRow]:

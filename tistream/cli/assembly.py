@@ -17,6 +17,7 @@ from tistream.access import RequestLog
 from tistream.catalog.engine import Catalog
 from tistream.catalog.gauges import CatalogGauges
 from tistream.cli import allocator, warm
+from tistream.cli.first_key import first_words
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dispatcher.worker import DispatcherWorker
     from metaserver.loop import MetaWorker
     from sorter.worker import SorterWorker
+    from tistream.auth.guard import KeyGuard
     from tistream.feed import Feed
     from tistream.ids import Tenant
 
@@ -57,9 +59,12 @@ class Running:
         app: FastAPI | None = None,
         closing: Callable[[], None] = lambda: None,
         probes: Probes | None = None,
+        *,
+        has_console: bool = False,
     ) -> None:
         """`probes`: what a process without `app` shows on the port of [metrics], if there is to be one."""
         self.parts = parts
+        self._has_console = has_console
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server, beside = parts.settings.server, parts.settings.metrics
@@ -85,7 +90,10 @@ class Running:
         where = f" at {self.http.url}" if self.http is not None else ""
         where += f" with probes at {self.probes.url}" if self.probes is not None else ""
         names = ", ".join(member.name for member in self.services.members) or "API server"
-        return f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."
+        said = [f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."]
+        if self.http is not None and self.parts.settings.server.auth == "keys":
+            said += first_words(self.parts.catalog, self.http.url, has_console=self._has_console)
+        return "\n".join(said)
 
     def stopped(self) -> Problem | None:
         """The first part that has ended by an error, if one has."""
@@ -102,8 +110,9 @@ class Running:
 
 
 def load_settings(path: Path | None, flags: Mapping[str, object]) -> Settings:
-    """Settings from file, environment and flags. TISTREAM_URL belongs to the client commands and is left out."""
-    environ = {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_CONFIG")}
+    """Settings from file, environment and flags. TISTREAM_URL and TISTREAM_KEY belong to the client commands
+    and are left out."""
+    environ = {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG")}
     return config.load(path, environ, flags)
 
 
@@ -136,7 +145,8 @@ def embedded(settings: Settings, data: Path) -> Running:
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
     members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
     collect: list[Collect] = [CatalogGauges(parts.catalog, parts.clock), follow.measured, _of_tasks(parts, sorters)]
-    return Running(parts, members, _api(parts, members, control=True, collect=collect, sorters=sorters))
+    app = _api(parts, members, control=True, collect=collect, sorters=sorters)
+    return Running(parts, members, app, has_console=True)
 
 
 def meta(parts: Parts, name: str) -> Running:
@@ -149,6 +159,7 @@ def meta(parts: Parts, name: str) -> Running:
         parts.settings.object_store.url,
         worker.problems,
         parts.store,
+        _guard(parts),
         more_checks={"lease": lease_holds(worker.lease_age_s)},
         collect=[CatalogGauges(parts.catalog, parts.clock), lease_age(worker.lease_age_s)],
     )
@@ -186,7 +197,7 @@ def sorter(parts: Parts, name: str) -> Running:
 def api_server(parts: Parts) -> Running:
     """An API server with the console."""
     warm.start()
-    return Running(parts, [], _api(parts, [], control=False))
+    return Running(parts, [], _api(parts, [], control=False), has_console=True)
 
 
 def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect) -> Probes:
@@ -249,7 +260,14 @@ def _api(
         extra.append(retention_router(parts.catalog))
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
         extra.append(seed_router(parts.catalog, parts.store))
-    return create_app(wired, extra)
+    return create_app(wired, extra, guard=_guard(parts))
+
+
+def _guard(parts: Parts) -> KeyGuard | None:
+    """Who asks for keys; None: nobody does."""
+    from tistream.auth.guard import KeyGuard
+
+    return KeyGuard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
 
 
 def _meta(parts: Parts, name: str) -> MetaWorker:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 
 commands = typer.Typer(help="Registered consumers: the log above their checkpoints is kept.", no_args_is_help=True)
 
@@ -28,6 +28,7 @@ def create(
     target_ts: Annotated[int, typer.Option(min=0, help="Finish here; 0 = never.")] = 0,
     tables: Annotated[str, typer.Option(help="Which tables it reads, for people.")] = "",
     url: Url = DEFAULT_URL,
+    key: Key = None,
 ) -> None:
     """Register a consumer. Nothing above its checkpoint is given up until it is removed or finished."""
     body = {"changefeed_id": changefeed_id, "start_ts": start_ts, "target_ts": str(target_ts), "tables": tables}
@@ -54,6 +55,7 @@ def checkpoint(
     cluster: Cluster,
     tenant: Tenant,
     url: Url = DEFAULT_URL,
+    key: Key = None,
 ) -> None:
     """Move a consumer's checkpoint. It never falls."""
     _print(_send(url, "PATCH", _path(cluster, tenant, changefeed_id), {"checkpoint_ts": str(ts)}))

@@ -29,6 +29,7 @@ def lag(
     tenant: OneTenant = None,
     why: Annotated[bool, typer.Option("--why", help="Show where the time goes, and what is slowest.")] = False,
     url: Url = DEFAULT_URL,
+    key: Key = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
 ) -> None:
     """How far each tenant is behind; with --why a bar for each stage of the way, naming the slowest."""

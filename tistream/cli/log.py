@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
+from tistream.auth import keys
 from tistream.cli.redact import without_secrets
 from tistream.config import LogSettings
 
@@ -23,7 +25,13 @@ def configure(settings: LogSettings) -> None:
             structlog.processors.format_exc_info,
             without_secrets,
             renderer,
+            _without_keys,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.level.upper())),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # whatever it is when a line is written
     )
+
+
+def _without_keys(_logger: object, _method: str, line: Any) -> str:
+    """The written line: whatever got into it, no key does."""
+    return keys.without_secrets(str(line).encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")

@@ -20,7 +20,9 @@ from tistream.cli import (
     cost,
     doctor,
     files,
+    key,
     lag,
+    login,
     pull,
     push,
     replay,
@@ -53,6 +55,8 @@ EXIT = {
 EXIT_INTERRUPTED = 130
 run.add_to(app)
 tenant.add_to(app)
+login.add_to(app)
+key.add_to(app)
 push.add_to(app)
 pull.add_to(app)
 snapshot.add_to(app)

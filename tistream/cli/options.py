@@ -7,7 +7,32 @@ from typing import Annotated
 
 import typer
 
-Url = Annotated[str, typer.Option("--url", help="The service's address.", envvar="TISTREAM_URL")]
+
+def _last_url(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """The address of the last login, where none is given."""
+    from tistream import credentials
+
+    given = context.get_parameter_source(str(parameter.name))
+    return value if given is None or given.name != "DEFAULT" else credentials.last_url() or value
+
+
+def _use_key(value: str | None) -> str | None:
+    """Whatever this process asks of the service carries the key."""
+    from tistream import credentials
+
+    credentials.use_key(value)
+    return value
+
+
+Url = Annotated[str, typer.Option("--url", help="The service's address.", envvar="TISTREAM_URL", callback=_last_url)]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", help="API key; else what tistream login kept.", envvar="TISTREAM_KEY", callback=_use_key),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", help="API key; else what tistream login kept.", envvar="TISTREAM_KEY", callback=_use_key),
+]
 Cluster = Annotated[int, typer.Option("--cluster", "-c", help="Upstream cluster id.")]
 Tenant = Annotated[int, typer.Option("--tenant", "-t", help="Tenant id within the cluster.")]
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.", exists=True)]

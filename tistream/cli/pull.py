@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.errors import InvalidInput
 
 _OWN_WORDS = {"format", "end_ts", "limit", "cursor", "wait"}  # of a URL's query; others are the format's
@@ -27,6 +27,7 @@ def add_to(app: typer.Typer) -> None:
 def pull(
     what: Annotated[str, typer.Argument(help="'database', 'database.table', '*', or a whole .../changes URL.")] = "*",
     url: Url = DEFAULT_URL,
+    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     since: Annotated[

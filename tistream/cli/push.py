@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.options import DEFAULT_URL, Cluster, MetricsHost, MetricsPort, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, ApiKey, Cluster, MetricsHost, MetricsPort, Tenant, Url
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def push(
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     speed: Annotated[str, typer.Option(help="Of a recording: N times real time, or max.")] = "1",
     start_ts: StartTs = None,
     schema_snapshot: Snapshot = None,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 1.0
 _EXIT_STOPPED = 5  # a part ended by itself: fenced by another process, or by a defect; a supervisor may start it again
 
-Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only)")]
+Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only), or keys: each request shows one.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; must be its own among all workers.")]
 
 
@@ -65,7 +65,7 @@ def demo(
     from tistream.cli import assembly, push
 
     pace = push.parse_speed(speed)
-    settings = _settings(None, None, port if port is not None else 0, None, None, None, {"log.level": "error"})
+    settings = _settings(None, None, port if port is not None else 0, "none", None, None, {"log.level": "error"})
     ended = threading.Event()
     _on_signals(ended.set)
     deadline = None if seconds is None else time.monotonic() + seconds

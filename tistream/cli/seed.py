@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.pull import parse_names
 from tistream.errors import InvalidInput
 
@@ -32,6 +32,7 @@ def seed(
     file: Annotated[Path, typer.Option(help="Parquet or NDJSON.", exists=True)],
     ts: Annotated[int, typer.Option(help="The TSO that the rows are of.", min=1)],
     url: Url = DEFAULT_URL,
+    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
 ) -> None:

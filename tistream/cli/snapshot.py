@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.pull import parse_names
 from tistream.errors import InvalidInput
 
@@ -41,6 +41,7 @@ def snapshot(
     format: Annotated[str, typer.Option(help="ndjson, csv, parquet, arrow or sql.")] = "ndjson",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
     url: Url = DEFAULT_URL,
+    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     wait: Wait = 0,
@@ -72,6 +73,7 @@ def restore(
     format: Annotated[str, typer.Option(help="Of the rows: sql (INSERT statements) or csv.")] = "sql",
     dialect: Annotated[str, typer.Option(help="The server to load into: mysql, mariadb or tidb.")] = "mysql",
     url: Url = DEFAULT_URL,
+    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Url
+from tistream.cli.options import DEFAULT_URL, Key, Url
 
 
 class Output(StrEnum):
@@ -25,6 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 def status(
     url: Url = DEFAULT_URL,
+    key: Key = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
 ) -> None:
     """Health, tenants with lag, tasks with owners."""

@@ -1,15 +1,31 @@
-"""`tistream tenant register|list|show|retention`."""
+"""`tistream tenant register|list|show|retention|rotate-key`."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
+from tistream.errors import ErrorKind, NotFound, TiStreamError
+
+if TYPE_CHECKING:
+    from tistream.client import Client
 
 commands = typer.Typer(help="Register and look at tenants.", no_args_is_help=True)
+_LOOK_EVERY_S = 0.5
+_SHOWN_ONCE = "(shown once)"
+
+
+class NotActive(TiStreamError):
+    """The tenant did not become active in time."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1084"
+    hint = "Start its pushers: tistream push. GET /healthz tells what is wrong, if anything is."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -18,16 +34,31 @@ def add_to(app: typer.Typer) -> None:
 
 
 @commands.command()
-def register(cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Register a tenant. It then awaits its first schema snapshot."""
+def register(
+    cluster: Cluster,
+    tenant: Tenant,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the tenant is active; show each step.")] = False,
+    timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds.", min=0)] = 3600,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Register a tenant. It then awaits its first schema snapshot.
+
+    The answer holds where its pushers write, their environment and, where keys are asked for, a key of theirs: once.
+    """
     from tistream.client import connect
 
     with connect(url) as client:
-        print(json.dumps(client.register_tenant(cluster, tenant), indent=2))
+        made = client.register_tenant(cluster, tenant)
+        print(json.dumps(made, indent=2), flush=True)
+        if str(made["push"].get("key") or "").endswith(_SHOWN_ONCE):
+            print("an earlier answer, which was lost, showed the key: tistream tenant rotate-key", file=sys.stderr)
+        if wait:
+            _wait(client, cluster, tenant, time.monotonic() + timeout, made["push"])
 
 
 @commands.command("list")
-def list_all(url: Url = DEFAULT_URL) -> None:
+def list_all(url: Url = DEFAULT_URL, key: Key = None) -> None:
     """All tenants with state and lag."""
     from tistream.client import connect
 
@@ -40,7 +71,7 @@ def list_all(url: Url = DEFAULT_URL) -> None:
 
 
 @commands.command()
-def show(cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
+def show(cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL, key: Key = None) -> None:
     """One tenant with its tasks and stores."""
     from tistream.client import connect
 
@@ -57,6 +88,7 @@ def retention(
         bool, typer.Option("--default", help="Go back to what the service keeps of any tenant.")
     ] = False,
     url: Url = DEFAULT_URL,
+    key: Key = None,
 ) -> None:
     """How much of a tenant's log is kept, and where it begins; with HOURS or --default, change that."""
     from tistream.client import connect
@@ -66,3 +98,67 @@ def retention(
         if default or hours is not None:
             client.send("PATCH", path, {"retention_hours": None if default else hours})
         print(json.dumps(client.get(f"{path}/retention"), indent=2))
+
+
+@commands.command("rotate-key")
+def rotate_key(
+    cluster: Cluster,
+    tenant: Tenant,
+    overlap_hours: Annotated[float, typer.Option(help="The old key counts for so long more.", min=0)] = 24,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Give the key of a tenant's pushers a successor, or a first one. It is printed once, alone on standard output."""
+    from tistream.client import connect
+
+    with connect(url) as client:
+        asked = {"cluster_id": str(cluster), "tenant_id": str(tenant)}
+        rows = [r for r in client.get("/v1/keys", **asked)["items"] if r["role"] == "pusher"]
+        living = [r for r in rows if r["state"] == "living" and r["replaced_by"] is None]
+        if living:
+            made = client.post(f"/v1/keys/{living[-1]['key_id']}:rotate", {"overlap_hours": overlap_hours})
+        else:
+            client.get(f"/v1/clusters/{cluster}/tenants/{tenant}")
+            new = {"name": f"pushers of {cluster}/{tenant}", "role": "pusher"}
+            made = client.post("/v1/keys", {**new, "cluster_id": cluster, "tenant_id": tenant})
+    old = f"; {living[-1]['key_id']} counts for {overlap_hours:g} hours more" if living else ""
+    print(f"pusher key {made['key_id']} of tenant {cluster}/{tenant}, shown this once{old}:", file=sys.stderr)
+    print(made["key"])
+
+
+def _wait(client: Client, cluster: int, tenant: int, deadline: float, push: dict[str, Any]) -> None:
+    """Show each step when it is done, until the tenant is active."""
+    done: set[str] = set()
+    while True:
+        found = client.get(f"/v1/clusters/{cluster}/tenants/{tenant}")
+        steps = checklist(found, has_key=bool(push.get("key")))
+        for step, is_done, told in steps:
+            if is_done and step not in done:
+                done.add(step)
+                print(f"  ✓ {step}{told}", file=sys.stderr, flush=True)
+        if found["state"] == "ACTIVE":
+            return
+        if found["state"] != "AWAITING_SNAPSHOT":
+            raise NotFound(f"tenant {cluster}/{tenant} is {found['state']} now", state=found["state"])
+        waits = next(step for step, is_done, _ in steps if not is_done)
+        if "waits" not in done:
+            done.add("waits")
+            print(f"  … {waits}: start the pushers, for example", file=sys.stderr)
+            print(f"      tistream push --pd HOST:2379 -c {cluster} -t {tenant} --url {client.url}", file=sys.stderr)
+        if time.monotonic() > deadline:
+            raise NotActive(f"tenant {cluster}/{tenant} still waits: {waits}")
+        time.sleep(_LOOK_EVERY_S)
+
+
+def checklist(found: dict[str, Any], *, has_key: bool) -> list[tuple[str, bool, str]]:
+    """(step, whether it is done, what more there is to say) of a tenant as the API shows it, in order."""
+    tasks, stores = found["tasks"], found["stores"]
+    active = found["state"] == "ACTIVE"
+    return [
+        ("registered", True, f": tenant {found['cluster_id']}/{found['tenant_id']}"),
+        *([("key for its pushers made", True, "")] if has_key else []),
+        ("a pusher has begun", bool(stores) or active, f": {len(stores)} stores" if stores else ""),
+        ("schema snapshot read", active, f": the log is complete above {found['start_ts']}"),
+        ("tasks made", bool(tasks), f": {len(tasks)}"),
+        ("active", active, ""),
+    ]

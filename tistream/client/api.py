@@ -8,6 +8,7 @@ server raised, with its words and facts.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -19,17 +20,22 @@ import httpx2
 import orjson
 import pyarrow as pa
 
+from tistream.credentials import key_for
 from tistream.errors import (
     AheadOfWatermark,
+    AnotherRequest,
     CursorInvalid,
     InvalidInput,
+    NotAllowed,
     NotConvertible,
     NotFound,
     SeedNeeded,
+    StillInFlight,
     StoreUnavailable,
     TiStreamError,
     TsExpired,
     TsOutOfRange,
+    Unauthenticated,
 )
 
 _RETRY_FIRST_S = 0.1
@@ -49,6 +55,10 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         AheadOfWatermark,
         SeedNeeded,
         NotConvertible,
+        Unauthenticated,
+        NotAllowed,
+        AnotherRequest,
+        StillInFlight,
     )
 }
 
@@ -79,13 +89,16 @@ class Client:
         self,
         url: str,
         *,
+        key: str | None = None,
         retry_s: float = 30,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """`retry_s` bounds how long a request is tried again; `transport` replaces the network."""
+        """`key` is the API key, where one is asked for; `retry_s` bounds how long a request is tried again;
+        `transport` replaces the network."""
         self.url = url.rstrip("/")
-        self._http = httpx2.Client(timeout=_TIMEOUT_S, transport=transport)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx2.Client(timeout=_TIMEOUT_S, transport=transport, headers=headers)
         self._retry_s = retry_s
         self._sleep = sleep
 
@@ -230,10 +243,19 @@ class Client:
         return orjson.loads(content) if content else None
 
     def register_tenant(self, cluster_id: int, tenant_id: int) -> dict[str, Any]:
-        """Register a tenant; fine when it is registered already."""
-        body = {"cluster_id": cluster_id, "tenant_id": tenant_id}
-        found: dict[str, Any] = orjson.loads(self._request("POST", "/v1/tenants", json=body).content)
+        """Register a tenant; fine when it is registered already. The first answer holds a key for its pushers."""
+        found: dict[str, Any] = self.post("/v1/tenants", {"cluster_id": cluster_id, "tenant_id": tenant_id})
         return found
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """POST to a resource of the API. However often it is tried again, it is done once."""
+        once = {"Idempotency-Key": secrets.token_hex(16)}
+        sent = None if body is None else dict(body)
+        return orjson.loads(self._request("POST", path, headers=once, json=sent).content)
+
+    def delete(self, path: str) -> Any:
+        """DELETE a resource of the API."""
+        return orjson.loads(self._request("DELETE", path).content)
 
     def _request(self, method: str, path: str, *, stream: bool = False, **kwargs: Any) -> httpx2.Response:
         """The answer; with `stream` its body is still to be read, and the answer to be closed."""
@@ -249,15 +271,15 @@ class Client:
                 error = StoreUnavailable(f"{self.url} does not answer: {e or type(e).__name__}.")
             if error is None:
                 return response
-            if not isinstance(error, StoreUnavailable) or time.monotonic() + pause > deadline:
+            if not isinstance(error, StoreUnavailable | StillInFlight) or time.monotonic() + pause > deadline:
                 raise error
             self._sleep(pause)
             pause = min(pause * 2, _RETRY_MAX_S)
 
 
 def connect(url: str = "http://127.0.0.1:8711", **more: Any) -> Client:
-    """A client of the service at `url`."""
-    return Client(url, **more)
+    """A client of the service at `url`. Without a `key` it shows what TISTREAM_KEY holds or `tistream login` kept."""
+    return Client(url, **{"key": key_for(url), **more})
 
 
 def _of_scope(cluster_id: int, tenant_id: int, database: str | None, table: str | None) -> str:

@@ -26,6 +26,7 @@ import httpx2
 import orjson
 
 from tistream.clock import Clock
+from tistream.credentials import key_for
 from tistream.errors import ErrorKind, Fenced, InvalidInput, NotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -101,12 +102,13 @@ class CaptureControl(Control, SeedControl, Protocol):
 
 
 class HttpControl:
-    """The control plane behind a URL. `token` is sent as a bearer token."""
+    """The control plane behind a URL. `token` is the API key; None: what `tistream.credentials` knows for the URL."""
 
-    def __init__(self, url: str, tenant: Tenant, *, token: str = "", timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, url: str, tenant: Tenant, *, token: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
         self._tenant = tenant
         self._root = f"{url.rstrip('/')}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        key = key_for(url) if token is None else token
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(timeout=timeout_s, headers=headers)
 
     @property

@@ -60,7 +60,8 @@ def open_log(options: ReadOptions) -> Iterator[ChangeLog]:
 
         yield DirectLog(options)
         return
-    with connect(options.url) as client:
+    shown = {} if options.key is None else {"key": options.key}
+    with connect(options.url, **shown) as client:
         yield _OverHttp(client, options)
 
 

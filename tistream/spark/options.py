@@ -13,7 +13,7 @@ from tistream.errors import ConfigError
 from tistream.limits import PULL_ROWS_MAX, SPLITS_MAX
 
 _NAMES = (
-    "url", "cluster", "tenant", "database", "table", "startTs", "endTs", "schemaTs", "decode", "onUndecodable",
+    "url", "key", "cluster", "tenant", "database", "table", "startTs", "endTs", "schemaTs", "decode", "onUndecodable",
     "maxRowsPerTrigger", "numPartitions", "partitionBytes", "rowsPerPage", "pushFilters", "catalog", "objectStore",
 )  # fmt: skip
 _BOOL = {"true": True, "false": False}
@@ -26,6 +26,7 @@ class ReadOptions:
     cluster: int
     tenant: int
     url: str = "http://127.0.0.1:8711"
+    key: str | None = None  #: API key; None: what the environment or the file of the driver's and executors' user says
     database: str | None = None
     table: str | None = None
     start_ts: str = "earliest"
@@ -70,6 +71,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         cluster=_number(values, "cluster", 0, least=0),
         tenant=_number(values, "tenant", 0, least=0),
         url=values.get("url", _DEFAULT.url),
+        key=values.get("key"),
         database=values.get("database"),
         table=values.get("table"),
         start_ts=values.get("startTs", _DEFAULT.start_ts),

@@ -52,6 +52,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
+from tistream.testing.catalog_suite_auth import AuthSuite
 from tistream.testing.catalog_suite_bases import BaseSuite
 from tistream.testing.catalog_suite_compaction import CompactionSuite
 from tistream.testing.catalog_suite_gauges import GaugeSuite
@@ -64,7 +65,14 @@ _MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys
 
 
 class CatalogSuite(
-    CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite, BaseSuite, GaugeSuite, RetentionSuite
+    CommittedLogSuite,
+    CompactionSuite,
+    HandoverSuite,
+    SeedSuite,
+    BaseSuite,
+    GaugeSuite,
+    RetentionSuite,
+    AuthSuite,
 ):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 

@@ -10,6 +10,15 @@ document.getElementById("scheme").addEventListener("click", () => {
 });
 for (const el of document.querySelectorAll(".origin")) el.textContent = location.origin;
 
+// With a session, what changes something carries its token: htmx is told in <body>, plain forms get it here.
+document.addEventListener("submit", (event) => {
+  const token = document.querySelector("meta[name=csrf-token]")?.content, form = event.target;
+  if (!token || form.method !== "post" || form.elements.csrf) return;
+  const field = document.createElement("input");
+  Object.assign(field, { type: "hidden", name: "csrf", value: token });
+  form.append(field);
+}, true);
+
 const away = document.getElementById("away");
 document.addEventListener("htmx:error", () => { away.hidden = false; });
 document.addEventListener("htmx:after:request", (event) => { away.hidden = event.detail.ctx.response.status < 400; });

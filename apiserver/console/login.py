@@ -1,0 +1,103 @@
+"""Logging in to the console and out of it.
+
+    GET  /login     a form; /login#CODE fills it in and sends it by itself
+    POST /login     a login code (once) or an API key becomes a session
+    POST /logout    ends it
+
+A code stands behind the `#` of its link: browsers send that part to nobody, so it is in no log and no program that
+looks links up before people do can use it up. The session is a cookie that no script reads and that no other site
+makes the browser send.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from apiserver.deps import Services
+from tistream.auth.access import access_of, needs
+from tistream.auth.bodies import read_body
+from tistream.auth.guard import KeyGuard
+from tistream.auth.issue import session_by_code, session_of
+from tistream.auth.keys import hash_of
+from tistream.auth.roles import Right
+from tistream.auth.wall import cookie_name
+from tistream.catalog.logins import end_session
+from tistream.errors import Unauthenticated
+from tistream.limits import SESSION_MS
+
+_HOME = "/overview"
+_PAGE = re.compile(r"/(?:[A-Za-z0-9_.-][A-Za-z0-9/_.-]*)?")
+_FORM_BYTES_MAX = 4096
+
+Render = Callable[[Request, str, dict[str, Any], int], Response]
+
+
+def router(services: Services, render: Render) -> APIRouter:
+    """The three routes. `render(request, template, facts, status)` makes a page."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/login", dependencies=[needs(Right.OPEN)])
+    def form(request: Request, next: str = _HOME) -> Response:
+        if access_of(request).guard is None:
+            return RedirectResponse(_HOME, 303)
+        return render(request, "login.html", {"next": _own_page(next), "error": ""}, 200)
+
+    @routes.post("/login", dependencies=[needs(Right.OPEN)])
+    async def log_in(request: Request) -> Response:
+        guard = access_of(request).guard
+        if guard is None:
+            return RedirectResponse(_HOME, 303)
+        fields = parse_qs((await read_body(request.receive, _FORM_BYTES_MAX)).decode("latin-1"), max_num_fields=10)
+        given, page = fields.get("code", [""])[0].strip(), _own_page(fields.get("next", [_HOME])[0])
+        try:
+            token = await _session(services, guard, given)
+        except Unauthenticated as e:
+            return render(request, "login.html", {"next": page, "error": e.message}, 401)
+        answer = RedirectResponse(page, 303)
+        scheme = request.url.scheme
+        answer.set_cookie(
+            cookie_name(scheme),
+            token,
+            max_age=SESSION_MS // 1000,
+            httponly=True,
+            samesite="strict",
+            secure=scheme == "https",
+        )
+        return answer
+
+    @routes.post("/logout", dependencies=[needs(Right.KNOWN)])
+    def log_out(request: Request) -> Response:
+        access, name = access_of(request), cookie_name(request.url.scheme)
+        if access.session and access.guard is not None:
+            end_session(services.catalog, hash_of(access.session))
+            access.guard.forget(hash_of(access.session))
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(name, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+        return answer
+
+    return routes
+
+
+async def _session(services: Services, guard: KeyGuard, given: str) -> str:
+    """The token of a new session. Unauthenticated says why there is none."""
+    if given.startswith("tsk_"):
+        who = await guard.of_key(given)
+        if Right.LOOK not in who.rights:
+            raise Unauthenticated(f"A key of role {who.role} does not open the console.")
+        return await run_in_threadpool(session_of, services.catalog, who.key_id)
+    token = await run_in_threadpool(session_by_code, services.catalog, given)
+    if token is None:
+        raise Unauthenticated("This login code was used, has expired or is none. Make a new one.")
+    return token
+
+
+def _own_page(text: str) -> str:
+    """An address below ours, and no other."""
+    return text if _PAGE.fullmatch(text) else _HOME

@@ -1,0 +1,189 @@
+"""API keys over HTTP, and the way of a key into the console.
+
+    GET     /v1/whoami               what this key is and may do
+    POST    /v1/keys                 make a key; the answer alone shows it
+    GET     /v1/keys                 keys, dead or alive, without their secrets
+    DELETE  /v1/keys/{id}            revoke
+    POST    /v1/keys/{id}:rotate     a successor; the old key counts for a while more
+    POST    /v1/console-codes        a code that opens the console once, as this key
+
+A key of one tenant sees and makes keys of this tenant only; of others it is told that there are none. Nobody gives a
+role that may do more than their own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, Field
+
+from apiserver.deps import Services
+from tistream import ts as tso
+from tistream.auth.access import Who, access_of, needs
+from tistream.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key
+from tistream.auth.roles import Principal, Right, Role, may_give
+from tistream.catalog import keys
+from tistream.errors import InvalidInput, NotAllowed, NotFound
+from tistream.ids import Tenant
+from tistream.limits import LOGIN_CODE_MS
+
+_INT_MAX = (1 << 63) - 1
+_HOUR_MS = 3_600_000
+_HOURS_MAX = 24 * 3660
+
+KeyId = Annotated[str, Path(pattern=r"^[a-z2-7]{13}$", description="The part of a key between its underscores.")]
+ClusterId = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="Keys bound to this cluster's tenant.")]
+TenantId = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="Keys bound to this tenant.")]
+
+
+class NewKey(BaseModel):
+    """A key to be made."""
+
+    name: str = Field(min_length=1, max_length=NAME_MAX, description="for people: who or what will hold it")
+    role: Role
+    cluster_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
+    tenant_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
+    expires_in_hours: float = Field(default=0, ge=0, le=_HOURS_MAX, description="0 = it does not end by itself")
+
+
+class Rotation(BaseModel):
+    """How the old key ends."""
+
+    overlap_hours: float = Field(default=24, ge=0, le=_HOURS_MAX, description="the old key counts for so long more")
+
+
+def router(services: Services) -> APIRouter:
+    """The routes over the catalog's keys."""
+    routes = APIRouter(tags=["keys"])
+    _who(services, routes)
+    mine = [needs(Right.KEYS, filtered=True)]
+
+    @routes.post("/v1/keys", status_code=201, operation_id="create_key", summary="Make a key", dependencies=mine)
+    def create(new: NewKey, who: Who) -> dict[str, Any]:
+        tenant = _tenant(new.cluster_id, new.tenant_id)
+        if not may_give(who, new.role, tenant):
+            raise NotAllowed(f"A key of role {who.role} cannot make such a key.", role=new.role)
+        ttl_ms = int(new.expires_in_hours * _HOUR_MS)
+        return _issued(
+            issue_key(services.catalog, name=new.name, role=new.role, tenant=tenant, ttl_ms=ttl_ms, made_by=who.key_id)
+        )
+
+    @routes.get("/v1/keys", operation_id="list_keys", summary="Keys without their secrets", dependencies=mine)
+    def listed(who: Who, cluster_id: ClusterId = None, tenant_id: TenantId = None) -> dict[str, Any]:
+        tenant = _tenant(cluster_id, tenant_id)
+        rows = keys.list_keys(services.catalog, who.tenant if tenant is None else tenant)
+        return {"items": [shown(row) for row in rows if _sees(who, row)]}
+
+    @routes.delete(
+        "/v1/keys/{key_id}", operation_id="revoke_key", summary="End a key now; safe to repeat", dependencies=mine
+    )
+    def revoke(request: Request, key_id: KeyId, who: Who) -> dict[str, Any]:
+        _mine(services, who, key_id)
+        keys.revoke_key(services.catalog, key_id)
+        _forget(request)
+        return shown(keys.get_key(services.catalog, key_id))
+
+    @routes.post(
+        "/v1/keys/{key_id}:rotate",
+        status_code=201,
+        operation_id="rotate_key",
+        summary="Give a key a successor",
+        dependencies=mine,
+    )
+    def rotate(request: Request, key_id: KeyId, who: Who, how: Rotation | None = None) -> dict[str, Any]:
+        _mine(services, who, key_id)
+        overlap_ms = int((how or Rotation()).overlap_hours * _HOUR_MS)
+        made = rotated_key(services.catalog, key_id, overlap_ms=overlap_ms, made_by=who.key_id)
+        _forget(request)
+        return _issued(made)
+
+    return routes
+
+
+def _who(services: Services, routes: APIRouter) -> None:
+    @routes.get(
+        "/v1/whoami",
+        operation_id="whoami",
+        summary="What this key is and may do",
+        dependencies=[needs(Right.KNOWN)],
+    )
+    def whoami(who: Who) -> dict[str, Any]:
+        return {
+            "key_id": who.key_id,
+            "name": who.name,
+            "role": who.role,
+            **_ids(who.tenant),
+            "rights": sorted(who.rights - {Right.OPEN, Right.KNOWN}),
+        }
+
+    @routes.post(
+        "/v1/console-codes",
+        status_code=201,
+        operation_id="create_console_code",
+        summary="A code that opens the console once, as this key",
+        dependencies=[needs(Right.LOOK, filtered=True)],
+    )
+    def console_code(request: Request, who: Who) -> dict[str, Any]:
+        if not who.key_id:
+            raise InvalidInput("The console asks for no login here: the service runs with server.auth = none.")
+        code = login_code(services.catalog, who.key_id)
+        where = f"{str(request.base_url).rstrip('/')}/login#{code}"
+        return {"url": where, "code": code, "good_for_s": LOGIN_CODE_MS // 1000}
+
+
+def shown(row: keys.KeyRow) -> dict[str, Any]:
+    """A key as people see it: everything but its secret."""
+    return {
+        "key_id": row.key_id,
+        "name": row.name,
+        "role": row.role,
+        **_ids(row.tenant),
+        "state": row.state,
+        "created": _time(row.created_ms),
+        "expires": _time(row.expires_ms),
+        "last_used": _time(row.used_ms),
+        "revoked": _time(row.revoked_ms),
+        "made_by": row.made_by or None,
+        "replaced_by": row.replaced_by,
+    }
+
+
+def _issued(made: IssuedKey) -> dict[str, Any]:
+    return {"key": made.text, **shown(made.row)}
+
+
+def _ids(tenant: Tenant | None) -> dict[str, int | None]:
+    if tenant is None:
+        return {"cluster_id": None, "tenant_id": None}
+    return {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id}
+
+
+def _time(ms: int) -> str | None:
+    return tso.to_text(tso.compose(ms)) if ms else None
+
+
+def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:
+    if cluster_id is None and tenant_id is None:
+        return None
+    if cluster_id is None or tenant_id is None:
+        raise InvalidInput("cluster_id and tenant_id go together.")
+    return Tenant(cluster_id, tenant_id)
+
+
+def _sees(who: Principal, row: keys.KeyRow) -> bool:
+    return who.sees_all or (row.tenant is not None and who.sees(row.tenant))
+
+
+def _mine(services: Services, who: Principal, key_id: str) -> None:
+    """NotFound unless `who` may change the key; the same for one that is not there."""
+    row = keys.get_key(services.catalog, key_id)
+    if not (_sees(who, row) and may_give(who, Role(row.role), row.tenant)):
+        raise NotFound(f"there is no key {key_id}", key_id=key_id)
+
+
+def _forget(request: Request) -> None:
+    """What this process has kept of keys and sessions is out of date."""
+    guard = access_of(request).guard
+    if guard is not None:
+        guard.forget()

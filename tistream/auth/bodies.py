@@ -1,0 +1,35 @@
+"""Reading the body of a request before the application does, and handing it on as if nobody had."""
+
+from __future__ import annotations
+
+from starlette.types import Message, Receive
+
+from tistream.errors import InvalidInput
+
+
+async def read_body(receive: Receive, bytes_max: int) -> bytes:
+    """The whole body. InvalidInput when it has more than `bytes_max`, or breaks off."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        part = message.get("body", b"")
+        size += len(part)
+        if message["type"] != "http.request" or size > bytes_max:
+            raise InvalidInput(f"The body of such a request is whole and has at most {bytes_max} bytes.")
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def given_again(body: bytes, receive: Receive) -> Receive:
+    """The body, to be received once more; then whatever comes."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

@@ -1,0 +1,76 @@
+"""API keys as text: their form, what is kept of them, and how they are taken out of what is stored or logged.
+
+    tsk_<id>_<secret><checksum>      an API key: who asks
+    tsl_<secret>                     a login code: opens the console once
+    tss_<secret>                     a session of the console: what its cookie holds
+
+All parts are base32 in small letters, so that a key is one word for a double click and for secret scanners. The id
+(64 random bits) is public; the secret has 192 random bits, so its plain SHA-256 may be stored and needs no slow hash.
+The checksum (CRC-32 of everything before it) tells a key that was cut or mistyped from one that is not known, without a
+question to the catalog. Pure: the random bits are the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import zlib
+from dataclasses import dataclass
+
+from tistream.errors import Unauthenticated
+
+ID_BYTES = 8
+SECRET_BYTES = 24
+_CHECK_CHARS = 7
+_KEY = re.compile(r"tsk_([a-z2-7]{13})_([a-z2-7]{39})([a-z2-7]{7})")
+_SECRETS = re.compile(rb"(tsk_[a-z2-7]{13}_|ts[ls]_)[a-z2-7]{39,46}")
+_HIDDEN = rb"\1(shown once)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key that has the form of one; whether it is known is for the catalog to say."""
+
+    key_id: str
+    secret_hash: str  #: SHA-256 of the secret, hexadecimal
+
+
+def format_key(key_id: bytes, secret: bytes) -> str:
+    """The text of a key of ID_BYTES and SECRET_BYTES random bytes."""
+    body = f"tsk_{_word(key_id)}_{_word(secret)}"
+    return body + _checksum(body)
+
+
+def parse_key(text: str) -> ApiKey:
+    """What a key says. Unauthenticated when it is none; the text itself is in no message."""
+    found = _KEY.fullmatch(text)
+    if found is None:
+        raise Unauthenticated("What was given is not an API key: one looks like tsk_..._...")
+    key_id, secret, check = found.groups()
+    if _checksum(f"tsk_{key_id}_{secret}") != check:
+        raise Unauthenticated("The API key is damaged: its checksum does not match. Was it cut or mistyped?")
+    return ApiKey(key_id=key_id, secret_hash=hash_of(secret))
+
+
+def format_token(kind: str, secret: bytes) -> str:
+    """A login code (`tsl`) or the token of a session (`tss`) of SECRET_BYTES random bytes."""
+    return f"{kind}_{_word(secret)}"
+
+
+def hash_of(text: str) -> str:
+    """What is stored of a secret, a code or a token."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def without_secrets(data: bytes) -> bytes:
+    """The bytes with every key, code and token cut down to what may be seen again."""
+    return _SECRETS.sub(_HIDDEN, data)
+
+
+def _word(data: bytes) -> str:
+    return base64.b32encode(data).rstrip(b"=").decode("ascii").lower()
+
+
+def _checksum(body: str) -> str:
+    return _word(zlib.crc32(body.encode("ascii")).to_bytes(4, "big"))[:_CHECK_CHARS]

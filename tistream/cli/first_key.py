@@ -1,0 +1,38 @@
+"""What a service that asks for keys says when it starts: the first owner's key, once in a catalog's life, and a link
+that opens its console."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from tistream.catalog.engine import Catalog
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
+    """Lines below the greeting. A link is given with the first key and on a terminal: not into logs at each start."""
+    from tistream.auth.issue import first_owner_key, login_code
+    from tistream.auth.keys import parse_key
+    from tistream.auth.roles import Role
+    from tistream.catalog.keys import list_keys
+
+    lines = []
+    key = first_owner_key(catalog)
+    if key is not None:
+        lines += [
+            f"  owner key  {key}",
+            "             shown this once and kept nowhere: `tistream login` remembers it for you",
+        ]
+    if has_console and (key is not None or sys.stderr.isatty()):
+        owners = [row.key_id for row in list_keys(catalog) if row.role == Role.OWNER and row.state == "living"]
+        who = parse_key(key).key_id if key is not None else next(iter(owners), None)
+        if who is not None:
+            lines.append(f"  console    {url}/login#{login_code(catalog, who)}")
+            lines.append("             signs you in once, within ten minutes; later: tistream login --console")
+    if (urlsplit(url).hostname or "") not in _LOOPBACK:
+        lines.append("  note       keys travel as plain text here: put a proxy with TLS in front")
+    return lines

@@ -1,0 +1,140 @@
+"""`tistream key create|list|revoke|rotate`: API keys."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tistream.cli.options import DEFAULT_URL, Key, Url
+from tistream.errors import InvalidInput
+
+commands = typer.Typer(help="Make, list, rotate and revoke API keys.", no_args_is_help=True)
+
+Role = Annotated[str, typer.Option("--role", "-r", help="viewer, consumer, pusher, tenant-admin, operator or owner.")]
+OfCluster = Annotated[int | None, typer.Option("--cluster", "-c", help="Bind it to a tenant of this cluster.")]
+OfTenant = Annotated[int | None, typer.Option("--tenant", "-t", help="Bind it to this tenant.")]
+KeyId = Annotated[str, typer.Argument(help="The id: what stands between the underscores of the key.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command group."""
+    app.add_typer(commands, name="key")
+
+
+@commands.command()
+def create(
+    name: Annotated[str, typer.Argument(help="For people: who or what will hold it.")],
+    role: Role,
+    cluster: OfCluster = None,
+    tenant: OfTenant = None,
+    hours: Annotated[float, typer.Option(help="It ends by itself after so many hours; 0 = never.", min=0)] = 0,
+    catalog: Annotated[
+        str | None, typer.Option("--catalog", help="Ask no service: write to this catalog, for who has lost all keys.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", "-d", help="The same, for the folder of tistream up.", exists=True)
+    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Make a key. It is printed once, alone on standard output."""
+    if catalog is not None or data is not None:
+        text = _without_service(
+            catalog or f"sqlite:///{data.resolve() if data else ''}/catalog.db", name, role, cluster, tenant, hours
+        )
+        print(text)
+        return
+    from tistream.client import connect
+
+    body = {"name": name, "role": role, "cluster_id": cluster, "tenant_id": tenant, "expires_in_hours": hours}
+    with connect(url) as client:
+        _show_new(client.post("/v1/keys", body))
+
+
+@commands.command("list")
+def list_all(
+    cluster: OfCluster = None,
+    tenant: OfTenant = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Keys without their secrets: all that your key may see, or those of a tenant."""
+    from tistream.client import connect
+
+    if output not in ("table", "json"):
+        raise InvalidInput("--output: table or json")
+    asked = {"cluster_id": cluster, "tenant_id": tenant}
+    with connect(url) as client:
+        items = client.get("/v1/keys", **{k: str(v) for k, v in asked.items() if v is not None})["items"]
+    if output == "json":
+        print(json.dumps(items, indent=2))
+        return
+    for row in items:
+        of = "all tenants" if row["tenant_id"] is None else f"tenant {row['cluster_id']}/{row['tenant_id']}"
+        used = f"last used {row['last_used'][:19]}" if row["last_used"] else "never used"
+        ends = f", ends {row['expires'][:19]}" if row["expires"] and row["state"] == "living" else ""
+        print(f"{row['key_id']}  {row['state']:<8} {row['role']:<13} {of:<16} {used}{ends}  {row['name']}")
+
+
+@commands.command()
+def revoke(key_id: KeyId, url: Url = DEFAULT_URL, key: Key = None) -> None:
+    """End a key now. Safe to repeat."""
+    from tistream.client import connect
+
+    with connect(url) as client:
+        row = client.delete(f"/v1/keys/{_plain(key_id)}")
+    print(f"{row['key_id']} ({row['name']}) is revoked", file=sys.stderr)
+
+
+@commands.command()
+def rotate(
+    key_id: KeyId,
+    overlap_hours: Annotated[float, typer.Option(help="The old key counts for so long more.", min=0)] = 24,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Give a key a successor, printed once; the old one counts for a while more."""
+    from tistream.client import connect
+
+    with connect(url) as client:
+        _show_new(client.post(f"/v1/keys/{_plain(key_id)}:rotate", {"overlap_hours": overlap_hours}))
+
+
+def _show_new(made: dict[str, Any]) -> None:
+    of = "" if made["tenant_id"] is None else f" of tenant {made['cluster_id']}/{made['tenant_id']}"
+    print(f"{made['role']} key {made['key_id']}{of} ({made['name']}), shown this once:", file=sys.stderr)
+    print(made["key"])
+
+
+def _plain(key_id: str) -> str:
+    """The id; also when somebody gives a whole key, which then stays out of addresses."""
+    word = key_id.split("_")[1] if key_id.startswith("tsk_") and key_id.count("_") == 2 else key_id
+    if not word.isalnum():
+        raise InvalidInput("A key's id is what stands between its underscores.")
+    return word
+
+
+def _without_service(
+    catalog_url: str, name: str, role: str, cluster: int | None, tenant: int | None, hours: float
+) -> str:
+    from tistream.auth.issue import issue_key
+    from tistream.auth.roles import Role as OneRole
+    from tistream.catalog.engine import Catalog
+    from tistream.ids import Tenant
+
+    if role not in list(OneRole):
+        raise InvalidInput(f"--role: one of {', '.join(OneRole)}")
+    if (cluster is None) != (tenant is None):
+        raise InvalidInput("--cluster and --tenant go together")
+    of = None if cluster is None or tenant is None else Tenant(cluster, tenant)
+    catalog = Catalog(catalog_url)
+    try:
+        catalog.migrate()
+        return issue_key(catalog, name=name, role=OneRole(role), tenant=of, ttl_ms=int(hours * 3_600_000)).text
+    finally:
+        catalog.close()
