@@ -14,15 +14,18 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from apiserver import console
 from apiserver.deps import Services
 from apiserver.negotiate import NotAcceptable
-from apiserver.routes import changes, files, health, rows, schemas, splits, tenants
+from apiserver.routes import changes, files, health, rows, schemas, splits, streams, tenants
+from apiserver.stream.following import Following, FollowLimits
 from tistream import __version__, problem
 from tistream.errors import ObjectNotFound, TiStreamError
 
 log = structlog.get_logger(__name__)
 
 
-def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The API and the console on one port."""
+def create_app(
+    services: Services, extra_routers: Sequence[APIRouter] = (), *, follow: FollowLimits | None = None
+) -> FastAPI:
+    """The API and the console on one port. `app.state.following.close()` ends streams and waits."""
     app = FastAPI(
         title="TiStream",
         version=__version__,
@@ -33,7 +36,10 @@ def create_app(services: Services, extra_routers: Sequence[APIRouter] = ()) -> F
     problem.install(app)
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
-    for module in (changes, splits, rows, files, schemas, tenants, health):
+    app.state.following = following = Following(services, follow)
+    for following_module in (changes, streams, rows):
+        app.include_router(following_module.router(services, following))
+    for module in (splits, files, schemas, tenants, health):
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)

@@ -32,6 +32,7 @@ ROWS_FILES_BYTES_MAX = 4 << 30  # of tables as Parquet files with ranges, on an 
 PULL_WAIT_MS_MAX = 30_000
 PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000
+STREAM_ROWS_DEFAULT = 5_000  # between two watermarks of a stream
 SPLITS_MAX = 1000  # parts of one plan of a long pull
 
 assert HEARTBEAT_MS * 3 < LEASE_MS

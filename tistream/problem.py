@@ -20,6 +20,7 @@ from tistream.errors import (
     ErrorKind,
     InvalidInput,
     NotFound,
+    RateLimited,
     SeedNeeded,
     TiStreamError,
     TsExpired,
@@ -50,6 +51,8 @@ def status_of(error: TiStreamError) -> int:
     log does not allow (409) would be right at another time."""
     if isinstance(error, TsExpired):
         return 410
+    if isinstance(error, RateLimited):
+        return 429
     return 409 if isinstance(error, AheadOfWatermark | SeedNeeded) else STATUS[error.kind]
 
 
@@ -72,7 +75,8 @@ def problem_response(error: TiStreamError, status: int | None = None) -> Respons
     if status is not None:
         body["status"] = status
     code = int(str(body["status"]))
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if code == 503 else None
+    wait_s = error.facts.get("retry_after_s", RETRY_AFTER_S)
+    headers = {"Retry-After": str(wait_s)} if code in (429, 503) else None
     return Response(orjson.dumps(body), code, headers, MEDIA_TYPE)
 
 

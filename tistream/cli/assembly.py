@@ -55,7 +55,9 @@ class Running:
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server = parts.settings.server
-        self.http = HttpServer(app, server.host, server.port) if app is not None else None
+        following = getattr(app.state, "following", None) if app is not None else None
+        closing = following.close if following is not None else lambda: None
+        self.http = HttpServer(app, server.host, server.port, closing) if app is not None else None
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
