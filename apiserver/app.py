@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from apiserver import console
 from apiserver.deps import Services
+from apiserver.guard import Guard, RateLimits
 from apiserver.negotiate import NotAcceptable
 from apiserver.routes import changes, files, health, rows, schemas, splits, streams, tenants
 from apiserver.stream.following import Following, FollowLimits
@@ -23,7 +24,11 @@ log = structlog.get_logger(__name__)
 
 
 def create_app(
-    services: Services, extra_routers: Sequence[APIRouter] = (), *, follow: FollowLimits | None = None
+    services: Services,
+    extra_routers: Sequence[APIRouter] = (),
+    *,
+    follow: FollowLimits | None = None,
+    rates: RateLimits | None = None,
 ) -> FastAPI:
     """The API and the console on one port. `app.state.following.close()` ends streams and waits."""
     app = FastAPI(
@@ -34,6 +39,7 @@ def create_app(
         redoc_url=None,
     )
     problem.install(app)
+    app.add_middleware(Guard, limits=rates or RateLimits(), clock=services.clock)
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
     app.state.following = following = Following(services, follow)

@@ -79,6 +79,12 @@ class ConfigError(InvalidInput):
     code = "TS-1002"
 
 
+class TooLarge(InvalidInput):
+    """The request carries more than it may."""
+
+    code = "TS-1008"
+
+
 class CursorInvalid(InvalidInput):
     """The cursor was not made by this service, or belongs to another scope."""
 

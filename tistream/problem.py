@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from tistream import problem_pages
 from tistream.errors import (
     AheadOfWatermark,
     ErrorKind,
@@ -23,6 +24,7 @@ from tistream.errors import (
     RateLimited,
     SeedNeeded,
     TiStreamError,
+    TooLarge,
     TsExpired,
 )
 
@@ -51,16 +53,16 @@ def status_of(error: TiStreamError) -> int:
     log does not allow (409) would be right at another time."""
     if isinstance(error, TsExpired):
         return 410
-    if isinstance(error, RateLimited):
-        return 429
+    if isinstance(error, RateLimited | TooLarge):
+        return 429 if isinstance(error, RateLimited) else 413
     return 409 if isinstance(error, AheadOfWatermark | SeedNeeded) else STATUS[error.kind]
 
 
 def problem_body(error: TiStreamError) -> dict[str, object]:
     """The members of the problem document."""
     return {
-        "type": f"urn:tistream:problem:{error.code}",
-        "title": (type(error).__doc__ or "").split("\n")[0],
+        "type": problem_pages.type_of(type(error)),
+        "title": problem_pages.first_line(type(error)),
         "status": status_of(error),
         "detail": error.message,
         "code": error.code,
@@ -81,7 +83,7 @@ def problem_response(error: TiStreamError, status: int | None = None) -> Respons
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the app a problem document."""
+    """Make every error of the app a problem document, and serve the pages that these name."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, TiStreamError)
@@ -110,6 +112,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unknown)
+    app.include_router(problem_pages.router())
 
 
 def _plain(value: object) -> object:

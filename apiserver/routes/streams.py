@@ -176,6 +176,8 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
             "Vary": "Accept, Accept-Encoding",
             "X-Accel-Buffering": "no",
         }
+        if first.end_ts is not None:
+            headers["TiStream-End-Ts"] = str(first.end_ts)
         if asked.coding is not None:
             headers["Content-Encoding"] = asked.coding
         return StreamAnswer(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tistream import __version__, config
 from tistream.catalog.engine import Catalog
@@ -188,7 +188,27 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
 
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
         extra.append(seed_router(parts.catalog, parts.store))
-    return create_app(wired, extra)
+    return create_app(wired, extra, **_bounds(parts.settings.server))
+
+
+def _bounds(server: config.ServerSettings) -> dict[str, Any]:
+    from apiserver.guard import RateLimits
+    from apiserver.stream.following import FollowLimits
+
+    return {
+        "follow": FollowLimits(
+            streams_max=server.caller_streams_max,
+            waits_max=server.caller_waits_max,
+            slow_consumer_s=server.slow_consumer_s,
+        ),
+        "rates": RateLimits(
+            caller_requests_per_s=server.caller_requests_per_s,
+            caller_mib_per_s=server.caller_mib_per_s,
+            tenant_requests_per_s=server.tenant_requests_per_s,
+            tenant_mib_per_s=server.tenant_mib_per_s,
+            burst_s=server.rate_burst_s,
+        ),
+    }
 
 
 def _meta(parts: Parts, name: str) -> Service:
