@@ -15,7 +15,8 @@ from apiserver import console
 from apiserver.deps import Services
 from apiserver.guard import Guard, RateLimits
 from apiserver.negotiate import NotAcceptable
-from apiserver.routes import changes, files, health, rows, schemas, splits, streams, tenants
+from apiserver.openapi import document as openapi
+from apiserver.routes import changes, docs, files, health, rows, schemas, splits, streams, tenants
 from apiserver.stream.following import Following, FollowLimits
 from tistream import __version__, problem
 from tistream.errors import ObjectNotFound, TiStreamError
@@ -49,6 +50,8 @@ def create_app(
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)
+    app.include_router(docs.router())
+    openapi.install(app)
     console.install(app, services)
     return app
 

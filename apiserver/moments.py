@@ -74,16 +74,23 @@ class Moments:
         """A moment that covers `watermark`, read now unless somebody else has."""
         held = self._of(tenant)
         with held.lock:
-            if (found := self.known(tenant, watermark)) is not None:
-                return found
-            row, history, resolved = self._services.served(tenant)
-            last = held.moment
-            if last is not None and 0 < last.resolved < resolved:
-                held.steps.append(self._step(tenant, last.resolved, resolved))
-            elif last is None or last.resolved != resolved:
-                held.steps.clear()
-            held.moment = Moment(row=row, history=history, resolved=resolved, covers=max(resolved, watermark))
-            return held.moment
+            return self.known(tenant, watermark) or self._read(tenant, held, watermark)
+
+    def now(self, tenant: Tenant) -> Moment:
+        """The moment of now; who follows from here on knows what comes."""
+        held = self._of(tenant)
+        with held.lock:
+            return self._read(tenant, held, 0)
+
+    def _read(self, tenant: Tenant, held: _Held, watermark: int) -> Moment:
+        row, history, resolved = self._services.served(tenant)
+        last = held.moment
+        if last is not None and 0 < last.resolved < resolved:
+            held.steps.append(self._step(tenant, last.resolved, resolved))
+        elif last is None or last.resolved != resolved:
+            held.steps.clear()
+        held.moment = Moment(row=row, history=history, resolved=resolved, covers=max(resolved, watermark))
+        return held.moment
 
     def is_quiet(self, scope: Scope, after: int, moment: Moment, concerns: Callable[[DdlEvent, Scope], bool]) -> bool:
         """Whether there is surely nothing for the scope in (after, moment.resolved]; never blocks."""

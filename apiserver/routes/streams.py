@@ -169,7 +169,7 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
     with ExitStack() as failing:
         failing.enter_context(following.one_of("streams", caller_of(asked.http), following.limits.streams_max))
         frames, request = asked.frames(), asked.of(scope)
-        first = await following.run(pull, following.services, request)
+        first = await following.run(lambda: pull(following.services, request, following.moments.now(scope.tenant)))
         headers = {
             "Cache-Control": "no-store",
             "Connection": "close",
