@@ -63,7 +63,7 @@ def router() -> APIRouter:
     def one(code: str) -> Response:
         error = known_errors().get(code)
         if error is None:
-            raise NotFound("There is no problem of that code.", code=code[:40])
+            raise NotFound("There is no problem of that code.", asked=code[:40])
         said = "".join(f"<p>{html.escape(part)}</p>" for part in paragraphs(error))
         hint = f"<p><strong>What to do:</strong> {html.escape(error.hint)}</p>" if error.hint else ""
         kind = f"<p><strong>Kind:</strong> {error.kind}: {html.escape(TO_DO[error.kind])}.</p>"

@@ -211,6 +211,7 @@ def test_a_quiet_table_costs_no_page(growing: StreamWorld, monkeypatch: pytest.M
 
 def test_a_consumer_that_takes_nothing_is_closed_with_its_cursor(growing: StreamWorld) -> None:
     host, port = growing.server.url.removeprefix("http://").split(":")
+    growing.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)  # else the kernel takes everything
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         reader.connect((host, int(port)))
@@ -271,9 +272,10 @@ def test_any_number_of_waits_asks_the_catalog_once_a_look(growing: StreamWorld) 
     looks: list[object] = []
     look = growing.following.waker._look
     growing.following.waker._look = lambda tenants: (looks.append(tenants), look(tenants))[1]
-    with ThreadPoolExecutor(50) as pool:
-        params = {"start_ts": "latest", "wait": 30, "format": "ndjson"}
-        waits = [pool.submit(httpx2.get, f"{growing.base}/changes", params=params, timeout=WAIT_S) for _ in range(50)]
+    params = {"start_ts": "latest", "wait": 30, "format": "ndjson"}
+    many = httpx2.Limits(max_connections=50)
+    with ThreadPoolExecutor(50) as pool, httpx2.Client(timeout=WAIT_S, limits=many, verify=False) as http:
+        waits = [pool.submit(http.get, f"{growing.base}/changes", params=params) for _ in range(50)]
         eventually(lambda: growing.following.waker.waiting == 50, "all wait")
         begun, before = time.monotonic(), len(looks)
         assert growing.api.ok(start_ts="latest").status_code == 200, "others are served meanwhile"
