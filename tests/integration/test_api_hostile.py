@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import resource
 import socket
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
 import pytest
 
 from apiserver import cursor
@@ -58,20 +59,21 @@ def raw(world: StreamWorld, request: bytes, *, read: int = 1 << 20) -> bytes:
 MINE = cursor.encode(Scope(tenant=TENANT), 470613531252228096)
 OTHERS = cursor.encode(Scope(tenant=Tenant(1, 2)), 470613531252228096)
 BAD_CURSORS = [
-    "", "=", "nonsense", "\u00e4", "%00", "A" * 100_000 if False else "A" * 5000, MINE[:-1], MINE[1:], MINE + "A",
+    "", "=", "nonsense", "\u00e4", "%00", "A" * 5000, MINE[:-1], MINE[1:], MINE + "A",
     MINE[:20] + ("B" if MINE[20] != "B" else "C") + MINE[21:],
     OTHERS, cursor.encode(Scope(tenant=TENANT, database="shop"), 5),
-    made_by_hand(b"not json"), made_by_hand([1, 1, None, None]), made_by_hand({"a": 1}), made_by_hand([1, 1, None, None, "x"]),
-    made_by_hand([1, 1, None, None, 1 << 80]), made_by_hand([1, 1, None, None, -5]), made_by_hand([1, 1, None, None, None]),
-    made_by_hand([1, 1, None, None, 1e400 if False else 1.5]), made_by_hand([1, 1, [], {}, 5]), made_by_hand([1, 1, None, None, 5], b"9"),
-    made_by_hand([-1, 1, None, None, 5]), made_by_hand([1 << 70, 1, None, None, 5]), made_by_hand([True, 1, None, None, 5]),
+    made_by_hand(b"not json"), made_by_hand(b"[1,1,null,null,%d]" % (1 << 80)), made_by_hand([1, 1, None, None]),
+    made_by_hand({"a": 1}), made_by_hand([1, 1, None, None, "x"]), made_by_hand([1, 1, None, None, -5]),
+    made_by_hand([1, 1, None, None, None]), made_by_hand([1, 1, [], {}, 5]), made_by_hand([1, 1, None, None, 5], b"9"),
+    made_by_hand([-1, 1, None, None, 5]), made_by_hand(b"[%d,1,null,null,5]" % (1 << 70)),
+    made_by_hand([1, 1, None, None, 1 << 62]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["/changes", "/changes/splits"])
 @pytest.mark.parametrize("text", BAD_CURSORS, ids=range(len(BAD_CURSORS)))
 def test_a_cursor_of_somebody_else_is_refused(world: StreamWorld, path: str, text: str) -> None:
-    answer = world.api.get(path, cursor=text, format="ndjson") if "splits" not in path else world.api.get(path, cursor=text)
+    answer = world.api.get(path, cursor=text)
     assert answer.status_code in (400, 410), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["code"] in ("TS-1001", "TS-1003", "TS-1004", "TS-1005")
@@ -100,8 +102,8 @@ def test_a_query_that_is_nonsense_is_a_problem(world: StreamWorld, query: str) -
     [
         "/v1/clusters/1/tenants/1/../../../../etc/passwd", "/v1/clusters/1/tenants/1/files/..%2f..%2fcatalog.db",
         "/static/..%2f..%2fapp.py", "/static/%2e%2e/%2e%2e/app.py", "/v1//clusters/1", "/%00", "/v1/clusters/1/tenants/-1",
-        f"/v1/clusters/1/tenants/{'9' * 30}", "/v1/clusters/0x1/tenants/1", "/v1/clusters/1/tenants/1/databases/%ff%fe/tables",
-        "/v1/clusters/1/tenants/1/databases/" + "x" * 8000 + "/tables", "/v1/clusters/\u0661/tenants/1/x".encode().decode("latin-1"),
+        f"/v1/clusters/1/tenants/{'9' * 30}", "/v1/clusters/0x1/tenants/1", "/v1/clusters/\xd9\xa1/tenants/1/x",
+        "/v1/clusters/1/tenants/1/databases/%ff%fe/tables", f"/v1/clusters/1/tenants/1/databases/{'x' * 8000}/tables",
         "/problems/..%2f..%2f", "/docs/../../x", "//evil.example/v1/tenants",
     ],
 )  # fmt: skip
@@ -114,7 +116,8 @@ def test_a_path_that_leads_elsewhere_leads_nowhere(world: StreamWorld, path: str
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"\x00" * 1000, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"\x00" * 1000, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
         b"POST /v1/tenants HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"X-Long: " + b"y" * 200_000 + b"\r\n\r\n",
@@ -126,26 +129,26 @@ def test_a_path_that_leads_elsewhere_leads_nowhere(world: StreamWorld, path: str
 )  # fmt: skip
 def test_what_is_no_request_is_refused_or_closed(world: StreamWorld, request_bytes: bytes) -> None:
     answer = raw(world, request_bytes)
-    assert not answer or answer.split(b" ")[1] in (b"400", b"404", b"405", b"413", b"307"), answer[:200]
+    assert not answer or answer.split(b" ")[1] in (b"400", b"404", b"413"), answer[:200]
 
 
 @pytest.mark.parametrize(
     ("header", "value"),
     [
-        ("Accept", ",;,;q=,=" * 500), ("Accept", "*/*;q=" + "9" * 3000), ("Accept", "\xff\xfe"), ("Accept-Encoding", ",;q=0" * 900),
-        ("Accept-Encoding", "gzip;q=1e9"), ("Last-Event-ID", "\xff" * 50), ("Range", "bytes=0-" + "9" * 400), ("X-Forwarded-For", "1.2.3.4, x"),
+        ("Accept", ",;,;q=,=" * 500), ("Accept", "*/*;q=" + "9" * 3000), ("Accept", "\xff\xfe"),
+        ("Accept-Encoding", ",;q=0" * 900), ("Accept-Encoding", "gzip;q=1e9"), ("Last-Event-ID", "\xff" * 50),
+        ("Range", "bytes=0-" + "9" * 400), ("X-Forwarded-For", "1.2.3.4, x"),
     ],
 )  # fmt: skip
 def test_a_header_that_is_nonsense_breaks_nothing(world: StreamWorld, header: str, value: str) -> None:
-    query = "start_ts=earliest&limit=1&format=ndjson" if header not in ("Accept",) else "start_ts=earliest&limit=1"
+    query = "start_ts=earliest&limit=1"
     head = f"GET {BASE}/changes?{query} HTTP/1.1\r\nHost: x\r\n{header}: {value}\r\nConnection: close\r\n\r\n"
     assert raw(world, head.encode("latin-1")).split(b" ")[1] in (b"200", b"400", b"406")
 
 
 def test_idle_streams_and_unfinished_requests_leave_room_for_others(world: StreamWorld) -> None:
     host, port = world.server.url.removeprefix("http://").split(":")
-    process = psutil.Process()
-    before, threads = process.memory_info().rss, process.num_threads()
+    before, threads = resident_bytes(), threading.active_count()
     request = f"GET {BASE}/changes:stream?start_ts=latest HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     with ExitStack() as open_ones:
         for n in range(2 * IDLE):
@@ -154,8 +157,8 @@ def test_idle_streams_and_unfinished_requests_leave_room_for_others(world: Strea
         eventually(lambda: world.following.open_now("streams") == IDLE - 10, "as many as one caller may have")
         assert world.api.ok(limit=10).status_code == 200
         assert raw(world, request).startswith(b"HTTP/1.1 429 ")
-        assert process.memory_info().rss - before < 200 << 20
-        assert process.num_threads() - threads < 40
+        assert resident_bytes() - before < 200 << 20
+        assert threading.active_count() - threads < 40
     eventually(lambda: world.following.open_now("streams") == 0, "all are gone")
     eventually(lambda: world.following.waker.waiting == 0, "nobody waits")
 
@@ -170,8 +173,8 @@ def test_readers_that_do_not_read_pages_are_cut_off(world: StreamWorld) -> None:
         reader.settimeout(WAIT_S)
         reader.sendall(head)
         got = len(reader.recv(1000))
-        me = reader.getsockname()
-        eventually(lambda: not _is_open(int(port), me), "the server closes")
+        connections = world.server._server.server_state.connections
+        eventually(lambda: not connections, "the server closes")
         with pytest.raises(ConnectionError):
             while piece := reader.recv(1 << 20):
                 got += len(piece)
@@ -179,10 +182,5 @@ def test_readers_that_do_not_read_pages_are_cut_off(world: StreamWorld) -> None:
     assert got < 2 << 20
 
 
-def _is_open(port: int, peer: tuple[str, int]) -> bool:
-    found = psutil.Process().net_connections("tcp")
-    return any(c.laddr.port == port and c.raddr and c.raddr.port == peer[1] and c.status == "ESTABLISHED" for c in found)
-
-
-def test_nothing_of_this_needs_a_large_file(tmp_path: Path) -> None:
-    assert not list(tmp_path.iterdir())
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -273,10 +273,10 @@ def test_any_number_of_waits_asks_the_catalog_once_a_look(growing: StreamWorld) 
     look = growing.following.waker._look
     growing.following.waker._look = lambda tenants: (looks.append(tenants), look(tenants))[1]
     params = {"start_ts": "latest", "wait": 30, "format": "ndjson"}
-    many = httpx2.Limits(max_connections=50)
-    with ThreadPoolExecutor(50) as pool, httpx2.Client(timeout=WAIT_S, limits=many, verify=False) as http:
-        waits = [pool.submit(http.get, f"{growing.base}/changes", params=params) for _ in range(50)]
-        eventually(lambda: growing.following.waker.waiting == 50, "all wait")
+    many = httpx2.Limits(max_connections=24)
+    with ThreadPoolExecutor(24) as pool, httpx2.Client(timeout=WAIT_S, limits=many, verify=False) as http:
+        waits = [pool.submit(http.get, f"{growing.base}/changes", params=params) for _ in range(24)]
+        eventually(lambda: growing.following.waker.waiting == 24, "all wait")
         begun, before = time.monotonic(), len(looks)
         assert growing.api.ok(start_ts="latest").status_code == 200, "others are served meanwhile"
         time.sleep(1)
