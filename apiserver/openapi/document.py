@@ -117,8 +117,8 @@ def _complete(path: str, operation: dict[str, Any], examples: Mapping[str, Any],
         for content in found.values():
             content["example"] = made_up(content.get("schema", {}), schemas)
     problems: dict[str, list[type[TiStreamError]]] = {}
-    for error, code in problems_of(path, operation):
-        problems.setdefault(str(code), []).append(error)
+    for error, of_it in problems_of(path, operation):
+        problems.setdefault(str(of_it), []).append(error)
     for code, errors in sorted(problems.items()):
         answer = responses.setdefault(code, {"description": _words(errors)})
         answer.setdefault("content", {})[problem.MEDIA_TYPE] = {

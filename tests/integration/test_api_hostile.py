@@ -8,7 +8,7 @@ import socket
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,8 @@ def test_a_cursor_of_somebody_else_is_refused(world: StreamWorld, path: str, tex
     [
         "limit=0", "limit=-1", "limit=200001", "limit=1e9", f"limit={'9' * 400}", "limit=", "limit=1&limit=x",
         "wait=31", "wait=-1", "wait=nan", "wait=inf", "wait=1e400", "format=../../etc/passwd", f"format={'x' * 5000}",
-        f"start_ts={'9' * 40}", "start_ts=-99999999999999999999d", "start_ts=1e18", "start_ts=%00", "start_ts=9999-12-31",
+        f"start_ts={'9' * 40}", "start_ts=-99999999999999999999d", "start_ts=1e18", "start_ts=%00",
+        "start_ts=9999-12-31",
         "start_ts=0001-01-01", "start_ts=2026-02-30T00:00:00Z", "end_ts=-1", "end_ts=x", "compression=%F0%9F%98%80",
         "quote=%F0%9F%98%80&format=csv", "delimiter=&format=csv", "nonsense=1", "format=csv&null=%0D%0A&terminator=",
     ],
@@ -101,7 +102,8 @@ def test_a_query_that_is_nonsense_is_a_problem(world: StreamWorld, query: str) -
     "path",
     [
         "/v1/clusters/1/tenants/1/../../../../etc/passwd", "/v1/clusters/1/tenants/1/files/..%2f..%2fcatalog.db",
-        "/static/..%2f..%2fapp.py", "/static/%2e%2e/%2e%2e/app.py", "/v1//clusters/1", "/%00", "/v1/clusters/1/tenants/-1",
+        "/static/..%2f..%2fapp.py", "/static/%2e%2e/%2e%2e/app.py", "/v1//clusters/1", "/%00",
+        "/v1/clusters/1/tenants/-1",
         f"/v1/clusters/1/tenants/{'9' * 30}", "/v1/clusters/0x1/tenants/1", "/v1/clusters/\xd9\xa1/tenants/1/x",
         "/v1/clusters/1/tenants/1/databases/%ff%fe/tables", f"/v1/clusters/1/tenants/1/databases/{'x' * 8000}/tables",
         "/problems/..%2f..%2f", "/docs/../../x", "//evil.example/v1/tenants",
@@ -175,10 +177,9 @@ def test_readers_that_do_not_read_pages_are_cut_off(world: StreamWorld) -> None:
         got = len(reader.recv(1000))
         connections = world.server._server.server_state.connections
         eventually(lambda: not connections, "the server closes")
-        with pytest.raises(ConnectionError):
+        with suppress(ConnectionError):
             while piece := reader.recv(1 << 20):
                 got += len(piece)
-            raise ConnectionResetError  # it ended early without a word
     assert got < 2 << 20
 
 

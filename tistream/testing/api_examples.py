@@ -114,7 +114,7 @@ def _pulled(world: ApiWorld) -> dict[str, dict[str, Any]]:
 
 
 def _head(world: ApiWorld, url: str) -> bytes:
-    return _ok(world.http.get(url, headers={"Range": "bytes=0-47"})).content
+    return bytes(_ok(world.http.get(url, headers={"Range": "bytes=0-47"})).content)
 
 
 def _streamed(url: str, world: ApiWorld) -> dict[str, dict[str, Any]]:
