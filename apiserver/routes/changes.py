@@ -193,7 +193,8 @@ async def _news(following: Following, request: PullRequest, answer: PullAnswer, 
             if moment is None:
                 moment = await following.run(following.moments.at, tenant, moved)
             seen = moment.covers
-            answer = await following.run(pull, following.services, replace(request, cursor=answer.next_cursor), moment)
+            asked = replace(request, start_ts=None, cursor=answer.next_cursor)
+            answer = await following.run(following.pages.make, following.services, asked, moment)
     return answer
 
 

@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from apiserver.deps import Services
 from apiserver.moments import Moments
+from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
 from tistream.catalog.tasks import served_watermarks
 from tistream.errors import TooManyOpen
@@ -46,6 +47,7 @@ class Following:
         self.limits = limits or FollowLimits()
         self.waker = Waker(partial(served_watermarks, services.catalog))
         self.moments = Moments(services)
+        self.pages = SharedPages()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="followers")
         self._lock = threading.Lock()
         self._open: Counter[tuple[str, str]] = Counter()

@@ -20,7 +20,7 @@ import structlog
 from apiserver import cursor
 from apiserver.compression import Coder
 from apiserver.moments import Moment
-from apiserver.pull import PullAnswer, PullRequest, concerns, pull
+from apiserver.pull import PullAnswer, PullRequest, concerns
 from apiserver.stream.following import Following
 from apiserver.stream.frames import Frames, Mark
 from apiserver.waker import Watch
@@ -112,7 +112,7 @@ class Pump:
 
     def _make(self, moment: Moment) -> tuple[PullAnswer, tuple[Mark, list[bytes]] | None]:
         request = replace(self._request, cursor=self._delivered.cursor)
-        answer = pull(self._following.services, request, moment)
+        answer = self._following.pages.make(self._following.services, request, moment)
         return answer, self._cut(answer)
 
     def _cut(self, answer: PullAnswer) -> tuple[Mark, list[bytes]] | None:
