@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 
 from apiserver.deps import Services
 from apiserver.moments import Moment
@@ -35,7 +35,7 @@ class SharedPages:
 
     def make(self, services: Services, request: PullRequest, moment: Moment) -> PullAnswer:
         """The page as of the moment; whoever comes first makes it, the others wait for that."""
-        key = (replace(request, options={}), tuple(sorted(request.options.items())), moment.resolved)
+        key = _key(request, moment)
         with self._lock:
             page = self._pages.setdefault(key, _Page())
             self._pages.move_to_end(key)
@@ -51,3 +51,9 @@ class SharedPages:
             while len(self._pages) > 1 and (len(self._pages) > _KEPT_MAX or self._bytes > _KEPT_BYTES_MAX):
                 _, dropped = self._pages.popitem(last=False)
                 self._bytes -= dropped.answer.content.size if dropped.answer is not None else 0
+
+
+def _key(request: PullRequest, moment: Moment) -> Hashable:
+    """Everything that a page depends on."""
+    wishes = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
+    return wishes, tuple(sorted(request.options.items())), moment.resolved
