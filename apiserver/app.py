@@ -13,8 +13,11 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from apiserver import console
 from apiserver.deps import Services
+from apiserver.guard import Guard, RateLimits
 from apiserver.negotiate import NotAcceptable
-from apiserver.routes import changes, files, health, keys, lag, rows, schemas, splits, tenants
+from apiserver.openapi import document as openapi
+from apiserver.routes import changes, docs, files, health, keys, lag, rows, schemas, splits, streams, tenants
+from apiserver.stream.following import Following, FollowLimits
 from tistream import __version__, problem
 from tistream.auth import install as auth
 from tistream.auth.guard import KeyGuard
@@ -23,8 +26,16 @@ from tistream.errors import ObjectNotFound, TiStreamError
 log = structlog.get_logger(__name__)
 
 
-def create_app(services: Services, extra_routers: Sequence[APIRouter] = (), guard: KeyGuard | None = None) -> FastAPI:
-    """The API and the console on one port. Without a guard no keys are asked for."""
+def create_app(
+    services: Services,
+    extra_routers: Sequence[APIRouter] = (),
+    *,
+    guard: KeyGuard | None = None,
+    follow: FollowLimits | None = None,
+    rates: RateLimits | None = None,
+) -> FastAPI:
+    """The API and the console on one port. Without a guard no keys are asked for. `app.state.following.close()` ends
+    streams and waits."""
     app = FastAPI(
         title="TiStream",
         version=__version__,
@@ -33,12 +44,18 @@ def create_app(services: Services, extra_routers: Sequence[APIRouter] = (), guar
         redoc_url=None,
     )
     problem.install(app)
+    app.add_middleware(Guard, limits=rates or RateLimits(), clock=services.clock)
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
-    for module in (changes, splits, rows, files, schemas, tenants, lag, keys, health):
+    app.state.following = following = Following(services, follow)
+    for following_module in (changes, streams, rows):
+        app.include_router(following_module.router(services, following))
+    for module in (splits, files, schemas, tenants, lag, keys, health):
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)
+    app.include_router(docs.router())
+    openapi.install(app)
     console.install(app, services)
     auth.install(app, services.catalog, guard)
     return app

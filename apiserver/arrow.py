@@ -73,7 +73,7 @@ def _named(rows: pa.Table, table: Table) -> pa.Table:
     return pa.table([*names, *rows.columns], schema=RAW)
 
 
-def native_page(history: History, rows: pa.Table, scope: Scope, end: int) -> NativePage:
+def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffers: str | None = None) -> NativePage:
     """The decoded rows of one table. `rows` (schema change.COMMITTED, by commit_ts) are all those up to `end`."""
     cut = _other_columns_from(history, rows, scope)
     if cut is not None:
@@ -85,7 +85,7 @@ def native_page(history: History, rows: pa.Table, scope: Scope, end: int) -> Nat
     if decoded.quarantined:
         facts = orjson.dumps([_facts(q) for q in decoded.quarantined])
         table = table.replace_schema_metadata({"quarantined": facts})
-    return NativePage(content=ipc(table), rows=table.num_rows, quarantined=len(decoded.quarantined), end=end)
+    return NativePage(content=ipc(table, buffers), rows=table.num_rows, quarantined=len(decoded.quarantined), end=end)
 
 
 def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
@@ -100,10 +100,10 @@ def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
     return _schema(specs).empty_table()
 
 
-def ipc(table: pa.Table) -> pa.Buffer:
-    """One Arrow IPC stream of one batch."""
+def ipc(table: pa.Table, buffers: str | None = None) -> pa.Buffer:
+    """One Arrow IPC stream of one batch; `buffers`: how its buffers are compressed, `zstd` or `lz4`."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=buffers)) as writer:
         writer.write_table(table.combine_chunks())
     return sink.getvalue()
 

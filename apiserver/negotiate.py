@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from tistream.errors import InvalidInput
 
@@ -33,6 +34,9 @@ _ACCEPTED = {
 }
 
 
+_WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
+
+
 class NotAcceptable(InvalidInput):
     """None of the media types in Accept is offered."""
 
@@ -49,23 +53,30 @@ def choose(word: str | None, accept: str | None) -> str:
         return word
     if not accept:
         return "json"
-    for media in _by_weight(accept):
-        if media in ("*/*", "application/*"):
-            return "json"
-        if media in _ACCEPTED:
-            return _ACCEPTED[media]
+    asked = weights(accept)
+    for media in sorted(asked, key=lambda m: -asked[m]):
+        found = _offered(media, {m for m, weight in asked.items() if not weight}) if asked[media] else None
+        if found is not None:
+            return found
     raise NotAcceptable(f"Accept '{accept[:80]}' names nothing that is offered.", offers=", ".join(_ACCEPTED))
 
 
-def _by_weight(accept: str) -> list[str]:
-    weighted = []
-    for n, part in enumerate(accept.split(",")):
-        media, *params = (p.strip().lower() for p in part.split(";"))
-        quality = next((p[2:] for p in params if p.startswith("q=")), "1")
-        try:
-            weight = float(quality)
-        except ValueError:
-            weight = 0.0
-        if weight > 0:
-            weighted.append((-weight, n, media))
-    return [media for _, _, media in sorted(weighted)]
+def weights(header: str) -> dict[str, float]:
+    """The words of an Accept or Accept-Encoding header, in their order, with their weights; 0 is a refusal, and what is
+    no weight counts as one."""
+    found: dict[str, float] = {}
+    for part in header.split(","):
+        word, *params = (p.strip().lower() for p in part.split(";"))
+        if not word:
+            continue
+        text = next((p[2:].strip() for p in params if p.startswith("q=")), "1")
+        found.setdefault(word, float(text) if _WEIGHT.fullmatch(text) else 0.0)
+    return found
+
+
+def _offered(media: str, refused: set[str]) -> str | None:
+    """The format of a media type or of a range of them; a refused one is not in any range."""
+    if not media.endswith("/*"):
+        return _ACCEPTED.get(media)
+    within = "" if media == "*/*" else media[:-1]
+    return next((word for m, word in _ACCEPTED.items() if m.startswith(within) and m not in refused), None)

@@ -24,6 +24,7 @@ from apiserver.cursor import Scope
 from apiserver.decode import decode_rows
 from apiserver.deps import Services
 from apiserver.formats import FormatOptions, create_format, parse_options
+from apiserver.moments import Moment
 from apiserver.position import check_start, parse_ts
 from apiserver.reader import LogReader
 from apiserver.split import order_messages
@@ -37,7 +38,8 @@ from tistream.errors import InvalidInput, NotFound
 from tistream.limits import PULL_ROWS_MAX
 
 _SERVED, _BYTES_OUT = metrics.STAGE.labels("serve"), metrics.BYTES.labels("api", "out")
-_ARROW_FORMS = ("arrow", "raw-arrow")
+ARROW_FORMS = ("arrow", "raw-arrow")
+_STREAM_PAGE_BYTES = 2 << 20  # of keys and values: what a stream holds while its consumer is slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class PullRequest:
     options: Mapping[str, str]
     limit: int  #: rows, roughly: a page ends with a whole commit_ts
     end_ts: str | None = None  #: serve nothing above it
+    buffers: str | None = None  #: how the buffers of an Arrow answer are compressed
+    follows: bool = False  #: for a stream: small pages without a watermark line, which a stream writes itself
 
 
 class Position(Protocol):
@@ -79,6 +83,9 @@ class PullAnswer:
     has_more: bool
     quarantined: int
     waits: bool  #: the position is at or above the watermark: a later pull may have more
+    after: int  #: the position that it starts from
+    end: int  #: everything of the scope up to here has been delivered
+    end_ts: int | None = None  #: what the request's `end_ts` means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +98,13 @@ class _Page:
     quarantined: int = 0
 
 
-def pull(services: Services, request: PullRequest) -> PullAnswer:
-    """Serve one page as of now."""
+def pull(services: Services, request: PullRequest, moment: Moment | None = None) -> PullAnswer:
+    """Serve one page as of now, or as of a moment."""
     began = services.clock.monotonic()
-    row, history, resolved = services.served(request.scope.tenant)
+    if moment is None:
+        row, history, resolved = services.served(request.scope.tenant)
+    else:
+        row, history, resolved = moment.row, moment.history, moment.resolved
     now_ms = services.clock.unix_ms()
     options = parse_options(request.options, built_ms=now_ms)
     after, upto = interval(request, row, resolved, now_ms)
@@ -117,6 +127,9 @@ def pull(services: Services, request: PullRequest) -> PullAnswer:
         has_more=page.has_more,
         quarantined=page.quarantined,
         waits=resolved <= after and upto == resolved,
+        after=after,
+        end=page.end,
+        end_ts=_end_ts(request, row, resolved, now_ms),
     )
 
 
@@ -127,12 +140,18 @@ def interval(request: Position, row: TenantRow, resolved: int, now_ms: int) -> t
     else:
         text = "earliest" if request.start_ts is None else request.start_ts
         after = parse_ts(text, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
-    if request.end_ts is None:
+    end = _end_ts(request, row, resolved, now_ms)
+    if end is None:
         return after, resolved
-    end = parse_ts(request.end_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
     if end < after and request.cursor is None:
         raise InvalidInput(f"The pull ends ({end}) before it starts ({after}).", start_ts=after, end_ts=end)
     return after, min(end, resolved)
+
+
+def _end_ts(request: Position, row: TenantRow, resolved: int, now_ms: int) -> int | None:
+    if request.end_ts is None:
+        return None
+    return parse_ts(request.end_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
 
 
 def _page(
@@ -144,16 +163,17 @@ def _page(
     table_ids = None
     if scope.database is not None:
         table_ids = history.physical_ids(scope.database, scope.table, after, upto)
+    page_bytes = _STREAM_PAGE_BYTES if request.follows else None
     while True:
-        found = reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=table_ids)
+        found = reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=table_ids, page_bytes=page_bytes)
         end, has_more = found.upto, found.has_more
-        if request.format in _ARROW_FORMS:
+        if request.format in ARROW_FORMS:
             page = _arrow(request, history, found.rows, found.upto)
             content, delivers, quarantined = page.content, page.rows + page.quarantined > 0, page.quarantined
             end, has_more = page.end, has_more or page.end < end
         else:
             events = [e for e in history.events(after, end) if concerns(e, scope)]
-            watermark = None if has_more else end
+            watermark = None if has_more or request.follows else end
             content, quarantined = _text(request, options, history, found.rows, events, watermark)
             delivers = content.size > 0 or quarantined > 0
         if delivers or not has_more:
@@ -164,9 +184,9 @@ def _page(
 def _arrow(request: PullRequest, history: History, rows: pa.Table, end: int) -> arrow.NativePage:
     """Decoded for one table, undecoded for several tables or on demand."""
     if _decodes(request):
-        return arrow.native_page(history, rows, request.scope, end)
+        return arrow.native_page(history, rows, request.scope, end, request.buffers)
     raw = arrow.raw_page(history, rows, request.scope)
-    return arrow.NativePage(content=arrow.ipc(raw), rows=raw.num_rows, quarantined=0, end=end)
+    return arrow.NativePage(content=arrow.ipc(raw, request.buffers), rows=raw.num_rows, quarantined=0, end=end)
 
 
 def _decodes(request: PullRequest) -> bool:
@@ -175,9 +195,10 @@ def _decodes(request: PullRequest) -> bool:
 
 def _nothing(request: PullRequest, history: History | None, ts: int) -> pa.Buffer:
     """The body of a pull that is at the end."""
-    if request.format not in _ARROW_FORMS:
+    if request.format not in ARROW_FORMS:
         return pa.py_buffer(b"")
-    return arrow.ipc(arrow.empty(history, request.scope, ts) if _decodes(request) else arrow.RAW.empty_table())
+    table = arrow.empty(history, request.scope, ts) if _decodes(request) else arrow.RAW.empty_table()
+    return arrow.ipc(table, request.buffers)
 
 
 def _text(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,13 @@ class LogPage:
     has_more: bool
 
 
+class _Size(NamedTuple):
+    """What a page may hold, roughly: it ends with a whole commit_ts."""
+
+    rows: int
+    bytes: int  # of keys and values
+
+
 class LogReader:
     """Reads committed segments of any tenant. Safe to use from several threads."""
 
@@ -73,14 +80,21 @@ class LogReader:
         self._requests = ThreadPoolExecutor(_REQUESTS_IN_FLIGHT_MAX, thread_name_prefix="log-reader")
 
     def page(
-        self, tenant: Tenant, *, after: int, upto: int, rows: int, table_ids: Collection[int] | None = None
+        self,
+        tenant: Tenant,
+        *,
+        after: int,
+        upto: int,
+        rows: int,
+        table_ids: Collection[int] | None = None,
+        page_bytes: int | None = None,
     ) -> LogPage:
         """The next page. Stretches without a row of the scope are walked through, so an empty page ends at `upto`."""
-        at, tries = after, 0
+        at, tries, size = after, 0, _Size(rows, page_bytes or _PAGE_BYTES_MAX)
         with self._pins.held() as pin:
             while at < upto:
                 try:
-                    found, end = self._step(pin, tenant, at, upto, rows, table_ids)
+                    found, end = self._step(pin, tenant, at, upto, size, table_ids)
                 except ObjectNotFound as e:
                     self._gone(e)
                     tries += 1
@@ -129,7 +143,7 @@ class LogReader:
             limit *= 2  # every listed segment starts at one commit_ts: see more of them
 
     def _step(
-        self, pin: Pin, tenant: Tenant, after: int, upto: int, rows: int, table_ids: Collection[int] | None
+        self, pin: Pin, tenant: Tenant, after: int, upto: int, size: _Size, table_ids: Collection[int] | None
     ) -> tuple[pa.Table, int]:
         limit = _SEGMENTS_PER_QUERY
         while True:
@@ -138,7 +152,7 @@ class LogReader:
                 segments,
                 after=after,
                 upto=upto,
-                rows=rows,
+                rows=size.rows,
                 stored_bytes=_PAGE_STORED_BYTES_MAX,
                 truncated=len(segments) == limit,
             )
@@ -152,7 +166,7 @@ class LogReader:
 
         parts = [_select(table, after, end, table_ids) for table in self._requests.map(fetch, segments[:count])]
         table = _in_order(pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks())
-        n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, rows))
+        n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, size))
         return table.slice(0, n), end
 
     def _listed(
@@ -222,9 +236,9 @@ def _within(table: pa.Table, after: int, upto: int, table_ids: Collection[int] |
     return pc.and_(keep, pc.is_in(table["table_id"], value_set=pa.array(sorted(table_ids), pa.int64())))
 
 
-def _fitting(table: pa.Table, rows: int) -> int:
-    """How many rows from the front make a page: at most `rows`, as many as the bytes allow, at least one."""
+def _fitting(table: pa.Table, size: _Size) -> int:
+    """How many rows from the front make a page: as many as rows and bytes allow, at least one."""
     sizes = np.zeros(table.num_rows, np.int64)
     for name in ("key", "value", "old_value"):
         sizes += pc.fill_null(pc.binary_length(table[name]), 0).to_numpy()
-    return max(1, min(rows, int(np.searchsorted(np.cumsum(sizes), _PAGE_BYTES_MAX, side="right"))))
+    return max(1, min(size.rows, int(np.searchsorted(np.cumsum(sizes), size.bytes, side="right"))))

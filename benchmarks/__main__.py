@@ -21,6 +21,7 @@ from benchmarks.harness import Result
 
 NOT_BENCHMARKS = {
     "__main__",
+    "api_followers",
     "compaction_kills",
     "compaction_large",
     "harness",

@@ -17,6 +17,8 @@ docstring is the default message. Store and catalog errors also say whether the 
         AnotherRequest      an Idempotency-Key that was used for something else
       StillInFlight         the first request with this Idempotency-Key is not answered yet: wait
       AheadOfWatermark      a timestamp that is not served yet: wait
+      RateLimited           more requests or bytes than agreed: wait, the answer says how long
+        TooManyOpen         more streams or waiting requests at once than agreed
       NotFound              tenant, database, table, worker ... does not exist
       CorruptObject         bytes that are not what their name promises: fail closed
         DecodeError         one key or row that cannot be decoded
@@ -81,6 +83,12 @@ class ConfigError(InvalidInput):
     code = "TS-1002"
 
 
+class TooLarge(InvalidInput):
+    """The request carries more than it may."""
+
+    code = "TS-1008"
+
+
 class CursorInvalid(InvalidInput):
     """The cursor was not made by this service, or belongs to another scope."""
 
@@ -137,6 +145,21 @@ class AheadOfWatermark(TiStreamError):
     kind = ErrorKind.RETRY
     code = "TS-1007"
     hint = "Ask again when the watermark has passed it, give wait=SECONDS, or read as_of=latest."
+
+
+class RateLimited(TiStreamError):
+    """More was asked for than this caller or tenant may have."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1090"
+    hint = "Wait for as long as Retry-After says; RateLimit and RateLimit-Policy show what is left."
+
+
+class TooManyOpen(RateLimited):
+    """This caller has as many streams or waiting requests open as it may have."""
+
+    code = "TS-1091"
+    hint = "Close one first; a stream of a database or of the whole tenant takes the place of many of single tables."
 
 
 class SeedNeeded(InvalidInput):

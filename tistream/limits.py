@@ -36,6 +36,7 @@ KEY_CACHE_MS = 5_000  # a key that was revoked by another process is accepted fo
 LOGIN_CODE_MS = 600_000
 SESSION_MS = 12 * 3_600_000
 KEPT_BODY_BYTES_MAX = 1 << 20  # of a request with an Idempotency-Key, and of its answer
+STREAM_ROWS_DEFAULT = 5_000  # between two watermarks of a stream
 SPLITS_MAX = 1000  # parts of one plan of a long pull
 
 assert HEARTBEAT_MS * 3 < LEASE_MS

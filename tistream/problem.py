@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from tistream import problem_pages
 from tistream.errors import (
     AheadOfWatermark,
     AnotherRequest,
@@ -22,9 +23,11 @@ from tistream.errors import (
     InvalidInput,
     NotAllowed,
     NotFound,
+    RateLimited,
     SeedNeeded,
     StillInFlight,
     TiStreamError,
+    TooLarge,
     TsExpired,
     Unauthenticated,
 )
@@ -63,6 +66,8 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
     AnotherRequest: 422,
     Unauthenticated: 401,
     NotAllowed: 403,
+    RateLimited: 429,
+    TooLarge: 413,
 }
 
 
@@ -78,8 +83,8 @@ def status_of(error: TiStreamError) -> int:
 def problem_body(error: TiStreamError) -> dict[str, object]:
     """The members of the problem document."""
     return {
-        "type": f"urn:tistream:problem:{error.code}",
-        "title": (type(error).__doc__ or "").split("\n")[0],
+        "type": problem_pages.type_of(type(error)),
+        "title": problem_pages.first_line(type(error)),
         "status": status_of(error),
         "detail": error.message,
         "code": error.code,
@@ -95,15 +100,15 @@ def problem_response(error: TiStreamError, status: int | None = None) -> Respons
         body["status"] = status
     code = int(str(body["status"]))
     headers = dict(SECURITY_HEADERS)
-    if code == 503 or isinstance(error, StillInFlight):
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if code in (429, 503) or isinstance(error, StillInFlight):
+        headers["Retry-After"] = str(error.facts.get("retry_after_s", RETRY_AFTER_S))
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = 'Bearer realm="TiStream"'
     return Response(orjson.dumps(body), code, headers, MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the app a problem document."""
+    """Make every error of the app a problem document, and serve the pages that these name."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, TiStreamError)
@@ -132,6 +137,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unknown)
+    app.include_router(problem_pages.router())
 
 
 def _plain(value: object) -> object:

@@ -1,7 +1,8 @@
 """Writes docs/reference/ from the code: settings, errors, commands, HTTP routes, metrics.
 
-    python tools/reference.py            write the five files
-    python tools/reference.py --check    say which are out of date; exit 1 if any is
+    python tools/reference.py              write the files
+    python tools/reference.py --check      say which are out of date; exit 1 if any is
+    python tools/reference.py --breaking   write them although the API's description breaks those who rely on it
 
 What the code says is the only source: a setting's description, an error's docstring, a command's help, a route's
 summary. So the way to better reference pages is better words there.
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tistream import config
+from tistream import config, problem_pages
 from tistream.errors import ErrorKind, TiStreamError
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -59,22 +62,16 @@ def errors_page() -> str:
         meaning = " ".join(filter(None, [(error.__doc__ or "").split("\n")[0], error.hint]))
         status = _BY_THE_API.get(error.code) or status_of(error())
         place = f"{error.kind} | {status} | {_exit(error.kind)}"
-        lines.append(f"| `{error.code}` | `{error.__name__}` | {place} | {_cell(meaning)} |")
+        lines.append(
+            f"| [`{error.code}`](problems/{error.code}.md) | `{error.__name__}` | {place} | {_cell(meaning)} |"
+        )
     lines += ["", "## Kinds", "", "| kind | what to do | HTTP |", "| --- | --- | --- |"]
-    lines += [f"| {kind} | {_TO_DO[kind]} | {STATUS[kind]} |" for kind in ErrorKind]
+    lines += [f"| {kind} | {problem_pages.TO_DO[kind]} | {STATUS[kind]} |" for kind in ErrorKind]
     return "\n".join([*lines, ""])
 
 
 #: statuses that `apiserver.app` chooses itself: no media type fits; the catalog names an object that is gone
 _BY_THE_API = {"TS-1006": 406, "TS-1031": 500}
-_TO_DO = {
-    ErrorKind.RETRY: "try again later; nothing is lost",
-    ErrorKind.FENCED: "somebody else owns this now: drop what you hold and stop",
-    ErrorKind.INVALID: "change the request",
-    ErrorKind.CORRUPT: "bytes are damaged: put the good object back, nothing of the damaged one was used",
-    ErrorKind.NOT_FOUND: "check the name",
-    ErrorKind.INTERNAL: "a defect: report it with the log",
-}
 
 
 def cli_page() -> str:
@@ -174,13 +171,38 @@ def error_classes() -> set[type[TiStreamError]]:
     return found
 
 
-PAGES = {
+def openapi_page() -> str:
+    """The API's description."""
+    return json.dumps(one_process_app().openapi(), indent=1, ensure_ascii=False) + "\n"
+
+
+def problem_page(error: type[TiStreamError]) -> str:
+    """What one problem means."""
+    from tistream.problem import status_of
+
+    lines = [f"# {error.code} {error.__name__}", "", _WRITTEN, "", *_between(problem_pages.paragraphs(error))]
+    lines += [f"**What to do:** {error.hint}", ""] if error.hint else []
+    status = _BY_THE_API.get(error.code) or status_of(error())
+    lines += [f"Kind `{error.kind}`: {problem_pages.TO_DO[error.kind]}. HTTP status {status}."]
+    return "\n".join([*lines, ""])
+
+
+def _between(paragraphs: list[str]) -> list[str]:
+    return [line for paragraph in paragraphs for line in (paragraph, "")]
+
+
+PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "errors.md": errors_page,
     "cli.md": cli_page,
     "api.md": api_page,
     "metrics.md": metrics_page,
+    "openapi.json": openapi_page,
 }
+
+
+for _error in sorted(error_classes(), key=lambda e: e.code):
+    PAGES[f"problems/{_error.code}.md"] = partial(problem_page, _error)
 
 
 def _routes() -> list[Any]:
@@ -235,9 +257,21 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def broken() -> list[str]:
+    """What the code's description takes away from those who rely on the committed one."""
+    from apiserver.openapi.breaking import broken as between
+
+    committed = FOLDER / "openapi.json"
+    return between(json.loads(committed.read_text("utf-8")), one_process_app().openapi()) if committed.exists() else []
+
+
 def main() -> int:
     """Write or check."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "problems").mkdir(parents=True, exist_ok=True)
+    if "--check" not in sys.argv and "--breaking" not in sys.argv and (lost := broken()):
+        print("the API's description breaks those who rely on the committed one:", *lost, sep="\n  ")
+        print("write it on purpose with --breaking")
+        return 1
     old = []
     for name, page in PAGES.items():
         path, text = FOLDER / name, page()

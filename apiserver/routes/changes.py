@@ -1,30 +1,34 @@
 """PullTenant, PullDB and PullTable.
 
-A pull that waits sleeps on the event loop, not in a thread, and looks again a few times a second: any number of readers
-may wait without keeping others from being served.
+A pull that waits sleeps on the event loop, not in a thread, and is woken when the tenant's watermark moves: any number
+of readers may wait without keeping others from being served.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from apiserver import negotiate
+from apiserver.callers import caller_of
+from apiserver.compression import CODINGS, choose_coding, compress, is_worth_it
 from apiserver.cursor import Scope
 from apiserver.deps import Id, Services
-from apiserver.pull import PullAnswer, PullRequest, pull
+from apiserver.pull import ARROW_FORMS, PullAnswer, PullRequest, pull
+from apiserver.stream.answer import PageAnswer, gone
+from apiserver.stream.following import Following
 from tistream.auth.access import needs
 from tistream.auth.roles import Right
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX, PULL_WAIT_MS_MAX
 
-_LOOK_AGAIN_S = 0.1
-_OWN_WORDS = {"start_ts", "start-ts", "end_ts", "cursor", "format", "limit", "wait"}  # others are the format's
+#: of the query; others are the format's
+OWN_WORDS = {"start_ts", "start-ts", "end_ts", "cursor", "format", "limit", "wait", "compression"}
 
 StartTs = Annotated[
     str | None,
@@ -38,7 +42,12 @@ Limit = Annotated[int, Query(ge=1, le=PULL_ROWS_MAX, description="Rows a page; i
 Wait = Annotated[
     float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait while there is nothing new.")
 ]
+Buffers = Annotated[
+    Literal["zstd", "lz4"] | None,
+    Query(alias="compression", description="Arrow formats: how the buffers inside the answer are compressed."),
+]
 Accept = Annotated[str | None, Header()]
+AcceptEncoding = Annotated[str | None, Header()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +61,8 @@ class _Query:
     format: str
     limit: int
     wait_s: float
+    buffers: str | None
+    coding: str | None  #: of the body
 
     def of(self, scope: Scope) -> PullRequest:
         return PullRequest(
@@ -60,8 +71,9 @@ class _Query:
             end_ts=self.end_ts,
             cursor=self.cursor,
             format=self.format,
-            options={k: v for k, v in self.http.query_params.items() if k not in _OWN_WORDS},
+            options={k: v for k, v in self.http.query_params.items() if k not in OWN_WORDS},
             limit=self.limit,
+            buffers=self.buffers,
         )
 
 
@@ -74,37 +86,49 @@ async def _query(
     format: FormatWord = None,
     limit: Limit = PULL_ROWS_DEFAULT,
     wait: Wait = 0,
+    compression: Buffers = None,
     accept: Accept = None,
+    accept_encoding: AcceptEncoding = None,
 ) -> _Query:
     start = start_ts if start_ts is not None else start_ts_dashed
     if start is None and cursor is None:
         raise InvalidInput("A pull starts somewhere: give start_ts (for example start_ts=earliest) or cursor.")
+    word = negotiate.choose(format, accept)
     return _Query(
         http=request,
         start_ts=start,
         end_ts=end_ts,
         cursor=cursor,
-        format=negotiate.choose(format, accept),
+        format=word,
         limit=limit,
         wait_s=wait,
+        buffers=buffers_of(word, compression),
+        coding=choose_coding(accept_encoding, () if word in ARROW_FORMS else CODINGS),
     )
+
+
+def buffers_of(format: str, compression: str | None) -> str | None:
+    """How the buffers of an Arrow answer are compressed. InvalidInput for other formats, which have none."""
+    if compression is not None and format not in ARROW_FORMS:
+        raise InvalidInput(f"A {format} answer has no buffers to compress: use Accept-Encoding.", option="compression")
+    return compression
 
 
 Asked = Annotated[_Query, Depends(_query)]
 
 
-def router(services: Services) -> APIRouter:
+def router(services: Services, following: Following) -> APIRouter:
     """The three pull routes."""
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/changes", operation_id="pull_tenant", summary="Changes of a tenant")
     async def pull_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> Response:
-        return await _answer(services, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
+        return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
 
     @routes.get(f"{base}/databases/{{database}}/changes", operation_id="pull_db", summary="Changes of a database")
     async def pull_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> Response:
-        return await _answer(services, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
+        return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
 
     @routes.get(
         f"{base}/databases/{{database}}/tables/{{table}}/changes",
@@ -113,34 +137,66 @@ def router(services: Services) -> APIRouter:
     )
     async def pull_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> Response:
         scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
-        return await _answer(services, asked, scope)
+        return await _answer(following, asked, scope)
 
     return routes
 
 
-async def _answer(services: Services, asked: _Query, scope: Scope) -> Response:
-    answer = await _pull(services, asked, asked.of(scope))
+async def _answer(following: Following, asked: _Query, scope: Scope) -> Response:
+    answer = await _pull(following, asked, asked.of(scope))
     headers = {
         "TiStream-Next-Cursor": answer.next_cursor,
         "TiStream-Resolved-Ts": str(answer.resolved_ts),
         "TiStream-Has-More": "true" if answer.has_more else "false",
         "Cache-Control": "no-store",
-        "Vary": "Accept",
+        "Vary": "Accept, Accept-Encoding",
         "Link": f'<{_next_url(asked.http, answer.next_cursor)}>; rel="next"',
     }
+    if answer.end_ts is not None:
+        headers["TiStream-End-Ts"] = str(answer.end_ts)
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)
-    return Response(memoryview(answer.content), media_type=negotiate.FORMATS[asked.format], headers=headers)
+    content: memoryview = memoryview(answer.content)
+    if asked.coding is not None and is_worth_it(len(content)):
+        headers["Content-Encoding"] = asked.coding
+        content = memoryview(await run_in_threadpool(compress, content, asked.coding))
+    slow_s = following.limits.slow_consumer_s
+    return PageAnswer(content, media_type=negotiate.FORMATS[asked.format], headers=headers, slow_s=slow_s)
 
 
-async def _pull(services: Services, asked: _Query, request: PullRequest) -> PullAnswer:
+async def _pull(following: Following, asked: _Query, request: PullRequest) -> PullAnswer:
     """The answer, once there is news or the time is up. What `latest` and spans mean is settled by the first look."""
+    answer = await run_in_threadpool(pull, following.services, request)
+    if not answer.waits or not asked.wait_s:
+        return answer
+    with following.one_of("waits", caller_of(asked.http), following.limits.waits_max):
+        waiting = asyncio.ensure_future(_news(following, request, answer, asked.wait_s))
+        away = asyncio.ensure_future(gone(asked.http.receive))
+        try:
+            await asyncio.wait({waiting, away}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else answer
+        finally:
+            waiting.cancel()
+            away.cancel()
+
+
+async def _news(following: Following, request: PullRequest, answer: PullAnswer, seconds: float) -> PullAnswer:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + asked.wait_s
-    answer = await run_in_threadpool(pull, services, request)
-    while answer.waits and (left := deadline - loop.time()) > 0 and not await asked.http.is_disconnected():
-        await asyncio.sleep(min(_LOOK_AGAIN_S, left))
-        answer = await run_in_threadpool(pull, services, replace(request, cursor=answer.next_cursor))
+    deadline = loop.time() + seconds
+    seen, tenant = answer.resolved_ts, request.scope.tenant
+    if answer.end_ts is not None:
+        request = replace(request, end_ts=str(answer.end_ts))
+    with following.waker.watching(tenant) as watch:
+        while answer.waits:
+            moved = await watch.moved(seen, deadline - loop.time())
+            if moved is None:
+                break
+            moment = following.moments.known(tenant, moved)
+            if moment is None:
+                moment = await following.run(following.moments.at, tenant, moved)
+            seen = moment.covers
+            asked = replace(request, start_ts=None, cursor=answer.next_cursor)
+            answer = await following.run(following.pages.make, following.services, asked, moment)
     return answer
 
 

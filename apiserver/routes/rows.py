@@ -3,7 +3,7 @@
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&format=ndjson|csv|arrow|parquet|sql
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/definition?as_of=TS&dialect=mysql|mariadb|tidb
 
-A read that waits for the watermark sleeps on the event loop, as a pull does.
+A read that waits for the watermark sleeps on the event loop and is woken, as a pull is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from apiserver.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from apiserver.deps import Id, Services
 from apiserver.negotiate import NotAcceptable
 from apiserver.position import FORMS
+from apiserver.stream.following import Following
 from schemas.shape import shape_of, to_json
 from schemas.show_create import Dialect, define
 from tistream.auth.access import needs
@@ -27,8 +28,6 @@ from tistream.auth.roles import Right
 from tistream.errors import AheadOfWatermark, InvalidInput
 from tistream.ids import Tenant
 from tistream.limits import PULL_WAIT_MS_MAX
-
-_LOOK_AGAIN_S = 0.1
 
 AsOf = Annotated[str, Query(description=f"The moment: {FORMS}.")]
 FormatWord = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
@@ -39,7 +38,7 @@ DialectWord = Annotated[Dialect, Query(description="The server that is to unders
 Accept = Annotated[str | None, Header()]
 
 
-def router(services: Services) -> APIRouter:
+def router(services: Services, following: Following) -> APIRouter:
     """The two routes."""
     routes = APIRouter(tags=["rows"], dependencies=[needs(Right.READ)])
 
@@ -64,7 +63,7 @@ def router(services: Services) -> APIRouter:
         request = RowsRequest(
             tenant=Tenant(cluster_id, tenant_id), database=database, table=table, as_of=as_of, format=word
         )
-        answer = await _read(services, request, http, wait)
+        answer = await _read(following, request, wait)
         headers = {
             "TiStream-As-Of": str(answer.as_of),
             "TiStream-Base-Ts": str(answer.base_ts),
@@ -125,14 +124,18 @@ def choose_format(word: str | None, accept: str | None) -> str:
     )
 
 
-async def _read(services: Services, request: RowsRequest, http: Request, wait_s: float) -> RowsAnswer:
+async def _read(following: Following, request: RowsRequest, wait_s: float) -> RowsAnswer:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
-    while True:
-        try:
-            return await run_in_threadpool(read_rows, services, request)
-        except AheadOfWatermark:
-            left = deadline - loop.time()
-            if left <= 0 or await http.is_disconnected():
-                raise
-        await asyncio.sleep(min(_LOOK_AGAIN_S, left))
+    try:
+        return await run_in_threadpool(read_rows, following.services, request)
+    except AheadOfWatermark as e:
+        ahead = e
+    seen = int(str(ahead.facts["resolved_ts"]))
+    with following.waker.watching(request.tenant) as watch:
+        while (moved := await watch.moved(seen, deadline - loop.time())) is not None:
+            try:
+                return await run_in_threadpool(read_rows, following.services, request)
+            except AheadOfWatermark as e:
+                ahead, seen = e, max(moved, int(str(e.facts["resolved_ts"])))
+    raise ahead

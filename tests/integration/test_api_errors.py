@@ -317,6 +317,7 @@ def test_every_route_is_described(world: ApiWorld) -> None:
         "format",
         "limit",
         "wait",
+        "compression",
     }
 
 

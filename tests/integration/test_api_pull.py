@@ -230,7 +230,7 @@ def test_accept_chooses_the_form(world: ApiWorld, accept: str, media: str) -> No
         "/v1/clusters/1/tenants/1/changes", params={"start_ts": "earliest", "limit": 10}, headers={"Accept": accept}
     )
     assert answer.headers["content-type"].partition(";")[0] == media
-    assert answer.headers["Vary"] == "Accept"
+    assert answer.headers["Vary"] == "Accept, Accept-Encoding"
 
 
 def test_the_media_types_are_those_of_the_formats(world: ApiWorld) -> None:

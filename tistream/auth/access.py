@@ -24,6 +24,7 @@ from fastapi import Depends, FastAPI, Request, params
 from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
+from tistream import problem_pages
 from tistream.auth.guard import KeyGuard
 from tistream.auth.roles import Principal, Right, Verdict, decide
 from tistream.catalog.tenants import not_registered
@@ -32,7 +33,7 @@ from tistream.ids import Tenant
 
 ACCESS = "tistream.access"  #: where the wall leaves it in a request's scope
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login"})
-OPEN_PREFIX = "/static/"
+OPEN_PREFIXES = ("/static/", problem_pages.PATH)  #: what problems mean is told to everybody
 _ANY_KEY = frozenset({"/openapi.json"})  #: made by the framework, behind the wall like everything
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
@@ -130,11 +131,13 @@ def undeclared(app: FastAPI) -> list[str]:
     bad = []
     for route in every_route(app):
         path = getattr(route, "path", str(route))
+        if path.startswith(problem_pages.PATH):
+            continue
         if isinstance(route, APIRoute):
             said = {d.right for d in declared(route)}
             if not said or (said == {Right.OPEN}) != (path in OPEN_PATHS):
                 bad.append(path)
-        elif path not in _ANY_KEY and not (isinstance(route, Mount) and path + "/" == OPEN_PREFIX):
+        elif path not in _ANY_KEY and not (isinstance(route, Mount) and path + "/" in OPEN_PREFIXES):
             bad.append(path)
     return bad
 

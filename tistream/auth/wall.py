@@ -23,7 +23,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tistream.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIX, Access, csrf_of
+from tistream.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIXES, Access, csrf_of
 from tistream.auth.bodies import given_again, read_body
 from tistream.auth.guard import KeyGuard
 from tistream.auth.roles import ANYONE
@@ -73,7 +73,7 @@ class Wall:
         if self._guard is None:
             return Access(principal=ANYONE), receive
         path = asked.scope["path"]
-        is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
+        is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
         try:
             access = await self._who(asked, self._guard)
         except TiStreamError:

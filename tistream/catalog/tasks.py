@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, select, tuple_
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
@@ -22,6 +23,7 @@ from tistream.errors import NotFound
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
+_TENANTS_NAMED_MAX = 500  # in one statement; beyond that it asks for all of them
 _ERROR_CHARS_MAX = 8000  # a TEXT column holds 64 KiB of UTF-8
 
 
@@ -145,6 +147,26 @@ def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = 
             )
         ).one()
     return int(lowest) if data_tasks else 0
+
+
+def served_watermarks(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, int]:
+    """`served_watermark` of several tenants by one statement; those without tasks are left out."""
+    query = select(
+        tasks.c.cluster_id,
+        tasks.c.tenant_id,
+        func.min(tasks.c.upper),
+        func.count(case((tasks.c.kind == TaskKind.DATA, 1))),
+    ).group_by(tasks.c.cluster_id, tasks.c.tenant_id)
+    if len(tenants) <= _TENANTS_NAMED_MAX:
+        ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in tenants]
+        query = query.where(tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids))
+    wanted = set(tenants)
+    with catalog.reading() as conn:
+        return {
+            tenant: int(lowest) if data_tasks else 0
+            for cluster_id, tenant_id, lowest, data_tasks in conn.execute(query)
+            if (tenant := Tenant(int(cluster_id), int(tenant_id))) in wanted
+        }
 
 
 def _intersects(wanted: KeyRange) -> ColumnElement[bool]:

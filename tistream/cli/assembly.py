@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tistream import __version__, config
 from tistream.access import RequestLog
@@ -68,7 +68,11 @@ class Running:
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server, beside = parts.settings.server, parts.settings.metrics
-        self.http = HttpServer(_logged(app, parts), server.host, server.port) if app is not None else None
+        following = getattr(app.state, "following", None) if app is not None else None
+        closing = following.close if following is not None else lambda: None
+        self.http = None
+        if app is not None:
+            self.http = HttpServer(_logged(app, parts), server.host, server.port, closing)
         self.probes = None
         if probes is not None and beside.port >= 0:
             self.probes = HttpServer(_logged(probe_app(probes), parts), beside.host, beside.port)
@@ -260,7 +264,27 @@ def _api(
         extra.append(retention_router(parts.catalog))
         extra.append(control_router(parts.catalog, parts.settings.object_store.url))
         extra.append(seed_router(parts.catalog, parts.store))
-    return create_app(wired, extra, guard=_guard(parts))
+    return create_app(wired, extra, guard=_guard(parts), **_bounds(parts.settings.server))
+
+
+def _bounds(server: config.ServerSettings) -> dict[str, Any]:
+    from apiserver.guard import RateLimits
+    from apiserver.stream.following import FollowLimits
+
+    return {
+        "follow": FollowLimits(
+            streams_max=server.caller_streams_max,
+            waits_max=server.caller_waits_max,
+            slow_consumer_s=server.slow_consumer_s,
+        ),
+        "rates": RateLimits(
+            caller_requests_per_s=server.caller_requests_per_s,
+            caller_mib_per_s=server.caller_mib_per_s,
+            tenant_requests_per_s=server.tenant_requests_per_s,
+            tenant_mib_per_s=server.tenant_mib_per_s,
+            burst_s=server.rate_burst_s,
+        ),
+    }
 
 
 def _guard(parts: Parts) -> KeyGuard | None:

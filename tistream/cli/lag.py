@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Url
+from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.status import Output
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
+from tistream.cli.following import StatusLine, Whole
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.errors import InvalidInput
 
@@ -35,7 +36,9 @@ def pull(
     ] = None,
     until: Annotated[str | None, typer.Option(help="Nothing above this TSO or time.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Resume here; wins over --since.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C or until --until has come.")
+    ] = False,
     format: Annotated[
         str | None,
         typer.Option(help="ndjson (default), canal-json, debezium, open-protocol, simple, csv, json or arrow."),
@@ -58,25 +61,30 @@ def pull(
     for name in ("start_ts", "start-ts"):
         since = since or query.pop(name, None)
     asked = _Asked(
-        url=url, cluster=cluster, tenant=tenant, database=database, table=table,
+        url=url, cluster=cluster, tenant=tenant, database=database, table=table, since=since,
         format=format or query.get("format", "ndjson"),
         until=until or query.get("end_ts"),
         limit=_limit(query.get("limit")),
         options={k: v for k, v in query.items() if k not in _OWN_WORDS} | dict(_option(text) for text in option or ()),
     )  # fmt: skip
     at = cursor or query.get("cursor")
-    with connect(url, sleep=_patience(url)) as client:
+    status = StatusLine(sys.stderr if follow and sys.stderr.isatty() else None)
+    with connect(url, sleep=_patience(url)) as client, Whole() as whole:
         try:
             for page in client.pull(
                 cluster, tenant, database=database, table=table, start_ts=since or "earliest", end_ts=asked.until,
                 cursor=at, follow=follow, format=asked.format, limit=asked.limit, options=asked.options,
             ):  # fmt: skip
-                sys.stdout.buffer.write(page.content)
-                sys.stdout.buffer.flush()
-                at = page.next_cursor
+                with whole:
+                    status.clear()
+                    sys.stdout.buffer.write(page.content)
+                    sys.stdout.buffer.flush()
+                    at = page.next_cursor
+                status.show(page.content.count(b"\n"), page.resolved_ts, at)
                 if page.quarantined:
                     print(f"tistream: {page.quarantined} rows of this page could not be decoded", file=sys.stderr)
         except KeyboardInterrupt:
+            status.clear()
             print(f"\nresume with: {asked.resume(at or '', follow=follow)}", file=sys.stderr)
             if not follow:
                 raise
@@ -97,6 +105,7 @@ class _Asked:
     format: str
     until: str | None
     limit: int | None
+    since: str | None = None
     options: dict[str, str]
 
     def resume(self, cursor: str, *, follow: bool) -> str:
@@ -107,7 +116,8 @@ class _Asked:
         for name, value in self.options.items():
             words += ["-O", f"{name}={value}"]
         words += ["--until", self.until] if self.until else []
-        words += ["--cursor", cursor] if cursor else []
+        since = ["--since", self.since] if self.since else []
+        words += ["--cursor", cursor] if cursor else since
         return shlex.join(words + (["--follow"] if follow else []))
 
 

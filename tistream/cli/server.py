@@ -1,12 +1,19 @@
-"""Runs an HTTP application and its services until Ctrl-C or SIGTERM."""
+"""Runs an HTTP application and its services until Ctrl-C or SIGTERM.
+
+A connection whose reader is slow can be dropped by the application: a request's `extensions` hold a hang-up for it. A
+request whose head has no end is dropped here.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tistream.errors import ConfigError
 
@@ -14,15 +21,63 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
+_HEAD_BYTES_MAX = 64 << 10
+
+
+class _Hangup:
+    """What an application may do with the connection of a slow reader."""
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol = protocol
+
+    def release(self) -> None:
+        """Let pieces into the connection's buffer although it is full."""
+        self._protocol.flow.resume_writing()
+
+    def abort_after(self, seconds: float) -> None:
+        """Drop the connection when so much time has passed."""
+        asyncio.get_running_loop().call_later(seconds, self._protocol.transport.abort)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with a hang-up in each request and a bound on what comes before its end of the head."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > _HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {"tistream.hangup": _Hangup(self)}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = -(1 << 62)  # the body has a bound of its own
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._head_bytes = 0
+
+
 class HttpServer:
     """uvicorn in a thread of its own, so that the main thread can show and stop things."""
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
-        """Takes the port at once (0 = any free one), so that nothing starts without it. ConfigError if it is taken."""
+    def __init__(self, app: FastAPI, host: str, port: int, closing: Callable[[], None] = lambda: None) -> None:
+        """Takes the port at once (0 = any free one), so that nothing starts without it. ConfigError if it is taken.
+
+        `closing` is called when it is to stop: what would stay open for ever ends then.
+        """
+        self._closing = closing
         self._socket = _bound(host, port)
         port = self._socket.getsockname()[1]
         settings = uvicorn.Config(
-            app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=5
+            app, host=host, port=port, http=_Protocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
         )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
@@ -38,6 +93,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Finish running requests and stop."""
+        self._closing()
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join()

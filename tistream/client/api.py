@@ -20,6 +20,7 @@ import httpx2
 import orjson
 import pyarrow as pa
 
+from tistream.client.streams import SILENCE_S, STREAMED, follow
 from tistream.credentials import key_for
 from tistream.errors import (
     AheadOfWatermark,
@@ -29,10 +30,12 @@ from tistream.errors import (
     NotAllowed,
     NotConvertible,
     NotFound,
+    RateLimited,
     SeedNeeded,
     StillInFlight,
     StoreUnavailable,
     TiStreamError,
+    TooManyOpen,
     TsExpired,
     TsOutOfRange,
     Unauthenticated,
@@ -53,6 +56,8 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         TsExpired,
         NotFound,
         AheadOfWatermark,
+        RateLimited,
+        TooManyOpen,
         SeedNeeded,
         NotConvertible,
         Unauthenticated,
@@ -72,6 +77,7 @@ class Page:
     resolved_ts: int
     has_more: bool
     quarantined: int = 0  #: rows of this page that the server could not decode
+    end_ts: int | None = None  #: what the `end_ts` of the request meant
 
     def lines(self) -> list[bytes]:
         """The messages of a format with one message a line, without their ends. (A CSV record may hold line ends.)"""
@@ -147,6 +153,7 @@ class Client:
             resolved_ts=int(response.headers["TiStream-Resolved-Ts"]),
             has_more=response.headers["TiStream-Has-More"] == "true",
             quarantined=int(response.headers.get("TiStream-Quarantined", "0")),
+            end_ts=int(end) if (end := response.headers.get("TiStream-End-Ts")) else None,
         )
 
     def pull(
@@ -160,9 +167,11 @@ class Client:
         end_ts: str | int | None = None,
         **more: Any,
     ) -> Iterator[Page]:
-        """Pages from the position to the served watermark; with `follow` it then waits for more, for ever."""
-        if follow and end_ts is not None:
-            raise InvalidInput("A pull that follows has no end: give either follow or end_ts.")
+        """Pages from the position to the served watermark; with `follow` it then waits for more, for ever or until
+        everything up to `end_ts` has come. Following a format with one message a line takes a stream."""
+        if follow and more.get("format", "ndjson") in STREAMED:
+            yield from self.stream(cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, **more)
+            return
         while True:
             wait_s = _WAIT_S if follow and cursor is not None else 0
             page = self.page(
@@ -170,8 +179,49 @@ class Client:
             )
             yield page
             cursor = page.next_cursor
-            if not page.has_more and not follow:
+            end_ts = page.end_ts if page.end_ts is not None else end_ts
+            is_all = end_ts is not None and page.end_ts is not None and page.resolved_ts >= page.end_ts
+            if not page.has_more and (is_all or not follow):
                 return
+
+    def stream(
+        self,
+        cluster_id: int,
+        tenant_id: int,
+        *,
+        database: str | None = None,
+        table: str | None = None,
+        cursor: str | None = None,
+        start_ts: str | int | None = None,
+        end_ts: str | int | None = None,
+        format: str = "ndjson",
+        limit: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Iterator[Page]:
+        """As `pull` with `follow`, over one connection: a page each second at least, with the lines that came since the
+        one before. `resolved_ts` is how far everything has come."""
+        path = f"{_of_scope(cluster_id, tenant_id, database, table)}/changes:stream"
+        words = {**(options or {}), "format": format, "framing": "sse"} | ({"limit": str(limit)} if limit else {})
+
+        def open_at(cursor: str | None, end_ts: str | int | None) -> httpx2.Response:
+            start = str(start_ts if start_ts is not None else "earliest")
+            position = {"cursor": cursor} if cursor is not None else {"start_ts": start}
+            end = {"end_ts": str(end_ts)} if end_ts is not None else {}
+            timeout = httpx2.Timeout(_TIMEOUT_S, read=SILENCE_S)
+            params = words | position | end
+            return self._request("GET", path, stream=True, params=params, timeout=timeout)
+
+        for mark in follow(open_at, _problem_error, cursor, end_ts):
+            content = mark.content
+            if format == "ndjson":
+                content += orjson.dumps({"type": "resolved", "resolved_ts": str(mark.resolved_ts)}) + b"\n"
+            yield Page(
+                content=content,
+                next_cursor=mark.cursor,
+                resolved_ts=mark.resolved_ts,
+                has_more=False,
+                quarantined=mark.quarantined,
+            )
 
     def splits(
         self,
@@ -271,7 +321,10 @@ class Client:
                 error = StoreUnavailable(f"{self.url} does not answer: {e or type(e).__name__}.")
             if error is None:
                 return response
-            if not isinstance(error, StoreUnavailable | StillInFlight) or time.monotonic() + pause > deadline:
+            if isinstance(error, RateLimited):
+                pause = max(pause, float(response.headers.get("Retry-After", pause)))
+            again = isinstance(error, StoreUnavailable | StillInFlight | RateLimited)
+            if not again or time.monotonic() + pause > deadline:
                 raise error
             self._sleep(pause)
             pause = min(pause * 2, _RETRY_MAX_S)
@@ -300,6 +353,12 @@ def _error(response: httpx2.Response) -> TiStreamError:
         body = None
     if not isinstance(body, dict):
         body = {"detail": response.text[:200]}
+    return _problem_error({**body, "status": status})
+
+
+def _problem_error(body: dict[str, Any]) -> TiStreamError:
+    """The error of a problem document."""
+    status = int(body["status"])
     text = str(body.get("detail") or body.get("title") or f"HTTP {status}")
     if status in (502, 503, 504):
         return StoreUnavailable(text)

@@ -34,6 +34,7 @@ from tistream.catalog.tasks import (
     list_tasks,
     raise_reopen,
     served_watermark,
+    served_watermarks,
     stop_task,
     tasks_owned_by,
 )
@@ -277,6 +278,17 @@ class CatalogSuite(
         flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_upper=START + 10, new_upper=START + 200))
         flush(catalog, None, TaskAdvance(task_id=ddl, epoch=0, seen_upper=START + 30, new_upper=START + 300))
         assert served_watermark(catalog, T, LOW) == START + 200, "the range next to it does not count"
+
+    def test_the_watermarks_of_several_tenants_are_those_of_each(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        activate(catalog, OTHER)
+        for task_id, by in ((low, 10), (high, 20), (ddl, 30)):
+            flush(catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_upper=START, new_upper=START + by))
+        assert served_watermarks(catalog, [T, OTHER, Tenant(9, 9)]) == {T: START + 10, OTHER: START}
+        assert served_watermarks(catalog, [OTHER]) == {OTHER: served_watermark(catalog, OTHER)}
+        assert served_watermarks(catalog, []) == {}
+        many = [T, *(Tenant(8, n) for n in range(1000))]
+        assert served_watermarks(catalog, many) == {T: START + 10}
 
     # the owner
 

@@ -14,6 +14,7 @@ from tistream.errors import (
     ErrorKind,
     InvalidInput,
     NotFound,
+    RateLimited,
     StoreUnavailable,
     TiStreamError,
     TsExpired,
@@ -81,10 +82,10 @@ def test_pull_walks_to_the_watermark() -> None:
     assert [dict(r.url.params).get("cursor") for r in script.asked] == [None, "a", "b"]
 
 
-def test_follow_waits_for_more_and_gives_the_server_time() -> None:
+def test_follow_of_arrow_waits_for_more_and_gives_the_server_time() -> None:
     script = Script(page("a"), page("b"), page("c"))
     with client(script) as c:
-        pages = c.pull(1, 1, follow=True)
+        pages = c.pull(1, 1, follow=True, format="arrow")
         assert [next(pages).next_cursor for _ in range(3)] == ["a", "b", "c"]
     waits = [float(dict(r.url.params).get("wait", 0)) for r in script.asked]
     assert waits[0] == 0
@@ -93,9 +94,62 @@ def test_follow_waits_for_more_and_gives_the_server_time() -> None:
         assert request.extensions["timeout"]["read"] >= wait + 10
 
 
-def test_follow_has_no_end() -> None:
-    with client(Script(page("a"))) as c, pytest.raises(InvalidInput, match="end_ts"):
-        next(c.pull(1, 1, follow=True, end_ts=5))
+def test_follow_ends_where_it_is_told() -> None:
+    ends = {"TiStream-End-Ts": "20"}
+    script = Script(
+        page("a", resolved=9, **ends), page("b", more=True, resolved=25, **ends), page("c", resolved=26, **ends)
+    )
+    with client(script) as c:
+        pages = list(c.pull(1, 1, follow=True, format="arrow", end_ts="-5m"))
+    assert [p.next_cursor for p in pages] == ["a", "b", "c"]
+    ends_asked = [dict(r.url.params)["end_ts"] for r in script.asked]
+    assert ends_asked == ["-5m", "20", "20"], "what a span means is settled by the first answer"
+
+
+def events(*lines: str, **headers: str) -> httpx2.Response:
+    return httpx2.Response(200, headers=headers, content="".join(line + "\n" for line in lines).encode())
+
+
+def resolved(cursor: str, ts: int) -> list[str]:
+    return ["event: resolved", f"id: {cursor}", f'data: {{"resolved_ts":"{ts}","cursor":"{cursor}"}}', ""]
+
+
+def test_following_lines_takes_a_stream_and_resumes_what_breaks_off() -> None:
+    script = Script(
+        events("retry: 1", "", "data: 1", "", *resolved("a", 5), "data: 2", ""),
+        httpx2.ConnectError("refused"),
+        events("data: 2", "", "data: 3", "", *resolved("b", 6), "event: end", 'data: {"reason":"shutdown"}', ""),
+        events(*resolved("c", 7), "event: end", 'data: {"reason":"end-reached"}', ""),
+    )
+    with client(script) as c:
+        pages = list(c.pull(1, 1, follow=True, format="canal-json", start_ts="-1h", end_ts=7, database="d"))
+    assert [(p.content, p.next_cursor, p.resolved_ts) for p in pages] == [
+        (b"1\n", "a", 5),
+        (b"2\n3\n", "b", 6),
+        (b"", "c", 7),
+    ]
+    asked = [dict(r.url.params) for r in script.asked]
+    assert [a.get("cursor") for a in asked] == [None, "a", "a", "b"]
+    assert asked[0]["start_ts"] == "-1h"
+    assert {a["framing"] for a in asked} == {"sse"}
+    assert script.asked[0].url.path.endswith("/databases/d/changes:stream")
+
+
+def test_a_stream_that_failed_for_good_raises_its_problem() -> None:
+    last = 'data: {"reason":"error","problem":{"status":410,"code":"TS-1005","detail":"gone","facts":{"x":"1"}}}'
+    with client(Script(events("event: end", last, ""))) as c, pytest.raises(TsExpired, match="gone"):
+        list(c.stream(1, 1))
+
+
+def test_too_much_is_tried_again_when_the_server_says() -> None:
+    slept: list[float] = []
+    refused = problem(429, code="TS-1090", detail="slowly")
+    refused.headers["Retry-After"] = "3"
+    with client(Script(refused, page("a")), sleep=slept.append) as c:
+        assert c.page(1, 1).next_cursor == "a"
+    assert slept == [3.0]
+    with client(Script(refused), retry_s=1) as c, pytest.raises(RateLimited, match="slowly"):
+        c.page(1, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Which content coding an answer takes, and the bytes of it: zstd or gzip, as Accept-Encoding weighs them.
+
+Text answers are coded, whole pages at once and streams piece by piece, flushed where a piece ends. Arrow answers never
+are: they have compressed buffers of their own, if asked for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import zstandard
+
+from apiserver.negotiate import NotAcceptable, weights
+
+CODINGS = ("zstd", "gzip")  # the first of equals wins
+_ZSTD_LEVEL = 1
+_GZIP_LEVEL = 1
+_GZIP = 31  # zlib's word for a gzip frame
+_WORTH_BYTES = 1024
+_STREAM_WINDOW_LOG = 17  # a follower's compressor is kept for as long as it follows: 128 KiB
+
+
+def choose_coding(accept_encoding: str | None, offers: Sequence[str] = CODINGS) -> str | None:
+    """The coding with the highest weight; None is no coding. NotAcceptable when even that is refused."""
+    if accept_encoding is None:
+        return None
+    asked = weights(accept_encoding)
+    rest = asked.get("*")
+    plain = asked.get("identity", 1.0 if rest is None else rest)  # acceptable unless refused by name or by `*`
+    weighed = {name: asked.get(name, rest or 0.0) for name in offers}
+    best = max(weighed.values(), default=0.0)
+    if best > 0 and (best >= plain or "identity" not in asked):
+        return next(name for name, weight in weighed.items() if weight == best)
+    if plain > 0:
+        return None
+    raise NotAcceptable(
+        f"Accept-Encoding '{accept_encoding[:80]}' leaves nothing that is offered.", offers=", ".join(offers)
+    )
+
+
+def is_worth_it(size: int) -> bool:
+    """Whether a body of so many bytes is coded at all."""
+    return size >= _WORTH_BYTES
+
+
+def compress(content: bytes | memoryview, coding: str) -> bytes:
+    """A whole body."""
+    if coding == "zstd":
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(content)
+    return zlib.compress(content, _GZIP_LEVEL, _GZIP)
+
+
+class Coder(Protocol):
+    """Codes a body that comes in pieces."""
+
+    def push(self, piece: bytes) -> bytes:
+        """Bytes from which a reader gets everything up to the end of the piece."""
+
+    def finish(self) -> bytes:
+        """The end of the body."""
+
+
+def coder(coding: str | None) -> Coder:
+    """The coder of a stream."""
+    if coding == "zstd":
+        return _Zstd()
+    return _Gzip() if coding == "gzip" else _Plain()
+
+
+class _Plain:
+    def push(self, piece: bytes) -> bytes:
+        return piece
+
+    def finish(self) -> bytes:
+        return b""
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        parameters = zstandard.ZstdCompressionParameters.from_level(_ZSTD_LEVEL, window_log=_STREAM_WINDOW_LOG)
+        self._frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+
+    def push(self, piece: bytes) -> bytes:
+        return bytes(self._frame.compress(piece) + self._frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+
+    def finish(self) -> bytes:
+        return bytes(self._frame.flush())
+
+
+class _Gzip:
+    def __init__(self) -> None:
+        self._frame = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP)
+
+    def push(self, piece: bytes) -> bytes:
+        return self._frame.compress(piece) + self._frame.flush(zlib.Z_SYNC_FLUSH)
+
+    def finish(self) -> bytes:
+        return self._frame.flush()

@@ -1,0 +1,140 @@
+"""What stands before every route: bounds on how often and how much is asked for, and on what a request may carry.
+
+    server.caller_requests_per_s   server.caller_mib_per_s   server.tenant_requests_per_s   server.tenant_mib_per_s
+
+A caller is who authentication says, or an address; a tenant is that of the path. Each has a bucket of requests and one
+of bytes, in this process; 0 is no bound. The answer to what is too much names the bucket and says when to ask again;
+every other answer says what is left. Probes and the console's own files are never refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apiserver.callers import caller_of
+from apiserver.rates import Buckets, Policy
+from tistream import problem
+from tistream.clock import Clock
+from tistream.errors import RateLimited, TooLarge
+
+_TENANT = re.compile(r"/v1/clusters/(\d{1,19})/tenants/(\d{1,19})(?:/|$)")
+_FREE = re.compile(r"/(?:livez|readyz|healthz|version|metrics|static/.*|problems(?:/.*)?)")
+_MIB = 1 << 20
+BODY_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimits:
+    """Tokens a second, and for how many seconds' worth a bucket is; 0 is no bound."""
+
+    caller_requests_per_s: float = 0
+    caller_mib_per_s: float = 0
+    tenant_requests_per_s: float = 0
+    tenant_mib_per_s: float = 0
+    burst_s: float = 10
+
+    def policies(self) -> dict[str, list[Policy]]:
+        """The bounds there are, of callers and of tenants."""
+        found: dict[str, list[Policy]] = {}
+        for of in ("caller", "tenant"):
+            requests, mib = getattr(self, f"{of}_requests_per_s"), getattr(self, f"{of}_mib_per_s")
+            found[of] = [
+                Policy(name=f"{of}-{what}", rate=rate, burst=max(1.0, rate * self.burst_s), of_bytes=what == "bytes")
+                for what, rate in (("requests", requests), ("bytes", mib * _MIB))
+                if rate
+            ]
+        return found
+
+
+class Guard:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp, *, limits: RateLimits, clock: Clock) -> None:
+        self._app, self._clock = app, clock
+        self._buckets = {of: [Buckets(policy) for policy in policies] for of, policies in limits.policies().items()}
+        policies = [b.policy for buckets in self._buckets.values() for b in buckets]
+        self._policy = ", ".join(_shown(policy) for policy in policies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        mine = [] if _FREE.fullmatch(scope["path"]) else self._of(scope)
+        refused = _too_large(scope) or self._refused(mine)
+        if refused is not None:
+            answer = problem.problem_response(refused)
+            answer.headers.update(self._said(mine))
+            return await answer(scope, receive, send)
+        now_s = self._clock.monotonic()
+        for buckets, who in mine:
+            if not buckets.policy.of_bytes:
+                buckets.take(who, 1, now_s)
+        counted = [(buckets, who) for buckets, who in mine if buckets.policy.of_bytes]
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start" and mine:
+                MutableHeaders(scope=message).update(self._said(mine))
+            if message["type"] == "http.response.body":
+                for buckets, who in counted:
+                    buckets.take(who, len(message.get("body", b"")), self._clock.monotonic())
+            await send(message)
+
+        await self._app(scope, _bounded(receive), sent if mine else send)
+
+    def _of(self, scope: Scope) -> list[tuple[Buckets, str]]:
+        """The buckets of a request, each with whose it is."""
+        caller = caller_of(HTTPConnection(scope))
+        found = [(buckets, caller) for buckets in self._buckets["caller"]]
+        if self._buckets["tenant"] and (m := _TENANT.match(scope["path"])):
+            found += [(buckets, f"{int(m[1])}/{int(m[2])}") for buckets in self._buckets["tenant"]]
+        return found
+
+    def _refused(self, mine: list[tuple[Buckets, str]]) -> RateLimited | None:
+        now_s = self._clock.monotonic()
+        waits = [(buckets.wait_s(who, now_s), buckets.policy.name) for buckets, who in mine]
+        wait_s, name = max(waits, default=(0.0, ""))
+        if wait_s <= 0:
+            return None
+        seconds = max(1, math.ceil(wait_s))
+        return RateLimited(f"The bucket {name} is empty for {seconds} s.", bucket=name, retry_after_s=seconds)
+
+    def _said(self, mine: list[tuple[Buckets, str]]) -> Mapping[str, str]:
+        if not mine:
+            return {}
+        now_s = self._clock.monotonic()
+        left = [
+            f'"{b.policy.name}";r={b.left(who, now_s)};t={max(0, math.ceil(b.wait_s(who, now_s)))}' for b, who in mine
+        ]
+        return {"RateLimit-Policy": self._policy, "RateLimit": ", ".join(left)}
+
+
+def _shown(policy: Policy) -> str:
+    unit = ';qu="content-bytes"' if policy.of_bytes else ""
+    return f'"{policy.name}";q={math.floor(policy.burst)};w={policy.window_s}{unit}'
+
+
+def _too_large(scope: Scope) -> TooLarge | None:
+    length = dict(scope["headers"]).get(b"content-length", b"0")
+    if length.isdigit() and int(length) > BODY_BYTES_MAX:
+        return TooLarge(f"A request carries at most {BODY_BYTES_MAX} bytes.", bytes=length.decode()[:40])
+    return None
+
+
+def _bounded(receive: Receive) -> Receive:
+    got = 0
+
+    async def bounded() -> Message:
+        nonlocal got
+        message = await receive()
+        got += len(message.get("body", b""))
+        if got > BODY_BYTES_MAX:
+            raise TooLarge(f"A request carries at most {BODY_BYTES_MAX} bytes.")
+        return message
+
+    return bounded

@@ -1,0 +1,143 @@
+"""Completes the description that FastAPI makes: shapes and examples of answers, problems by status.
+
+Examples are recorded from the service itself (`examples.json`, see `tistream.testing.api_examples`), and where a route
+says no more than "an object" the shape is that of its example. Problems come from the error classes: which a route may
+answer with follows from what it takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from apiserver.openapi.problems import problems_of
+from tistream import problem
+from tistream.errors import TiStreamError
+
+_EXAMPLES = Path(__file__).with_name("examples.json")
+_JSON = "application/json"
+_BINARY = ("application/vnd.apache", "application/octet-stream")
+_PROBLEM = {
+    "type": "object",
+    "description": "RFC 9457. `type` is an address of this server that explains the problem.",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string", "pattern": "^TS-[0-9]{4}$"},
+        "hint": {"type": "string"},
+        "facts": {"type": "object"},
+    },
+}
+
+
+def install(app: FastAPI) -> None:
+    """Let the app describe itself so."""
+    described = app.openapi
+
+    def completed() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = complete(described(), recorded())
+        return app.openapi_schema
+
+    app.openapi = completed  # type: ignore[method-assign]
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """Operation -> media type -> example."""
+    found: dict[str, dict[str, Any]] = json.loads(_EXAMPLES.read_text("utf-8"))
+    return found
+
+
+def complete(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The document with examples and problems, changed in place."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Problem"] = _PROBLEM
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            _complete(path, operation, examples.get(operation["operationId"], {}), schemas)
+    return document
+
+
+def shape_of(example: Any) -> dict[str, Any]:
+    """The JSON schema of values like this one; null tells nothing."""
+    match example:
+        case None:
+            return {}
+        case bool():
+            return {"type": "boolean"}
+        case int():
+            return {"type": "integer"}
+        case float():
+            return {"type": "number"}
+        case str():
+            return {"type": "string"}
+        case list():
+            return {"type": "array", "items": shape_of(example[0]) if example else {}}
+    return {"type": "object", "properties": {name: shape_of(value) for name, value in example.items()}}
+
+
+def made_up(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
+    """A value of a schema, for a route that was not recorded."""
+    if "$ref" in schema:
+        return made_up(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return made_up(schema["anyOf"][0], schemas)
+    match schema.get("type"):
+        case "object":
+            return {name: made_up(of, schemas) for name, of in schema.get("properties", {}).items()}
+        case "array":
+            return [made_up(schema.get("items", {}), schemas)]
+        case "integer" | "number":
+            return schema.get("minimum", 1)
+        case "boolean":
+            return False
+    return "text" if schema.get("type") == "string" else None
+
+
+def _complete(path: str, operation: dict[str, Any], examples: Mapping[str, Any], schemas: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)
+    status = next(code for code in responses if code.startswith("2"))
+    found = responses[status].get("content", {})
+    if examples:
+        typed = found.get(_JSON, {}).get("schema", {})
+        responses[status]["content"] = {m: _content(m, example, typed) for m, example in examples.items()}
+    else:
+        for content in found.values():
+            content["example"] = made_up(content.get("schema", {}), schemas)
+    problems: dict[str, list[type[TiStreamError]]] = {}
+    for error, of_it in problems_of(path, operation):
+        problems.setdefault(str(of_it), []).append(error)
+    for code, errors in sorted(problems.items()):
+        answer = responses.setdefault(code, {"description": _words(errors)})
+        answer.setdefault("content", {})[problem.MEDIA_TYPE] = {
+            "schema": {"$ref": "#/components/schemas/Problem"},
+            "examples": {e.code: {"summary": e.__name__, "value": _example(e, int(code))} for e in errors},
+        }
+
+
+def _content(media: str, example: Any, typed: Mapping[str, Any]) -> dict[str, Any]:
+    if media != _JSON:
+        schema = {"type": "string", "contentMediaType": media} if media.startswith(_BINARY) else {"type": "string"}
+        return {"schema": schema, "example": example}
+    says_nothing = not typed or (typed.get("additionalProperties") is True and "properties" not in typed)
+    return {"schema": shape_of(example) if says_nothing else typed, "example": example}
+
+
+def _words(errors: list[type[TiStreamError]]) -> str:
+    return " Or: ".join(dict.fromkeys((e.__doc__ or "").split("\n")[0] for e in errors))
+
+
+def _example(error: type[TiStreamError], status: int) -> dict[str, Any]:
+    return {**problem.problem_body(error()), "status": status}

@@ -1,0 +1,1 @@
+"""Streams: changes as they come, over one connection that stays open."""

@@ -1,0 +1,83 @@
+"""What all who follow a tenant share in one process: who wakes them, what they know, where their pages are made.
+
+Followers are streams and pulls that wait. They cost no thread while nothing happens. Their pages are made by a few
+threads of their own, so that any number of them leaves the threads of other requests alone. How many a caller may have
+open at once is counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from apiserver.deps import Services
+from apiserver.moments import Moments
+from apiserver.stream.pages import SharedPages
+from apiserver.waker import Waker
+from tistream.catalog.tasks import served_watermarks
+from tistream.errors import TooManyOpen
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowLimits:
+    """Bounds of those who follow. A caller is a principal, or an address where there are no principals."""
+
+    streams_max: int = 256  #: open at once, of one caller
+    waits_max: int = 1024  #: pulls that wait at once, of one caller
+    slow_consumer_s: float = 30  #: a stream whose consumer takes nothing for so long is closed
+
+
+class Following:
+    """Shared by the routes of one application."""
+
+    def __init__(self, services: Services, limits: FollowLimits | None = None) -> None:
+        self.services = services
+        self.limits = limits or FollowLimits()
+        self.waker = Waker(partial(served_watermarks, services.catalog))
+        self.moments = Moments(services)
+        self.pages = SharedPages()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="followers")
+        self._lock = threading.Lock()
+        self._open: Counter[tuple[str, str]] = Counter()
+
+    async def run(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what blocks in a follower's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
+
+    @contextmanager
+    def one_of(self, kind: str, caller: str, most: int) -> Iterator[None]:
+        """Count one more of the caller's. TooManyOpen when that is above `most`."""
+        key = (kind, caller)
+        with self._lock:
+            if self._open[key] >= most:
+                raise TooManyOpen(f"There are {most} {kind} of this caller open already.", bucket=kind, most=most)
+            self._open[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open[key] -= 1
+                if not self._open[key]:
+                    del self._open[key]
+
+    def open_now(self, kind: str) -> int:
+        """How many there are of all callers."""
+        with self._lock:
+            return sum(n for (of_kind, _), n in self._open.items() if of_kind == kind)
+
+    def close(self) -> None:
+        """The process stops: streams end with their cursor, pulls that wait answer with what they have."""
+        self.waker.close()
+        self._pool.shutdown(wait=False)

@@ -1,0 +1,196 @@
+"""How a stream writes pages, watermarks and its end: lines, server-sent events, or one Arrow IPC stream.
+
+    lines   the format's lines; a watermark line at least each second (an empty line where the format has none)
+    sse     each line as an event; `resolved` events carry the cursor as their id
+    arrow   record batches; cursor and watermark are metadata of each batch, a batch without rows is a sign of life
+
+A piece is what is sent at once, and ends where an event ends. The cursor behind a watermark stands where everything
+before it has been delivered; what comes behind the last watermark that a consumer saw comes again when it resumes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+import pyarrow as pa
+
+from apiserver.formats import Format
+from apiserver.negotiate import ARROW
+from apiserver.pull import PullAnswer
+from tistream import ts as tso
+
+SSE = "text/event-stream"
+_PIECE_BYTES = 64 << 10
+_RECONNECT_MS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Everything of the scope at or below `ts` has been delivered."""
+
+    ts: int
+    cursor: str
+
+    def facts(self) -> dict[str, object]:
+        """As JSON members."""
+        return {
+            "resolved_ts": str(self.ts),
+            "resolved_time": tso.to_text(self.ts) if self.ts else None,
+            "cursor": self.cursor,
+        }
+
+
+class Frames(Protocol):
+    """One stream's way of writing."""
+
+    @property
+    def media_type(self) -> str: ...
+
+    def begin(self, first: PullAnswer) -> bytes:
+        """What the body starts with."""
+
+    def fits(self, answer: PullAnswer) -> bool:
+        """Whether the page can go on this stream; if not, the stream ends before it."""
+
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
+        """The page's pieces, the last of which says the mark."""
+
+    def mark(self, mark: Mark) -> bytes:
+        """A watermark, which is also a sign of life."""
+
+    def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
+        """The last words, and the end of the body."""
+
+
+class LineFrames:
+    """Lines of a text format. Our own tells the cursor and why it ends; those of others only what they have."""
+
+    def __init__(self, fmt: Format) -> None:
+        self._format = fmt
+        self._own = fmt.name == "ndjson"
+        self.media_type = fmt.media_type
+
+    def begin(self, first: PullAnswer) -> bytes:
+        return b""
+
+    def fits(self, answer: PullAnswer) -> bool:
+        return True
+
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
+        return [*pieces(answer.content), self.mark(mark)]
+
+    def mark(self, mark: Mark) -> bytes:
+        if self._own:
+            return orjson.dumps({"type": "resolved", **mark.facts()}) + b"\n"
+        return (self._format.watermark(mark.ts) or b"") + self._format.terminator
+
+    def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
+        return orjson.dumps(_last_words(reason, mark, problem)) + b"\n" if self._own else b""
+
+
+class EventFrames:
+    """Server-sent events of the lines of a text format."""
+
+    media_type = SSE
+
+    def __init__(self, fmt: Format) -> None:
+        self._format = fmt
+        self._own = fmt.name == "ndjson"
+
+    def begin(self, first: PullAnswer) -> bytes:
+        return b"retry: %d\n\n" % _RECONNECT_MS
+
+    def fits(self, answer: PullAnswer) -> bool:
+        return True
+
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
+        return [*(_events(piece) for piece in pieces(answer.content)), self.mark(mark, answer.quarantined)]
+
+    def mark(self, mark: Mark, quarantined: int = 0) -> bytes:
+        line = None if self._own else self._format.watermark(mark.ts)
+        facts = mark.facts() | ({"quarantined": quarantined} if quarantined else {})
+        head = b"" if line is None else b"data: %b\n\n" % line
+        return head + _event(b"resolved", facts, mark.cursor)
+
+    def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
+        return _event(b"end", _last_words(reason, mark, problem), mark.cursor)
+
+
+class ArrowFrames:
+    """One Arrow IPC stream of one schema."""
+
+    media_type = ARROW
+
+    def __init__(self, buffers: str | None) -> None:
+        self._buffers = buffers
+        self._sink = io.BytesIO()
+
+    def begin(self, first: PullAnswer) -> bytes:
+        table = pa.ipc.open_stream(first.content).read_all()
+        self._schema = table.schema.remove_metadata()
+        self._nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
+        options = pa.ipc.IpcWriteOptions(compression=self._buffers)
+        self._writer = pa.ipc.new_stream(self._sink, self._schema, options=options)
+        return self._written()
+
+    def fits(self, answer: PullAnswer) -> bool:
+        reader = pa.ipc.open_stream(answer.content)
+        return bool(reader.schema.equals(self._schema)) or not sum(b.num_rows for b in reader)
+
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
+        reader = pa.ipc.open_stream(answer.content)
+        facts = {**_metadata(mark), **(reader.schema.metadata or {})}
+        batches = [batch for batch in reader if batch.num_rows]
+        for n, batch in enumerate(batches):
+            last = n == len(batches) - 1
+            plain = batch.replace_schema_metadata(None)
+            self._writer.write_batch(plain, custom_metadata=facts if last else None)
+            self._nothing = plain.slice(0, 0)  # its dictionaries are those that the reader has
+        return [self._written()] if batches else [self.mark(mark)]
+
+    def mark(self, mark: Mark) -> bytes:
+        self._writer.write_batch(self._nothing, custom_metadata=_metadata(mark))
+        return self._written()
+
+    def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
+        facts = _metadata(mark) | {"end": reason} | ({"problem": orjson.dumps(problem)} if problem else {})
+        self._writer.write_batch(self._nothing, custom_metadata=facts)
+        self._writer.close()
+        return self._written()
+
+    def _written(self) -> bytes:
+        data = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
+        return data
+
+
+def pieces(content: pa.Buffer) -> list[bytes]:
+    """The lines, about 64 KiB at a time."""
+    data, at, found = content.to_pybytes(), 0, []
+    while at < len(data):
+        end = data.find(b"\n", at + _PIECE_BYTES) + 1 or len(data)
+        found.append(data[at:end])
+        at = end
+    return found
+
+
+def _metadata(mark: Mark) -> dict[str | bytes, str | bytes]:
+    return {"cursor": mark.cursor, "resolved_ts": str(mark.ts)}
+
+
+def _last_words(reason: str, mark: Mark, problem: Mapping[str, object] | None) -> dict[str, object]:
+    return {"type": "end", "reason": reason, **mark.facts(), **({"problem": problem} if problem else {})}
+
+
+def _event(name: bytes, facts: Mapping[str, object], cursor: str) -> bytes:
+    return b"event: %b\nid: %b\ndata: %b\n\n" % (name, cursor.encode(), orjson.dumps(facts))
+
+
+def _events(piece: bytes) -> bytes:
+    """Lines as events of the default kind."""
+    return b"data: " + piece.rstrip(b"\r\n").replace(b"\n", b"\n\ndata: ") + b"\n\n"

@@ -1,0 +1,59 @@
+"""Pages that several followers want at the same moment are made once.
+
+Readers that were woken together and stand at the same place with the same wishes get the same page. Only pages as of a
+known moment are shared, so nobody gets less than there was when they asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields
+
+from apiserver.deps import Services
+from apiserver.moments import Moment
+from apiserver.pull import PullAnswer, PullRequest, pull
+
+_KEPT_BYTES_MAX = 32 << 20
+_KEPT_MAX = 256
+
+
+@dataclass(slots=True)
+class _Page:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    answer: PullAnswer | None = None
+
+
+class SharedPages:
+    """The newest pages of followers. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pages: OrderedDict[Hashable, _Page] = OrderedDict()
+        self._bytes = 0
+
+    def make(self, services: Services, request: PullRequest, moment: Moment) -> PullAnswer:
+        """The page as of the moment; whoever comes first makes it, the others wait for that."""
+        key = _key(request, moment)
+        with self._lock:
+            page = self._pages.setdefault(key, _Page())
+            self._pages.move_to_end(key)
+        with page.lock:
+            if page.answer is None:
+                page.answer = pull(services, request, moment)
+                self._keep(page.answer)
+            return page.answer
+
+    def _keep(self, answer: PullAnswer) -> None:
+        with self._lock:
+            self._bytes += answer.content.size
+            while len(self._pages) > 1 and (len(self._pages) > _KEPT_MAX or self._bytes > _KEPT_BYTES_MAX):
+                _, dropped = self._pages.popitem(last=False)
+                self._bytes -= dropped.answer.content.size if dropped.answer is not None else 0
+
+
+def _key(request: PullRequest, moment: Moment) -> Hashable:
+    """Everything that a page depends on."""
+    wishes = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
+    return wishes, tuple(sorted(request.options.items())), moment.resolved

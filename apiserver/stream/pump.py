@@ -1,0 +1,190 @@
+"""One stream's loop: pages as they can be served, a watermark at least each second, last words.
+
+    page -> pieces -> (wait for news, watermark each second) -> page -> ...
+
+A page is asked for only when the one before has been taken by the socket, so a consumer that is slow has one page
+waiting for it and no more. News that has nothing for the scope is known without asking anybody. What fails for a while
+(catalog or bucket do not answer) is tried again and the stream stays; what fails for good ends it with the problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from apiserver import cursor
+from apiserver.compression import Coder
+from apiserver.moments import Moment
+from apiserver.pull import PullAnswer, PullRequest, concerns
+from apiserver.stream.following import Following
+from apiserver.stream.frames import Frames, Mark
+from apiserver.waker import Watch
+from tistream import problem
+from tistream.errors import ErrorKind, TiStreamError
+
+log = structlog.get_logger(__name__)
+
+_RESOLVED_EACH_S = 1.0
+_QUIET_MOVES_EACH_S = 0.5  # a watermark that moves over nothing is told so often at most
+_RETRY_FIRST_S = 0.2
+_RETRY_MAX_S = 2.0
+
+T = TypeVar("T")
+Send = Callable[[bytes], Awaitable[None]]
+
+
+class Pump:
+    """One stream. `send` takes coded bytes and returns when the socket has taken what came before them."""
+
+    def __init__(
+        self,
+        following: Following,
+        request: PullRequest,
+        frames: Frames,
+        coder: Coder,
+        first: PullAnswer,
+        send: Send,
+        still_in: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`first` is the stream's first page, made as of now. `still_in` raises once the consumer's key has ended."""
+        self._following, self._frames, self._coder, self._send = following, frames, coder, send
+        self._first, self._still_in = first, still_in
+        self._end_ts = first.end_ts
+        end_ts = None if first.end_ts is None else str(first.end_ts)
+        self._request = replace(request, start_ts=None, end_ts=end_ts)
+        self._loop = asyncio.get_running_loop()
+        self._at = first.after
+        self._delivered = self._mark(self._at)
+        self._waiting: deque[bytes] = deque()  # coded pieces that the socket has not taken
+        self._ended = False
+        self._seen = first.resolved_ts
+        self._told_at = 0.0
+
+    @property
+    def delivered(self) -> Mark:
+        """Up to where everything has been given to the socket."""
+        return self._delivered
+
+    async def run(self) -> None:
+        """Stream until the end is reached, the process stops, or something fails for good."""
+        frames, answer = self._frames, self._first
+        self._waiting.append(self._coder.push(await self._following.run(frames.begin, answer)))
+        start = await self._following.run(self._cut, answer)
+        with self._following.waker.watching(self._request.scope.tenant) as watch:
+            while True:
+                if start is None:
+                    return await self._last("schema-changed")
+                await self._deliver(*start)
+                if self._is_at_end():
+                    return await self._last("end-reached")
+                try:
+                    await self._still_in()
+                    moment = await self._news(watch) if not answer.has_more else await self._now()
+                    if moment is None:
+                        return await self._last("end-reached" if self._is_at_end() else "shutdown")
+                    answer, start = await self._retried(self._make, moment)
+                except TiStreamError as e:
+                    if e.kind not in (ErrorKind.NOT_FOUND, ErrorKind.INVALID):
+                        log.error("a stream failed", scope=str(self._request.scope), exc_info=e)
+                    return await self._last("error", problem.problem_body(e))
+
+    def rest(self, reason: str, body: Mapping[str, object] | None = None) -> bytes:
+        """What the socket has not taken yet, and the end of the body with the cursor to go on from. What is coded
+        must be sent: the end of a compressed body builds on it."""
+        pieces = [*self._waiting]
+        self._waiting.clear()
+        if not self._ended:
+            self._ended = True
+            pieces += [self._coder.push(self._frames.end(reason, self._mark(self._at), body)), self._coder.finish()]
+        return b"".join(pieces)
+
+    async def _last(self, reason: str, body: Mapping[str, object] | None = None) -> None:
+        self._waiting.append(self.rest(reason, body))
+        await self._send_waiting()
+
+    async def _deliver(self, mark: Mark, pieces: Sequence[bytes]) -> None:
+        self._waiting += pieces
+        self._at = mark.ts
+        await self._send_waiting()
+        self._delivered, self._told_at = mark, self._loop.time()
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            await self._send(self._waiting[0])
+            self._waiting.popleft()
+
+    def _make(self, moment: Moment) -> tuple[PullAnswer, tuple[Mark, list[bytes]] | None]:
+        request = replace(self._request, cursor=self._delivered.cursor)
+        answer = self._following.pages.make(self._following.services, request, moment)
+        return answer, self._cut(answer)
+
+    def _cut(self, answer: PullAnswer) -> tuple[Mark, list[bytes]] | None:
+        """The page as coded pieces; None when it cannot go on this stream."""
+        if not self._frames.fits(answer):
+            return None
+        mark = Mark(ts=answer.end, cursor=answer.next_cursor)
+        return mark, [self._coder.push(piece) for piece in self._frames.page(answer, mark)]
+
+    async def _now(self) -> Moment | None:
+        """There is more of what is served already."""
+        if self._following.waker.closing:
+            return None
+        tenant = self._request.scope.tenant
+        return self._following.moments.known(tenant, self._seen) or await self._moment(self._seen)
+
+    async def _news(self, watch: Watch) -> Moment | None:
+        """The moment at which there may be something to deliver; None when the stream is to end. Meanwhile it says each
+        second how far the watermark is."""
+        scope = self._request.scope
+        while not self._following.waker.closing:
+            left = self._told_at + _RESOLVED_EACH_S - self._loop.time()
+            moved = await watch.moved(self._seen, max(0.0, left))
+            if moved is None:
+                await self._tell()
+                continue
+            moment = self._following.moments.known(scope.tenant, moved) or await self._moment(moved)
+            self._seen = moment.covers
+            if moment.resolved <= self._at:
+                continue
+            if not self._following.moments.is_quiet(scope, self._at, moment, concerns):
+                return moment
+            self._at = moment.resolved if self._end_ts is None else min(moment.resolved, self._end_ts)
+            if self._is_at_end() or self._loop.time() - self._told_at >= _QUIET_MOVES_EACH_S:
+                await self._tell()
+            if self._is_at_end():
+                return None
+        return None
+
+    def _is_at_end(self) -> bool:
+        return self._end_ts is not None and self._at >= self._end_ts
+
+    async def _moment(self, watermark: int) -> Moment:
+        return await self._retried(self._following.moments.at, self._request.scope.tenant, watermark)
+
+    async def _retried(self, make: Callable[..., T], *args: object) -> T:
+        """Do it in a thread; again, with signs of life between, while catalog or bucket do not answer."""
+        pause_s = _RETRY_FIRST_S
+        while True:
+            try:
+                return await self._following.run(make, *args)
+            except TiStreamError as e:
+                if e.kind is not ErrorKind.RETRY or self._following.waker.closing:
+                    raise
+                log.warning("a stream waits", scope=str(self._request.scope), cause=str(e))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_MAX_S)
+            if self._loop.time() - self._told_at >= _RESOLVED_EACH_S:
+                await self._tell()
+
+    async def _tell(self) -> None:
+        await self._still_in()
+        mark = self._mark(self._at)
+        await self._deliver(mark, [self._coder.push(self._frames.mark(mark))])
+
+    def _mark(self, ts: int) -> Mark:
+        return Mark(ts=ts, cursor=cursor.encode(self._request.scope, ts))

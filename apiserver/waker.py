@@ -1,0 +1,152 @@
+"""Who waits for a tenant's watermark is woken when it moves: one poll of the catalog for all who wait.
+
+    with waker.watching(tenant) as watch:
+        await watch.moved(seen, seconds)
+
+A thread asks for the watermarks of all tenants that somebody waits for, in one statement, a few times a second, and
+ends when nobody waits any more. Waiting itself costs no thread: it is an event of the waiter's own loop. While the
+catalog does not answer nobody is woken, and the poll goes on more slowly.
+
+`close` wakes everybody for good: the process is about to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import structlog
+
+from tistream.errors import TiStreamError
+from tistream.ids import Tenant
+
+log = structlog.get_logger(__name__)
+
+_INTERVAL_S = 0.1
+_AFTER_ERROR_S = 1.0
+_NOT_LOOKED = -2
+_NO_TASKS = -1
+
+
+class Watch:
+    """One waiter's view of a tenant. Of one event loop."""
+
+    def __init__(self, waker: Waker, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.loop = asyncio.get_running_loop()
+        self.event = asyncio.Event()
+        self._waker = waker
+
+    async def moved(self, seen: int, seconds: float) -> int | None:
+        """The watermark, once it is above `seen` or the tenant is gone (then -1); None when the time is up or the
+        process stops."""
+        deadline = self.loop.time() + seconds
+        while not self._waker.closing:
+            self.event.clear()
+            known = self._waker.known(self.tenant)
+            if known > seen or (known == _NO_TASKS and seen > 0):
+                return known
+            left = deadline - self.loop.time()
+            if left <= 0:
+                return None
+            try:
+                async with asyncio.timeout(left):
+                    await self.event.wait()
+            except TimeoutError:
+                return None
+        return None
+
+
+class Waker:
+    """One per process. Safe to use from several loops and threads."""
+
+    def __init__(
+        self, look: Callable[[Collection[Tenant]], Mapping[Tenant, int]], *, interval_s: float = _INTERVAL_S
+    ) -> None:
+        """`look` asks the catalog for the watermarks of tenants; those without tasks are left out."""
+        self._look = look
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._watches: dict[Tenant, set[Watch]] = {}
+        self._known: dict[Tenant, int] = {}
+        self._thread: threading.Thread | None = None
+        self._woken_early = threading.Event()
+        self.closing = False
+
+    @contextmanager
+    def watching(self, tenant: Tenant) -> Iterator[Watch]:
+        """Register a waiter of the running loop."""
+        watch = Watch(self, tenant)
+        with self._lock:
+            self._watches.setdefault(tenant, set()).add(watch)
+            if self._thread is None and not self.closing:
+                self._thread = threading.Thread(target=self._run, name="waker", daemon=True)
+                self._thread.start()
+        try:
+            yield watch
+        finally:
+            with self._lock:
+                others = self._watches[tenant]
+                others.discard(watch)
+                if not others:
+                    del self._watches[tenant]
+                    self._known.pop(tenant, None)
+
+    def known(self, tenant: Tenant) -> int:
+        """The watermark of a watched tenant as of the last look; -1 when it has no tasks, -2 before the first look."""
+        return self._known.get(tenant, _NOT_LOOKED)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        with self._lock:
+            return sum(map(len, self._watches.values()))
+
+    def close(self) -> None:
+        """Wake everybody; nobody waits from here on."""
+        with self._lock:
+            self.closing = True
+            self._woken_early.set()
+            self._wake([watch for watches in self._watches.values() for watch in watches])
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._watches or self.closing:
+                    self._thread = None
+                    return
+                tenants = list(self._watches)
+            pause_s = self._interval_s
+            try:
+                self._tell(tenants, self._look(tenants))
+            except TiStreamError as e:
+                log.warning("the watermarks that readers wait for could not be read", cause=str(e))
+                pause_s = max(pause_s, _AFTER_ERROR_S)
+            self._woken_early.wait(pause_s)
+
+    def _tell(self, tenants: Collection[Tenant], found: Mapping[Tenant, int]) -> None:
+        with self._lock:
+            moved = [t for t in tenants if t in self._watches and self._known.get(t) != found.get(t, _NO_TASKS)]
+            self._known.update((t, found.get(t, _NO_TASKS)) for t in moved)
+            self._wake([watch for tenant in moved for watch in self._watches[tenant]])
+
+    def _wake(self, watches: Collection[Watch]) -> None:
+        """Set their events, with one call for each loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Watch]] = {}
+        for watch in watches:
+            by_loop.setdefault(watch.loop, []).append(watch)
+        for loop, of_one in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_set_all, of_one)
+            except RuntimeError:
+                log.debug("a loop ended while somebody waited in it")
+
+
+def _set_all(watches: Collection[Watch]) -> None:
+    for watch in watches:
+        watch.event.set()

@@ -1,0 +1,83 @@
+"""What stands before every route: buckets of requests and bytes, and what a request may carry."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from apiserver import guard
+from apiserver.guard import Guard, RateLimits
+from tistream import problem
+from tistream.testing.manual_clock import ManualClock
+
+TENANT = "/v1/clusters/1/tenants/{}/x"
+
+
+def app_with(limits: RateLimits, clock: ManualClock) -> TestClient:
+    app = FastAPI()
+    problem.install(app)
+    app.add_middleware(Guard, limits=limits, clock=clock)
+
+    @app.get("/v1/clusters/{c}/tenants/{t}/x")
+    def answer(c: int, t: int, size: int = 10) -> PlainTextResponse:
+        return PlainTextResponse("x" * size)
+
+    @app.get("/livez")
+    def livez() -> str:
+        return "ok"
+
+    @app.post("/echo")
+    async def echo(request: Request) -> int:
+        return len(await request.body())
+
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def test_without_bounds_nothing_is_said() -> None:
+    answer = app_with(RateLimits(), ManualClock(0)).get(TENANT.format(1))
+    assert answer.status_code == 200
+    assert "ratelimit" not in answer.headers
+
+
+def test_an_empty_bucket_refuses_by_name_and_says_when_it_is_not() -> None:
+    clock = ManualClock(0)
+    http = app_with(RateLimits(caller_requests_per_s=0.5, burst_s=4), clock)
+    first = http.get(TENANT.format(1))
+    assert first.headers["ratelimit-policy"] == '"caller-requests";q=2;w=4'
+    assert first.headers["ratelimit"] == '"caller-requests";r=1;t=0'
+    assert http.get(TENANT.format(2)).headers["ratelimit"] == '"caller-requests";r=0;t=2'
+    refused = http.get(TENANT.format(1))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+    assert (refused.json()["code"], refused.json()["facts"]["bucket"]) == ("TS-1090", "caller-requests")
+    assert http.get("/livez").status_code == 200, "probes are never refused"
+    clock.advance(2)
+    assert http.get(TENANT.format(1)).status_code == 200
+
+
+def test_tenants_have_buckets_of_their_own_however_their_ids_are_written() -> None:
+    http = app_with(RateLimits(tenant_requests_per_s=0.1, burst_s=10), ManualClock(0))
+    assert http.get(TENANT.format(1)).status_code == 200
+    assert http.get(TENANT.format("01")).json()["facts"]["bucket"] == "tenant-requests"
+    assert http.get(TENANT.format(2)).status_code == 200
+
+
+def test_bytes_are_taken_when_they_are_sent_and_waited_for_afterwards() -> None:
+    clock = ManualClock(0)
+    http = app_with(RateLimits(tenant_mib_per_s=1, burst_s=1), clock)
+    assert len(http.get(TENANT.format(1), params={"size": 3 << 20}).content) == 3 << 20
+    refused = http.get(TENANT.format(1))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+    assert 'qu="content-bytes"' in refused.headers["ratelimit-policy"]
+    clock.advance(2.1)
+    assert http.get(TENANT.format(1)).status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, chunked: bool) -> None:
+    monkeypatch.setattr(guard, "BODY_BYTES_MAX", 1000)
+    http = app_with(RateLimits(), ManualClock(0))
+    assert http.post("/echo", content=b"x" * 1000).text == "1000"
+    refused = http.post("/echo", content=iter([b"x" * 600, b"x" * 600]) if chunked else b"x" * 1200)
+    assert (refused.status_code, refused.json()["code"]) == (413, "TS-1008")

@@ -1,0 +1,88 @@
+"""The addresses that problem documents name: what each error means and what to do, served by the server itself.
+
+    /problems            all of them
+    /problems/TS-1005    one
+
+Made from the error classes, so what a server can answer with it can explain. Pages hold no script and nothing of the
+request.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+
+from fastapi import APIRouter, Response
+
+from tistream.errors import ErrorKind, NotFound, TiStreamError
+
+PATH = "/problems"
+TO_DO = {
+    ErrorKind.RETRY: "try again later; nothing is lost",
+    ErrorKind.FENCED: "somebody else owns this now: drop what you hold and stop",
+    ErrorKind.INVALID: "change the request",
+    ErrorKind.CORRUPT: "bytes are damaged: put the good object back, nothing of the damaged one was used",
+    ErrorKind.NOT_FOUND: "check the name",
+    ErrorKind.INTERNAL: "a defect: report it with the log",
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "public, max-age=3600",
+}
+
+
+def type_of(error: type[TiStreamError]) -> str:
+    """The `type` of the problem: an address of the server that answers with it."""
+    return f"{PATH}/{error.code}"
+
+
+def known_errors() -> dict[str, type[TiStreamError]]:
+    """Code -> class, of every error of this process, by code."""
+    found, todo = {TiStreamError}, [TiStreamError]
+    while todo:
+        new = todo.pop().__subclasses__()
+        found.update(new)
+        todo += new
+    return {error.code: error for error in sorted(found, key=lambda e: e.code)}
+
+
+def router() -> APIRouter:
+    """The pages, outside of the API's description."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get(PATH)
+    def all_of_them() -> Response:
+        rows = "".join(
+            f'<li><a href="{type_of(e)}"><code>{code}</code></a> {html.escape(first_line(e))}</li>'
+            for code, e in known_errors().items()
+        )
+        return _page("Problems", f"<h1>Problems</h1><ul>{rows}</ul>")
+
+    @routes.get(PATH + "/{code}")
+    def one(code: str) -> Response:
+        error = known_errors().get(code)
+        if error is None:
+            raise NotFound("There is no problem of that code.", asked=code[:40])
+        said = "".join(f"<p>{html.escape(part)}</p>" for part in paragraphs(error))
+        hint = f"<p><strong>What to do:</strong> {html.escape(error.hint)}</p>" if error.hint else ""
+        kind = f"<p><strong>Kind:</strong> {error.kind}: {html.escape(TO_DO[error.kind])}.</p>"
+        name = f"<h1><code>{code}</code> {error.__name__}</h1>"
+        return _page(code, f'{name}{said}{hint}{kind}<p><a href="{PATH}">All problems</a></p>')
+
+    return routes
+
+
+def first_line(error: type[TiStreamError]) -> str:
+    """What happened, in one sentence."""
+    return (error.__doc__ or "").split("\n")[0]
+
+
+def paragraphs(error: type[TiStreamError]) -> list[str]:
+    """What is to be said of it."""
+    return [" ".join(part.split()) for part in inspect.cleandoc(error.__doc__ or "").split("\n\n")]
+
+
+def _page(title: str, body: str) -> Response:
+    text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title} · TiStream</title><main>{body}</main>'
+    return Response(text, headers=_HEADERS, media_type="text/html")
