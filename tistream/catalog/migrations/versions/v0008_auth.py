@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import mysql
 
 revision = "0008"
-down_revision = "0006"
+down_revision = "0007"
 
 _MYSQL = ("mysql", "mariadb")
 _UINT = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
