@@ -56,12 +56,13 @@ from tistream.testing.catalog_suite_bases import BaseSuite
 from tistream.testing.catalog_suite_compaction import CompactionSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
 from tistream.testing.catalog_suite_log import CommittedLogSuite
+from tistream.testing.catalog_suite_reshape import ReshapeSuite
 from tistream.testing.catalog_suite_seeds import SeedSuite
 
 _MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
 
-class CatalogSuite(CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite, BaseSuite):
+class CatalogSuite(CommittedLogSuite, CompactionSuite, HandoverSuite, ReshapeSuite, SeedSuite, BaseSuite):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 
     @pytest.fixture
