@@ -198,7 +198,8 @@ class ReshapeSuite:
                 except NotFound:
                     return None
                 except CatalogUnavailable as e:  # a database may end a circle of waiting that way
-                    assert e.determinate
+                    if not e.determinate:
+                        raise
 
         done = [parts for parts in together(4, split) if parts is not None]
         assert len(done) == 1
@@ -341,7 +342,8 @@ class ReshapeSuite:
                         return flush(catalog, None, advance(right.task_id, START + 5, epoch=1))
                     return merge_tasks(catalog, left, right, state())
                 except CatalogUnavailable as e:  # a database may end a circle of waiting that way
-                    assert e.determinate
+                    if not e.determinate:
+                        raise
 
         merged, flushed = together(2, act)
         assert (merged is None) == (flushed == {right.task_id})
