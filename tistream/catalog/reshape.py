@@ -48,9 +48,8 @@ class Half:
 
 
 _p, _r, _t = positions_table.c, snapshot_objects.c, tasks.c
-_LOCKED = (
-    select(tasks).where(_t.task_id.in_(bindparam("asked_tasks", expanding=True))).order_by(_t.task_id).with_for_update()
-)
+_LOCK = tasks.update().where(_t.task_id == bindparam("asked_task")).values(epoch=_t.epoch)
+_ROW = select(tasks).where(_t.task_id == bindparam("asked_task"))
 _REPLAYS = select(workers.c.worker_id).where(
     workers.c.worker_id.in_(bindparam("asked_workers", expanding=True)), workers.c.kind == WorkerKind.REPLAY
 )
@@ -185,10 +184,14 @@ def _check_election(conn: Connection, owner_epoch: int | None) -> None:
 
 def _locked(conn: Connection, *task_ids: int) -> list[TaskRow]:
     """The rows, in this order. They are locked in the order of ids, as flushes do it, until the transaction ends."""
-    found = {row.task_id: task_row(row) for row in conn.execute(_LOCKED, {"asked_tasks": sorted(task_ids)})}
-    for task_id in task_ids:
-        if task_id not in found:
+    found: dict[int, TaskRow] = {}
+    for task_id in sorted(task_ids):
+        asked = {"asked_task": task_id}
+        conn.execute(_LOCK, asked)  # changes nothing
+        row = conn.execute(_ROW, asked).first()
+        if row is None:
             raise NotFound(f"there is no task {task_id}", task_id=task_id)
+        found[task_id] = task_row(row)
     return [found[task_id] for task_id in task_ids]
 
 
