@@ -17,6 +17,8 @@ import structlog
 from metaserver.activation import Activation
 from metaserver.assign import Owned, moves
 from metaserver.collect import GRACE_MS, Collector
+from metaserver.reshape import ReshapeSettings
+from metaserver.reshaping import Reshaping
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.stores import assign_store, list_stores
@@ -48,12 +50,15 @@ class MetaWorker:
         interval_s: float = INTERVAL_S,
         collect_interval_s: float = COLLECT_INTERVAL_S,
         grace_ms: int = GRACE_MS,
+        reshape: ReshapeSettings | None = None,
     ) -> None:
-        """`name` must differ between the processes that run at the same time: it is what the election compares."""
+        """`name` must differ between the processes that run at the same time: it is what the election compares.
+        Without `reshape` tasks stay as they are."""
         self.name = name
         self._catalog = catalog
         self._activation = Activation(catalog, store, clock, data_tasks)
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
+        self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape)
         self._epoch: int | None = None
         self._threads = ServiceGroup(
             name,
@@ -88,6 +93,8 @@ class MetaWorker:
         if self._epoch is not None:
             self._assign_stores(self._epoch)
             self._assign_tasks(self._epoch)
+            if self._reshaping is not None:
+                self._reshaping.step(self._epoch)
 
     def activate(self) -> None:
         """One round of activation. Activating is guarded by itself; being the owner only saves the listing."""

@@ -191,10 +191,21 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
 
 def _meta(parts: Parts, name: str) -> Service:
     from metaserver.loop import MetaWorker
+    from metaserver.reshape import ReshapeSettings
 
     settings = parts.settings.meta
     interval_s = settings.interval_ms / 1000
-    return MetaWorker(parts.catalog, parts.store, parts.clock, name, settings.data_tasks, interval_s=interval_s)
+    reshape = ReshapeSettings(
+        split_bytes_per_s=settings.split_mb_per_s * 1e6,
+        split_after_s=settings.split_after_s,
+        merge_bytes_per_s=settings.merge_mb_per_s * 1e6,
+        merge_after_s=settings.merge_after_s,
+        tasks_min=settings.data_tasks,
+        tasks_max=settings.tasks_max,
+    )
+    return MetaWorker(
+        parts.catalog, parts.store, parts.clock, name, settings.data_tasks, interval_s=interval_s, reshape=reshape
+    )
 
 
 def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:

@@ -10,8 +10,8 @@ import random
 from itertools import pairwise
 from typing import Any, Protocol
 
+from tistream.catalog import reshape
 from tistream.catalog.owner import get_owner
-from tistream.catalog.reshape import cancel_merge, request_merge, split_task
 from tistream.catalog.tasks import TaskRow, list_tasks
 from tistream.catalog.tenants import TaskKind
 from tistream.errors import ErrorKind, TiStreamError
@@ -49,15 +49,17 @@ def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Rando
         _split(world, catalog, rand.choice(rows), elected, rand)
     elif len(rows) > 1:
         left, right = rand.choice(list(pairwise(rows)))
+        if left.error is not None or right.error is not None:
+            return
         if rand.random() < 0.05:
-            cancel_merge(catalog, left.task_id)
+            reshape.cancel_merge(catalog, left.task_id)
         else:
             epochs = left.epoch, right.epoch
-            request_merge(catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=elected)
+            reshape.request_merge(catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=elected)
 
 
 def _split(world: _World, catalog: SimCatalog, row: TaskRow, elected: int | None, rand: random.Random) -> None:
     """At a key that has rows, in the middle of what was committed lately."""
     inside = [r.key for r in world.oracle.committed[-60:] if r.key in row.range and r.key != row.range.start]
     if inside:
-        split_task(catalog, row.task_id, rand.choice(inside), seen_epoch=row.epoch, owner_epoch=elected)
+        reshape.split_task(catalog, row.task_id, rand.choice(inside), seen_epoch=row.epoch, owner_epoch=elected)
