@@ -79,7 +79,9 @@ class Merging:
         wanted = set()
         for row in owned.values():
             other = owned.get(row.merge_with) if row.merge_with is not None else None
-            if other is not None and other.merge_with == row.task_id and row.range.end == other.range.start:
+            if other is None or other.merge_with != row.task_id:
+                continue
+            if row.range.end and row.range.end == other.range.start:
                 wanted.add((row.task_id, other.task_id))
         for ids in self._pairs.keys() - wanted:
             _let_go(runners, ids)
