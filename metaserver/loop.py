@@ -20,6 +20,8 @@ from metaserver.activation import Activation
 from metaserver.assign import Owned, moves
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
+from metaserver.reshape import ReshapeSettings
+from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
 from schemas.registry import SchemaRegistry
 from tistream.catalog.engine import Catalog
@@ -55,17 +57,19 @@ class MetaWorker:
         interval_s: float = INTERVAL_S,
         collect_interval_s: float = COLLECT_INTERVAL_S,
         grace_ms: int = GRACE_MS,
+        reshape: ReshapeSettings | None = None,
         retention_hours: float | None = None,
         retention_interval_s: float = RETENTION_INTERVAL_S,
         audit_interval_s: float = AUDIT_INTERVAL_S,
     ) -> None:
         """`name` must differ between the processes that run at the same time: it is what the election compares.
-        `retention_hours` is what is kept of a tenant without a retention of its own, 0 = all; None = this process
-        retires and audits nothing."""
+        Without `reshape` tasks stay as they are. `retention_hours` is what is kept of a tenant without a retention of
+        its own, 0 = all; None = this process retires and audits nothing."""
         self.name = name
         self._catalog, self._clock = catalog, clock
         self._activation = Activation(catalog, store, clock, data_tasks)
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
+        self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape)
         registry = SchemaRegistry(catalog, store, clock=clock)
         self._retention = Retention(catalog, registry, default_hours=retention_hours or 0)
         self._auditor = Auditor(catalog, store, clock)
@@ -118,6 +122,8 @@ class MetaWorker:
         if self._epoch is not None:
             self._assign_stores(self._epoch)
             self._assign_tasks(self._epoch)
+            if self._reshaping is not None:
+                self._reshaping.step(self._epoch)
 
     def activate(self) -> None:
         """One round of activation. Activating is guarded by itself; being the owner only saves the listing."""

@@ -51,6 +51,14 @@ class Publication:
     epoch: int
     attempted: set[int] = field(default_factory=set)  #: every W that was tried above the core's upper
     unsure: bool = False  #: the outcome of the last attempt has not been read back yet
+    upto: int | None = None  #: before a merge: nothing above it is written
+
+    def pending(self) -> int | None:
+        """A watermark above `upper` up to which the task can be written now, or None."""
+        w = self.core.pending()
+        if w is None or self.upto is None:
+            return w
+        return min(w, self.upto) if self.upto > self.core.upper else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +115,11 @@ class Publisher:
     def busy(self) -> bool:
         """Whether a flush has objects still to write."""
         return any(self._under_way.values())
+
+    def writes(self, publication: Publication) -> bool:
+        """Whether a flush of this task is under way."""
+        flushes = (flush for of_tenant in self._under_way.values() for flush in of_tenant)
+        return any(t.publication is publication for flush in flushes for t in flush.tasks)
 
     def held_bytes(self) -> int:
         """Memory that flushes under way take, besides what the tasks hold."""
@@ -205,7 +218,7 @@ def _groups(publications: Iterable[Publication]) -> Iterator[list[_Taken]]:
     group: list[_Taken] = []
     size = 0
     for p in publications:
-        w = p.core.pending()
+        w = p.pending()
         if w is None:
             continue
         taken = _Taken(publication=p, w=w, rows=p.core.take(w))

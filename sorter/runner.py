@@ -21,6 +21,7 @@ import structlog
 
 from sorter.core import Effect, Positions, TaskCore
 from sorter.inbox import Inbox, batch_bytes
+from sorter.meeting import is_beyond
 from sorter.publisher import Publication
 from sorter.reader import FeedReader
 from sorter.saved import RowsOutOfReach
@@ -36,6 +37,7 @@ from tistream.errors import (
     CorruptObject,
     FeedGap,
     Fenced,
+    NotFound,
     ObjectConflict,
     StoreUnavailable,
 )
@@ -74,6 +76,9 @@ class TaskRunner:
         self._leaving: list[FeedReader] = []
         self.spoilt: RowsOutOfReach | None = None  #: why the core is not what its positions say
         self._snapshot_n = row.snapshot_n
+        self.durable_n = row.snapshot_n  #: of the newest snapshot that the catalog is known to have
+        self._until: Positions | None = None  # behind which nothing is taken
+        self._left_out = False  # whether something came from there
         self._dirty = False
         self._reopen = False
         self._problem: Problem | None = None
@@ -91,8 +96,8 @@ class TaskRunner:
                     "the snapshot is not of this task's past", object=row.snapshot_key, task=row.task_id
                 )
             core.restore(loaded.state, consumed)
-            now = get_task(catalog, row.task_id)  # pointer and positions must be from one moment
-            if (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
+            now = _newest(catalog, row)  # pointer and positions must be from one moment
+            if now is None or (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
                 raise Fenced("the task moved on while it was loaded", task=row.task_id, epoch=row.epoch)
         log.info(
             "task started",
@@ -139,6 +144,9 @@ class TaskRunner:
             if batch is None:
                 break
             batches += 1
+            if self._until is not None and is_beyond(batch, self._until):
+                self._left_out = True
+                continue
             rows += batch.rows.num_rows
             size += batch_bytes(batch)
             self._absorb(batch)
@@ -187,7 +195,7 @@ class TaskRunner:
         if not self._dirty or self.halted:
             return
         state = self.core.snapshot()
-        save = Save(state, self._next_key, secrets.token_hex(16))
+        save = Save(state, self.next_key, secrets.token_hex(16))
         try:
             for key, data in save.objects():
                 self._store.put(key, data)
@@ -196,7 +204,20 @@ class TaskRunner:
             raise StoreUnavailable("a snapshot key is used up", task=self.task_id, cause=str(e)) from e
         self._guarded(switched)
         save.done()
+        self.durable_n = save.key.n
         self._dirty = False
+
+    def stop_at(self, until: Positions) -> None:
+        """Take no batches behind these positions: the task is about to be merged."""
+        self._until = until
+
+    def go_on(self) -> None:
+        """It is not merged now: write and take what comes again."""
+        self.publication.upto = self._until = None
+        if self._left_out:  # read again what was left out
+            self._left_out = False
+            self.ask_to_stop()
+            self.inbox = Inbox()
 
     def ask_to_stop(self) -> None:
         """Tell the readers to stop."""
@@ -226,7 +247,8 @@ class TaskRunner:
             own.append(Problem.of(f"task {self.task_id}", self.broken))  # the worker and its other tasks go on
         return own + [p for reader in list(self._readers.values()) for p in reader.problems()]
 
-    def _next_key(self) -> SnapshotKey:
+    def next_key(self) -> SnapshotKey:
+        """The key of a snapshot object that was never used, later than those before."""
         self._snapshot_n += 1
         return SnapshotKey(tenant=self.row.tenant, task_id=self.task_id, epoch=self.row.epoch, n=self._snapshot_n)
 
@@ -243,9 +265,12 @@ class TaskRunner:
                 positions=consumed,
             )
         except CatalogUnavailable as e:
-            if not e.determinate and get_task(self._catalog, self.task_id).snapshot_key == str(save.key):
-                return True
-            raise
+            if e.determinate:
+                raise
+            found = _newest(self._catalog, self.row)
+            if found is not None and found.snapshot_key != str(save.key):
+                raise
+            return found is not None
 
     def _absorb(self, batch: FeedBatch) -> None:
         try:
@@ -285,3 +310,11 @@ class TaskRunner:
     def _guarded(self, matched: bool) -> None:
         if not matched:
             raise Fenced(task=self.task_id, epoch=self.row.epoch)
+
+
+def _newest(catalog: Catalog, row: TaskRow) -> TaskRow | None:
+    """The task's row; None when other tasks stand in its place."""
+    try:
+        return get_task(catalog, row.task_id)
+    except NotFound:
+        return None

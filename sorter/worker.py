@@ -21,6 +21,7 @@ import structlog
 from sorter import measures
 from sorter.core import CoreStats
 from sorter.memory import Memory
+from sorter.merging import Merging
 from sorter.publisher import Publisher
 from sorter.runner import TaskRunner
 from sorter.saved import RowsOutOfReach
@@ -83,6 +84,8 @@ class SorterWorker:
         self._refresh = _Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
         self._flush = _Activity(f"{worker_id}/flush", flush_interval_s, clock)
         self._save = _Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._merging = Merging(catalog, store, clock)
+        self._merge = _Activity(f"{worker_id}/merge", TURN_INTERVAL_S, clock)
         self._memory = None if spill is None else Memory(spill)
         self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
@@ -123,7 +126,7 @@ class SorterWorker:
     def problems(self) -> list[Problem]:
         """Everything that is wrong now."""
         found = [*self._heartbeat.problems(), *self._loop.problems()]
-        for activity in (self._refresh, self._flush, self._save, self._relief, self._look):
+        for activity in (self._refresh, self._flush, self._save, self._relief, self._look, self._merge):
             found += activity.problems()
         found += self._standing.problems
         return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
@@ -173,6 +176,8 @@ class SorterWorker:
                 self._relief.run_if_due(self._relieve)
             if self._memory is not None:
                 self._memory.release()
+            if self._merging.wanted:
+                self._merge.run_if_due(self._merge_tasks)
             self._save.run_if_due(self._save_all)
             self._look.run_if_due(self._look_at_watermarks)
         if busy:
@@ -207,6 +212,7 @@ class SorterWorker:
             self._each(task_id, runner.act, errors)
         for tenant in {runner.row.tenant for runner in self._runners.values()}:
             self._follow_stores(tenant)
+        self._merging.look(owned, self._runners)
         self._looked.set()
         _raise_first(errors)
 
@@ -289,6 +295,15 @@ class SorterWorker:
         self._write_out()
         while self._publisher.busy:
             self._write_out()
+
+    def _merge_tasks(self) -> None:
+        """Go on with the merges that are wanted; a task that came of one is loaded with the next look around."""
+        assert self._publisher is not None
+        gone = self._merging.step(self._runners, self._publisher)
+        for task_id in gone:
+            self._drop(task_id)
+        if gone:
+            self._refresh.hurry()
 
     def _save_all(self) -> None:
         errors: list[TiStreamError] = []

@@ -87,6 +87,13 @@ class MetaSettings(_Section):
     retention_hours: float = Field(
         168, ge=0, description="hours of the log that are kept of a tenant that has no retention of its own; 0 = all"
     )
+    split_mb_per_s: float = Field(16, ge=0, description="a data task with more, for split_after_s, is split; 0 = never")
+    split_after_s: float = Field(30, ge=1, description="for how long a task must have been hot")
+    merge_mb_per_s: float = Field(
+        1, ge=0, description="two neighbours with less together, for merge_after_s, are merged; 0 = never"
+    )
+    merge_after_s: float = Field(600, ge=1, description="for how long both neighbours must have been cold")
+    tasks_max: int = Field(64, ge=1, le=1024, description="data tasks of a tenant that are not split further")
 
 
 class MetricsSettings(_Section):

@@ -1,6 +1,7 @@
 """Splits and merges of tasks, modelled over the sorter's real cores; what is checked stands in tistream.testing.
 
-The meta server does not split or merge tasks yet: this says which rules that will need, and that the cores bear it.
+How the service does it is played by the simulator's scenario `shapes`: this says which rules that needs, and that the
+cores bear it.
 """
 
 from __future__ import annotations

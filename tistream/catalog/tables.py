@@ -105,6 +105,7 @@ tasks = Table(
     _uint("snapshot_n"),
     _uint("reopen_id"),
     Column("error", SqlText),
+    Column("merge_with", UInt),
     Index("tasks_of_tenant", "cluster_id", "tenant_id"),
     Index("tasks_of_owner", "owner"),
 )

@@ -43,6 +43,7 @@ class TaskRow:
     snapshot_n: int  #: number of the newest snapshot; 0 = none yet
     reopen_id: int  #: a pusher that sees a new one opens new tenures in the range
     error: str | None  #: why the task is stopped; None while it runs
+    merge_with: int | None = None  #: the neighbour with which its owner is to merge it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +185,11 @@ def _update(catalog: Catalog, task_id: int, epoch: int, **values: Any) -> bool:
 
 def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[TaskRow]:
     with catalog.reading() as conn:
-        return [_task_row(row) for row in conn.execute(query, asked)]
+        return [task_row(row) for row in conn.execute(query, asked)]
 
 
-def _task_row(row: Any) -> TaskRow:
+def task_row(row: Any) -> TaskRow:
+    """The task that a row of the table says."""
     return TaskRow(
         task_id=row.task_id,
         tenant=tenant_of(row),
@@ -201,4 +203,5 @@ def _task_row(row: Any) -> TaskRow:
         snapshot_n=row.snapshot_n,
         reopen_id=row.reopen_id,
         error=row.error,
+        merge_with=row.merge_with,
     )

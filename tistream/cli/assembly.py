@@ -296,9 +296,18 @@ def _guard(parts: Parts) -> KeyGuard | None:
 
 def _meta(parts: Parts, name: str) -> MetaWorker:
     from metaserver.loop import MetaWorker
+    from metaserver.reshape import ReshapeSettings
 
     settings = parts.settings.meta
     interval_s = settings.interval_ms / 1000
+    reshape = ReshapeSettings(
+        split_bytes_per_s=settings.split_mb_per_s * 1e6,
+        split_after_s=settings.split_after_s,
+        merge_bytes_per_s=settings.merge_mb_per_s * 1e6,
+        merge_after_s=settings.merge_after_s,
+        tasks_min=settings.data_tasks,
+        tasks_max=settings.tasks_max,
+    )
     return MetaWorker(
         parts.catalog,
         parts.store,
@@ -306,6 +315,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         name,
         settings.data_tasks,
         interval_s=interval_s,
+        reshape=reshape,
         retention_hours=settings.retention_hours,
     )
 

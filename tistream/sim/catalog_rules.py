@@ -6,6 +6,7 @@ flushes     `upper` is moved by an owner of the newest epoch only. New segments 
 snapshots   the pointer is switched by an owner of the newest epoch only. The positions, and the set of objects that a
             task refers to, are always those of the state that the pointer names: nobody ever sees one without the other
 objects     what some task refers to is live, and no snapshot object is live without that
+shapes      tasks that take the place of others: see `shape_rules`
 swaps       each task has as many visible rows after a compaction's swap as before it
 pins        nothing is buried that a living pin may need, as far as the database's clock does not jump; a reader goes on
             under a pin that is renewed in time, or has tried to
@@ -27,10 +28,13 @@ from sorter import publisher
 from sorter.snapshot import objects_named_by
 from tistream.catalog.committed import TaskAdvance
 from tistream.codec.segment_file import SegmentFile
+from tistream.keyrange import KeyRange
 from tistream.layout import CommittedKey, SnapshotKey, parse
 from tistream.sim.database import Database
 from tistream.sim.scheduler import Process
+from tistream.sim.shape_rules import Shape, wrong
 
+_TASKS = "SELECT task_id, owner, epoch, upper, snapshot_key, start_key, end_key, kind, start_ts, reopen_id FROM tasks"
 _LIVE_SNAPSHOTS = "SELECT object_key FROM objects WHERE kind = 'snapshot' AND state = 'live'"
 _Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
 
@@ -41,6 +45,16 @@ class _Task:
     epoch: int
     upper: int
     snapshot_key: str | None
+    start_key: bytes
+    end_key: bytes
+    kind: str
+    start_ts: int
+    reopen_id: int
+
+    @property
+    def shape(self) -> Shape:
+        range_ = KeyRange(self.start_key, self.end_key)
+        return Shape(range_, self.kind, self.start_ts, self.upper, self.epoch, self.reopen_id)
 
 
 class CatalogRules:
@@ -110,8 +124,7 @@ class CatalogRules:
     def look(self) -> None:
         """A transaction has been committed."""
         query = self._database.query
-        rows = query("SELECT task_id, owner, epoch, upper, snapshot_key FROM tasks")
-        tasks = {task_id: _Task(*row) for task_id, *row in rows}
+        tasks = {task_id: _Task(*row) for task_id, *row in query(_TASKS)}
         for task_id, now in tasks.items():
             was = self._tasks.get(task_id)
             if was is not None and now != was:
@@ -120,9 +133,18 @@ class CatalogRules:
         self._check_segments(tasks)
         self._check_swap()
         self._check_burials()
+        before = self._positions
         self._check_positions(tasks)
+        self._check_shapes(tasks, before)
         self._check_objects(tasks)
         self._tasks = tasks
+
+    def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:
+        gone = {task_id: self._tasks[task_id].shape for task_id in self._tasks.keys() - tasks.keys()}
+        come = {task_id: tasks[task_id].shape for task_id in tasks.keys() - self._tasks.keys()}
+        if self._tasks and (gone or come):
+            for what in wrong(gone, come, self._database.moved_in_this_step(), (before, self._positions)):
+                self._violated(what)
 
     def _check_epoch(self, task_id: int, was: _Task, now: _Task) -> None:
         if now.epoch < was.epoch or (now.owner != was.owner and now.epoch == was.epoch):
@@ -135,7 +157,9 @@ class CatalogRules:
     def _check_flush(self, tasks: Mapping[int, _Task]) -> None:
         current = self._database.scheduler.current
         for a in self._flushes.get(current.process, ()) if current is not None else ():
-            was, now = self._tasks[a.task_id], tasks[a.task_id]
+            was, now = self._tasks.get(a.task_id), tasks.get(a.task_id)
+            if was is None or now is None:
+                continue
             if was.upper != now.upper == a.new_upper and was.epoch > a.epoch:
                 self._violated(f"fenced: task {a.task_id} is at epoch {was.epoch}, a flush of {a.epoch} moved it")
 
@@ -150,13 +174,15 @@ class CatalogRules:
         self._pieces |= {(piece[0], piece[3]) for piece in found}
         for task_id, lo_ts, hi_ts, key, rows in found:
             self._visible[task_id] = self._visible.get(task_id, 0) + rows
-            was, now = self._tasks[task_id], tasks[task_id]
+            was, now = self._tasks.get(task_id), tasks.get(task_id)
+            if was is None:
+                self._violated(f"segments: {key} is of task {task_id}, which nobody has")
+                continue
+            upper = self._database.moved_in_this_step().get(task_id, was.upper)
             # several objects of one flush lie in the order of tables, not of timestamps
-            if not was.upper < lo_ts <= hi_ts <= now.upper:
-                self._violated(
-                    f"segments: task {task_id}, from {was.upper} to {now.upper}: {key} has [{lo_ts}, {hi_ts}]"
-                )
-            if was.epoch == now.epoch:
+            if not was.upper < lo_ts <= hi_ts <= upper:
+                self._violated(f"segments: task {task_id}, from {was.upper} to {upper}: {key} has [{lo_ts}, {hi_ts}]")
+            if now is not None and was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
 
     def _check_swap(self) -> None:

@@ -73,6 +73,10 @@ class Database:
         """Look without being seen: for the oracle."""
         return self.raw.execute(sql, args).fetchall()
 
+    def moved_in_this_step(self) -> dict[int, int]:
+        """Task -> the `upper` to which the transaction that has just been committed has moved it."""
+        return {task_id: new for task_id, _, new in self._moved}
+
     def begin(self) -> None:
         """A writer begins."""
         self.statements.clear()

@@ -52,7 +52,10 @@ _REPLACED = (
 )
 _CONSTANTS = ("LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_MS")
 #: bounds of the sorter that a scenario may lower
-LIMITS = ("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN")
+LIMITS = (
+    *("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN"),
+    *("PATIENCE_S", "FIRST_PAUSE_S"),
+)
 _QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
 
 

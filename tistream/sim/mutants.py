@@ -1,8 +1,8 @@
 """Each rule that keeps the log right, broken on purpose: what proves that the simulator would notice.
 
 A mutant patches the running code for the time of a run; its scenario is the one that shows it soonest. Here is the
-register; `mutants_sorter`, `mutants_service`, `mutants_compaction` and `mutants_upstream` fill it. How many seeds each
-of them took, and which cannot be noticed and why, is in docs/correctness.md.
+register; the modules whose names begin like this one's fill it. How many seeds each of them took, and which cannot be
+noticed and why, is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -67,4 +67,10 @@ def reworded(owner: object, name: str, *changes: tuple[str, str]) -> Iterator[No
         yield
 
 
-from tistream.sim import mutants_compaction, mutants_service, mutants_sorter, mutants_upstream  # noqa: E402, F401 - they fill the register
+from tistream.sim import (  # noqa: E402 - they fill the register
+    mutants_compaction,  # noqa: F401
+    mutants_reshape,  # noqa: F401
+    mutants_service,  # noqa: F401
+    mutants_sorter,  # noqa: F401
+    mutants_upstream,  # noqa: F401
+)

@@ -43,6 +43,8 @@ class Profile:
     sorters: int = 2
     metas: int = 2
     compactors: int = 0
+    shapers: int = 0  #: processes that have tasks split and merged
+    shape_s: float = 1.0  #: between two such wishes, about
     data_tasks: int = 2
     tick_s: float = 1.0
     flush_s: float = 0.4
@@ -311,6 +313,25 @@ PROFILES: dict[str, Profile] = {
             faults=_only(slow=0.05, put_refused=0.04, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.03),
             chaos={"crash": 3, "crash_io": 4, "pause": 2, "double": 1, "outage": 1},
             victims=("sorter",),
+        ),
+        Profile(
+            name="shapes",
+            about="tasks are split and merged all the time; their sorters die, pause and run twice",
+            upstream=replace(upstream.TINY, tables=2, rows=6, open_max=6, patience=6),
+            dispatchers=1,
+            compactors=1,
+            shapers=1,
+            shape_s=0.8,
+            snapshot_s=1.5,
+            flush_s=0.3,
+            tick_s=0.5,
+            collect_s=1.0,
+            grace_ms=1500,
+            limits={"PATIENCE_S": 3, "FIRST_PAUSE_S": 1},
+            faults=_only(slow=0.1, put_refused=0.02, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.04)
+            | {"db_undone": 0.02, "net_cut": 0.01},
+            chaos={"crash": 2, "crash_io": 5, "pause": 3, "double": 1, "stop": 1},
+            victims=("sorter", "sorter", "shaper", "meta"),
         ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )

@@ -37,6 +37,7 @@ from tistream.service import Problem, Service
 from tistream.sim.database import SimCatalog
 from tistream.sim.network import SimFeed
 from tistream.sim.scheduler import Process
+from tistream.sim.shaping import shape
 from tistream.sim.store import SimStore
 from tistream.sim.upstream import SimSource
 
@@ -101,6 +102,7 @@ class Hosts(Protocol):
     bucket: Any
     database: Any
     scheduler: Any
+    resting: bool
 
     def tso(self) -> int: ...
     def unix_ms(self) -> int: ...
@@ -133,6 +135,8 @@ def run_role(world: Hosts, running: Running) -> None:
             _read(world, running, catalog, store, clock, rand)
         elif running.role == "compactor":
             _compact(world, running, catalog, store, clock, rand)
+        elif running.role == "shaper":
+            shape(world, running.stopping, catalog, TENANT, rand)
         else:
             _serve(world, running, catalog, store, clock)
     except TiStreamError as e:

@@ -140,6 +140,7 @@ class World:
             ("dispatcher", p.dispatchers),
             ("sorter", p.sorters),
             ("compactor", p.compactors),
+            ("shaper", p.shapers),
         ):
             for i in range(count):
                 self.start(role, f"{role}-{i + 1}")

@@ -59,6 +59,7 @@ from tistream.testing.catalog_suite_compaction import CompactionSuite
 from tistream.testing.catalog_suite_gauges import GaugeSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
 from tistream.testing.catalog_suite_log import CommittedLogSuite
+from tistream.testing.catalog_suite_reshape import ReshapeSuite
 from tistream.testing.catalog_suite_retention import RetentionSuite
 from tistream.testing.catalog_suite_seeds import SeedSuite
 
@@ -69,6 +70,7 @@ class CatalogSuite(
     CommittedLogSuite,
     CompactionSuite,
     HandoverSuite,
+    ReshapeSuite,
     SeedSuite,
     BaseSuite,
     GaugeSuite,

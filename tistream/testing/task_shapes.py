@@ -1,4 +1,4 @@
-"""Tasks that are split and merged while they run: a model of what a meta server would do, over the sorter's cores.
+"""Tasks that are split and merged while they run: a model of it over the sorter's cores.
 
     split    at any key, at whatever `upper` the task has: both children have its upper, its snapshot and the positions
              of that; each loads of the snapshot what lies in its range, and replays

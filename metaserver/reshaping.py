@@ -1,0 +1,82 @@
+"""Has tasks split and merged as `reshape` decides, from what their sorters report with their heartbeats.
+
+Each wish is one guarded transaction under the owner's epoch (tistream.catalog.reshape); a merge is then done by the
+sorter that owns both tasks. A wish that comes too late changes nothing and is thought over again the next time.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
+from tistream.catalog.engine import Catalog
+from tistream.catalog.reports import TaskReport
+from tistream.catalog.reshape import cancel_merge, request_merge, split_task
+from tistream.catalog.tasks import TaskRow, list_tasks
+from tistream.catalog.workers import WorkerKind, list_workers
+from tistream.clock import Clock
+from tistream.errors import InvalidInput, NotFound
+from tistream.limits import LEASE_MS
+
+LOOK_EVERY_S = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+class Reshaping:
+    """Used from one thread."""
+
+    def __init__(self, catalog: Catalog, clock: Clock, settings: ReshapeSettings) -> None:
+        self._catalog, self._clock = catalog, clock
+        self._reshaper = Reshaper(settings)
+        self._due_s = clock.monotonic()
+
+    def step(self, owner_epoch: int) -> None:
+        """Look at the tasks, if it is time. Catalog errors pass through."""
+        now = self._clock.monotonic()
+        if now < self._due_s:
+            return
+        self._due_s = now + LOOK_EVERY_S
+        rows = list_tasks(self._catalog)
+        for wish in self._reshaper.wishes(rows, self._reports(rows), now):
+            try:
+                done = self._act(wish, owner_epoch)
+            except (NotFound, InvalidInput) as e:  # the tasks are others by now
+                log.info("tasks stay as they are", cause=str(e))
+                continue
+            log.info("tasks change" if done else "tasks have changed meanwhile", wish=_told(wish))
+
+    def _reports(self, rows: list[TaskRow]) -> dict[int, TaskReport]:
+        """What the living owner of each task says of it now."""
+        owners = {row.task_id: (row.owner, row.epoch) for row in rows}
+        return {
+            report.task_id: report
+            for worker in list_workers(self._catalog, WorkerKind.SORTER)
+            if worker.heartbeat_age_ms <= LEASE_MS
+            for report in worker.report.tasks
+            if owners.get(report.task_id) == (worker.worker_id, report.epoch)
+        }
+
+    def _act(self, wish: Wish, owner_epoch: int) -> bool:
+        match wish:
+            case Split(task=row, key=key):
+                parts = split_task(self._catalog, row.task_id, key, seen_epoch=row.epoch, owner_epoch=owner_epoch)
+                return parts is not None
+            case Merge(left=left, right=right):
+                epochs = left.epoch, right.epoch
+                return request_merge(
+                    self._catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=owner_epoch
+                )
+            case Cancel(task=row):
+                cancel_merge(self._catalog, row.task_id)
+                return True
+
+
+def _told(wish: Wish) -> str:
+    match wish:
+        case Split(task=row, key=key):
+            return f"split task {row.task_id} at {key.hex()}"
+        case Merge(left=left, right=right):
+            return f"merge tasks {left.task_id} and {right.task_id}"
+        case Cancel(task=row):
+            return f"do not merge task {row.task_id}"

@@ -1,0 +1,15 @@
+"""Merges: which neighbour a task is to be merged with."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+revision = "0010"
+down_revision = "0009"
+
+
+def upgrade() -> None:
+    number = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), "mysql", "mariadb")
+    op.add_column("tasks", sa.Column("merge_with", number, nullable=True))

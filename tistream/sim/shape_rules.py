@@ -1,0 +1,73 @@
+"""What must hold when tasks take the place of others: looked at when the transaction has been committed.
+
+The ranges that come are together those that went. For each key: kind, start_ts and `upper` are what they were (`upper`
+may have been moved by a flush that landed in the same step), the epoch rises, reopen_id does not fall, and no position
+of the durable state falls: what lies at or below it may have been deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tistream.keyrange import KeyRange
+
+ShapePositions = Mapping[tuple[int, int], tuple[int, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A task, as far as another one that stands in its place must be like it."""
+
+    range: KeyRange
+    kind: str
+    start_ts: int
+    upper: int
+    epoch: int
+    reopen_id: int
+
+
+def wrong(
+    gone: Mapping[int, Shape],
+    come: Mapping[int, Shape],
+    moved: Mapping[int, int],
+    positions: tuple[Mapping[int, ShapePositions], Mapping[int, ShapePositions]],
+) -> Iterator[str]:
+    """What does not hold. `moved` are the uppers to which flushes of the same step have moved tasks that went;
+    `positions` are those before and after."""
+    if _outline(gone) != _outline(come):
+        yield f"shapes: {_told(gone)} went, {_told(come)} came"
+    for new_id, new in come.items():
+        for old_id, old in gone.items():
+            if old.range.intersect(new.range) is None:
+                continue
+            upper = moved.get(old_id, old.upper)
+            if new.upper != upper:
+                yield f"shapes: task {new_id} has upper {new.upper}, task {old_id} had {upper}"
+            if (new.kind, new.start_ts) != (old.kind, old.start_ts):
+                yield f"shapes: task {new_id} is {new}, task {old_id} was {old}"
+            if new.epoch <= old.epoch or new.reopen_id < old.reopen_id:
+                yield f"shapes: task {new_id} is {new}, task {old_id} was {old}"
+            yield from _fallen(new_id, positions[1].get(new_id, {}), old_id, positions[0].get(old_id, {}))
+
+
+def _fallen(new_id: int, new: ShapePositions, old_id: int, old: ShapePositions) -> Iterator[str]:
+    for life, (seq, closed) in old.items():
+        now, ended = new.get(life, (0, False))
+        if (closed and not ended) or (not closed and now < seq):
+            yield f"shapes: task {new_id} is at {now} of {life}, the snapshot of task {old_id} was at {seq}"
+
+
+def _outline(tasks: Mapping[int, Shape]) -> list[KeyRange]:
+    """What they cover together, without the edges between neighbours. Tasks that overlap are told one by one."""
+    found: list[KeyRange] = []
+    for range_ in sorted(task.range for task in tasks.values()):
+        if found and found[-1].end and found[-1].end == range_.start:
+            found[-1] = KeyRange(found[-1].start, range_.end)
+        else:
+            found.append(range_)
+    return found
+
+
+def _told(tasks: Mapping[int, Shape]) -> str:
+    return ", ".join(f"{task_id} {task.range}" for task_id, task in tasks.items()) or "nothing"
