@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.stores import issue_incarnation, newest_incarnation
-from tistream.catalog.tasks import clear_task_error, frontier, get_task, raise_reopen
+from tistream.catalog.tasks import frontier, get_task, retry_task
 from tistream.catalog.tenants import TenantRow, TenantState, get_tenant, register_tenant
 from tistream.errors import Fenced, NotFound
 from tistream.ids import Tenant
@@ -146,9 +146,8 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
         task = get_task(catalog, task_id)
         if task.tenant != Tenant(cluster_id, tenant_id):
             raise NotFound(f"tenant {cluster_id}/{tenant_id} has no task {task_id}", task_id=task_id)
-        if not raise_reopen(catalog, task_id, epoch=task.epoch):
+        if not retry_task(catalog, task_id, epoch=task.epoch, actor="API"):
             raise Fenced("the task was given to another sorter meanwhile; ask again", task_id=task_id)
-        clear_task_error(catalog, task_id)
         return RetriedTask(task_id=task_id, reopen_id=get_task(catalog, task_id).reopen_id)
 
     return routes

@@ -17,10 +17,12 @@ from starlette.exceptions import HTTPException
 
 from tistream.errors import (
     AheadOfWatermark,
+    ChangedMeanwhile,
     ErrorKind,
     InvalidInput,
     NotFound,
     SeedNeeded,
+    StateForbids,
     TiStreamError,
     TsExpired,
 )
@@ -50,7 +52,9 @@ def status_of(error: TiStreamError) -> int:
     log does not allow (409) would be right at another time."""
     if isinstance(error, TsExpired):
         return 410
-    return 409 if isinstance(error, AheadOfWatermark | SeedNeeded) else STATUS[error.kind]
+    if isinstance(error, ChangedMeanwhile):
+        return 412
+    return 409 if isinstance(error, AheadOfWatermark | SeedNeeded | StateForbids) else STATUS[error.kind]
 
 
 def problem_body(error: TiStreamError) -> dict[str, object]:

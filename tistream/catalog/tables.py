@@ -289,6 +289,19 @@ base_segments = Table(
     Index("base_segments_of_table", "cluster_id", "tenant_id", "table_id", "ts"),
 )
 
+events = Table(
+    "events",
+    metadata,
+    _id("event_id"),
+    _uint("at_ms"),
+    Column("kind", Word, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("subject", WorkerName, nullable=False),
+    Column("actor", WorkerName, nullable=False),
+    Column("detail", SqlText, nullable=False),
+)
+
 counters = Table(
     "counters",
     metadata,

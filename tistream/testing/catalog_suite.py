@@ -54,6 +54,7 @@ from tistream.limits import LEASE_MS
 from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
 from tistream.testing.catalog_suite_bases import BaseSuite
 from tistream.testing.catalog_suite_compaction import CompactionSuite
+from tistream.testing.catalog_suite_events import EventSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
 from tistream.testing.catalog_suite_log import CommittedLogSuite
 from tistream.testing.catalog_suite_seeds import SeedSuite
@@ -61,7 +62,7 @@ from tistream.testing.catalog_suite_seeds import SeedSuite
 _MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
 
-class CatalogSuite(CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite, BaseSuite):
+class CatalogSuite(CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite, BaseSuite, EventSuite):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 
     @pytest.fixture
