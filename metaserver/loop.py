@@ -2,7 +2,7 @@
 
     assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
     activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
-    collection thread    every ten minutes, while owner: delete what was replaced or never became visible
+    collection thread    every ten minutes, while owner: delete what was replaced or never visible, and old events
 
 They are apart because the others read the object store, and a takeover must not wait for that. Only the elected owner
 acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced while
@@ -18,6 +18,7 @@ from metaserver.activation import Activation
 from metaserver.assign import Owned, moves
 from metaserver.collect import GRACE_MS, Collector
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import prune_events
 from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.stores import assign_store, list_stores
 from tistream.catalog.tasks import assign_task, list_tasks
@@ -98,6 +99,7 @@ class MetaWorker:
         """One round of collection. Each deletion is guarded by itself; being the owner only saves the listing."""
         if self._epoch is not None:
             self._collector.step()
+            prune_events(self._catalog)
 
     def _elect(self) -> None:
         if self._epoch is not None:

@@ -9,7 +9,8 @@ Nothing is decided by events: they are pruned by age and number. They are never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,11 +20,12 @@ from sqlalchemy import Connection, Text, bindparam, literal_column, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import UInt, Word, WorkerName, counters, events, now_ms
+from tistream.catalog.tables import UInt, Word, WorkerName, counters, events, next_numbers, now_ms
 from tistream.ids import Tenant
 
 KEEP_EVENTS = 50_000
 KEEP_DAYS = 30
+TOLD_SINGLY = 200  #: assignments of one transaction
 DETAIL_BYTES_MAX = 16_000  #: a TEXT column holds 64 KiB of UTF-8
 _PRUNED_AT_ONCE = 2_000
 _DAY_MS = 86_400_000
@@ -79,6 +81,7 @@ _INSERT = events.insert().from_select(
         bindparam("detail", type_=Text()),
     ).where(counters.c.name == "event"),
 )
+_INSERT_MANY = events.insert().values(at_ms=now_ms())
 _NEWEST = select(counters.c.value).where(counters.c.name == "event")
 
 
@@ -108,6 +111,30 @@ def record_event(
             "detail": text.decode(),
         },
     )
+
+
+def record_assignments(
+    conn: Connection, kind: EventKind, given: Sequence[tuple[object, Tenant | None, str]], *, owner_epoch: int
+) -> None:
+    """Tell in the caller's transaction who got what: (subject, tenant, worker) of each. As `record_event`, at the cost
+    of three statements; of more than TOLD_SINGLY one event tells how many each worker got."""
+    if len(given) > TOLD_SINGLY:
+        counts = dict(Counter(worker for _, _, worker in given))
+        record_event(conn, kind, f"{len(given)} at once", to=counts, owner_epoch=owner_epoch)
+    elif given:
+        rows = [
+            {
+                "event_id": event_id,
+                "kind": kind,
+                "cluster_id": None if tenant is None else tenant.cluster_id,
+                "tenant_id": None if tenant is None else tenant.tenant_id,
+                "subject": _ascii(str(subject)),
+                "actor": "",
+                "detail": orjson.dumps({"to": worker, "owner_epoch": owner_epoch}).decode(),
+            }
+            for event_id, (subject, tenant, worker) in zip(next_numbers(conn, "event", len(given)), given, strict=True)
+        ]
+        conn.execute(_INSERT_MANY, rows)
 
 
 def list_events(

@@ -6,7 +6,7 @@ far it is from the first, and a task that is made or goes meanwhile moves no oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import and_, case, func, or_, select
@@ -63,16 +63,6 @@ def page_ranges(
         return [task_row(row) for row in found]
 
 
-def lagging_tasks(catalog: Catalog, below_ts: int, *, limit: int, tenant: Tenant | None = None) -> list[TaskRow]:
-    """Up to `limit` tasks that have stopped, or whose `upper` is below `below_ts`, the furthest behind first."""
-    wanted: list[ColumnElement[bool]] = [or_(tasks.c.upper < below_ts, tasks.c.error.is_not(None))]
-    if tenant is not None:
-        wanted.append(of_tenant(tasks, tenant))
-    with catalog.reading() as conn:
-        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.upper, tasks.c.task_id).limit(limit))
-        return [task_row(row) for row in found]
-
-
 def count_tasks(catalog: Catalog, tenant: Tenant | None = None) -> TaskCounts:
     """How many tasks a tenant has, or all have."""
     query = select(
@@ -102,3 +92,20 @@ def stores_per_dispatcher(catalog: Catalog) -> Mapping[str, int]:
     with catalog.reading() as conn:
         found = conn.execute(select(mine, func.count()).where(mine.is_not(None)).group_by(mine))
         return dict(found.all())  # type: ignore[arg-type]
+
+
+def tasks_by_id(catalog: Catalog, task_ids: Collection[int]) -> list[TaskRow]:
+    """The tasks of these ids that there are, ordered by id."""
+    with catalog.reading() as conn:
+        found = conn.execute(select(tasks).where(tasks.c.task_id.in_(task_ids)).order_by(tasks.c.task_id))
+        return [task_row(row) for row in found]
+
+
+def idle_tasks(catalog: Catalog, *, limit: int, tenant: Tenant | None = None) -> list[TaskRow]:
+    """Up to `limit` tasks that have stopped or have no owner, by id."""
+    wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), tasks.c.owner.is_(None))]
+    if tenant is not None:
+        wanted.append(of_tenant(tasks, tenant))
+    with catalog.reading() as conn:
+        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
+        return [task_row(row) for row in found]

@@ -7,6 +7,8 @@ and the receiver's row is locked as it is. The elected owner then sees a task wi
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import bindparam, select
 
 from tistream.catalog.engine import Catalog
@@ -19,12 +21,12 @@ from tistream.limits import LEASE_MS
 
 _ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
 _RECEIVER = (
-    select(workers.c.kind, workers.c.state, (now_ms() - workers.c.heartbeat_ms).label("age_ms"))
+    select(workers.c.kind, workers.c.state, workers.c.heartbeat_ms, now_ms().label("now_ms"))
     .where(workers.c.worker_id == bindparam("asked_worker"))
     .with_for_update(read=True)
 )
 _HOLDER = (
-    select(workers.c.kind, workers.c.state, (now_ms() - workers.c.heartbeat_ms).label("age_ms"))
+    select(workers.c.kind, workers.c.state, workers.c.heartbeat_ms, now_ms().label("now_ms"))
     .select_from(tasks.join(workers, workers.c.worker_id == tasks.c.owner))
     .where(tasks.c.task_id == bindparam("asked_task"))
 )
@@ -38,10 +40,10 @@ def move_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: int
         to = conn.execute(_RECEIVER, {"asked_worker": worker_id}).one_or_none()
         if to is None or to.kind != WorkerKind.SORTER:
             raise StateForbids(f"There is no sorter '{worker_id}'.", worker_id=worker_id)
-        if to.state != WorkerState.UP or to.age_ms > LEASE_MS:
+        if to.state != WorkerState.UP or _is_silent(to):
             raise StateForbids(f"Sorter {worker_id} is not up: it can be given nothing.", worker_id=worker_id)
         held = conn.execute(_HOLDER, {"asked_task": task_id}).one_or_none()
-        if held is not None and held.kind == WorkerKind.REPLAY and held.age_ms <= LEASE_MS:
+        if held is not None and held.kind == WorkerKind.REPLAY and not _is_silent(held):
             raise StateForbids("A replay holds this task until it has ended.", task_id=task_id)
         was = give_task(conn, task_id, worker_id, seen_epoch)
         if was is None:
@@ -51,3 +53,7 @@ def move_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: int
             was=was.owner, to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
         )  # fmt: skip
         return seen_epoch + 1
+
+
+def _is_silent(worker: Any) -> bool:
+    return bool(worker.now_ms - worker.heartbeat_ms > LEASE_MS)

@@ -169,6 +169,9 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
     """The API server's application; with `control` also the control plane's routes, on the same port."""
     from apiserver.app import create_app
     from apiserver.deps import Services
+    from metaserver.admin_routes import admin_router
+    from tistream.admin.facts import Sources
+    from tistream.admin.names import table_names
 
     def problems() -> list[dict[str, object]]:
         return [p.shown() for service in services for p in service.problems()]
@@ -179,7 +182,7 @@ def _api(parts: Parts, services: Sequence[Service], *, control: bool) -> FastAPI
             raise StoreUnavailable(f"{stopped[0].source} has stopped: {stopped[0].message}")
 
     wired = Services.create(parts.catalog, parts.store, parts.clock, checks={"services": running}, problems=problems)
-    extra = []
+    extra = [admin_router(Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry)))]
     if control:
         from metaserver.routes import control_router
         from metaserver.seed_routes import seed_router
