@@ -17,13 +17,22 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
-from apiserver.console import pages
+from apiserver.console import operate_routes, pages
 from apiserver.deps import Services
 from tistream import __version__, problem
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
 _HERE = Path(__file__).parent
+_MENU = (
+    ("/overview", "Overview"),
+    ("/tenants", "Tenants"),
+    ("/tasks", "Tasks"),
+    ("/workers", "Workers"),
+    ("/holes", "Holes"),
+    ("/events", "Events"),
+    ("/openapi.json", "API"),
+)
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -45,12 +54,16 @@ def _router(services: Services) -> APIRouter:
 
     def page(request: Request, template: str, facts: Callable[[], dict[str, Any]]) -> Response:
         status, part = 200, request.headers.get("HX-Request") == "true"
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        place = {"here": request.url.path, "address": address}
         try:
-            text = env.get_template(template).render(facts(), part=part)
+            text = env.get_template(template).render(facts(), part=part, **place)
         except TiStreamError as e:
             status = problem.status_of(e)
-            text = env.get_template("problem.html").render(problem.problem_body(e), part=part)
+            text = env.get_template("problem.html").render(problem.problem_body(e), part=part, **place)
         return Response(text, status, _HEADERS, "text/html")
+
+    operate_routes.add_pages(routes, services, page)
 
     @routes.get("/")
     def home() -> Response:
@@ -84,6 +97,6 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.globals.update(version=__version__, integrity=vendored)
+    env.globals.update(version=__version__, integrity=vendored, menu=_MENU)
     env.filters.update(pages.FILTERS)
     return env

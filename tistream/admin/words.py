@@ -22,6 +22,7 @@ _SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 _HEX_SHOWN = 16
 _PREFIX_BYTES = 9
 _NAMES_SHOWN = 3
+_PLACES = {b"m": "the first schema key", b"n": "behind the schema keys", b"t": "the first table"}
 
 
 def range_label(range: KeyRange, kind: str, name_of: NameOf) -> str:
@@ -64,6 +65,8 @@ def key_text(key: bytes, name_of: NameOf) -> str:
     """A key for people; empty for the empty key."""
     if not key:
         return ""
+    if key in _PLACES:
+        return _PLACES[key]
     table_id = _table_id(key)
     if not table_id:
         return _hex(key)
