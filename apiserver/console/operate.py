@@ -35,7 +35,7 @@ def tasks(
     sources = sources_of(services)
     page = facts.tasks_page(sources, limit=ROWS, cursor=cursor, tenant=who, owner=owner, stopped=stopped)
     counts = listing.count_tasks(services.catalog, who)
-    shown: dict[str, Any] = {"strip": [], "legend": [], "ranges": 0}
+    shown: dict[str, Any] = {"strip": [], "legend": [], "states": [], "ranges": 0}
     if who is not None:
         ranges = facts.ranges_page(sources, who, limit=_RANGES_SHOWN)["items"]
         names = sorted({task["owner"] for task in ranges if task["owner"]})
@@ -44,6 +44,7 @@ def tasks(
         shown = {
             "strip": strips.owner_strip(ranges, colours),
             "legend": [{"name": n, "colour": f"own{colours[n]}", "ranges": owned.count(n)} for n in names],
+            "states": strips.states_in(ranges),
             "ranges": len(ranges),
         }
     return {

@@ -13,12 +13,17 @@ from tistream.admin.words import lag_text
 CELLS_MAX = 160
 OWNER_COLOURS = 6
 _WIDTH, _GAP = 1000.0, 2.0
-_WORST = {"stopped": 3, "silent": 2, "waiting": 1, "running": 0}
+_WORST = {"stopped": 4, "silent": 3, "waiting": 2, "paused": 1, "running": 0}
 
 
 def owner_strip(ranges: list[dict[str, Any]], colours: dict[str, int]) -> list[dict[str, Any]]:
     """Cells coloured by owner; those that do not run by what is wrong."""
     return _cells(ranges, lambda found: _owner_class(found, colours))
+
+
+def states_in(ranges: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with some of the ranges, the worst first: a strip shows it instead of the owner."""
+    return sorted({task["state"] for task in ranges} - {"running"}, key=lambda state: -_WORST[state])
 
 
 def lag_strip(ranges: list[dict[str, Any]], holes: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -123,6 +123,9 @@ def test_each_hole_is_one_sentence(site: Operated) -> None:
     assert stopped["sentence"].endswith(HOSTILE)
     assert stopped["next_step"].endswith(f"tistream tasks retry {stopped['task_id']}")
     assert [h["tenant_id"] for h in by_cause["awaiting"]] == [AWAITING.tenant_id]
+    assert [h["sentence"] for h in by_cause["paused"]] == [f"tenant {PAUSED} is paused: upgrade"]
+    resting = get(site, "/v1/tasks", cluster_id=PAUSED.cluster_id, tenant_id=PAUSED.tenant_id)["items"]
+    assert {t["state"] for t in resting} == {"paused"}, "they rest, and nothing is wrong"
     of_one = get(site, "/v1/holes", cluster_id=1, tenant_id=1)["items"]
     assert {h["cause"] for h in of_one} == {"standing", "hole", "silent"}
     assert get(site, "/v1/holes", cluster_id=1, tenant_id=2)["items"] == by_cause["awaiting"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tistream import ts as tso
-from tistream.admin.holes import Hole, Known, awaiting, holes_of
+from tistream.admin.holes import Hole, Known, awaiting, holes_of, paused
 from tistream.admin.words import NameOf, key_text, range_label
 from tistream.catalog import listing
 from tistream.catalog.engine import Catalog
@@ -29,6 +29,7 @@ from tistream.ids import Tenant
 from tistream.limits import LEASE_MS
 
 HOLES_MAX = 200
+_RESTING = (TenantState.PAUSED, TenantState.DELETING)
 
 
 def _no_names(_: Tenant) -> NameOf:
@@ -119,7 +120,8 @@ def holes(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
     names: dict[Tenant, NameOf] = {}
     rows = list_tenants(sources.catalog) if tenant is None else [get_tenant(sources.catalog, tenant)]
     nobody: NameOf = lambda _: None  # noqa: E731
-    found += [(awaiting(r.tenant), nobody) for r in rows if r.state == TenantState.AWAITING_SNAPSHOT]
+    found += [(awaiting(r.tenant), nobody) for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
+    found += [(paused(r.tenant, r.reason), nobody) for r in rows if r.state is TenantState.PAUSED]
     known = known_now(sources.catalog, tenant)
     for row in _suspects(sources.catalog, known, tenant):
         name_of = names.setdefault(row.tenant, sources.names_of(row.tenant))
@@ -209,13 +211,15 @@ def known_now(catalog: Catalog, tenant: Tenant | None = None) -> Known:
         tasks=_newest(report for row in rows for report in row.report.tasks),
         stores=stores,
         dispatchers={(s.tenant, s.store_id): s.dispatcher for s in list_stores(catalog, tenant)},
+        resting={row.tenant for state in _RESTING for row in list_tenants(catalog, state)},
     )
 
 
 def _suspects(catalog: Catalog, known: Known, tenant: Tenant | None) -> list[TaskRow]:
     """The tasks that may have something to tell, by id: not all 100,000 are looked at."""
     limit = HOLES_MAX + 1
-    found = {row.task_id: row for row in listing.idle_tasks(catalog, limit=limit, tenant=tenant)}
+    idle = listing.idle_tasks(catalog, limit=limit, tenant=tenant, resting=known.resting)
+    found = {row.task_id: row for row in idle}
     owners = listing.tasks_per_owner(catalog)
     for name in owners:
         if len(found) < limit and not Known.is_alive(known.workers.get(name)):
@@ -277,6 +281,8 @@ def _task_fact(sources: Sources, row: TaskRow, name_of: NameOf, known: Known) ->
 def _state(row: TaskRow, known: Known) -> str:
     if row.error is not None:
         return "stopped"
+    if row.tenant in known.resting:
+        return "paused"
     if row.owner is None:
         return "waiting"
     return "running" if Known.is_alive(known.workers.get(row.owner)) else "silent"

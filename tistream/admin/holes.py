@@ -6,6 +6,7 @@
     hole        nobody has spoken of part of the range yet, so there is no watermark
     standing    the watermark has stood for longer than STANDING_S: it waits for a region
     awaiting    a tenant whose first schema snapshot has not been pushed
+    paused      a tenant that somebody set aside; its tasks rest
 
 What sorters and dispatchers say with their heartbeats is a claim about the recent past: the sentence is what to look
 at first, not a proof.
@@ -13,7 +14,7 @@ at first, not a proof.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,6 +39,7 @@ class Cause(StrEnum):
     HOLE = "hole"
     STANDING = "standing"
     AWAITING = "awaiting"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Known:
     tasks: Mapping[int, TaskReport]
     stores: Mapping[tuple[Tenant, int], StoreReport]
     dispatchers: Mapping[tuple[Tenant, int], str | None]  #: who dispatches a store
+    resting: Collection[Tenant] = ()  #: tenants whose tasks nobody works on: paused, or being deleted
 
     @staticmethod
     def is_alive(worker: WorkerRow | None) -> bool:
@@ -85,6 +88,16 @@ def awaiting(tenant: Tenant) -> Hole:
     )
 
 
+def paused(tenant: Tenant, reason: str) -> Hole:
+    """A tenant that was set aside."""
+    return Hole(
+        tenant=tenant,
+        cause=Cause.PAUSED,
+        sentence=f"tenant {tenant} is paused" + (f": {reason}" if reason else ""),
+        next_step=f"tistream tenant resume --cluster {tenant.cluster_id} --tenant {tenant.tenant_id}",
+    )
+
+
 def holes_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Hole]:
     """What is to be told of a task; nothing when it goes on."""
     label = range_label(task.range, task.kind, name_of)
@@ -92,6 +105,8 @@ def holes_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Hole]:
         words = f"task {task.task_id} over {label} has stopped: {task.error}"
         then = f"put right what it says, then let it try again: tistream tasks retry {task.task_id}"
         return [_hole(task, Cause.STOPPED, words, then)]
+    if task.tenant in known.resting:
+        return []
     if task.owner is None:
         words = f"task {task.task_id} over {label} has no sorter"
         return [

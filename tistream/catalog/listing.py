@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy import and_, case, func, not_, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
@@ -101,9 +101,12 @@ def tasks_by_id(catalog: Catalog, task_ids: Collection[int]) -> list[TaskRow]:
         return [task_row(row) for row in found]
 
 
-def idle_tasks(catalog: Catalog, *, limit: int, tenant: Tenant | None = None) -> list[TaskRow]:
-    """Up to `limit` tasks that have stopped or have no owner, by id."""
-    wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), tasks.c.owner.is_(None))]
+def idle_tasks(
+    catalog: Catalog, *, limit: int, tenant: Tenant | None = None, resting: Collection[Tenant] = ()
+) -> list[TaskRow]:
+    """Up to `limit` tasks that have stopped, or have no owner and are not of a tenant that rests; by id."""
+    nobody = and_(tasks.c.owner.is_(None), *(not_(of_tenant(tasks, each)) for each in resting))
+    wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), nobody)]
     if tenant is not None:
         wanted.append(of_tenant(tasks, tenant))
     with catalog.reading() as conn:

@@ -89,8 +89,16 @@ class Running:
 
 def load_settings(path: Path | None, flags: Mapping[str, object]) -> Settings:
     """Settings from file, environment and flags. TISTREAM_URL belongs to the client commands and is left out."""
-    environ = {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_CONFIG")}
-    return config.load(path, environ, flags)
+    return config.load(path, _environ(), flags)
+
+
+def setting_sources(path: Path | None) -> dict[str, str]:
+    """Where each setting that is not at its default comes from."""
+    return config.sources(path, _environ())
+
+
+def _environ() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_CONFIG")}
 
 
 def open_parts(settings: Settings) -> Parts:

@@ -17,11 +17,14 @@ from tistream.cli import (
     compact,
     doctor,
     files,
+    operate,
     pull,
     push,
     replay,
     run,
+    schema,
     seed,
+    settings,
     sim,
     snapshot,
     status,
@@ -54,6 +57,9 @@ pull.add_to(app)
 snapshot.add_to(app)
 seed.add_to(app)
 status.add_to(app)
+operate.add_to(app)
+schema.add_to(app)
+settings.add_to(app)
 doctor.add_to(app)
 files.add_to(app)
 compact.add_to(app)

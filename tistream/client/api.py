@@ -21,11 +21,13 @@ import pyarrow as pa
 
 from tistream.errors import (
     AheadOfWatermark,
+    ChangedMeanwhile,
     CursorInvalid,
     InvalidInput,
     NotConvertible,
     NotFound,
     SeedNeeded,
+    StateForbids,
     StoreUnavailable,
     TiStreamError,
     TsExpired,
@@ -47,6 +49,8 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         TsExpired,
         NotFound,
         AheadOfWatermark,
+        StateForbids,
+        ChangedMeanwhile,
         SeedNeeded,
         NotConvertible,
     )
@@ -223,6 +227,10 @@ class Client:
     def get(self, path: str, **params: str) -> Any:
         """GET a JSON resource of the API by its path."""
         return orjson.loads(self._request("GET", path, params=params).content)
+
+    def post(self, path: str, **params: str) -> Any:
+        """POST to a verb of the API, such as /v1/workers/sorter-1:drain."""
+        return orjson.loads(self._request("POST", path, params=params).content)
 
     def register_tenant(self, cluster_id: int, tenant_id: int) -> dict[str, Any]:
         """Register a tenant; fine when it is registered already."""
