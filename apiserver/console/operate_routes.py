@@ -27,6 +27,7 @@ _ACTOR = "console"
 _Tenant = Annotated[str | None, Query(alias="tenant", max_length=40)]
 _Cursor = Annotated[str | None, Query(max_length=40)]
 _Kind = Annotated[str | None, Query(max_length=32)]
+_At = Annotated[str | None, Query(alias="at", max_length=40)]
 _Worker = Annotated[str | None, Query(max_length=128)]
 
 
@@ -114,7 +115,6 @@ def _add_workers(routes: APIRouter, services: Services, show: Show) -> None:
 
 def _add_tenants(routes: APIRouter, services: Services, show: Show) -> None:
     sources = operate.sources_of(services)
-    at_ts = Annotated[str | None, Query(alias="at", max_length=40)]
 
     @routes.get("/tenants.json")
     def tenants_json() -> dict[str, Any]:
@@ -125,11 +125,11 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show) -> None:
         return show(request, "tenants.html", lambda: operate.all_tenants(services))
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/schema.json")
-    def schema_json(cluster_id: Id, tenant_id: Id, at: at_ts = None) -> dict[str, Any]:  # type: ignore[valid-type]
+    def schema_json(cluster_id: Id, tenant_id: Id, at: _At = None) -> dict[str, Any]:
         return operate.schema(services, Tenant(cluster_id, tenant_id), at)
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/schema")
-    def schema_page(request: Request, cluster_id: Id, tenant_id: Id, at: at_ts = None) -> Response:  # type: ignore[valid-type]
+    def schema_page(request: Request, cluster_id: Id, tenant_id: Id, at: _At = None) -> Response:
         return show(request, "schema.html", lambda: operate.schema(services, Tenant(cluster_id, tenant_id), at))
 
     @routes.api_route("/tenants/{cluster_id}/{tenant_id}/pause", methods=["GET", "POST"])
