@@ -5,12 +5,12 @@
 
 Tenant 1/1 is the recording's with four data tasks: one goes on, one waits for a region of a silent store, one has a
 part that nobody spoke of, one belongs to a sorter that is not heard of any more. Tenant 2/7 has a task that stopped,
-with words that look like markup. Tenant 1/2 awaits its snapshot. Tenant 2/8 is paused. The living stay so for an hour:
-their heartbeats lie in the future.
+with words that look like markup. Tenant 1/2 awaits its snapshot. Tenant 2/8 is paused. A thread beats for the living.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
 AWAITING, STOPPED, PAUSED = Tenant(1, 2), Tenant(2, 7), Tenant(2, 8)
 HOSTILE = "the prewrite of <script>document.title='owned'</script> & \"others\" is missing"
 SILENT_MS = 41_000
-_HOUR_MS = 3_600_000
+_BEAT_S = 1.0
 
 
 @dataclass
@@ -58,15 +58,29 @@ class Operated:
     def silence(self, worker_id: str) -> None:
         """Make the worker one that is not heard of any more."""
         with self.world.catalog.transaction() as conn:
-            late = tables.workers.c.heartbeat_ms - _HOUR_MS - LEASE_MS - SILENT_MS
+            late = tables.workers.c.heartbeat_ms - LEASE_MS - SILENT_MS
             mine = tables.workers.c.worker_id == worker_id
             conn.execute(tables.workers.update().where(mine).values(heartbeat_ms=late))
 
-    def keep_alive(self) -> None:
-        """Make heartbeats of everybody that stay new for an hour."""
-        with self.world.catalog.transaction() as conn:
-            for table in (tables.workers, tables.owner):
-                conn.execute(table.update().values(heartbeat_ms=table.c.heartbeat_ms + _HOUR_MS))
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Heartbeats of everybody who lives, from a thread, for as long as the block takes."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            living = tables.workers.update().where(tables.workers.c.worker_id != "sorter-3")
+            while not ended.wait(_BEAT_S):
+                with self.world.catalog.transaction() as conn:
+                    conn.execute(living.values(heartbeat_ms=tables.now_ms()))
+                    conn.execute(tables.owner.update().values(heartbeat_ms=tables.now_ms()))
+
+        thread = threading.Thread(target=beat, name="heartbeats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 @contextmanager
@@ -96,9 +110,9 @@ def operated(folder: Path) -> Iterator[Operated]:
             made = Operated(world, http, epoch, lives, sorted(mine, key=lambda t: t.range.start))
             _report(made)
             drain_worker(catalog, "sorter-4", lives["sorter-4"], actor="ann")
-            made.keep_alive()
             made.silence("sorter-3")
-            yield made
+            with made.beating():
+                yield made
 
 
 def _give(world: ApiWorld, epoch: int) -> None:
