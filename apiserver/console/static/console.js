@@ -175,7 +175,7 @@ class Steps extends HTMLElement {
     const steps = this.getAttribute("steps").split(" "), input = this.querySelector("input"), form = this.closest("form");
     input.addEventListener("input", () => {
       form.querySelector("output").textContent = input.value;
-      form.elements.at.value = steps[input.value];
+      form.querySelector("[name=at]").value = steps[input.value];
       form.querySelector("#at-ts").textContent = steps[input.value];
     });
     input.addEventListener("change", () => form.submit());
