@@ -56,4 +56,4 @@ def move_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: int
 
 
 def _is_silent(worker: Any) -> bool:
-    return abs(worker.now_ms - worker.heartbeat_ms) > LEASE_MS  # from the future: the clock was set back since
+    return bool(abs(worker.now_ms - worker.heartbeat_ms) > LEASE_MS)  # from the future: the clock was set back since
