@@ -7,13 +7,18 @@ from types import MappingProxyType
 
 from fastapi import FastAPI
 
+from metaserver.admin_routes import admin_router
 from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
+from schemas.registry import SchemaRegistry
 from tistream import __version__
+from tistream.admin.facts import Sources
+from tistream.admin.names import table_names
 from tistream.auth import install as auth
 from tistream.auth.guard import KeyGuard
 from tistream.catalog.engine import Catalog
+from tistream.clock import SystemClock
 from tistream.metrics import Collect
 from tistream.objectstore.protocol import ObjectStore
 from tistream.probes import Check, Probes, none_stopped, probe_router, store_answers
@@ -32,13 +37,16 @@ def create_app(
     collect: Sequence[Collect] = (),
 ) -> FastAPI:
     """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready, and so does one of
-    `more_checks`. Seeds can be added where there is a `store` to look into. Without a `guard` no keys are asked for."""
+    `more_checks`. Seeds can be added, and operators be answered, where there is a `store` to look into. Without a
+    `guard` no keys are asked for."""
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)
     app.include_router(control_router(catalog, store_url))
     app.include_router(retention_router(catalog))
     if store is not None:
         app.include_router(seed_router(catalog, store))
+        names = table_names(SchemaRegistry(catalog, store))
+        app.include_router(admin_router(Sources(catalog=catalog, clock=SystemClock(), names=names)))
 
     checks = {"catalog": catalog.ping, "services": none_stopped(problems)}
     if store is not None:

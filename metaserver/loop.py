@@ -2,7 +2,7 @@
 
     assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
     activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
-    collection thread    every ten minutes, while owner: delete what was replaced or never became visible
+    collection thread    every ten minutes, while owner: delete what was replaced or never visible, and old events
     retention thread     every ten minutes, while owner: raise floors, retire what lies below
     audit thread         once a day, while owner: compare catalog and bucket
 
@@ -25,6 +25,7 @@ from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
 from schemas.registry import SchemaRegistry
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import prune_events
 from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.stores import assign_store, list_stores
 from tistream.catalog.tasks import assign_task, list_tasks
@@ -134,6 +135,7 @@ class MetaWorker:
         """One round of collection. Each deletion is guarded by itself; being the owner only saves the listing."""
         if self._epoch is not None:
             self._collector.step()
+            prune_events(self._catalog)
 
     def retain(self) -> None:
         """One round of retention. Each step is guarded by itself; being the owner only saves the work."""

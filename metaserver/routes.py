@@ -25,7 +25,7 @@ from tistream.auth.roles import Principal, Right, Role
 from tistream.catalog.engine import Catalog
 from tistream.catalog.keys import list_keys
 from tistream.catalog.stores import issue_incarnation, newest_incarnation
-from tistream.catalog.tasks import clear_task_error, frontier, get_task, list_tasks, raise_reopen
+from tistream.catalog.tasks import frontier, get_task, list_tasks, retry_task
 from tistream.catalog.tenants import TenantRow, TenantState, get_tenant, register_tenant
 from tistream.errors import Fenced, NotFound
 from tistream.ids import Tenant
@@ -188,9 +188,8 @@ def _operators_routes(routes: APIRouter, catalog: Catalog, push_of: Callable[[Te
         task = next((row for row in of_tenant if row.task_id == task_id), None)
         if task is None:
             raise NotFound(f"tenant {cluster_id}/{tenant_id} has no task {task_id}", task_id=task_id)
-        if not raise_reopen(catalog, task_id, epoch=task.epoch):
+        if not retry_task(catalog, task_id, epoch=task.epoch, actor="API"):
             raise Fenced("the task was given to another sorter meanwhile; ask again", task_id=task_id)
-        clear_task_error(catalog, task_id)
         return RetriedTask(task_id=task_id, reopen_id=get_task(catalog, task_id).reopen_id)
 
 

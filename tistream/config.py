@@ -142,7 +142,7 @@ def load(
     for source, key, value in [*_from_file(path), *_from_env(environ or {}), *_from_flags(flags or {})]:
         section, _, name = key.partition(".")
         if key not in known_keys():
-            raise ConfigError(f"{source}: there is no setting '{key}'.{_suggest(key)}")
+            raise ConfigError(f"{source}: there is no setting '{key}'.{suggest(key)}")
         tree.setdefault(section, {})[name] = value
     try:
         settings = Settings.model_validate(tree)
@@ -151,6 +151,11 @@ def load(
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"Setting '{key}': {first['msg']} (given: {first['input']!r}).") from e
     return _validate(settings)
+
+
+def sources(path: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Setting -> the file or variable that says it, the stronger of both; those with their default are left out."""
+    return {key: source for source, key, _ in [*_from_file(path), *_from_env(environ)]}
 
 
 def _validate(settings: Settings) -> Settings:
@@ -198,6 +203,7 @@ def _fields(section: BaseModel) -> dict[str, Any]:
     return dict(type(section).model_fields)
 
 
-def _suggest(key: str) -> str:
+def suggest(key: str) -> str:
+    """A sentence with the nearest setting that there is; empty when none is near."""
     near = difflib.get_close_matches(key, known_keys(), n=1)
     return f" Did you mean '{near[0]}'?" if near else ""

@@ -10,6 +10,8 @@ docstring is the default message. Store and catalog errors also say whether the 
         CursorInvalid       a cursor that this service never made
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
+        StateForbids        not in this state, now
+        ChangedMeanwhile    it is not as it was when the caller looked
         SeedNeeded          a table as it was: the log alone does not say it
           NotConvertible    and why: a column was changed since
         Unauthenticated     no valid key
@@ -174,6 +176,20 @@ class NotConvertible(SeedNeeded):
 
     code = "TS-1012"
     hint = "Add a seed of the table, taken after its column was changed, with tistream seed."
+
+
+class StateForbids(InvalidInput):
+    """The state of what was asked for does not allow this now."""
+
+    code = "TS-1014"
+    hint = "Look at it again: GET /v1/workers and GET /v1/tasks, or tistream workers list and tistream tasks list."
+
+
+class ChangedMeanwhile(InvalidInput):
+    """What was to be changed is not as it was when you looked at it (If-Match)."""
+
+    code = "TS-1015"
+    hint = "Look at it again, and send the new ETag."
 
 
 class NotFound(TiStreamError):

@@ -19,12 +19,14 @@ from tistream import problem_pages
 from tistream.errors import (
     AheadOfWatermark,
     AnotherRequest,
+    ChangedMeanwhile,
     ErrorKind,
     InvalidInput,
     NotAllowed,
     NotFound,
     RateLimited,
     SeedNeeded,
+    StateForbids,
     StillInFlight,
     TiStreamError,
     TooLarge,
@@ -68,6 +70,8 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
     NotAllowed: 403,
     RateLimited: 429,
     TooLarge: 413,
+    StateForbids: 409,
+    ChangedMeanwhile: 412,
 }
 
 

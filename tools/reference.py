@@ -113,8 +113,9 @@ def api_page() -> str:
     document = one_process_app().openapi()
     lines = [
         "# HTTP API", "", _WRITTEN, "",
-        "A service made by `tistream up` answers all of these on one port; `tistream serve` those that read, `tistream",
-        "meta` those tagged *control* and the probes. `GET /openapi.json` is the machine-readable form.", "",
+        "A service made by `tistream up` answers all of these on one port; `tistream serve` those that read and those",
+        "tagged *admin*, `tistream meta` those tagged *control* and *admin*, and the probes. `GET /openapi.json` is",
+        "the machine-readable form.", "",
     ]  # fmt: skip
     for path, methods in document["paths"].items():
         for method, route in methods.items():
@@ -144,9 +145,11 @@ def one_process_app() -> Any:
     """The application that `tistream up` serves, over a catalog that is never opened."""
     from apiserver.app import create_app
     from apiserver.deps import Services
+    from metaserver.admin_routes import admin_router
     from metaserver.retention_routes import retention_router
     from metaserver.routes import control_router
     from metaserver.seed_routes import seed_router
+    from tistream.admin.facts import Sources
     from tistream.catalog.engine import Catalog
     from tistream.clock import SystemClock
     from tistream.objectstore.memory import MemoryStore
@@ -154,7 +157,7 @@ def one_process_app() -> Any:
     catalog = Catalog("sqlite:////nowhere/catalog.db")
     services = Services.create(catalog, MemoryStore(), SystemClock(), checks={}, problems=lambda: [])
     control = [control_router(catalog, "memory://"), retention_router(catalog), seed_router(catalog, MemoryStore())]
-    return create_app(services, control)
+    return create_app(services, [admin_router(Sources(catalog=catalog, clock=SystemClock())), *control])
 
 
 def error_classes() -> set[type[TiStreamError]]:

@@ -17,7 +17,7 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
-from apiserver.console import login, pages
+from apiserver.console import login, operate_routes, pages
 from apiserver.deps import Services
 from tistream import __version__, problem
 from tistream.auth.access import Who, access_of, needs
@@ -26,6 +26,15 @@ from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
 _HERE = Path(__file__).parent
+_MENU = (
+    ("/overview", "Overview"),
+    ("/tenants", "Tenants"),
+    ("/tasks", "Tasks"),
+    ("/workers", "Workers"),
+    ("/holes", "Holes"),
+    ("/events", "Events"),
+    ("/openapi.json", "API"),
+)
 _HEADERS = {
     "Cache-Control": "no-store",  # a page and its part have the same address
     "Vary": "HX-Request",
@@ -44,18 +53,20 @@ def _router(services: Services) -> APIRouter:
 
     def page(request: Request, template: str, facts: Callable[[], dict[str, Any]]) -> Response:
         status, part = 200, request.headers.get("HX-Request") == "true"
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        place = {"here": request.url.path, "address": address, "csrf": access_of(request).csrf}
         try:
-            text = env.get_template(template).render(facts(), part=part, csrf=access_of(request).csrf)
+            text = env.get_template(template).render(facts(), part=part, **place)
         except TiStreamError as e:
             status = problem.status_of(e)
-            facts_of_it = problem.problem_body(e)
-            text = env.get_template("problem.html").render(facts_of_it, part=part, csrf=access_of(request).csrf)
+            text = env.get_template("problem.html").render(problem.problem_body(e), part=part, **place)
         return Response(text, status, _HEADERS, "text/html")
 
     def plain(request: Request, template: str, facts: dict[str, Any], status: int) -> Response:
         return Response(env.get_template(template).render(facts, part=False), status, _HEADERS, "text/html")
 
     routes.include_router(login.router(services, plain))
+    operate_routes.add_pages(routes, services, page)
 
     @routes.get("/", dependencies=[needs(Right.KNOWN)])
     def home() -> Response:
@@ -89,6 +100,6 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.globals.update(version=__version__, integrity=vendored)
+    env.globals.update(version=__version__, integrity=vendored, menu=_MENU)
     env.filters.update(pages.FILTERS)
     return env

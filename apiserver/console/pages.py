@@ -8,6 +8,7 @@ from typing import Any
 from apiserver.deps import Services
 from apiserver.routes import tenants as tenant_routes
 from tistream import ts as tso
+from tistream.admin.words import bytes_text, lag_text
 from tistream.auth.roles import ANYONE, Principal
 from tistream.catalog import tasks, tenants
 from tistream.catalog.tenants import TenantState
@@ -86,17 +87,24 @@ def _table_id(key: bytes) -> int:
     return memcomparable.decode_int(key, 1)[0] if key[:1] == b"t" and len(key) >= 9 else 0
 
 
-def _lag(ms: int | None) -> str:
-    if ms is None:
-        return "–"
-    if ms < 60_000:
-        return f"{ms / 1000:.1f} s"
-    return f"{ms / 60_000:.1f} min" if ms < 3_600_000 else f"{ms / 3_600_000:.1f} h"
-
-
 def _clock(text: str) -> str:
     """Date and time of day of a timestamp, in UTC."""
     return tso.to_text(int(text))[:23].replace("T", " ") if int(text) else "–"
 
 
-FILTERS: dict[str, Callable[..., str]] = {"lag": _lag, "clock": _clock}
+def _moment(text: str) -> str:
+    """An RFC 3339 time of ours for people."""
+    return text[:19].replace("T", " ")
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "lag": lag_text,
+    "clock": _clock,
+    "moment": _moment,
+    "rate": _rate,
+    "bytes": bytes_text,
+}

@@ -1,4 +1,4 @@
-"""ListDBs and ListTables, at any timestamp the history holds."""
+"""ListDBs and ListTables at any timestamp the history holds, its DDL, and what changed between two timestamps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from apiserver import schema_facts
 from apiserver.deps import Id, Services
 from apiserver.position import check_start, parse_ts
 from schemas.history import History
@@ -17,11 +18,12 @@ from tistream.errors import NotFound
 from tistream.ids import Tenant
 
 AtTs = Annotated[str | None, Query(description="As of this timestamp (also `start-ts`); the newest served by default.")]
+DiffTs = Annotated[str | None, Query(max_length=40, description="A timestamp; what is not known is cut off.")]
 AtTsAsStart = Annotated[str | None, Query(alias="start-ts", include_in_schema=False)]
 
 
 def router(services: Services) -> APIRouter:
-    """The two list routes."""
+    """The lists, and what changed."""
     routes = APIRouter(tags=["schemas"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
@@ -41,6 +43,19 @@ def router(services: Services) -> APIRouter:
         history, ts = _at(services, Tenant(cluster_id, tenant_id), at_ts or start_ts)
         items = [describe(t) for t in history.tables(database, ts)]
         return {"database": history.database(database, ts).name, "items": items, "at_ts": str(ts)}
+
+    @routes.get(f"{base}/ddl", operation_id="list_ddl", summary="DDL of a tenant, the newest first")
+    def list_ddl(
+        cluster_id: Id,
+        tenant_id: Id,
+        limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100,
+        cursor: Annotated[str | None, Query(max_length=20, description="next_cursor of the page before.")] = None,
+    ) -> dict[str, Any]:
+        return schema_facts.ddl_page(services, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
+
+    @routes.get(f"{base}/schema-diff", operation_id="diff_schema", summary="What changed between two timestamps")
+    def diff_schema(cluster_id: Id, tenant_id: Id, from_ts: DiffTs = None, to_ts: DiffTs = None) -> dict[str, Any]:
+        return schema_facts.schema_diff(services, Tenant(cluster_id, tenant_id), from_ts, to_ts)
 
     return routes
 

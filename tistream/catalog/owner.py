@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import bindparam, or_, select
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.tables import now_ms
 from tistream.catalog.tables import owner as owner_table
 from tistream.errors import Fenced, invariant
@@ -56,7 +57,10 @@ def acquire_owner(catalog: Catalog, me: str) -> int | None:
         stayed = conn.execute(_STAY, {"me": me}).rowcount
         if not stayed and not conn.execute(_TAKE, {"me": me, "lease_ms": LEASE_MS}).rowcount:
             return None
-        return int(conn.execute(_EPOCH).scalar_one())
+        epoch = int(conn.execute(_EPOCH).scalar_one())
+        if not stayed:
+            record_event(conn, EventKind.OWNER_ELECTED, me, epoch=epoch)
+        return epoch
 
 
 def renew_owner(catalog: Catalog, me: str, epoch: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Select, and_, bindparam, select
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.tables import ensure_row, incarnations, of_asked_tenant, stores, tenant_ids, tenant_of
 from tistream.catalog.tasks import holds_ownership
 from tistream.catalog.workers import asked_life_lives
@@ -98,7 +99,13 @@ def assign_store(
                 "dispatcher_epoch": seen_epoch + 1,
             },
         )
-        return seen_epoch + 1 if changed.rowcount == 1 else None
+        if changed.rowcount != 1:
+            return None
+        record_event(
+            conn, EventKind.STORE_ASSIGNED, store_id, tenant=tenant,
+            to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
+        )  # fmt: skip
+        return seen_epoch + 1
 
 
 def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) -> None:

@@ -360,6 +360,19 @@ kept_answers = Table(
     Index("kept_answers_by_age", "begun_ms"),
 )
 
+events = Table(
+    "events",
+    metadata,
+    _id("event_id"),
+    _uint("at_ms"),
+    Column("kind", Word, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("subject", WorkerName, nullable=False),
+    Column("actor", WorkerName, nullable=False),
+    Column("detail", SqlText, nullable=False),
+)
+
 counters = Table(
     "counters",
     metadata,

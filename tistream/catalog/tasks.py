@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, sel
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.tables import of_asked_tenant, of_tenant, owner, tasks, tenant_ids, tenant_of
 from tistream.catalog.tenants import TaskKind
 from tistream.catalog.workers import asked_life_lives
@@ -57,6 +58,9 @@ class FrontierRow:
 
 _ALL = select(tasks).order_by(tasks.c.task_id)
 _ONE = _ALL.where(tasks.c.task_id == bindparam("asked_task"))
+_IS_SEEN = and_(tasks.c.task_id == bindparam("asked_task"), tasks.c.epoch == bindparam("seen_epoch"))
+_SEEN = select(tasks).where(_IS_SEEN).with_for_update()
+_GIVE = _STOP = _RETRY = tasks.update().where(_IS_SEEN)
 _OF_TENANT = _ALL.where(of_asked_tenant(tasks))
 _OF_WORKER = _ALL.where(tasks.c.owner == bindparam("asked_worker"), asked_life_lives())
 _ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
@@ -100,17 +104,48 @@ def assign_task(
     with catalog.transaction() as conn:
         if not holds_ownership(conn, owner_epoch):
             return None
-        changed = conn.execute(
-            tasks.update()
-            .where(tasks.c.task_id == task_id, tasks.c.epoch == seen_epoch)
-            .values(owner=worker_id, epoch=seen_epoch + 1)
-        )
-        return seen_epoch + 1 if changed.rowcount == 1 else None
+        was = give_task(conn, task_id, worker_id, seen_epoch)
+        if was is None:
+            return None
+        record_event(
+            conn, EventKind.TASK_ASSIGNED, task_id, tenant=was.tenant,
+            was=was.owner, to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
+        )  # fmt: skip
+        return seen_epoch + 1
+
+
+def give_task(conn: Connection, task_id: int, worker_id: str | None, seen_epoch: int) -> TaskRow | None:
+    """Give the task its next epoch and this owner; the row as it was. None when its epoch is not `seen_epoch`."""
+    seen = {"asked_task": task_id, "seen_epoch": seen_epoch}
+    row = conn.execute(_SEEN, seen).one_or_none()
+    if row is None:
+        return None
+    conn.execute(_GIVE, {**seen, "owner": worker_id, "epoch": seen_epoch + 1})
+    return task_row(row)
 
 
 def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool:
     """Record why the task cannot go on; it keeps its owner, progress and files. False when the epoch is stale."""
-    return _update(catalog, task_id, epoch, error=error[:_ERROR_CHARS_MAX])
+    with catalog.transaction() as conn:
+        seen = {"asked_task": task_id, "seen_epoch": epoch}
+        row = conn.execute(_SEEN, seen).one_or_none()
+        if row is None:
+            return False
+        conn.execute(_STOP, {**seen, "error": error[:_ERROR_CHARS_MAX]})
+        record_event(conn, EventKind.TASK_STOPPED, task_id, tenant=tenant_of(row), owner=row.owner, error=error)
+        return True
+
+
+def retry_task(catalog: Catalog, task_id: int, *, epoch: int, actor: str = "") -> bool:
+    """Let a stopped task try again, with new tenures in its range. False when the epoch is stale."""
+    with catalog.transaction() as conn:
+        seen = {"asked_task": task_id, "seen_epoch": epoch}
+        row = conn.execute(_SEEN, seen).one_or_none()
+        if row is None:
+            return False
+        conn.execute(_RETRY, {**seen, "error": None, "reopen_id": row.reopen_id + 1})
+        record_event(conn, EventKind.TASK_RETRIED, task_id, tenant=tenant_of(row), actor=actor, error=row.error)
+        return True
 
 
 def clear_task_error(catalog: Catalog, task_id: int) -> None:
@@ -189,7 +224,7 @@ def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[T
 
 
 def task_row(row: Any) -> TaskRow:
-    """The task that a row of the table says."""
+    """A row of the table as a value."""
     return TaskRow(
         task_id=row.task_id,
         tenant=tenant_of(row),

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.tables import (
     INT_MAX,
     ensure_row,
@@ -75,6 +76,12 @@ class NewTask:
     range: KeyRange
 
 
+_TOLD = {
+    TenantState.AWAITING_SNAPSHOT: EventKind.TENANT_REGISTERED,
+    TenantState.ACTIVE: EventKind.TENANT_RESUMED,
+    TenantState.PAUSED: EventKind.TENANT_PAUSED,
+    TenantState.DELETING: EventKind.TENANT_DELETING,
+}
 _ONE = select(tenants).where(of_asked_tenant(tenants))
 _ALL = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
 _IN_STATE = _ALL.where(tenants.c.state == bindparam("asked_state"))
@@ -86,6 +93,7 @@ def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyR
         if not 0 <= value <= INT_MAX:
             raise InvalidInput(f"{name} must lie in 0..2**63-1", value=value)
     with catalog.transaction() as conn:
+        is_new = conn.execute(_ONE, tenant_ids(tenant)).one_or_none() is None  # two at once may both tell the event
         ensure_row(
             conn,
             tenants,
@@ -98,7 +106,10 @@ def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyR
             start_key=key_range.start,
             end_key=key_range.end,
         )
-        return _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        if is_new:
+            record_event(conn, EventKind.TENANT_REGISTERED, tenant, tenant=tenant)
+        return row
 
 
 def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
@@ -156,10 +167,15 @@ def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: 
         ]
         if rows:
             conn.execute(tasks.insert(), rows)
+        record_event(
+            conn, EventKind.TENANT_ACTIVATED, tenant, tenant=tenant, start_ts=str(start_ts), tasks=len(new_tasks)
+        )
         return True
 
 
-def change_state(catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str) -> bool:
+def change_state(
+    catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str, actor: str = ""
+) -> bool:
     """Move a tenant from the state the caller saw to another; False when it was no longer in that state."""
     if TenantState.AWAITING_SNAPSHOT in (seen, to) and to is not TenantState.DELETING:
         raise InvalidInput("a tenant leaves AWAITING_SNAPSHOT by activation or deletion only, and never returns to it")
@@ -167,7 +183,10 @@ def change_state(catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: Ten
         moved = conn.execute(
             tenants.update().where(of_tenant(tenants, tenant), tenants.c.state == seen).values(state=to, reason=reason)
         )
-        return moved.rowcount == 1
+        if moved.rowcount != 1:
+            return False
+        record_event(conn, _TOLD[to], tenant, tenant=tenant, actor=actor, was=seen, reason=reason)
+        return True
 
 
 def kept_s(row: TenantRow, default_hours: float) -> int:

@@ -12,13 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.reports import WorkerReport, decode_report, encode_report
 from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
-from tistream.errors import Fenced
+from tistream.errors import Fenced, NotFound
 
 
 class WorkerKind(StrEnum):
@@ -86,7 +88,9 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
         conn.execute(_NEW_LIFE, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
         conn.execute(_fencing_tasks(), me)
         conn.execute(_FENCE_STORES, me)
-        return int(conn.execute(_INCARNATION, me).scalar_one())
+        incarnation = int(conn.execute(_INCARNATION, me).scalar_one())
+        record_event(conn, EventKind.WORKER_REGISTERED, worker_id, kind=kind, address=address, incarnation=incarnation)
+        return incarnation
 
 
 @cache
@@ -113,7 +117,11 @@ _BEAT = (
     )
 )
 _REPORT = _BEAT.values(report=bindparam("asked_report"))
+_LIFE = workers.update().where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
+_CHANGE = _LIFE.where(workers.c.state == bindparam("asked_state"))
+_RETIRE = _LIFE.where(workers.c.state != WorkerState.GONE)
 _ALL = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
+_ONE = _ALL.where(_ME)
 _OF_KIND = _ALL.where(workers.c.kind == bindparam("asked_kind"))
 
 
@@ -136,41 +144,54 @@ def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
     """All workers, or those of one kind, ordered by id."""
     with catalog.reading() as conn:
         found = conn.execute(_ALL) if kind is None else conn.execute(_OF_KIND, {"asked_kind": kind})
-        return [
-            WorkerRow(
-                worker_id=row.worker_id,
-                kind=WorkerKind(row.kind),
-                address=row.address,
-                incarnation=row.incarnation,
-                state=WorkerState(row.state),
-                heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
-                report=decode_report(row.report or "{}"),
-            )
-            for row in found
-        ]
+        return [_worker_row(row) for row in found]
 
 
-def drain_worker(catalog: Catalog, worker_id: str, incarnation: int) -> bool:
+def get_worker(catalog: Catalog, worker_id: str) -> WorkerRow:
+    """The worker's row. NotFound when nobody ever registered under this name."""
+    with catalog.reading() as conn:
+        row = conn.execute(_ONE, {"asked_worker": worker_id}).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no worker '{worker_id}'", worker_id=worker_id)
+    return _worker_row(row)
+
+
+def drain_worker(catalog: Catalog, worker_id: str, incarnation: int, *, actor: str = "") -> bool:
     """Give this life no more work. False when it is not up."""
+    return _change(catalog, worker_id, incarnation, WorkerState.UP, WorkerState.DRAINING, actor)
+
+
+def undrain_worker(catalog: Catalog, worker_id: str, incarnation: int, *, actor: str = "") -> bool:
+    """Give this life work again. False when it is not draining."""
+    return _change(catalog, worker_id, incarnation, WorkerState.DRAINING, WorkerState.UP, actor)
+
+
+def _change(catalog: Catalog, worker_id: str, incarnation: int, seen: WorkerState, to: WorkerState, actor: str) -> bool:
+    me = {"asked_worker": worker_id, "asked_incarnation": incarnation, "asked_state": seen}
     with catalog.transaction() as conn:
-        changed = conn.execute(
-            workers.update()
-            .where(
-                workers.c.worker_id == worker_id,
-                workers.c.incarnation == incarnation,
-                workers.c.state == WorkerState.UP,
-            )
-            .values(state=WorkerState.DRAINING)
-        )
-        return changed.rowcount == 1
+        if conn.execute(_CHANGE, {**me, "state": to}).rowcount != 1:
+            return False
+        told = EventKind.WORKER_DRAINING if to is WorkerState.DRAINING else EventKind.WORKER_RETURNED
+        record_event(conn, told, worker_id, actor=actor, incarnation=incarnation)
+        return True
 
 
 def retire_worker(catalog: Catalog, worker_id: str, incarnation: int) -> None:
     """End this life: said by the process itself when it stops, or by the owner when its lease has run out. A newer life
     is left alone."""
     with catalog.transaction() as conn:
-        conn.execute(
-            workers.update()
-            .where(workers.c.worker_id == worker_id, workers.c.incarnation == incarnation)
-            .values(state=WorkerState.GONE)
-        )
+        me = {"asked_worker": worker_id, "asked_incarnation": incarnation}
+        if conn.execute(_RETIRE, {**me, "state": WorkerState.GONE}).rowcount == 1:
+            record_event(conn, EventKind.WORKER_GONE, worker_id, incarnation=incarnation)
+
+
+def _worker_row(row: Any) -> WorkerRow:
+    return WorkerRow(
+        worker_id=row.worker_id,
+        kind=WorkerKind(row.kind),
+        address=row.address,
+        incarnation=row.incarnation,
+        state=WorkerState(row.state),
+        heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
+        report=decode_report(row.report or "{}"),
+    )

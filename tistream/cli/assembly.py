@@ -114,10 +114,18 @@ class Running:
 
 
 def load_settings(path: Path | None, flags: Mapping[str, object]) -> Settings:
-    """Settings from file, environment and flags. TISTREAM_URL and TISTREAM_KEY belong to the client commands
-    and are left out."""
-    environ = {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG")}
-    return config.load(path, environ, flags)
+    """Settings from file, environment and flags."""
+    return config.load(path, _environ(), flags)
+
+
+def setting_sources(path: Path | None) -> dict[str, str]:
+    """Where each setting that is not at its default comes from."""
+    return config.sources(path, _environ())
+
+
+def _environ() -> dict[str, str]:
+    """TISTREAM_URL and TISTREAM_KEY belong to the client commands."""
+    return {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG")}
 
 
 def open_parts(settings: Settings) -> Parts:
@@ -241,6 +249,9 @@ def _api(
     """The API server's application; with `control` also the control plane's routes, on the same port."""
     from apiserver.app import create_app
     from apiserver.deps import Services
+    from metaserver.admin_routes import admin_router
+    from tistream.admin.facts import Sources
+    from tistream.admin.names import table_names
 
     def problems() -> list[dict[str, object]]:
         return [p.shown() for service in services for p in service.problems()]
@@ -255,7 +266,7 @@ def _api(
         reports=lambda: [report for sorter in sorters for report in sorter.reports],
         explain=lambda task_id: [str(s) for sorter in sorters for s in sorter.explain(task_id)],
     )
-    extra = []
+    extra = [admin_router(Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry)))]
     if control:
         from metaserver.retention_routes import retention_router
         from metaserver.routes import control_router

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tistream.cli.status import Output
+from tistream.cli.output import Output
 
 if TYPE_CHECKING:
     from tistream.cost import Lever, Load, Month

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.status import Output
+from tistream.cli.output import Output, OutputOption, show_data
 
 if TYPE_CHECKING:
     from tistream.pusher.tikv.examine import Finding
@@ -28,7 +27,7 @@ def doctor(
     ca: of_cluster.Ca = None,
     cert: of_cluster.Cert = None,
     key: of_cluster.Key = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Look at a TiDB cluster before it is pushed: PD, clocks, stores, regions, history, reads, and an estimate.
 
@@ -44,10 +43,12 @@ def doctor(
         findings = examine(client, whole_cluster(), tls=secured, clock=SystemClock(), keyspace=keyspace)
     finally:
         client.close()
-    if output is Output.JSON:
-        print(json.dumps({"checks": [asdict(finding) for finding in findings]}, indent=2))
-    else:
+    if output is Output.TABLE:
         _show(pd, findings)
+    elif output is Output.NDJSON:
+        show_data([asdict(finding) for finding in findings], output)
+    else:
+        show_data({"checks": [asdict(finding) for finding in findings]}, output)
     if any(finding.verdict is Verdict.FAIL for finding in findings):
         raise typer.Exit(1)
 

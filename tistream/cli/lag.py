@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Key, Url
-from tistream.cli.status import Output
+from tistream.cli.output import Output
 
 if TYPE_CHECKING:
     from rich.console import Console

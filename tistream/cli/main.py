@@ -23,11 +23,14 @@ from tistream.cli import (
     key,
     lag,
     login,
+    operate,
     pull,
     push,
     replay,
     run,
+    schema,
     seed,
+    settings,
     sim,
     snapshot,
     status,
@@ -64,6 +67,9 @@ seed.add_to(app)
 status.add_to(app)
 lag.add_to(app)
 cost.add_to(app)
+operate.add_to(app)
+schema.add_to(app)
+settings.add_to(app)
 doctor.add_to(app)
 files.add_to(app)
 compact.add_to(app)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Key, Url
-
-
-class Output(StrEnum):
-    """Forms of the answer."""
-
-    TABLE = "table"
-    JSON = "json"
+from tistream.cli.output import NoColor, Output, OutputOption, console, lag, show_data
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,9 +16,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
+    url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
     """Health, tenants with lag, tasks with owners."""
     from tistream.client import connect
@@ -37,23 +27,24 @@ def status(
             client.get(f"/v1/clusters/{t['cluster_id']}/tenants/{t['tenant_id']}")
             for t in client.get("/v1/tenants")["items"]
         ]
-    if output is Output.JSON:
-        print(json.dumps({"health": health, "tenants": tenants}, indent=2))
+    if output is Output.TABLE:
+        _show(url, health, tenants, no_color)
+    elif output is Output.NDJSON:
+        show_data([{"health": health}, *tenants], output)
     else:
-        _show(url, health, tenants)
+        show_data({"health": health, "tenants": tenants}, output)
 
 
-def _show(url: str, health: dict[str, Any], tenants: list[dict[str, Any]]) -> None:
-    from rich.console import Console
+def _show(url: str, health: dict[str, Any], tenants: list[dict[str, Any]], no_color: bool) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    console.print(f"TiStream at {url}: [{'green' if health['status'] == 'ok' else 'red'}]{health['status']}[/]")
+    out = console(no_color)
+    out.print(f"TiStream at {url}: [{'green' if health['status'] == 'ok' else 'red'}]{health['status']}[/]")
     for problem in health["problems"]:
-        console.print(f"  [red]{problem['code']}[/] {problem['source']}: {problem['message']}", highlight=False)
+        out.print(f"  [red]{problem['code']}[/] {escape(problem['source'])}: {escape(problem['message'])}")
     for tenant in tenants:
-        lag = "-" if tenant["lag_ms"] is None else f"{tenant['lag_ms'] / 1000:.1f} s"
-        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, lag {lag}"
+        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, lag {lag(tenant['lag_ms'])}"
         table = Table(title=title, title_justify="left")
         for column in ("task", "kind", "range", "upper", "owner", "epoch", "error"):
             table.add_column(column)
@@ -61,6 +52,6 @@ def _show(url: str, health: dict[str, Any], tenants: list[dict[str, Any]]) -> No
             span = f"{task['start_key'][:24] or '-inf'} .. {task['end_key'][:24] or '+inf'}"
             table.add_row(
                 str(task["task_id"]), task["kind"], span, task["upper_time"], task["owner"] or "-", str(task["epoch"]),
-                task["error"] or "",
+                escape(task["error"] or ""),
             )  # fmt: skip
-        console.print(table)
+        out.print(table)

@@ -25,6 +25,7 @@ from tistream.credentials import key_for
 from tistream.errors import (
     AheadOfWatermark,
     AnotherRequest,
+    ChangedMeanwhile,
     CursorInvalid,
     InvalidInput,
     NotAllowed,
@@ -32,6 +33,7 @@ from tistream.errors import (
     NotFound,
     RateLimited,
     SeedNeeded,
+    StateForbids,
     StillInFlight,
     StoreUnavailable,
     TiStreamError,
@@ -58,6 +60,8 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         AheadOfWatermark,
         RateLimited,
         TooManyOpen,
+        StateForbids,
+        ChangedMeanwhile,
         SeedNeeded,
         NotConvertible,
         Unauthenticated,
@@ -297,11 +301,11 @@ class Client:
         found: dict[str, Any] = self.post("/v1/tenants", {"cluster_id": cluster_id, "tenant_id": tenant_id})
         return found
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """POST to a resource of the API. However often it is tried again, it is done once."""
+    def post(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
+        """POST to a resource or a verb of the API. However often it is tried again, it is done once."""
         once = {"Idempotency-Key": secrets.token_hex(16)}
         sent = None if body is None else dict(body)
-        return orjson.loads(self._request("POST", path, headers=once, json=sent).content)
+        return orjson.loads(self._request("POST", path, headers=once, json=sent, params=params).content)
 
     def delete(self, path: str) -> Any:
         """DELETE a resource of the API."""

@@ -56,6 +56,7 @@ from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, acti
 from tistream.testing.catalog_suite_auth import AuthSuite
 from tistream.testing.catalog_suite_bases import BaseSuite
 from tistream.testing.catalog_suite_compaction import CompactionSuite
+from tistream.testing.catalog_suite_events import EventSuite
 from tistream.testing.catalog_suite_gauges import GaugeSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
 from tistream.testing.catalog_suite_log import CommittedLogSuite
@@ -76,6 +77,7 @@ class CatalogSuite(
     GaugeSuite,
     RetentionSuite,
     AuthSuite,
+    EventSuite,
 ):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 

@@ -168,3 +168,26 @@ class Tail extends HTMLElement {
   }
 }
 customElements.define("ts-tail", Tail);
+
+/** What a cell of a key-space strip is, in words below it: for pointers and for the keyboard. */
+for (const event of ["focusin", "mouseover"]) {
+  document.addEventListener(event, ({ target }) => {
+    const cell = target.closest?.(".strip a");
+    const words = cell?.closest("section").querySelector(".strip-words");
+    if (words) words.textContent = cell.getAttribute("aria-label");
+  });
+}
+
+/** A range input over timestamps: its form is sent with the one that was chosen. */
+class Steps extends HTMLElement {
+  connectedCallback() {
+    const steps = this.getAttribute("steps").split(" "), input = this.querySelector("input"), form = this.closest("form");
+    input.addEventListener("input", () => {
+      form.querySelector("output").textContent = input.value;
+      form.querySelector("[name=at]").value = steps[input.value];
+      form.querySelector("#at-ts").textContent = steps[input.value];
+    });
+    input.addEventListener("change", () => form.submit());
+  }
+}
+customElements.define("ts-steps", Steps);

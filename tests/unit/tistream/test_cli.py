@@ -79,7 +79,7 @@ def test_a_timestamp_both_ways(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         (("push", "--capture", "{tmp}", "--replay", "{tmp}"), 2, "give one of"),
         (("push", "--replay", "{tmp}"), 3, "no recording here"),
         (("status", "--url", "http://127.0.0.1:1"), 4, "does not answer"),
-        (("status", "-o", "yaml"), 2, "table"),
+        (("status", "-o", "xml"), 2, "table"),
         (("inspect", "file", "{tmp}/none"), 3, "no file"),
         (("inspect", "file", "{tmp}"), 2, "Cannot read"),
         (("inspect", "file", "file://{tmp}/none"), 3, "no object"),

@@ -1,0 +1,167 @@
+"""The facts behind the operators' pages: plain dictionaries, the same for HTML and `.json`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from apiserver import schema_facts
+from apiserver.console import strips
+from apiserver.deps import Services
+from apiserver.routes import tenants as tenant_routes
+from apiserver.routes.schemas import describe
+from tistream import ts as tso
+from tistream.admin import facts
+from tistream.admin.facts import Sources
+from tistream.admin.names import table_names
+from tistream.catalog import listing, tenants
+from tistream.ids import Tenant
+
+ROWS = 50
+_RANGES_SHOWN = 1000
+_EVENTS_OF_SUBJECT = 8
+_TABLES_SHOWN = 200
+
+
+def sources_of(services: Services) -> Sources:
+    """What the operators' facts are read from."""
+    return Sources(catalog=services.catalog, clock=services.clock, names=table_names(services.registry))
+
+
+def tasks(
+    services: Services, who: Tenant | None, cursor: str | None, owner: str | None, stopped: bool
+) -> dict[str, Any]:
+    """The key-space strip of a tenant and its tasks; of all tenants the tasks alone."""
+    sources = sources_of(services)
+    page = facts.tasks_page(sources, limit=ROWS, cursor=cursor, tenant=who, owner=owner, stopped=stopped)
+    counts = listing.count_tasks(services.catalog, who)
+    shown: dict[str, Any] = {"strip": [], "legend": [], "states": [], "ranges": 0}
+    if who is not None:
+        ranges = facts.ranges_page(sources, who, limit=_RANGES_SHOWN)["items"]
+        names = sorted({task["owner"] for task in ranges if task["owner"]})
+        colours = strips.owner_colours(names)
+        owned = [task["owner"] for task in ranges]
+        shown = {
+            "strip": strips.owner_strip(ranges, colours),
+            "legend": [{"name": n, "colour": f"own{colours[n]}", "ranges": owned.count(n)} for n in names],
+            "states": strips.states_in(ranges),
+            "ranges": len(ranges),
+        }
+    return {
+        **page,
+        **shown,
+        "tenants": _tenant_choices(services),
+        "chosen": None if who is None else str(who),
+        "owner": owner,
+        "stopped_only": stopped,
+        "total": counts.total,
+        "stopped": counts.stopped,
+        "waiting": counts.waiting,
+    }
+
+
+def task(services: Services, task_id: int) -> dict[str, Any]:
+    """One task, its holes, where it may go, and what happened to it."""
+    sources = sources_of(services)
+    found = facts.task(sources, task_id)
+    sorters = facts.workers(sources, "sorter")["items"]
+    told = facts.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="task", subject=str(task_id))
+    receivers = [w["worker_id"] for w in sorters if w["state"] == "up" and w["worker_id"] != found["owner"]]
+    return {**found, "receivers": receivers, "events": told["items"]}
+
+
+def workers(services: Services) -> dict[str, Any]:
+    """All workers by kind, with their part of the load of their kind."""
+    sources = sources_of(services)
+    items = facts.workers(sources)["items"]
+    groups = []
+    for kind in ("sorter", "dispatcher", "meta", "api", "replay"):
+        mine = [w for w in items if w["kind"] == kind]
+        most = max((w["bytes_per_s"] for w in mine), default=0)
+        for w in mine:
+            w["heat"] = round(100 * w["bytes_per_s"] / most, 1) if most else 0.0
+        if mine or kind in ("sorter", "dispatcher"):
+            groups.append({"kind": kind, "workers": mine})
+    return {"owner": facts.owner(sources), "groups": groups, "total": len(items), "up": _up(items)}
+
+
+def worker(services: Services, worker_id: str) -> dict[str, Any]:
+    """One worker, what it owns, and what happened to it."""
+    sources = sources_of(services)
+    found = facts.worker(sources, worker_id)
+    owned = facts.tasks_page(sources, limit=ROWS, owner=worker_id)
+    told = facts.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="worker", subject=worker_id)
+    return {**found, "owned": owned["items"], "owned_more": owned["next_cursor"] is not None, "events": told["items"]}
+
+
+def holes(services: Services, who: Tenant | None) -> dict[str, Any]:
+    """Every hole in words, and the range map of the tenants that have one (or of the one that is asked for)."""
+    sources = sources_of(services)
+    found = facts.holes(sources, who)
+    by_tenant: dict[Tenant, dict[int, list[dict[str, Any]]]] = {} if who is None else {who: {}}
+    for hole in found["items"]:
+        if hole["task_id"] is not None:
+            of_tenant = by_tenant.setdefault(Tenant(hole["cluster_id"], hole["tenant_id"]), {})
+            of_tenant.setdefault(hole["task_id"], []).append(hole)
+    maps = []
+    for tenant in list(by_tenant)[:8]:
+        ranges = facts.ranges_page(sources, tenant, limit=_RANGES_SHOWN)["items"]
+        if ranges:
+            maps.append(
+                {"tenant": str(tenant), "ranges": len(ranges), "strip": strips.lag_strip(ranges, by_tenant[tenant])}
+            )
+    return {**found, "maps": maps, "tenants": _tenant_choices(services), "chosen": None if who is None else str(who)}
+
+
+def events(services: Services, cursor: str | None, kind: str | None, who: Tenant | None) -> dict[str, Any]:
+    """What happened, the newest first."""
+    page = facts.events_page(sources_of(services), limit=ROWS, cursor=cursor, kind=kind or None, tenant=who)
+    chosen = None if who is None else str(who)
+    return {**page, "kind": kind, "cursor": cursor, "tenants": _tenant_choices(services), "chosen": chosen}
+
+
+def all_tenants(services: Services) -> dict[str, Any]:
+    """All tenants, with what may be done with them."""
+    items = []
+    for row in tenants.list_tenants(services.catalog):
+        created = tso.to_text(tso.compose(row.created_ms))
+        items.append({**tenant_routes.summary(services, row), "reason": row.reason, "created": created})
+    return {"items": items}
+
+
+def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
+    """The schema as of one of its DDL events: the tables of then, and what that event changed."""
+    history, resolved = schema_facts.history_of(services, who)
+    told = history.events(history.start_ts, resolved)
+    ts = schema_facts.moment(services, history, resolved, at, resolved)
+    stamps = sorted({event.commit_ts for event in told})
+    step = bisect_right(stamps, ts)
+    since = stamps[step - 2] if step >= 2 else history.start_ts
+    changed = schema_facts.schema_diff(services, who, str(since), str(stamps[step - 1])) if step else None
+    items = [
+        {"database": database.name, **describe(table)}
+        for database in history.databases(ts)
+        for table in history.tables(database.name, ts)
+    ]
+    newest = [event for event in told if event.commit_ts <= ts][::-1]
+    return {
+        "cluster_id": who.cluster_id,
+        "tenant_id": who.tenant_id,
+        "at_ts": str(ts),
+        "at_time": tso.to_text(ts),
+        "step": step,
+        "steps": [str(history.start_ts), *(str(stamp) for stamp in stamps)],
+        "ddl_total": len(told),
+        "ddl": [schema_facts.event_fact(event) for event in newest[:ROWS]],
+        "changed": changed,
+        "tables": items[:_TABLES_SHOWN],
+        "tables_total": len(items),
+    }
+
+
+def _tenant_choices(services: Services) -> list[str]:
+    return [str(row.tenant) for row in tenants.list_tenants(services.catalog)]
+
+
+def _up(items: list[dict[str, Any]]) -> int:
+    return sum(w["alive"] and w["state"] == "up" for w in items)

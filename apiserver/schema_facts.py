@@ -1,0 +1,114 @@
+"""A tenant's schema through time, as plain dictionaries: its DDL in commit order, and what changed between two times.
+
+Read from the history that decoding rests on. Lists of DDL go by pages, the newest first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apiserver.deps import Services
+from apiserver.position import parse_ts
+from schemas.diff import ColumnDiff, TableDiff
+from schemas.history import History
+from schemas.model import Column, DdlEvent
+from schemas.types import full_type
+from tistream import ts as tso
+from tistream.errors import CursorInvalid, NotFound
+from tistream.ids import Tenant
+
+
+def history_of(services: Services, tenant: Tenant) -> tuple[History, int]:
+    """The tenant's history and the timestamp up to which it is served. NotFound while it has none."""
+    _, history, resolved = services.served(tenant)
+    if history is None:
+        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
+    return history, max(resolved, history.start_ts)
+
+
+def moment(services: Services, history: History, resolved: int, text: str | None, missing: int) -> int:
+    """The timestamp that a person names, kept between the beginning of the history and what is served."""
+    if text is None:
+        return missing
+    ts = parse_ts(text, earliest=history.start_ts, latest=resolved, now_ms=services.clock.unix_ms())
+    return min(max(ts, history.start_ts), resolved)
+
+
+def ddl_page(services: Services, tenant: Tenant, *, limit: int, cursor: str | None = None) -> dict[str, Any]:
+    """DDL events, the newest first. `cursor` is how many newer ones there are, so it is good for a short while."""
+    history, resolved = history_of(services, tenant)
+    found = history.events(history.start_ts, resolved)[::-1]
+    if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 12):
+        raise CursorInvalid("This is not a cursor of this list.", cursor=cursor[:40])
+    first = int(cursor or 0)
+    more = len(found) > first + limit
+    return {
+        "items": [event_fact(event) for event in found[first : first + limit]],
+        "total": len(found),
+        "next_cursor": str(first + limit) if more else None,
+        "start_ts": str(history.start_ts),
+        "resolved_ts": str(resolved),
+    }
+
+
+def schema_diff(services: Services, tenant: Tenant, from_ts: str | None, to_ts: str | None) -> dict[str, Any]:
+    """What changed between two timestamps: by default from the beginning of the history to now."""
+    history, resolved = history_of(services, tenant)
+    start = moment(services, history, resolved, from_ts, history.start_ts)
+    end = moment(services, history, resolved, to_ts, resolved)
+    found = history.diff(start, end)
+    return {
+        "from_ts": str(start),
+        "to_ts": str(end),
+        "databases_added": list(found.databases_added),
+        "databases_dropped": list(found.databases_dropped),
+        "tables": [_table_fact(table) for table in found.tables],
+    }
+
+
+def event_fact(event: DdlEvent) -> dict[str, Any]:
+    """A DDL event for people and programs."""
+    return {
+        "commit_ts": str(event.commit_ts),
+        "commit_time": tso.to_text(event.commit_ts),
+        "job_id": event.job_id,
+        "kind": event.kind,
+        "database": event.db,
+        "table": event.table or None,
+        "table_id": event.table_id or None,
+        "query": event.query,
+        "schema_version": event.schema_version,
+    }
+
+
+def _table_fact(found: TableDiff) -> dict[str, Any]:
+    table = found.after or found.before
+    assert table is not None
+    change = "dropped" if found.after is None else "created" if found.before is None else "changed"
+    shown = found.after if found.before is None else found.before if found.after is None else None
+    return {
+        "database": table.db,
+        "table": table.name,
+        "change": change,
+        "was": f"{found.before.db}.{found.before.name}" if found.renamed and found.before else None,
+        "new_ids": found.new_ids,
+        "columns": [_column_fact(column) for column in found.columns]
+        + [{"name": c.name, "change": change, "before": None, "after": _type(c)} for c in _all(shown)],
+    }
+
+
+def _all(table: Any) -> tuple[Column, ...]:
+    return () if table is None else tuple(table.visible_columns)
+
+
+def _column_fact(found: ColumnDiff) -> dict[str, Any]:
+    column = found.after or found.before
+    assert column is not None
+    change = "dropped" if found.after is None else "added" if found.before is None else "changed"
+    return {"name": column.name, "change": change, "before": _type(found.before), "after": _type(found.after)}
+
+
+def _type(column: Column | None) -> str | None:
+    if column is None:
+        return None
+    return f"{full_type(column)}{' not null' if column.not_null else ''}"

@@ -1,0 +1,245 @@
+"""What operators see and ask for, over HTTP.
+
+    GET  /v1/tasks  /v1/tasks/{id}  /v1/ranges  /v1/workers  /v1/workers/{id}  /v1/owner  /v1/holes  /v1/events
+    POST /v1/workers/{id}:drain  :undrain
+    POST /v1/tasks/{id}:move  :retry
+    POST /v1/clusters/{c}/tenants/{t}:pause  :resume
+
+All of it is answered from the catalog, so any process may serve it, elected or not. Lists go by pages. Each verb takes
+`dry_run=true` and then answers what it would do. The ETag of a task is its epoch; `If-Match` on `:move` refuses with
+412 what was given to somebody else since.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+
+from tistream.admin import facts, verbs
+from tistream.admin.facts import Sources
+from tistream.auth.access import access_of, needs
+from tistream.auth.roles import Right
+from tistream.errors import InvalidInput
+from tistream.ids import Tenant
+
+_INT_MAX = (1 << 63) - 1
+_Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
+_Limit = Annotated[int, Query(ge=1, le=1000, description="at most so many items")]
+_Cursor = Annotated[str | None, Query(max_length=20_000, description="next_cursor of the page before")]
+_ClusterFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this cluster; needs tenant_id")]
+_TenantFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this tenant; needs cluster_id")]
+_DryRun = Annotated[bool, Query(description="say what would happen, and do nothing")]
+_Kind = Annotated[
+    str | None, Query(max_length=32, description="a kind as task.moved, or all of task, worker, tenant ...")
+]
+
+
+def actor_of(request: Request) -> str:
+    """Who asks, as events name them."""
+    who = access_of(request).principal
+    return who.key_id if who is not None and who.key_id else "API"
+
+
+def admin_router(sources: Sources) -> APIRouter:
+    """The routes over these sources."""
+    routes = APIRouter(tags=["admin"])
+    _add_lists(routes, sources)
+    _add_workers(routes, sources)
+    _add_tasks(routes, sources)
+    _add_tenants(routes, sources)
+    return routes
+
+
+def _add_lists(routes: APIRouter, sources: Sources) -> None:
+    @routes.get(
+        "/v1/tasks",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="list_tasks",
+        summary="Tasks by id, with owners and load",
+    )
+    def list_tasks(
+        limit: _Limit = 100,
+        cursor: _Cursor = None,
+        cluster_id: _ClusterFilter = None,
+        tenant_id: _TenantFilter = None,
+        owner: Annotated[str | None, Query(max_length=128, description="of this worker")] = None,
+        stopped: Annotated[bool, Query(description="only those that have stopped")] = False,
+    ) -> dict[str, Any]:
+        tenant = _tenant(cluster_id, tenant_id)
+        return facts.tasks_page(sources, limit=limit, cursor=cursor, tenant=tenant, owner=owner, stopped=stopped)
+
+    @routes.get(
+        "/v1/ranges",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="list_ranges",
+        summary="The key space of a tenant in order: who owns what",
+    )
+    def list_ranges(
+        cluster_id: Annotated[int, Query(ge=0, le=_INT_MAX)],
+        tenant_id: Annotated[int, Query(ge=0, le=_INT_MAX)],
+        limit: _Limit = 100,
+        cursor: _Cursor = None,
+    ) -> dict[str, Any]:
+        return facts.ranges_page(sources, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
+
+    @routes.get(
+        "/v1/owner",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="get_owner",
+        summary="Which meta server runs assignment",
+    )
+    def get_owner() -> dict[str, Any]:
+        return facts.owner(sources)
+
+    @routes.get(
+        "/v1/holes",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="list_holes",
+        summary="Ranges that do not go on, each in one sentence",
+    )
+    def list_holes(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
+        return facts.holes(sources, _tenant(cluster_id, tenant_id))
+
+    @routes.get(
+        "/v1/events",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="list_events",
+        summary="What happened, the newest first",
+    )
+    def list_events(
+        limit: _Limit = 100,
+        cursor: _Cursor = None,
+        after: Annotated[str | None, Query(max_length=20, description="newer than this event_id, in order")] = None,
+        kind: _Kind = None,
+        cluster_id: _ClusterFilter = None,
+        tenant_id: _TenantFilter = None,
+        subject: Annotated[str | None, Query(max_length=128, description="id of a task, store, worker ...")] = None,
+    ) -> dict[str, Any]:
+        tenant = _tenant(cluster_id, tenant_id)
+        return facts.events_page(
+            sources, limit=limit, cursor=cursor, after=after, kind=kind, tenant=tenant, subject=subject
+        )
+
+
+def _add_workers(routes: APIRouter, sources: Sources) -> None:
+    @routes.get(
+        "/v1/workers",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="list_workers",
+        summary="Processes with state and load",
+    )
+    def list_workers(
+        kind: Annotated[str | None, Query(max_length=32, description="sorter, dispatcher, api, meta or replay")] = None,
+    ) -> dict[str, Any]:
+        return facts.workers(sources, kind)
+
+    @routes.get(
+        "/v1/workers/{worker_id}",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="get_worker",
+        summary="One process with what it reports",
+    )
+    def get_worker(worker_id: str) -> dict[str, Any]:
+        return facts.worker(sources, worker_id)
+
+    @routes.post(
+        "/v1/workers/{worker_id}:drain",
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="drain_worker",
+        summary="Hand over what a worker owns",
+    )
+    def drain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
+        return verbs.drain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
+
+    @routes.post(
+        "/v1/workers/{worker_id}:undrain",
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="undrain_worker",
+        summary="Give a worker work again",
+    )
+    def undrain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
+        return verbs.undrain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
+
+
+def _add_tasks(routes: APIRouter, sources: Sources) -> None:
+    @routes.get(
+        "/v1/tasks/{task_id}",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="get_task",
+        summary="One task, and what of it does not go on",
+    )
+    def get_task(task_id: _Id, response: Response) -> dict[str, Any]:
+        found = facts.task(sources, task_id)
+        response.headers["ETag"] = f'"{found["epoch"]}"'
+        return found
+
+    @routes.post(
+        "/v1/tasks/{task_id}:move",
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="move_task",
+        summary="Give a task to another sorter",
+    )
+    def move(
+        request: Request,
+        task_id: _Id,
+        to: Annotated[
+            str | None, Query(max_length=128, description="a sorter; without it the one with least load")
+        ] = None,
+        dry_run: _DryRun = False,
+        if_match: Annotated[str | None, Header(max_length=40, description="ETag of the task as you saw it")] = None,
+    ) -> dict[str, Any]:
+        seen = _epoch(if_match)
+        return verbs.move(sources, task_id, to, dry_run=dry_run, actor=actor_of(request), if_epoch=seen)
+
+    @routes.post(
+        "/v1/tasks/{task_id}:retry",
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="retry_stopped_task",
+        summary="Let a stopped task try again",
+    )
+    def retry(request: Request, task_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
+        return verbs.retry(sources, task_id, dry_run=dry_run, actor=actor_of(request))
+
+
+def _add_tenants(routes: APIRouter, sources: Sources) -> None:
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    @routes.post(
+        f"{base}:pause", dependencies=[needs(Right.TENANT)], operation_id="pause_tenant", summary="Set a tenant aside"
+    )
+    def pause(
+        request: Request,
+        cluster_id: _Id,
+        tenant_id: _Id,
+        reason: Annotated[str, Query(max_length=500, description="told to whoever looks at the tenant")] = "",
+        dry_run: _DryRun = False,
+    ) -> dict[str, Any]:
+        tenant = Tenant(cluster_id, tenant_id)
+        return verbs.pause(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
+
+    @routes.post(
+        f"{base}:resume",
+        dependencies=[needs(Right.TENANT)],
+        operation_id="resume_tenant",
+        summary="Let a paused tenant go on",
+    )
+    def resume(request: Request, cluster_id: _Id, tenant_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
+        return verbs.resume(sources, Tenant(cluster_id, tenant_id), dry_run=dry_run, actor=actor_of(request))
+
+
+def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:
+    if cluster_id is None and tenant_id is None:
+        return None
+    if cluster_id is None or tenant_id is None:
+        raise InvalidInput("cluster_id and tenant_id name a tenant together.")
+    return Tenant(cluster_id, tenant_id)
+
+
+def _epoch(if_match: str | None) -> int | None:
+    if if_match is None or if_match == "*":
+        return None
+    text = if_match.strip().strip('"')
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise InvalidInput("If-Match is the ETag of a task.", if_match=if_match)
+    return int(text)

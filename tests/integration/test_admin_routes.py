@@ -1,0 +1,241 @@
+"""What operators see and ask for over HTTP: lists, sentences, verbs with their guards and dry runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from metaserver.app import create_app
+from tistream.catalog.tasks import get_task
+from tistream.catalog.tenants import TenantState, get_tenant
+from tistream.catalog.workers import WorkerState, get_worker
+from tistream.testing.log_builder import TENANT
+from tistream.testing.operated import AWAITING, HOSTILE, PAUSED, STOPPED, Operated, operated
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Operated]:
+    with operated(tmp_path) as made:
+        yield made
+
+
+def get(site: Operated, path: str, **params: Any) -> Any:
+    answer = site.http.get(path, params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def post(site: Operated, path: str, status: int = 200, **params: Any) -> Any:
+    answer = site.http.post(path, params=params)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_tasks_come_in_pages_and_by_filter(site: Operated) -> None:
+    seen: list[int] = []
+    cursor = None
+    while True:
+        page = get(site, "/v1/tasks", limit=5, **({"cursor": cursor} if cursor else {}))
+        seen += [task["task_id"] for task in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+        assert len(page["items"]) == 5
+    assert seen == sorted(set(seen))
+    assert len(seen) == len(get(site, "/v1/tasks", limit=1000)["items"]) > 10
+    of_one = get(site, "/v1/tasks", owner="sorter-1")["items"]
+    assert [t["owner"] for t in of_one] == ["sorter-1", "sorter-1"]
+    (stopped,) = get(site, "/v1/tasks", stopped="true")["items"]
+    assert (stopped["state"], stopped["error"], stopped["cluster_id"]) == ("stopped", HOSTILE, STOPPED.cluster_id)
+    mine = get(site, "/v1/tasks", cluster_id=1, tenant_id=1)["items"]
+    assert {(t["cluster_id"], t["tenant_id"]) for t in mine} == {(1, 1)}
+    assert site.http.get("/v1/tasks", params={"cluster_id": 1}).status_code == 400
+    for bad in ("x", "-1", "9" * 19, "٣"):
+        assert site.http.get("/v1/tasks", params={"cursor": bad}).json()["code"] == "TS-1003", bad
+
+
+def test_a_task_tells_its_load_and_names_its_tables(site: Operated) -> None:
+    well, waits, *_ = site.tasks
+    answer = site.http.get(f"/v1/tasks/{well.task_id}")
+    found = answer.json()
+    assert answer.headers["ETag"] == '"1"'
+    assert (found["state"], found["owner"], found["load"]["rows_per_s"]) == ("running", "sorter-1", 5200)
+    assert found["upper"] == str(well.upper)
+    assert found["holes"] == []
+    assert get(site, f"/v1/tasks/{waits.task_id}")["holes"][0]["cause"] == "standing"
+    labels = [t["label"] for t in get(site, "/v1/ranges", cluster_id=1, tenant_id=1)["items"]]
+    assert labels[0] == "schema changes"
+    assert "DDL jobs" in labels
+    assert any("(" in label and "." in label for label in labels), "tables are named"
+    assert site.http.get("/v1/tasks/999").status_code == 404
+
+
+def test_ranges_are_the_key_space_in_order(site: Operated) -> None:
+    whole = get(site, "/v1/ranges", cluster_id=1, tenant_id=1)["items"]
+    keys = [bytes.fromhex(t["start_key"]) for t in whole]
+    assert keys == sorted(keys)
+    first = get(site, "/v1/ranges", cluster_id=1, tenant_id=1, limit=4)
+    rest = get(site, "/v1/ranges", cluster_id=1, tenant_id=1, limit=4, cursor=first["next_cursor"])
+    assert [t["task_id"] for t in first["items"] + rest["items"]] == [t["task_id"] for t in whole]
+    assert rest["next_cursor"] is None
+    assert site.http.get("/v1/ranges", params={"cluster_id": 9, "tenant_id": 9}).status_code == 404
+    answer = site.http.get("/v1/ranges", params={"cluster_id": 1, "tenant_id": 1, "cursor": "zz.1"})
+    assert answer.json()["code"] == "TS-1003"
+
+
+def test_workers_and_the_owner(site: Operated) -> None:
+    found = {w["worker_id"]: w for w in get(site, "/v1/workers")["items"]}
+    assert {n: w["state"] for n, w in found.items()} == {
+        "api-1": "up", "meta-1": "up", "dispatcher-1": "up", "dispatcher-2": "up",
+        "sorter-1": "up", "sorter-2": "up", "sorter-3": "silent", "sorter-4": "draining",
+    }  # fmt: skip
+    assert (found["sorter-1"]["tasks"], found["dispatcher-1"]["stores"]) == (2, 2)
+    assert found["sorter-3"]["heartbeat_age_ms"] > 40_000
+    assert [w["worker_id"] for w in get(site, "/v1/workers", kind="dispatcher")["items"]] == [
+        "dispatcher-1",
+        "dispatcher-2",
+    ]
+    one = get(site, "/v1/workers/dispatcher-1")
+    assert [(s["store_id"], s["silent_s"]) for s in one["store_reports"]] == [(1, 0.4), (3, 41.0)]
+    assert site.http.get("/v1/workers/nobody").status_code == 404
+    owner = get(site, "/v1/owner")
+    assert (owner["owner"], owner["epoch"], owner["alive"]) == ("meta-1", site.owner_epoch, True)
+
+
+def test_each_hole_is_one_sentence(site: Operated) -> None:
+    found = get(site, "/v1/holes")["items"]
+    by_cause: dict[str, list[dict[str, Any]]] = {}
+    for hole in found:
+        by_cause.setdefault(hole["cause"], []).append(hole)
+    (waits,) = by_cause["standing"]
+    assert "waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down" in waits["sentence"]
+    assert (waits["region_id"], waits["store_id"], waits["file"], waits["file_age_s"]) == (12, 3, "1/88", 41.0)
+    (gap,) = by_cause["hole"]
+    assert "no store has spoken of it yet" in gap["sentence"]
+    assert gap["watermark"] is None
+    (silent,) = by_cause["silent"]
+    assert "belongs to sorter-3, which has not been heard of for" in silent["sentence"]
+    (stopped,) = by_cause["stopped"]
+    assert stopped["sentence"].endswith(HOSTILE)
+    assert stopped["next_step"].endswith(f"tistream tasks retry {stopped['task_id']}")
+    assert [h["tenant_id"] for h in by_cause["awaiting"]] == [AWAITING.tenant_id]
+    assert [h["sentence"] for h in by_cause["paused"]] == [f"tenant {PAUSED} is paused: upgrade"]
+    resting = get(site, "/v1/tasks", cluster_id=PAUSED.cluster_id, tenant_id=PAUSED.tenant_id)["items"]
+    assert {t["state"] for t in resting} == {"paused"}, "they rest, and nothing is wrong"
+    of_one = get(site, "/v1/holes", cluster_id=1, tenant_id=1)["items"]
+    assert {h["cause"] for h in of_one} == {"standing", "hole", "silent"}
+    assert get(site, "/v1/holes", cluster_id=1, tenant_id=2)["items"] == by_cause["awaiting"]
+
+
+def test_a_report_of_an_older_epoch_explains_nothing(site: Operated) -> None:
+    waits = site.tasks[1]
+    post(site, f"/v1/tasks/{waits.task_id}:move", to="sorter-1")
+    causes = [h["cause"] for h in get(site, "/v1/holes", cluster_id=1, tenant_id=1)["items"]]
+    assert sorted(causes) == ["hole", "silent"]
+    assert get(site, f"/v1/tasks/{waits.task_id}")["load"] is None
+
+
+def test_events_page_and_follow(site: Operated) -> None:
+    newest = get(site, "/v1/events", limit=3)
+    assert (newest["items"][0]["kind"], newest["items"][0]["actor"]) == ("worker.draining", "ann")
+    older = get(site, "/v1/events", limit=3, cursor=newest["next_cursor"])["items"]
+    assert int(older[0]["event_id"]) == int(newest["items"][-1]["event_id"]) - 1
+    post(site, "/v1/workers/sorter-4:undrain")
+    after = get(site, "/v1/events", after=newest["newest"])
+    assert [(e["kind"], e["actor"], e["words"]) for e in after["items"]] == [
+        ("worker.returned", "API", "worker sorter-4 returned")
+    ]
+    assert get(site, "/v1/events", after=after["newest"]) == {
+        "items": [],
+        "next_cursor": None,
+        "newest": after["newest"],
+    }
+    of_tasks = get(site, "/v1/events", kind="task", cluster_id=1, tenant_id=1, limit=1000)["items"]
+    assert {e["kind"] for e in of_tasks} == {"task.assigned"}
+    assert of_tasks[0]["words"].endswith("to sorter-2, epoch 1")
+    (stopped,) = get(site, "/v1/events", kind="task.stopped")["items"]
+    assert HOSTILE in stopped["words"]
+
+
+def test_draining_is_told_before_it_is_done(site: Operated) -> None:
+    said = post(site, "/v1/workers/sorter-1:drain", dry_run="true")
+    assert (said["done"], said["items"], said["receivers"]) == (False, 2, ["sorter-2"])
+    assert said["words"] == "sorter-1 hands over 2 tasks to sorter-2."
+    assert get_worker(site.world.catalog, "sorter-1").state is WorkerState.UP
+    done = post(site, "/v1/workers/sorter-1:drain")
+    assert {**said, "done": True, "dry_run": False} == done
+    assert get_worker(site.world.catalog, "sorter-1").state is WorkerState.DRAINING
+    again = post(site, "/v1/workers/sorter-1:drain", 409)
+    assert again["code"] == "TS-1014"
+    assert "No other sorter is up" in post(site, "/v1/workers/sorter-2:drain", dry_run="true")["words"]
+    assert post(site, "/v1/workers/sorter-1:undrain")["done"]
+    assert post(site, "/v1/workers/api-1:drain", 409)["code"] == "TS-1014"
+    assert post(site, "/v1/workers/nobody:drain", 404)["code"] == "TS-1010"
+    assert "1 store to dispatcher-1" in post(site, "/v1/workers/dispatcher-2:drain", dry_run="true")["words"]
+
+
+def test_a_task_is_moved_to_a_sorter_that_is_named_or_to_the_best(site: Operated) -> None:
+    well = site.tasks[0]
+    said = post(site, f"/v1/tasks/{well.task_id}:move", dry_run="true")
+    assert (said["to"], said["was"], said["epoch"]) == ("sorter-2", "sorter-1", 2)
+    assert get_task(site.world.catalog, well.task_id).epoch == 1
+    for name in ("sorter-3", "sorter-4", "dispatcher-1", "nobody", "sorter-1"):
+        refused = post(site, f"/v1/tasks/{well.task_id}:move", 409, to=name)
+        assert refused["code"] == "TS-1014", name
+    done = post(site, f"/v1/tasks/{well.task_id}:move")
+    assert (done["done"], done["to"]) == (True, "sorter-2")
+    row = get_task(site.world.catalog, well.task_id)
+    assert (row.owner, row.epoch) == ("sorter-2", 2)
+
+
+def test_a_move_may_name_the_state_it_saw(site: Operated) -> None:
+    path = f"/v1/tasks/{site.tasks[0].task_id}"
+    seen = site.http.get(path).headers["ETag"]
+    late = site.http.post(f"{path}:move", headers={"If-Match": '"0"'})
+    assert (late.status_code, late.json()["code"]) == (412, "TS-1015")
+    assert site.http.post(f"{path}:move", headers={"If-Match": seen}).status_code == 200
+    assert site.http.post(f"{path}:move", headers={"If-Match": seen}).status_code == 412
+    assert site.http.post(f"{path}:move", headers={"If-Match": "W/x"}).status_code == 400
+    assert site.http.get(path).headers["ETag"] == '"2"'
+
+
+def test_a_stopped_task_tries_again_and_a_running_one_need_not(site: Operated) -> None:
+    (hole,) = [h for h in get(site, "/v1/holes")["items"] if h["cause"] == "stopped"]
+    path = f"/v1/tasks/{hole['task_id']}:retry"
+    assert HOSTILE in post(site, path, dry_run="true")["words"]
+    assert get_task(site.world.catalog, hole["task_id"]).error
+    assert post(site, path)["done"]
+    row = get_task(site.world.catalog, hole["task_id"])
+    assert (row.error, row.reopen_id) == (None, 1)
+    assert post(site, path, 409)["code"] == "TS-1014"
+
+
+def test_tenants_are_paused_and_resumed(site: Operated) -> None:
+    base = "/v1/clusters/1/tenants/1"
+    catalog = site.world.catalog
+    assert not post(site, f"{base}:pause", dry_run="true")["done"]
+    assert get_tenant(catalog, TENANT).state is TenantState.ACTIVE
+    assert post(site, f"{base}:pause", reason="a test")["state"] == "PAUSED"
+    row = get_tenant(catalog, TENANT)
+    assert (row.state, row.reason) == (TenantState.PAUSED, "a test")
+    assert post(site, f"{base}:pause", 409)["code"] == "TS-1014"
+    assert post(site, f"{base}:resume")["done"]
+    assert get_tenant(catalog, TENANT).state is TenantState.ACTIVE
+    assert post(site, f"{base}:resume", 409)["code"] == "TS-1014"
+    assert post(site, "/v1/clusters/1/tenants/2:pause", 409)["code"] == "TS-1014"
+    assert post(site, "/v1/clusters/9/tenants/9:pause", 404)["code"] == "TS-1010"
+    assert get_tenant(catalog, PAUSED).reason == "upgrade"
+
+
+def test_a_meta_server_of_its_own_answers_the_same(site: Operated) -> None:
+    app = create_app(site.world.catalog, "memory://", store=site.world.store)
+    with TestClient(app) as http:
+        for path in ("/v1/tasks?limit=1000", "/v1/events", "/v1/ranges?cluster_id=1&tenant_id=1"):
+            mine, theirs = http.get(path).json()["items"], site.http.get(path).json()["items"]
+            for item in [*mine, *theirs]:
+                item.pop("lag_ms", None)  # by the clock of each process
+            assert mine == theirs

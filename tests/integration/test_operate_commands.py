@@ -1,0 +1,185 @@
+"""`tistream workers|tasks|holes|events|schema|tenant|api|config` against a served cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from typer.testing import CliRunner, Result
+
+from tistream.catalog.tasks import get_task
+from tistream.catalog.tenants import TenantState, get_tenant
+from tistream.catalog.workers import WorkerState, get_worker
+from tistream.cli.main import app
+from tistream.cli.server import HttpServer
+from tistream.errors import InvalidInput, NotFound, StateForbids
+from tistream.testing.log_builder import TENANT
+from tistream.testing.operated import HOSTILE, Operated, operated
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Operated, str]]:
+    with operated(tmp_path_factory.mktemp("operated")) as made:
+        server = HttpServer(made.http.app, "127.0.0.1", 0)  # type: ignore[arg-type]
+        server.start()
+        yield made, server.url
+        server.stop()
+
+
+def run(site: tuple[Operated, str], *words: str) -> str:
+    result = _run(site, *words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def refused(site: tuple[Operated, str], *words: str) -> BaseException | None:
+    result = _run(site, *words)
+    assert result.exit_code != 0
+    return result.exception
+
+
+def _run(site: tuple[Operated, str], *words: str) -> Result:
+    needs_no_service = words[0] in ("config", "tso")
+    return CliRunner().invoke(app, [*words, *([] if needs_no_service else ["--url", site[1]])], env={"COLUMNS": "200"})
+
+
+def data(site: tuple[Operated, str], *words: str) -> Any:
+    return json.loads(run(site, *words, "-o", "json"))
+
+
+def test_one_answer_in_four_forms(site: tuple[Operated, str]) -> None:
+    found = data(site, "workers", "list")
+    names = [w["worker_id"] for w in found["items"]]
+    assert [w["worker_id"] for w in yaml.safe_load(run(site, "workers", "list", "-o", "yaml"))["items"]] == names
+    lines = run(site, "workers", "list", "-o", "ndjson").splitlines()
+    assert [json.loads(line)["worker_id"] for line in lines] == names
+    table = run(site, "workers", "list").splitlines()
+    assert [line.split()[0] for line in table] == ["worker", *names]
+    assert "\x1b[" not in run(site, "workers", "list", "--no-color")
+    assert len(run(site, "workers", "list", "--kind", "sorter").splitlines()) == 5
+
+
+def test_tasks_are_listed_and_shown(site: tuple[Operated, str]) -> None:
+    made, _ = site
+    assert len(run(site, "tasks", "list", "--tenant", "1/1").splitlines()) == 7
+    assert [t["owner"] for t in data(site, "tasks", "list", "--owner", "sorter-3")["items"]] == ["sorter-3"]
+    assert len(data(site, "tasks", "list", "--limit", "4")["items"]) == 4
+    (stopped,) = data(site, "tasks", "list", "--stopped")["items"]
+    assert HOSTILE in run(site, "tasks", "show", str(stopped["task_id"]))
+    assert "waits for region 12 v7" in run(site, "tasks", "show", str(made.tasks[1].task_id))
+    assert isinstance(refused(site, "tasks", "list", "--tenant", "one"), InvalidInput)
+    assert isinstance(refused(site, "tasks", "show", "999"), NotFound)
+
+
+def test_a_verb_says_first_what_it_would_do(site: tuple[Operated, str]) -> None:
+    made, _ = site
+    catalog = made.world.catalog
+    assert run(site, "workers", "drain", "dispatcher-2", "--dry-run").startswith(
+        "would happen: dispatcher-2 hands over"
+    )
+    assert get_worker(catalog, "dispatcher-2").state is WorkerState.UP
+    assert run(site, "workers", "drain", "dispatcher-2").startswith("dispatcher-2 hands over 1 store to dispatcher-1")
+    assert get_worker(catalog, "dispatcher-2").state is WorkerState.DRAINING
+    assert run(site, "workers", "drain", "dispatcher-2", "--undo").startswith("dispatcher-2 is given work again")
+    task = str(made.tasks[0].task_id)
+    assert data(site, "tasks", "move", task, "--dry-run")["to"] == "sorter-2"
+    assert "goes from sorter-1 to sorter-2" in run(site, "tasks", "move", task, "--to", "sorter-2")
+    assert get_task(catalog, made.tasks[0].task_id).owner == "sorter-2"
+    error = refused(site, "tasks", "move", task, "--to", "sorter-3")
+    assert isinstance(error, StateForbids)
+    assert "Up are sorter-1, sorter-2" in str(error)
+    assert isinstance(refused(site, "tasks", "retry", task), StateForbids)
+
+
+def test_holes_are_sentences(site: tuple[Operated, str]) -> None:
+    words = run(site, "holes", "--tenant", "1/1")
+    assert "last file 41.0 s ago; probably the store is down\n" in words, "a sentence is not broken"
+    assert {h["cause"] for h in data(site, "holes")["items"]} >= {"standing", "hole", "silent", "stopped", "awaiting"}
+    assert run(site, "holes", "--tenant", "2/8").startswith("paused: tenant 2/8 is paused: upgrade\n")
+
+
+def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = run(site, "events", "--kind", "tenant.activated").splitlines()
+    assert [line.split("  ")[1].split(" activated")[0] for line in lines] == ["tenant 1/1", "tenant 2/7", "tenant 2/8"]
+    assert len(data(site, "events", "--limit", "3")) == 3
+    pauses = iter([None, KeyboardInterrupt])
+
+    def pause(_: float) -> None:
+        end = next(pauses)
+        if end is not None:
+            raise end
+        made, _url = site
+        assert made.http.post("/v1/workers/sorter-4:undrain").status_code == 200
+
+    monkeypatch.setattr("tistream.cli.operate.time.sleep", pause)
+    followed = run(site, "events", "--follow", "--limit", "1", "--kind", "worker")
+    assert followed.splitlines()[-1].endswith("worker sorter-4 returned  by API")
+
+
+def test_tenants_are_paused_and_a_wrong_one_is_told_which_there_are(site: tuple[Operated, str]) -> None:
+    made, _ = site
+    of = ("-c", "1", "-t", "1")
+    assert "set aside" in run(site, "tenant", "pause", *of, "--reason", "a test", "--dry-run")
+    run(site, "tenant", "pause", *of, "--reason", "a test")
+    assert get_tenant(made.world.catalog, TENANT).reason == "a test"
+    run(site, "tenant", "resume", *of)
+    assert get_tenant(made.world.catalog, TENANT).state is TenantState.ACTIVE
+    assert "1/1" in run(site, "tenant", "list")
+    assert yaml.safe_load(run(site, "tenant", "show", *of, "-o", "yaml"))["tenant_id"] == 1
+    error = refused(site, "tenant", "show", "-c", "1", "-t", "7")
+    assert isinstance(error, NotFound)
+    assert error.hint == "There are: 1/1, 1/2, 2/7, 2/8."
+
+
+def test_the_schema_through_time(site: tuple[Operated, str]) -> None:
+    of = ("-c", "1", "-t", "1")
+    assert "shop.customers" in run(site, "schema", "show", *of, "--at", "earliest")
+    assert run(site, "schema", "show", *of, "shop.customers", "--at", "earliest").startswith("CREATE TABLE")
+    told = data(site, "schema", "history", *of, "-n", "5")
+    assert len(told["items"]) == 5 < told["total"]
+    newest = told["items"][0]
+    assert newest["commit_ts"] in run(site, "schema", "history", *of, "-n", "5")
+    before = str(int(newest["commit_ts"]) - 1)
+    changed = run(site, "schema", "diff", *of, "--from", before, "--to", newest["commit_ts"])
+    assert newest["table"] in changed
+    assert data(site, "schema", "diff", *of, "--from", newest["commit_ts"])["tables"] == []
+    assert "did you mean" in str(refused(site, "schema", "show", *of, "shpo.customers"))
+
+
+def test_any_path_of_the_api(site: tuple[Operated, str]) -> None:
+    assert json.loads(run(site, "api", "get", "/v1/owner"))["owner"] == "meta-1"
+    assert yaml.safe_load(run(site, "api", "get", "/v1/tasks?limit=2", "-o", "yaml"))["items"][0]["task_id"] == 1
+    assert isinstance(refused(site, "api", "get", "v1/owner"), InvalidInput)
+
+
+def test_status_in_its_forms(site: tuple[Operated, str]) -> None:
+    assert "ACTIVE" in run(site, "status", "--no-color")
+    found = data(site, "status")
+    assert found["health"]["status"] == "ok"
+    lines = [json.loads(line) for line in run(site, "status", "-o", "ndjson").splitlines()]
+    assert [{"health": found["health"]}, *found["tenants"]][0] == lines[0]
+    assert len(lines) == 5
+
+
+def test_settings_and_where_they_come_from(
+    site: tuple[Operated, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tistream.toml"
+    file.write_text('[server]\nport = 9000\n[catalog]\nurl = "mysql+pymysql://me:hidden@db/x"\n', "utf-8")
+    monkeypatch.setenv("TISTREAM_LOG_LEVEL", "debug")
+    shown = yaml.safe_load(run(site, "config", "show", "--config", str(file)))
+    assert shown["server"]["port"] == 9000
+    assert shown["catalog"]["url"] == "mysql+pymysql://me:***@db/x"
+    rows = json.loads(run(site, "config", "explain", "--config", str(file), "-o", "json"))["items"]
+    by_name = {row["setting"]: row for row in rows}
+    assert (by_name["server.port"]["source"], by_name["server.port"]["value"]) == (str(file), 9000)
+    assert by_name["log.level"]["source"] == "TISTREAM_LOG_LEVEL"
+    assert by_name["server.host"]["source"] == "default"
+    assert [row.split()[0] for row in run(site, "config", "explain", "log").splitlines()][1:] == [
+        name for name in by_name if name.startswith("log.")
+    ]
+    assert "Did you mean 'server.port'?" in str(refused(site, "config", "explain", "server.prot"))

@@ -1,0 +1,195 @@
+"""The operators' pages as a reader of HTTP sees them: twins, figures, and forms that say first what they do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from apiserver.app import create_app
+from apiserver.console.strips import CELLS_MAX, lag_class, lag_strip, owner_colours, owner_strip
+from tistream.catalog.tasks import get_task, list_tasks
+from tistream.catalog.tenants import TenantState, get_tenant
+from tistream.catalog.workers import WorkerState, get_worker
+from tistream.testing.api_world import api_world
+from tistream.testing.log_builder import TENANT
+from tistream.testing.operated import HOSTILE, STOPPED, Operated, operated
+
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Operated]:
+    with operated(tmp_path) as made:
+        yield made
+
+
+def page(site: Operated, path: str, status: int = 200, **headers: str) -> str:
+    answer = site.http.get(path, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert answer.text.count("<script") == (0 if headers else 3), "our own, in the head"
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.text)).split())
+
+
+def twin(site: Operated, path: str, **params: Any) -> Any:
+    answer = site.http.get(f"{path}.json", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_pages_show_what_the_api_answers(site: Operated) -> None:
+    api = {name: site.http.get(f"/v1/{name}").json()["items"] for name in ("tasks", "workers", "holes", "events")}
+    tasks = twin(site, "/tasks")
+    assert tasks["items"] == api["tasks"]
+    assert tasks["total"] == len(api["tasks"])
+    assert tasks["stopped"] == sum(t["error"] is not None for t in api["tasks"])
+    workers = twin(site, "/workers")
+    shown = [w for group in workers["groups"] for w in group["workers"]]
+    assert sorted(w["worker_id"] for w in shown) == sorted(w["worker_id"] for w in api["workers"])
+    assert workers["owner"]["owner"] == site.http.get("/v1/owner").json()["owner"]
+    holes = twin(site, "/holes")["items"]
+    still = [hole for hole in api["holes"] if hole["cause"] != "silent"]  # how long somebody is silent goes on
+    assert [hole for hole in holes if hole["cause"] != "silent"] == still
+    assert len(holes) == len(api["holes"]) > len(still)
+    assert [e["event_id"] for e in twin(site, "/events")["items"]] == [e["event_id"] for e in api["events"]][:50]
+    text = page(site, "/holes")
+    assert all(" ".join(hole["sentence"].split()) in text for hole in still)
+    assert all(w["worker_id"] in page(site, "/workers") for w in api["workers"])
+
+
+def test_words_of_others_are_never_markup(site: Operated) -> None:
+    (stopped,) = [t for t in list_tasks(site.world.catalog, STOPPED) if t.error]
+    for path in ("/holes", "/events?kind=task.stopped", f"/tasks/{stopped.task_id}", f"/tasks/{stopped.task_id}/retry"):
+        assert HOSTILE in page(site, path)
+    assert "owned" not in page(site, "/tasks?owner=<script>owned</script>").replace("<script>owned</script>", "")
+
+
+def test_the_strip_is_the_key_space(site: Operated) -> None:
+    found = twin(site, "/tasks", tenant="1/1")
+    assert [cell["href"] for cell in found["strip"]] == [
+        f"/tasks/{t['task_id']}" for t in site.http.get("/v1/ranges?cluster_id=1&tenant_id=1").json()["items"]
+    ]
+    assert {w["name"]: w["ranges"] for w in found["legend"]} == {"sorter-1": 2, "sorter-2": 3, "sorter-3": 1}
+    assert found["states"] == ["silent"]
+    html = site.http.get("/tasks?tenant=1/1").text
+    assert html.count("<rect") == 6 + 3 + 1, "cells, workers, and the one that is silent"
+    assert 'aria-label="tables below 120: running, sorter-1, lag' in html
+
+
+def test_many_ranges_share_cells() -> None:
+    def task(n: int, **more: Any) -> dict[str, Any]:
+        return {"task_id": n, "label": f"r{n}", "state": "running", "owner": f"s{n % 2}", "lag_ms": n, **more}
+
+    colours = owner_colours(["s1", "s0"])
+    assert [c["colour"] for c in owner_strip([task(0), task(1), task(2, state="silent")], colours)] == [
+        "own0", "own1", "silent",
+    ]  # fmt: skip
+    many = [task(n) for n in range(1000)]
+    many[500]["state"] = "stopped"
+    cells = owner_strip(many, colours)
+    assert len(cells) <= CELLS_MAX
+    assert [c["colour"] for c in cells].count("stopped") == 1
+    assert cells[0]["colour"] == "own-several"
+    assert cells[0]["words"].startswith("7 ranges from r0 on")
+    assert cells[-1]["x"] + cells[-1]["width"] == pytest.approx(1000, abs=1)
+    assert all(a["x"] + a["width"] <= b["x"] + 0.2 for a, b in pairwise(cells))
+    gap, stands = {"cause": "hole"}, {"cause": "standing"}
+    assert [c["colour"] for c in lag_strip(many[:3], {1: [stands], 2: [stands, gap]})] == ["late0", "late3", "gap"]
+    assert [lag_class(ms) for ms in (4_999, 5_000, 30_000, 300_000)] == ["late0", "late1", "late2", "late3"]
+    assert owner_strip([], {}) == []
+
+
+@pytest.mark.parametrize("verb", ["drain", "move", "retry", "pause"])
+def test_a_form_says_what_would_happen_and_does_it_when_it_is_ours(site: Operated, verb: str) -> None:
+    catalog = site.world.catalog
+    (stopped,) = [t for t in list_tasks(catalog, STOPPED) if t.error]
+    first = site.tasks[0].task_id
+    path, words, back = {
+        "drain": ("/workers/sorter-1/drain", "sorter-1 hands over 2 tasks to sorter-2", "/workers/sorter-1"),
+        "move": (f"/tasks/{first}/move?to=sorter-2", "goes from sorter-1 to sorter-2", f"/tasks/{first}"),
+        "retry": (f"/tasks/{stopped.task_id}/retry", "tries again", f"/tasks/{stopped.task_id}"),
+        "pause": ("/tenants/1/1/pause", "is set aside", "/tenants"),
+    }[verb]
+
+    def done() -> bool:
+        return {
+            "drain": get_worker(catalog, "sorter-1").state is WorkerState.DRAINING,
+            "move": get_task(catalog, first).owner == "sorter-2",
+            "retry": get_task(catalog, stopped.task_id).error is None,
+            "pause": get_tenant(catalog, TENANT).state is TenantState.PAUSED,
+        }[verb]
+
+    assert words in page(site, path)
+    for foreign in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "http://evil"}):
+        refused = site.http.post(path, headers=foreign, follow_redirects=False)
+        assert refused.status_code == 400
+        assert "was not sent by a page of the console" in refused.text
+    assert not done()
+    answer = site.http.post(path, headers=OURS, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, back)
+    assert done()
+    assert site.http.get("/v1/events?limit=1").json()["items"][0]["actor"] == "console"
+    assert site.http.post(path, headers=OURS).status_code == 409, "it was done already, and that is said on a page"
+
+
+def test_an_old_browser_says_where_a_form_comes_from(site: Operated) -> None:
+    answer = site.http.post(
+        "/workers/sorter-4/undrain", headers={"Origin": "http://testserver"}, follow_redirects=False
+    )
+    assert answer.status_code == 303
+    assert get_worker(site.world.catalog, "sorter-4").state is WorkerState.UP
+
+
+def test_parts_are_asked_for_with_the_address_of_the_page(site: Operated) -> None:
+    html = site.http.get("/tasks?tenant=1/1&stopped=false").text
+    assert 'hx-get="/tasks?tenant=1/1&amp;stopped=false"' in html
+    part = page(site, "/tasks?tenant=1/1", **{"HX-Request": "true"})
+    assert part.startswith("Tasks 6")
+
+
+def test_the_schema_at_each_of_its_steps(site: Operated) -> None:
+    newest = twin(site, "/tenants/1/1/schema")
+    assert newest["step"] == len(newest["steps"]) - 1
+    assert newest["ddl"] == site.http.get("/v1/clusters/1/tenants/1/ddl?limit=50").json()["items"]
+    first = twin(site, "/tenants/1/1/schema", at=newest["steps"][0])
+    assert (first["step"], first["ddl"], first["changed"]) == (0, [], None)
+    second = twin(site, "/tenants/1/1/schema", at=newest["steps"][1])
+    created = second["changed"]["tables"]
+    before = {(t["database"], t["table"]) for t in first["tables"]}
+    after = {(t["database"], t["table"]) for t in second["tables"]}
+    assert {(t["database"], t["table"]) for t in created if t["change"] == "created"} == after - before
+    text = page(site, f"/tenants/1/1/schema?at={newest['steps'][1]}")
+    assert "One DDL back" in text
+    assert second["ddl"][0]["query"][:40] in text
+    assert twin(site, "/tenants/1/1/schema", at="1970-01-02T00:00:00Z")["step"] == 0, "kept inside of what is known"
+    assert page(site, "/tenants/1/2/schema", 404)
+    assert page(site, "/tenants/1/1/schema?at=never", 400)
+
+
+def test_wrong_addresses_are_pages_too(site: Operated) -> None:
+    for path, status in (
+        ("/tasks/999", 404), ("/workers/nobody", 404), ("/workers/nobody/drain", 404), ("/tasks?tenant=x", 400),
+        ("/tasks?tenant=9/9", 404), ("/tasks?cursor=x", 400), ("/holes?tenant=9/9", 404), ("/events?cursor=x", 400),
+        ("/workers/api-1/drain", 409),
+    ):  # fmt: skip
+        assert "Back to the overview" in page(site, path, status), path
+
+
+def test_empty_pages_teach(tmp_path: Path) -> None:
+    with api_world(tmp_path) as fresh:
+        with fresh.catalog.transaction() as conn:
+            conn.exec_driver_sql("DELETE FROM tenants")
+            conn.exec_driver_sql("DELETE FROM events")
+        with TestClient(create_app(fresh.services)) as http:
+            for path, words in (
+                ("/tenants", "tistream tenant register"), ("/tasks", "tistream push"), ("/workers", "tistream sort"),
+                ("/holes", "every range goes on"), ("/events", "tistream events --follow"),
+            ):  # fmt: skip
+                assert words in http.get(path).text, path

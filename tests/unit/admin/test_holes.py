@@ -1,0 +1,133 @@
+"""Why a range does not go on: each cause from what workers reported, and nothing where all is well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tistream.admin.holes import Cause, Hole, Known, awaiting, holes_of, paused
+from tistream.catalog.reports import StoreReport, StuckReport, TaskReport
+from tistream.catalog.tasks import TaskRow
+from tistream.catalog.tenants import TaskKind
+from tistream.catalog.workers import WorkerKind, WorkerRow, WorkerState
+from tistream.codec.table_key import record_key, table_prefix
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.limits import LEASE_MS
+
+T = Tenant(1, 1)
+ORDERS = KeyRange(table_prefix(100), table_prefix(101))
+TASK = TaskRow(
+    task_id=7, tenant=T, kind=TaskKind.DATA, range=ORDERS, start_ts=1, upper=5, epoch=3, owner="s1",
+    snapshot_key=None, snapshot_n=0, reopen_id=0, error=None,
+)  # fmt: skip
+STUCK = StuckReport(
+    start_key=ORDERS.start, end_key=ORDERS.end, watermark=5, region_id=12, version=7, store_id=3, file="1/88"
+)
+
+
+def worker(name: str, kind: WorkerKind, age_ms: int = 0) -> WorkerRow:
+    return WorkerRow(
+        worker_id=name, kind=kind, address="", incarnation=1, state=WorkerState.UP, heartbeat_age_ms=age_ms
+    )
+
+
+def known(
+    report: TaskReport | None = None, silent_s: float | None = 0.5, dispatcher: str | None = "d1", **ages_ms: int
+) -> Known:
+    return Known(
+        workers={
+            "s1": worker("s1", WorkerKind.SORTER, ages_ms.get("s1", 0)),
+            "d1": worker("d1", WorkerKind.DISPATCHER, ages_ms.get("d1", 0)),
+        },
+        tasks={} if report is None else {7: report},
+        stores={} if silent_s is None else {(T, 3): StoreReport(tenant=T, store_id=3, silent_s=silent_s)},
+        dispatchers={(T, 3): dispatcher},
+    )
+
+
+def told(task: TaskRow, facts: Known) -> list[Hole]:
+    return holes_of(task, facts, {100: "shop.orders"}.get)
+
+
+def only(task: TaskRow, facts: Known) -> Hole:
+    (hole,) = told(task, facts)
+    return hole
+
+
+def report(standing_s: float = 40.0, *stuck: StuckReport) -> TaskReport:
+    return TaskReport(task_id=7, epoch=3, standing_s=standing_s, stuck=stuck)
+
+
+def test_a_task_that_goes_on_is_not_told() -> None:
+    assert told(TASK, known()) == []
+    assert told(TASK, known(report(0.0))) == []
+    assert told(TASK, known(report(9.9, STUCK))) == []
+
+
+def test_a_region_of_a_silent_store() -> None:
+    hole = only(TASK, known(report(40.0, STUCK), silent_s=41.0))
+    assert hole.sentence == (
+        "shop.orders waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down"
+    )
+    assert (hole.cause, hole.region_id, hole.version, hole.store_id, hole.file_age_s) == (
+        Cause.STANDING,
+        12,
+        7,
+        3,
+        41.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (known(report(40.0, STUCK)), "the store writes, but not of this region"),
+        (known(report(40.0, STUCK), dispatcher=None), "it has no dispatcher"),
+        (known(report(40.0, STUCK), d1=LEASE_MS + 1), "its dispatcher d1 is down"),
+        (known(report(40.0, STUCK), silent_s=None), "last file 1/88; the store writes"),
+    ],
+)
+def test_whose_fault_it_probably_is(facts: Known, words: str) -> None:
+    assert words in only(TASK, facts).sentence
+
+
+def test_a_hole_is_told_at_once_and_names_its_part() -> None:
+    part = replace(STUCK, start_key=record_key(100, 5), watermark=None, region_id=0, version=0, store_id=0, file="")
+    hole = only(TASK, known(report(0.1, part)))
+    assert hole.cause is Cause.HOLE
+    assert hole.sentence.startswith("[shop.orders, row 5 to its end) waits for a region that nobody has named")
+    assert hole.range == KeyRange(record_key(100, 5), ORDERS.end)
+
+
+def test_the_sorter_adds_what_it_knows() -> None:
+    assert only(TASK, known(report(40.0, replace(STUCK, reason="a lock of 10:00")))).sentence.endswith(
+        "a lock of 10:00"
+    )
+
+
+def test_a_watermark_that_stands_for_no_reason_that_was_told() -> None:
+    assert "its sorter did not say why" in only(TASK, known(report(40.0))).sentence
+
+
+def test_who_does_not_work_on_it() -> None:
+    stopped = replace(TASK, error="a promise was broken")
+    assert only(stopped, known()).cause is Cause.STOPPED
+    assert only(stopped, known()).next_step.endswith("tistream tasks retry 7")
+    assert only(replace(TASK, owner=None), known()).cause is Cause.NO_SORTER
+    silent = only(TASK, known(s1=LEASE_MS + 31_000))
+    assert "belongs to s1, which has not been heard of for 41.0 s" in silent.sentence
+    assert "not been heard of at all" in only(replace(TASK, owner="s9"), known()).sentence
+
+
+def test_a_report_of_another_epoch_is_about_somebody_elses_time() -> None:
+    assert told(replace(TASK, epoch=4), known(report(40.0, STUCK))) == []
+
+
+def test_tenants_that_rest() -> None:
+    assert told(replace(TASK, owner=None), replace(known(), resting={T})) == []
+    assert only(replace(TASK, error="why"), replace(known(), resting={T})).cause is Cause.STOPPED
+    assert paused(T, "").sentence == "tenant 1/1 is paused"
+    assert paused(T, "a test").sentence == "tenant 1/1 is paused: a test"
+    assert "waits for its first schema snapshot" in awaiting(T).sentence

@@ -1,0 +1,173 @@
+"""What operators ask for: drain and undrain a worker, move and retry a task, pause and resume a tenant.
+
+Each verb looks, says what it would do in `words`, and does it unless `dry_run`. The guards are the catalog's: what
+changed between looking and doing makes the verb fail, never do something else. Any process may be asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tistream.admin.facts import Sources
+from tistream.admin.holes import Known
+from tistream.admin.words import range_label
+from tistream.catalog import listing
+from tistream.catalog.steering import move_task
+from tistream.catalog.tasks import TaskRow, get_task, retry_task
+from tistream.catalog.tenants import TenantState, change_state, get_tenant
+from tistream.catalog.workers import (
+    WorkerKind,
+    WorkerRow,
+    WorkerState,
+    drain_worker,
+    get_worker,
+    list_workers,
+    undrain_worker,
+)
+from tistream.errors import ChangedMeanwhile, StateForbids
+from tistream.ids import Tenant
+
+_DRAINABLE = {WorkerKind.SORTER: "task", WorkerKind.DISPATCHER: "store"}
+_SHOWN = 4
+
+
+def drain(sources: Sources, worker_id: str, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Give a sorter or dispatcher no more work, and what it has to others."""
+    row = get_worker(sources.catalog, worker_id)
+    item = _DRAINABLE.get(row.kind)
+    if item is None:
+        raise StateForbids(
+            f"{worker_id} is of kind {row.kind}: it owns nothing, stop it as it is.", worker_id=worker_id
+        )
+    if row.state is not WorkerState.UP:
+        raise StateForbids(f"{worker_id} is {row.state}, not up.", worker_id=worker_id, state=row.state)
+    count = _owned(sources, row)
+    others = [w.worker_id for w in _alive(sources, row.kind) if w.worker_id != worker_id]
+    what = f"{count} {item}{'' if count == 1 else 's'}"
+    if not count:
+        words = f"{worker_id} owns nothing and is given nothing more."
+    elif others:
+        words = f"{worker_id} hands over {what} to {_listed(others)}."
+    else:
+        words = f"No other {row.kind} is up: {worker_id} keeps its {what} until one is."
+    if not dry_run and not drain_worker(sources.catalog, worker_id, row.incarnation, actor=actor):
+        raise StateForbids(f"{worker_id} is not up any more.", worker_id=worker_id)
+    return _outcome("drain", worker_id, dry_run, words, items=count, receivers=others)
+
+
+def undrain(sources: Sources, worker_id: str, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Give a draining worker work again."""
+    row = get_worker(sources.catalog, worker_id)
+    if row.state is not WorkerState.DRAINING:
+        raise StateForbids(f"{worker_id} is {row.state}, not draining.", worker_id=worker_id, state=row.state)
+    if not dry_run and not undrain_worker(sources.catalog, worker_id, row.incarnation, actor=actor):
+        raise StateForbids(f"{worker_id} is not draining any more.", worker_id=worker_id)
+    words = f"{worker_id} is given work again. What it handed over stays where it is."
+    return _outcome("undrain", worker_id, dry_run, words)
+
+
+def move(
+    sources: Sources, task_id: int, to: str | None, *, dry_run: bool, actor: str, if_epoch: int | None = None
+) -> dict[str, Any]:
+    """Give a task to another sorter: to the one that is named, or to the one with the least load."""
+    row = get_task(sources.catalog, task_id)
+    if if_epoch is not None and if_epoch != row.epoch:
+        raise ChangedMeanwhile(f"Task {task_id} is at epoch {row.epoch}.", task_id=task_id, epoch=row.epoch)
+    receiver = _receiver(sources, row, to)
+    label = range_label(row.range, row.kind, sources.names_of(row.tenant))
+    words = (
+        f"Task {task_id} ({label}) goes from {row.owner or 'nobody'} to {receiver}, which loads its snapshot and "
+        f"replays what came since. Nothing is lost or repeated; its watermark stands meanwhile."
+    )
+    epoch = row.epoch + 1
+    if (
+        not dry_run
+        and move_task(sources.catalog, task_id, worker_id=receiver, seen_epoch=row.epoch, actor=actor) is None
+    ):
+        raise ChangedMeanwhile(f"Task {task_id} was given to somebody else meanwhile.", task_id=task_id)
+    return _outcome("move", str(task_id), dry_run, words, was=row.owner, to=receiver, epoch=epoch)
+
+
+def retry(sources: Sources, task_id: int, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Let a stopped task try again."""
+    row = get_task(sources.catalog, task_id)
+    if row.error is None:
+        raise StateForbids(f"Task {task_id} has not stopped.", task_id=task_id)
+    words = f"Task {task_id} tries again, and its pushers open new tenures in its range. It had stopped: {row.error}"
+    if not dry_run and not retry_task(sources.catalog, task_id, epoch=row.epoch, actor=actor):
+        raise ChangedMeanwhile(f"Task {task_id} was given to another sorter meanwhile.", task_id=task_id)
+    return _outcome("retry", str(task_id), dry_run, words)
+
+
+def pause(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Set a tenant aside."""
+    words = (
+        f"Tenant {tenant} is set aside: what is in its log stays readable, its watermark stands, and its pushers' "
+        f"files wait in the bucket until it is resumed."
+    )
+    return _change(
+        sources, tenant, (TenantState.ACTIVE, TenantState.PAUSED), "pause", words, reason or "paused by a person",
+        dry_run=dry_run, actor=actor,
+    )  # fmt: skip
+
+
+def resume(sources: Sources, tenant: Tenant, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Let a paused tenant go on."""
+    words = f"Tenant {tenant} goes on where it was; what its pushers wrote meanwhile is sorted now."
+    change = (TenantState.PAUSED, TenantState.ACTIVE)
+    return _change(sources, tenant, change, "resume", words, "", dry_run=dry_run, actor=actor)
+
+
+def _change(
+    sources: Sources,
+    tenant: Tenant,
+    change: tuple[TenantState, TenantState],
+    verb: str,
+    words: str,
+    reason: str,
+    *,
+    dry_run: bool,
+    actor: str,
+) -> dict[str, Any]:
+    seen, to = change
+    row = get_tenant(sources.catalog, tenant)
+    if row.state is not seen:
+        raise StateForbids(f"Tenant {tenant} is {row.state}, not {seen}.", state=row.state)
+    if not dry_run and not change_state(sources.catalog, tenant, seen=seen, to=to, reason=reason, actor=actor):
+        raise ChangedMeanwhile(f"Tenant {tenant} is not {seen} any more.")
+    return _outcome(verb, str(tenant), dry_run, words, state=to)
+
+
+def _receiver(sources: Sources, row: TaskRow, to: str | None) -> str:
+    alive = {worker.worker_id: worker for worker in _alive(sources, WorkerKind.SORTER)}
+    if to == row.owner and to is not None:
+        raise StateForbids(f"Task {row.task_id} is with {to} already.", task_id=row.task_id)
+    if to is not None:
+        if to not in alive:
+            up = f" Up are {_listed(sorted(alive))}." if alive else " No sorter is up."
+            raise StateForbids(f"{to} is not a sorter that is up: it can be given nothing.{up}", worker_id=to)
+        return to
+    others = [worker for name, worker in alive.items() if name != row.owner]
+    if not others:
+        raise StateForbids("No other sorter is up.", task_id=row.task_id)
+    owned = listing.tasks_per_owner(sources.catalog)
+    return min(others, key=lambda w: (w.report.bytes_per_s, owned.get(w.worker_id, 0), w.worker_id)).worker_id
+
+
+def _alive(sources: Sources, kind: WorkerKind) -> list[WorkerRow]:
+    rows = list_workers(sources.catalog, kind)
+    return [row for row in rows if row.state is WorkerState.UP and Known.is_alive(row)]
+
+
+def _owned(sources: Sources, row: WorkerRow) -> int:
+    per = listing.tasks_per_owner if row.kind is WorkerKind.SORTER else listing.stores_per_dispatcher
+    return per(sources.catalog).get(row.worker_id, 0)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _outcome(verb: str, subject: str, dry_run: bool, words: str, **more: object) -> dict[str, Any]:
+    return {"verb": verb, "subject": subject, "dry_run": dry_run, "done": not dry_run, "words": words, **more}

@@ -1,0 +1,260 @@
+"""`tistream workers|tasks|holes|events|api`: see what runs, and steer it.
+
+A verb says what it did; with --dry-run what it would do. Lists are read page by page until they end or --limit is
+reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tistream.cli.options import DEFAULT_URL, Url
+from tistream.cli.output import NoColor, Output, OutputOption, lag, show_data, show_facts, show_rows, size
+from tistream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tistream.client import Client
+
+workers = typer.Typer(help="Look at processes, drain them.", no_args_is_help=True)
+tasks = typer.Typer(help="Look at tasks, move them, let stopped ones try again.", no_args_is_help=True)
+api = typer.Typer(help="Ask the HTTP API directly.", no_args_is_help=True)
+
+_PAGE = 1000
+_FOLLOW_S = 1.0
+
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
+OfTenant = Annotated[str | None, typer.Option("--tenant", "-t", help="Only of this tenant, as CLUSTER/TENANT.")]
+WorkerName = Annotated[str, typer.Argument(help="Name of the worker.")]
+TaskId = Annotated[int, typer.Argument(help="Id of the task.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.add_typer(workers, name="workers")
+    app.add_typer(tasks, name="tasks")
+    app.add_typer(api, name="api")
+    app.command("holes")(holes)
+    app.command("events")(events)
+
+
+@workers.command("list")
+def list_workers(
+    kind: Annotated[str | None, typer.Option(help="Only these: sorter, dispatcher, meta, api or replay.")] = None,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
+) -> None:
+    """Processes with state and load."""
+    with _connect(url) as client:
+        found = client.get("/v1/workers", **({"kind": kind} if kind else {}))
+    columns = [
+        ("worker", lambda w: w["worker_id"]),
+        ("kind", lambda w: w["kind"]),
+        ("state", lambda w: w["state"]),
+        ("tasks", lambda w: w["tasks"]),
+        ("stores", lambda w: w["stores"]),
+        ("bytes/s", lambda w: size(w["bytes_per_s"])),
+        ("held", lambda w: size(w["held_bytes"])),
+        ("heard of", lambda w: f"{lag(w['heartbeat_age_ms'])} ago"),
+        ("life", lambda w: w["incarnation"]),
+        ("address", lambda w: w["address"]),
+    ]
+    show_rows(found, output, columns, no_color=no_color, empty="no worker has registered: start one, as tistream sort")
+
+
+@workers.command("show")
+def show_worker(
+    worker: WorkerName, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
+) -> None:
+    """One process with what it reports."""
+    with _connect(url) as client:
+        show_facts(client.get(f"/v1/workers/{_quoted(worker)}"), output, no_color=no_color)
+
+
+@workers.command()
+def drain(
+    worker: WorkerName,
+    dry_run: DryRun = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Hand over what a sorter or dispatcher owns, and give it nothing more."""
+    _do(url, f"/v1/workers/{_quoted(worker)}:{'undrain' if undo else 'drain'}", dry_run, output)
+
+
+@tasks.command("list")
+def list_tasks(
+    tenant: OfTenant = None,
+    owner: Annotated[str | None, typer.Option(help="Only of this worker.")] = None,
+    stopped: Annotated[bool, typer.Option("--stopped", help="Only those that have stopped.")] = False,
+    limit: Limit = 1000,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
+) -> None:
+    """Tasks with owners, lag and load."""
+    asked = {**_of_tenant(tenant), **({"owner": owner} if owner else {}), **({"stopped": "true"} if stopped else {})}
+    with _connect(url) as client:
+        found = list(_pages(client, "/v1/tasks", limit, asked))
+    columns = [
+        ("task", lambda t: t["task_id"]),
+        ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
+        ("range", lambda t: t["label"]),
+        ("state", lambda t: t["state"]),
+        ("lag", lambda t: lag(t["lag_ms"])),
+        ("rows/s", lambda t: f"{t['load']['rows_per_s']:.0f}" if t["load"] else "-"),
+        ("owner", lambda t: t["owner"]),
+        ("epoch", lambda t: t["epoch"]),
+    ]
+    show_rows({"items": found}, output, columns, no_color=no_color, empty="no such task")
+
+
+@tasks.command("show")
+def show_task(
+    task: TaskId, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
+) -> None:
+    """One task, and what of it does not go on."""
+    with _connect(url) as client:
+        found = client.get(f"/v1/tasks/{task}")
+    show_facts(found, output, no_color=no_color)
+    if output is Output.TABLE:
+        for hole in found["holes"]:
+            print(f"\n{hole['sentence']}\n  {hole['next_step']}")
+
+
+@tasks.command()
+def move(
+    task: TaskId,
+    to: Annotated[str | None, typer.Option(help="A sorter; without it the one with the least load.")] = None,
+    dry_run: DryRun = False,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Give a task to another sorter. Nothing is lost or repeated; its watermark stands for a moment."""
+    _do(url, f"/v1/tasks/{task}:move", dry_run, output, **({"to": to} if to else {}))
+
+
+@tasks.command()
+def retry(task: TaskId, dry_run: DryRun = False, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Let a stopped task try again, when what it says has been put right."""
+    _do(url, f"/v1/tasks/{task}:retry", dry_run, output)
+
+
+def holes(
+    tenant: OfTenant = None, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
+) -> None:
+    """Ranges that do not go on, each in one sentence with what to look at."""
+    from tistream.cli.output import console
+
+    with _connect(url) as client:
+        found = client.get("/v1/holes", **_of_tenant(tenant))
+    if output is not Output.TABLE:
+        show_data(found, output)
+        return
+    out = console(no_color)
+    if not found["items"]:
+        out.print("no holes: every range goes on", style="green")
+    for hole in found["items"]:
+        out.print(f"{hole['cause']}: {hole['sentence']}", style="yellow", markup=False, soft_wrap=True)
+        out.print(f"  {hole['next_step']}", markup=False, soft_wrap=True)
+
+
+def events(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what happens next; Ctrl-C ends it.")
+    ] = False,
+    kind: Annotated[str | None, typer.Option(help="A kind as task.moved, or all of task, worker, tenant ...")] = None,
+    tenant: OfTenant = None,
+    limit: Limit = 50,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What happened to tasks, stores, workers and tenants; the newest last."""
+    asked = {**_of_tenant(tenant), **({"kind": kind} if kind else {})}
+    with _connect(url, retry_s=30 if follow else 0) as client:
+        newest = client.get("/v1/events", limit="1")["newest"]
+        told = list(_pages(client, "/v1/events", limit, asked))[::-1]
+        _tell(told, output, follow)
+        newest = max([newest, *(event["event_id"] for event in told)], key=int)
+        try:
+            while follow:
+                page = client.get("/v1/events", after=newest, limit=str(_PAGE), **asked)
+                newest = page["newest"]
+                _tell(page["items"], output, follow)
+                if len(page["items"]) < _PAGE:
+                    time.sleep(_FOLLOW_S)
+        except KeyboardInterrupt:
+            return
+
+
+@api.command("get")
+def api_get(
+    path: Annotated[str, typer.Argument(help="Path and query, such as /v1/workers?kind=sorter.")],
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.JSON,
+) -> None:
+    """GET a JSON resource of the API."""
+    if not path.startswith("/"):
+        raise InvalidInput(f"'{path}' is not a path: it begins with /, as /v1/tenants.")
+    with _connect(url) as client:
+        show_data(client.get(path), output)
+
+
+def _tell(told: list[dict[str, Any]], output: Output, follow: bool) -> None:
+    """Show events; a follower has one document or line for each."""
+    if output is Output.TABLE:
+        for event in told:
+            by = f"  by {event['actor']}" if event["actor"] else ""
+            print(f"{event['at'][:19].replace('T', ' ')}  {event['words']}{by}", flush=True)
+    elif follow or output is Output.NDJSON:
+        for event in told:
+            show_data(event, Output.NDJSON)
+    else:
+        show_data(told, output)
+
+
+def _do(url: str, path: str, dry_run: bool, output: Output, **asked: str) -> None:
+    with _connect(url) as client:
+        found = client.post(path, None, **asked, **({"dry_run": "true"} if dry_run else {}))
+    if output is Output.TABLE:
+        print(f"{'would happen: ' if dry_run else ''}{found['words']}")
+    else:
+        show_data(found, output)
+
+
+def _pages(client: Client, path: str, limit: int, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+    cursor = None
+    while limit > 0:
+        page = client.get(path, limit=str(min(limit, _PAGE)), **asked, **({"cursor": cursor} if cursor else {}))
+        yield from page["items"]
+        limit -= len(page["items"])
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return
+
+
+def _of_tenant(text: str | None) -> dict[str, str]:
+    if text is None:
+        return {}
+    cluster, slash, tenant = text.partition("/")
+    if not (slash and cluster.isdecimal() and tenant.isdecimal()):
+        raise InvalidInput(f"'{text}' is not a tenant: give CLUSTER/TENANT, as 1/1.")
+    return {"cluster_id": cluster, "tenant_id": tenant}
+
+
+def _connect(url: str, retry_s: float = 0) -> Client:
+    from tistream.client import connect
+
+    return connect(url, retry_s=retry_s)
+
+
+def _quoted(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")

@@ -1,0 +1,81 @@
+"""`tistream config show|explain`: the settings that a service would start with, and where each comes from."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Annotated, Any
+
+import typer
+
+from tistream.cli.options import Config
+from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
+
+commands = typer.Typer(help="Look at settings.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command group."""
+    app.add_typer(commands, name="config")
+
+
+@commands.command()
+def show(config: Config = None, output: OutputOption = Output.YAML) -> None:
+    """The settings that a service would start with; passwords in addresses are left out."""
+    tree: dict[str, Any] = {}
+    for row in _rows(config):
+        section, name = row["setting"].split(".")
+        tree.setdefault(section, {})[name] = row["value"]
+    show_data(tree, Output.YAML if output is Output.TABLE else output)
+
+
+@commands.command()
+def explain(
+    setting: Annotated[str | None, typer.Argument(help="One setting, or one section; all without it.")] = None,
+    config: Config = None,
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
+) -> None:
+    """Each setting with its value, where that comes from, its variable and its meaning."""
+    from tistream.config import suggest
+    from tistream.errors import NotFound
+
+    rows = _rows(config)
+    if setting is not None:
+        found = [row for row in rows if row["setting"] == setting or row["setting"].startswith(f"{setting}.")]
+        if not found:
+            raise NotFound(f"There is no setting '{setting}'.{suggest(setting)}")
+        rows = found
+    names = ("setting", "value", "source", "variable", "meaning")
+    columns = [(name, itemgetter(name)) for name in names]
+    show_rows({"items": rows}, output, columns, no_color=no_color)
+
+
+def _rows(path: Any) -> list[dict[str, Any]]:
+    """Every setting. The source is the strongest that names it: a variable, the file, or the default."""
+    from tistream import config
+    from tistream.cli.assembly import load_settings, setting_sources
+
+    settings = load_settings(path, {})
+    where = setting_sources(path)
+    rows = []
+    for key, meaning in config.known_keys().items():
+        section, name = key.split(".")
+        variable = f"{config.ENV_PREFIX}{section}_{name}".upper()
+        value = getattr(getattr(settings, section), name)
+        rows.append(
+            {
+                "setting": key,
+                "value": _redacted(value),
+                "source": where.get(key, "default"),
+                "variable": variable,
+                "meaning": meaning,
+            }
+        )
+    return rows
+
+
+def _redacted(value: object) -> object:
+    """An address without its password."""
+    import re
+
+    return re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:***@", value) if isinstance(value, str) else value
