@@ -2,7 +2,7 @@
 
     GET  /v1/tasks  /v1/tasks/{id}  /v1/ranges  /v1/workers  /v1/workers/{id}  /v1/owner  /v1/holes  /v1/events
     POST /v1/workers/{id}:drain  :undrain
-    POST /v1/tasks/{id}:move  :retry
+    POST /v1/tasks/{id}:move  :split  :merge  :retry
     POST /v1/clusters/{c}/tenants/{t}:pause  :resume
 
 All of it is answered from the catalog, so any process may serve it, elected or not. Lists go by pages. Each verb takes
@@ -191,6 +191,36 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
     ) -> dict[str, Any]:
         seen = _epoch(if_match)
         return verbs.move(sources, task_id, to, dry_run=dry_run, actor=actor_of(request), if_epoch=seen)
+
+    @routes.post(
+        "/v1/tasks/{task_id}:split",
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="split_task",
+        summary="Cut a task in two",
+    )
+    def split(
+        request: Request,
+        task_id: _Id,
+        key: Annotated[
+            str | None, Query(max_length=20_000, description="hexadecimal; else where its sorter says")
+        ] = None,
+        dry_run: _DryRun = False,
+    ) -> dict[str, Any]:
+        return verbs.split(sources, task_id, key, dry_run=dry_run, actor=actor_of(request))
+
+    @routes.post(
+        "/v1/tasks/{task_id}:merge",
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="merge_tasks",
+        summary="Have two neighbours merged",
+    )
+    def merge(
+        request: Request,
+        task_id: _Id,
+        other: Annotated[int, Query(alias="with", ge=0, le=_INT_MAX, description="id of the neighbour")],
+        dry_run: _DryRun = False,
+    ) -> dict[str, Any]:
+        return verbs.merge(sources, task_id, other, dry_run=dry_run, actor=actor_of(request))
 
     @routes.post(
         "/v1/tasks/{task_id}:retry",

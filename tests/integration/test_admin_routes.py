@@ -203,6 +203,28 @@ def test_a_move_may_name_the_state_it_saw(site: Operated) -> None:
     assert site.http.get(path).headers["ETag"] == '"2"'
 
 
+def test_a_task_is_split_and_neighbours_are_merged(site: Operated) -> None:
+    well, waits, unspoken, _ = site.tasks
+    path = f"/v1/tasks/{well.task_id}:split"
+    said = post(site, path, dry_run="true")
+    assert (said["key"], said["parts"]) == ((well.range.start + b"_r").hex(), None), "where its sorter says"
+    done = post(site, path, key=(well.range.start + b"\x40").hex())
+    low, high = done["parts"]
+    assert get_task(site.world.catalog, low).range.end == get_task(site.world.catalog, high).range.start
+    newest = get(site, "/v1/events", limit=1)["items"][0]
+    assert (newest["words"], newest["actor"]) == (f"task {well.task_id} was split into {low} and {high}", "API")
+    assert post(site, path, 404)["code"] == "TS-1010"
+    assert post(site, f"/v1/tasks/{high}:split", 409)["code"] == "TS-1014", "it has not reported yet"
+    assert post(site, f"/v1/tasks/{high}:split", 400, key=waits.range.start.hex())["code"] == "TS-1001"
+    assert post(site, f"/v1/tasks/{high}:split", 400, key="zz")["code"] == "TS-1001"
+    merge = f"/v1/tasks/{unspoken.task_id}:merge"
+    assert post(site, merge, dry_run="true", **{"with": waits.task_id})["to"] == "sorter-2"
+    assert get_task(site.world.catalog, unspoken.task_id).owner == "sorter-1"
+    assert post(site, merge, **{"with": waits.task_id})["done"]
+    assert get_task(site.world.catalog, unspoken.task_id).owner == "sorter-2"
+    assert post(site, merge, 400, **{"with": low})["code"] == "TS-1001"
+
+
 def test_a_stopped_task_tries_again_and_a_running_one_need_not(site: Operated) -> None:
     (hole,) = [h for h in get(site, "/v1/holes")["items"] if h["cause"] == "stopped"]
     path = f"/v1/tasks/{hole['task_id']}:retry"

@@ -353,6 +353,10 @@ def _told(event: EventRow) -> str:
             return f"{subject} {verb}{was} to {to}{epoch}"
         case "task.stopped":
             return f"{subject} stopped: {detail.get('error')}"
+        case "task.split":
+            return f"{subject} was split into {' and '.join(map(str, detail.get('parts', ())))}"
+        case "task.merged":
+            return f"{subject} was put together of {' and '.join(map(str, detail.get('halves', ())))}"
         case "task.retried":
             return f"{subject} tries again"
         case "worker.registered":

@@ -1,4 +1,4 @@
-"""What operators ask for: drain and undrain a worker, move and retry a task, pause and resume a tenant.
+"""What operators ask for: drain and undrain a worker, move, split, merge and retry a task, pause and resume a tenant.
 
 Each verb looks, says what it would do in `words`, and does it unless `dry_run`. The guards are the catalog's: what
 changed between looking and doing makes the verb fail, never do something else. Any process may be asked.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tistream.admin.facts import Sources
+from tistream.admin.facts import Sources, known_now
 from tistream.admin.holes import Known
-from tistream.admin.words import range_label
+from tistream.admin.words import key_text, range_label
 from tistream.catalog import listing
+from tistream.catalog.reshape import request_merge, split_task
 from tistream.catalog.steering import move_task
 from tistream.catalog.tasks import TaskRow, get_task, retry_task
-from tistream.catalog.tenants import TenantState, change_state, get_tenant
+from tistream.catalog.tenants import TaskKind, TenantState, change_state, get_tenant
 from tistream.catalog.workers import (
     WorkerKind,
     WorkerRow,
@@ -24,7 +25,7 @@ from tistream.catalog.workers import (
     list_workers,
     undrain_worker,
 )
-from tistream.errors import ChangedMeanwhile, StateForbids
+from tistream.errors import ChangedMeanwhile, InvalidInput, StateForbids
 from tistream.ids import Tenant
 
 _DRAINABLE = {WorkerKind.SORTER: "task", WorkerKind.DISPATCHER: "store"}
@@ -86,6 +87,56 @@ def move(
     ):
         raise ChangedMeanwhile(f"Task {task_id} was given to somebody else meanwhile.", task_id=task_id)
     return _outcome("move", str(task_id), dry_run, words, was=row.owner, to=receiver, epoch=epoch)
+
+
+def split(sources: Sources, task_id: int, key: str | None, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Cut a task in two at a key (hexadecimal), or where its sorter saw about half of the traffic on either side."""
+    row = get_task(sources.catalog, task_id)
+    at = _split_key(sources, row, key)
+    if at not in row.range or at == row.range.start:
+        raise InvalidInput(f"Task {task_id} does not hold this key inside of its range.", key=at.hex())
+    where = key_text(at, sources.names_of(row.tenant))
+    words = (
+        f"Task {task_id} is replaced by two, below {where} and from there on; both stay with {row.owner or 'nobody'}."
+    )
+    parts: tuple[int, int] | None = None
+    if not dry_run:
+        parts = split_task(sources.catalog, task_id, at, seen_epoch=row.epoch, actor=actor)
+        if parts is None:
+            raise ChangedMeanwhile(f"Task {task_id} was given to somebody else meanwhile.", task_id=task_id)
+    return _outcome("split", str(task_id), dry_run, words, key=at.hex(), parts=list(parts) if parts else None)
+
+
+def merge(sources: Sources, task_id: int, other: int, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Have two neighbours merged: their sorter brings both to one place and puts one task in their stead."""
+    left, right = sorted((get_task(sources.catalog, task_id), get_task(sources.catalog, other)), key=_start)
+    if left.tenant != right.tenant or not left.range.end or left.range.end != right.range.start:
+        raise InvalidInput(f"Tasks {task_id} and {other} are not neighbours of one tenant.")
+    if TaskKind.DDL in (left.kind, right.kind) or left.error or right.error:
+        raise StateForbids("Tasks of DDL, and tasks that have stopped, are not merged.")
+    owner = left.owner or right.owner or "nobody"
+    both = f"Tasks {left.task_id} and {right.task_id}"
+    words = f"{both} go to {owner}, which puts one task in their place once both are at one watermark."
+    seen = (left.epoch, right.epoch)
+    if not dry_run and not request_merge(sources.catalog, left.task_id, right.task_id, seen_epochs=seen):
+        raise ChangedMeanwhile("One of the tasks was given to somebody else meanwhile.", task_id=task_id)
+    return _outcome("merge", f"{left.task_id}, {right.task_id}", dry_run, words, to=owner)
+
+
+def _start(row: TaskRow) -> bytes:
+    return row.range.start
+
+
+def _split_key(sources: Sources, row: TaskRow, key: str | None) -> bytes:
+    if key is not None:
+        try:
+            return bytes.fromhex(key)
+        except ValueError as e:
+            raise InvalidInput("A key is given in hexadecimal.", key=key[:80]) from e
+    report = known_now(sources.catalog, row.tenant).tasks.get(row.task_id)
+    if report is None or report.epoch != row.epoch or report.split_key is None:
+        raise StateForbids(f"The sorter of task {row.task_id} has named no key yet: give one.", task_id=row.task_id)
+    return report.split_key
 
 
 def retry(sources: Sources, task_id: int, *, dry_run: bool, actor: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.objects import ObjectKind, insert_all_live, release
 from tistream.catalog.snapshots import NewSnapshot, Positions
 from tistream.catalog.tables import next_numbers, snapshot_objects, tasks, workers
@@ -66,7 +67,7 @@ _GIVE = tasks.update().where(_t.task_id == bindparam("asked_task"))
 
 
 def split_task(
-    catalog: Catalog, task_id: int, key: bytes, *, seen_epoch: int, owner_epoch: int | None = None
+    catalog: Catalog, task_id: int, key: bytes, *, seen_epoch: int, owner_epoch: int | None = None, actor: str = ""
 ) -> tuple[int, int] | None:
     """Put two tasks in the place of one: what lies below the key, and the rest. Their ids, in key order.
 
@@ -94,6 +95,8 @@ def split_task(
             _add_state(conn, part, positions, refers)
         _unask(conn, row)
         _drop(conn, task_id, refers)
+        at = {"key": key.hex(), "parts": [low, high]}
+        record_event(conn, EventKind.TASK_SPLIT, task_id, tenant=row.tenant, actor=actor, **at)
         return low, high
     return None
 
@@ -169,6 +172,8 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
         _add_state(conn, task_id, snapshot.positions, snapshot.keeps | snapshot.objects.keys())
         for row, of_row in zip(rows, refers, strict=True):
             _drop(conn, row.task_id, of_row)
+        halves = [left.task_id, right.task_id]
+        record_event(conn, EventKind.TASK_MERGED, task_id, tenant=rows[0].tenant, halves=halves, owner=rows[0].owner)
         return task_id
     return None
 

@@ -141,6 +141,30 @@ def move(
 
 
 @tasks.command()
+def split(
+    task: TaskId,
+    key: Annotated[str | None, typer.Option(help="Where, in hexadecimal; without it where its sorter says.")] = None,
+    dry_run: DryRun = False,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Cut a task in two, while data flows."""
+    _do(url, f"/v1/tasks/{task}:split", dry_run, output, **({"key": key} if key else {}))
+
+
+@tasks.command()
+def merge(
+    task: TaskId,
+    other: Annotated[int, typer.Argument(help="Id of its neighbour.")],
+    dry_run: DryRun = False,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have two neighbours merged: one sorter gets both and puts one task in their place."""
+    _do(url, f"/v1/tasks/{task}:merge", dry_run, output, **{"with": str(other)})
+
+
+@tasks.command()
 def retry(task: TaskId, dry_run: DryRun = False, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
     """Let a stopped task try again, when what it says has been put right."""
     _do(url, f"/v1/tasks/{task}:retry", dry_run, output)
