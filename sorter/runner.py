@@ -26,6 +26,7 @@ from sorter.reader import FeedReader
 from sorter.saved import RowsOutOfReach
 from sorter.saving import Save
 from sorter.snapshot import read_state_file
+from sorter.traffic import Traffic
 from tistream.catalog.engine import Catalog
 from tistream.catalog.snapshots import positions, switch_snapshot
 from tistream.catalog.tasks import TaskRow, get_task, raise_reopen, stop_task
@@ -65,6 +66,7 @@ class TaskRunner:
         self.publication = Publication(core=core, epoch=row.epoch)
         self.broken: BrokenPromise | None = None  #: why it halts; nothing is read or written any more
         self.inbox = Inbox()
+        self.traffic = Traffic(row.task_id)
         self._catalog = catalog
         self._store = store
         self._readers: dict[int, FeedReader] = {}
@@ -225,6 +227,7 @@ class TaskRunner:
             self._again(batch.store_id, e)
         else:
             self._problem = None
+            self.traffic.note(batch)
 
     def _step(self, step: Callable[[], list[Effect]]) -> None:
         """A step of the core."""

@@ -7,6 +7,7 @@ functions build one service each for deployments with a process per role. Nothin
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from tistream import __version__, config
 from tistream.catalog.engine import Catalog
 from tistream.cli import allocator, warm
+from tistream.cli.drain import Drainable, drain
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from dispatcher.worker import DispatcherWorker
+    from sorter.worker import SorterWorker
     from tistream.feed import Feed
     from tistream.ids import Tenant
 
@@ -50,8 +53,13 @@ class Running:
         services: Sequence[Service],
         app: FastAPI | None = None,
         closing: Callable[[], None] = lambda: None,
+        *,
+        drains: Drainable | None = None,
+        drain_timeout_s: int = 0,
     ) -> None:
+        """`drains`: the worker whose things are moved off before it ends in good order."""
         self.parts = parts
+        self._drains, self._drain_timeout_s = drains, drain_timeout_s
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server = parts.settings.server
@@ -77,6 +85,11 @@ class Running:
     def stopped(self) -> Problem | None:
         """The first part that has ended by an error, if one has."""
         return next((p for p in self.services.problems() if p.fatal), None)
+
+    def drain(self, hurry: threading.Event) -> None:
+        """Before `close`: wait until others have what this process holds, or `hurry` is set."""
+        if self._drains is not None and self._drain_timeout_s:
+            drain(self.parts.catalog, self._drains, self._drain_timeout_s, hurry)
 
     def close(self) -> None:
         """Stop everything in order."""
@@ -141,7 +154,8 @@ def dispatcher(parts: Parts, name: str) -> Running:
     server = FlightFeedServer(settings.host, settings.port)
     worker = _dispatcher(parts, name, f"grpc://{settings.host}:{server.port}")
     server.feed = worker
-    return Running(parts, [worker], closing=server.shutdown)
+    timeout_s = settings.drain_timeout_s
+    return Running(parts, [worker], closing=server.shutdown, drains=worker, drain_timeout_s=timeout_s)
 
 
 def sorter(parts: Parts, name: str) -> Running:
@@ -156,7 +170,8 @@ def sorter(parts: Parts, name: str) -> Running:
         )
 
     allocator.keep_freed_memory()
-    return Running(parts, [_sorter(parts, name, FlightFeed(locate))])
+    worker = _sorter(parts, name, FlightFeed(locate))
+    return Running(parts, [worker], drains=worker, drain_timeout_s=parts.settings.sorter.drain_timeout_s)
 
 
 def api_server(parts: Parts) -> Running:
@@ -213,7 +228,7 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
     )
 
 
-def _sorter(parts: Parts, name: str, feed: Feed) -> Service:
+def _sorter(parts: Parts, name: str, feed: Feed) -> SorterWorker:
     from sorter.spill import Spill, default_budget_bytes
     from sorter.worker import SorterWorker
 
