@@ -52,6 +52,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
+from tistream.testing.catalog_suite_assignment import AssignmentSuite
 from tistream.testing.catalog_suite_bases import BaseSuite
 from tistream.testing.catalog_suite_compaction import CompactionSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
@@ -61,7 +62,7 @@ from tistream.testing.catalog_suite_seeds import SeedSuite
 _MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
 
-class CatalogSuite(CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite, BaseSuite):
+class CatalogSuite(AssignmentSuite, CommittedLogSuite, CompactionSuite, HandoverSuite, SeedSuite, BaseSuite):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 
     @pytest.fixture
