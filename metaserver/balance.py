@@ -1,6 +1,6 @@
 """When items move: at once what has no living owner, a few at a time what leaves, seldom what is merely uneven.
 
-    nobody has it      all of them, in the round in which it is seen
+    nobody has it      all of them, in the round in which it is seen, PLACED_MAX a round
     its owner drains   a wave each WAVE_S: the others take up some tasks before the next ones come
     the load is uneven only when it has been for SETTLE_S on end, in waves, and no item twice within COOLDOWN_S
 
@@ -17,13 +17,14 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from metaserver.assign import NOBODY, Fleet, Mask, Move, improve, place
+from metaserver.assign import I64, NOBODY, Fleet, Mask, Move, improve, place
 
 WAVE_S = 1.0
 SETTLE_S = 5.0
 COOLDOWN_S = 60.0
 WAVES = 20  #: in which a fair share moves
 WAVE_MIN = 2
+PLACED_MAX = 5_000
 
 
 class Balancer:
@@ -38,7 +39,7 @@ class Balancer:
     def decide(self, keys: Sequence[Hashable], fleet: Fleet, leaving: Mask, now_s: float) -> list[Move]:
         """What moves now. `keys` name the items over time; `leaving` are the workers that drain. An item of a worker
         that neither receives nor leaves stays."""
-        made = place(fleet, np.flatnonzero(fleet.owner == NOBODY))
+        made = place(fleet, _heaviest(fleet, np.flatnonzero(fleet.owner == NOBODY)))
         if not made and now_s >= self._next_wave_s:
             made = self._leave(fleet, leaving) or self._even_out(keys, fleet, now_s)
             self._next_wave_s = now_s + self._wave_s
@@ -64,6 +65,11 @@ class Balancer:
             return []
         self._moved |= {keys[move.item]: now_s for move in made}
         return made
+
+
+def _heaviest(fleet: Fleet, items: I64) -> I64:
+    """So many of them as are placed in a round."""
+    return items[np.argsort(-fleet.weight[items], kind="stable")[:PLACED_MAX]] if len(items) > PLACED_MAX else items
 
 
 def _wave(fleet: Fleet) -> int:

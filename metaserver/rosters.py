@@ -1,14 +1,14 @@
 """One kind of item and its workers, as the catalog has them: read, decided by the balancer, written back.
 
-Tasks may be very many, so all of them are read only when `tasks_stamp` says that something has changed, or after
-REREAD_S. What was decided is written CHUNK assignments a transaction, ROUND_MAX a round: the owner must renew its lease
-in between. An assignment that fails its guard is simply found again in the next round.
+Tasks may be very many, so all of them are read only when `tasks_stamp` says that somebody else has changed something,
+or after REREAD_S: what this process assigned itself moves the stamp by as much as it knows. What was decided is written
+CHUNK assignments a transaction. An assignment that fails its guard is simply found again in the next round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +27,6 @@ log = structlog.get_logger(__name__)
 
 REREAD_S = 30.0
 CHUNK = 500
-ROUND_MAX = 5_000
 TOLD_MAX = 20  #: moves of a round that are logged one by one
 
 
@@ -103,7 +102,23 @@ class TaskItems:
     def write(self, columns: Columns, moves: Sequence[tuple[int, str]], owner_epoch: int) -> int:
         rows: Sequence[TaskPlace] = columns.rows
         assignments = [Assignment(rows[i].task_id, to, rows[i].epoch) for i, to in moves]
-        return assign_tasks(self._catalog, assignments, owner_epoch=owner_epoch)
+        done = assign_tasks(self._catalog, assignments, owner_epoch=owner_epoch)
+        self._columns = self._after(moves, done)
+        return done
+
+    def _after(self, moves: Sequence[tuple[int, str]], done: int) -> Columns | None:
+        """The columns after these moves; None, which has them read again, when not all of them took place. The stamp
+        is what it must be if nobody else has changed anything."""
+        before, stamp = self._columns, self._stamp
+        if before is None or stamp is None or done != len(moves):
+            return None
+        rows, owners = list(before.rows), list(before.owners)
+        for i, to in moves:
+            rows[i] = rows[i]._replace(owner=to, epoch=rows[i].epoch + 1)
+            owners[i] = to
+        count, largest, epochs = stamp
+        self._stamp = count, largest, epochs + done
+        return replace(before, rows=rows, owners=owners)
 
 
 class StoreItems:
@@ -168,7 +183,7 @@ class Roster:
         columns = self._items.read(now_s)
         fleet = self._fleet_of(columns, crew)
         leaving: Mask = np.array(crew.leaving, bool)
-        moves = self._balancer.decide(columns.keys, fleet, leaving, now_s)[:ROUND_MAX]
+        moves = self._balancer.decide(columns.keys, fleet, leaving, now_s)
         done = 0
         for at in range(0, len(moves), CHUNK):
             chunk = moves[at : at + CHUNK]
