@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from tistream import __version__, config
 from tistream.catalog.engine import Catalog
 from tistream.cli import allocator, warm
-from tistream.cli.drain import Drainable, drain
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
+from tistream.drain import Drainable, drain
 from tistream.errors import ConfigError, StoreUnavailable
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.protocol import ObjectStore
@@ -89,7 +89,7 @@ class Running:
     def drain(self, hurry: threading.Event) -> None:
         """Before `close`: wait until others have what this process holds, or `hurry` is set."""
         if self._drains is not None and self._drain_timeout_s:
-            drain(self.parts.catalog, self._drains, self._drain_timeout_s, hurry)
+            drain(self.parts.catalog, self._drains, self.parts.clock, self._drain_timeout_s, hurry)
 
     def close(self) -> None:
         """Stop everything in order."""

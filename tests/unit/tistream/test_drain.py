@@ -14,7 +14,8 @@ from tistream.catalog import tables
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner
 from tistream.catalog.workers import WorkerKind, WorkerState, drain_worker, list_workers, register_worker
-from tistream.cli.drain import can_take_over, drain
+from tistream.clock import SystemClock
+from tistream.drain import can_take_over, drain
 from tistream.errors import CatalogUnavailable
 from tistream.limits import LEASE_MS
 
@@ -25,6 +26,9 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     made.migrate()
     yield made
     made.close()
+
+
+CLOCK = SystemClock()
 
 
 class Worker:
@@ -57,14 +61,14 @@ def others(catalog: Catalog) -> None:
 def test_it_waits_until_it_holds_nothing(catalog: Catalog) -> None:
     others(catalog)
     worker = Worker(catalog, 3)
-    assert drain(catalog, worker, 60, threading.Event())
+    assert drain(catalog, worker, CLOCK, 60, threading.Event())
     assert (worker.says, worker.holds) == (1, 0)
     assert list_workers(catalog)[0].state == WorkerState.DRAINING
 
 
 def test_who_holds_nothing_need_not_wait(catalog: Catalog) -> None:
     worker = Worker(catalog, 0)
-    assert drain(catalog, worker, 60, threading.Event())
+    assert drain(catalog, worker, CLOCK, 60, threading.Event())
     assert worker.says == 0
 
 
@@ -83,7 +87,7 @@ def test_it_does_not_wait_where_nobody_can_take_over(catalog: Catalog, there: st
     if there == "another kind":
         register_worker(catalog, "d1", "dispatcher", "")
     assert not can_take_over(catalog, worker)
-    assert not drain(catalog, worker, 60, threading.Event())
+    assert not drain(catalog, worker, CLOCK, 60, threading.Event())
     assert worker.says == 0
 
 
@@ -91,10 +95,10 @@ def test_it_waits_no_longer_than_it_may_or_than_a_second_signal(catalog: Catalog
     others(catalog)
     worker = Worker(catalog, 10**6)
     began = time.monotonic()
-    assert not drain(catalog, worker, 0.2, threading.Event())
+    assert not drain(catalog, worker, CLOCK, 0.2, threading.Event())
     worker, hurry = Worker(catalog, 10**6), threading.Event()
     worker.before_look = hurry.set
-    assert not drain(catalog, worker, 600, hurry)
+    assert not drain(catalog, worker, CLOCK, 600, hurry)
     assert time.monotonic() - began < 60
 
 
@@ -108,4 +112,4 @@ def test_while_the_catalog_is_away_it_goes_on(catalog: Catalog) -> None:
             raise CatalogUnavailable(determinate=True)
 
     worker.before_look = away
-    assert drain(catalog, worker, 60, threading.Event())
+    assert drain(catalog, worker, CLOCK, 60, threading.Event())

@@ -7,17 +7,19 @@ snapshot, as after a crash: draining saves time, never rows. While the catalog i
 
 from __future__ import annotations
 
-import threading
-import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import get_owner
 from tistream.catalog.workers import WorkerKind, WorkerState, pulses
+from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable
 from tistream.limits import LEASE_MS
+
+if TYPE_CHECKING:
+    import threading
 
 log = structlog.get_logger(__name__)
 
@@ -41,11 +43,11 @@ class Drainable(Protocol):
         ...
 
 
-def drain(catalog: Catalog, worker: Drainable, timeout_s: float, hurry: threading.Event) -> bool:
+def drain(catalog: Catalog, worker: Drainable, clock: Clock, timeout_s: float, hurry: threading.Event) -> bool:
     """Wait until the worker holds nothing; False when it was given up: too late, nobody to take over, or `hurry`."""
-    until = time.monotonic() + timeout_s
+    until = clock.monotonic() + timeout_s
     said = False
-    while not hurry.is_set() and time.monotonic() < until:
+    while not hurry.is_set() and clock.monotonic() < until:
         try:
             if worker.drained():
                 return True
@@ -58,7 +60,7 @@ def drain(catalog: Catalog, worker: Drainable, timeout_s: float, hurry: threadin
                 said = True
         except CatalogUnavailable as e:
             log.warning("cannot see whether this worker is drained", worker=worker.name, error=str(e))
-        hurry.wait(LOOK_S)
+        clock.wait(hurry, LOOK_S)
     log.warning("not drained: the next owners replay", worker=worker.name, hurried=hurry.is_set())
     return False
 
