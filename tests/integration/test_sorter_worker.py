@@ -420,7 +420,7 @@ def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.
     bench.wait(lambda: 1 in told() and told()[1].open_rows == 1, "the open prewrite is told")
     report = told()[1]
     assert (report.epoch, report.watermark) == (bench.row(1).epoch, 12)
-    assert report.bytes_per_s > told()[2].bytes_per_s > 0, "the other one has empty files"
+    assert report.bytes_per_s > 0 < report.rows_per_s
     assert report.held_bytes > 0
 
 
