@@ -18,7 +18,7 @@ class _Flow:
 
     def __init__(self, tail: Tail, now_s: float) -> None:
         self.tail = tail
-        self._files, self._bytes = tail.files_read, tail.bytes_read
+        self._files = self._bytes = 0  # a tail is looked at as soon as it is there
         self.files, self.bytes = Rate(RATE_WINDOW_S, now_s), Rate(RATE_WINDOW_S, now_s)
 
     def tick(self, now_s: float) -> None:

@@ -180,7 +180,7 @@ def pulses(catalog: Catalog) -> list[Pulse]:
                 incarnation=row.incarnation,
                 state=WorkerState(row.state),
                 heartbeat_ms=row.heartbeat_ms,
-                heartbeat_age_ms=max(0, row.now_ms - row.heartbeat_ms),
+                heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
             )
             for row in conn.execute(_PULSES)
         ]
