@@ -24,7 +24,8 @@ from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.reports import WorkerReport
 from tistream.catalog.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
 from tistream.clock import Clock
-from tistream.errors import Fenced
+from tistream.errors import CorruptObject, Fenced
+from tistream.limits import LEASE_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating, ServiceGroup
 
@@ -136,7 +137,12 @@ class MetaWorker:
             return
         self._reports_due_s = now_s + REPORTS_S
         reports: dict[WorkerKind, list[tuple[str, WorkerReport]]] = {kind: [] for kind in self._rosters}
-        for worker in list_workers(self._catalog):
+        try:
+            workers = list_workers(self._catalog)
+        except CorruptObject as e:  # of another version perhaps: nothing rests on reports
+            log.warning("a worker's report cannot be read; loads stay as they were", error=str(e))
+            return
+        for worker in workers:
             if worker.kind in reports:
                 reports[worker.kind].append((worker.worker_id, worker.report))
         for kind, roster in self._rosters.items():
@@ -144,11 +150,13 @@ class MetaWorker:
 
 
 def _crew(living: list[Pulse], kind: WorkerKind) -> Crew:
-    """The workers of a kind, and those whose items are left alone: a replay keeps what it holds while it lives."""
+    """The workers of a kind, and those whose items are left alone: a replay keeps what it holds while it lives. Who is
+    given something must have beaten lately by the database's clock as well: a meta server that has just begun cannot
+    know yet who has been dead for long."""
     keeps = WorkerKind.REPLAY if kind is WorkerKind.SORTER else None
     there = sorted((p for p in living if p.kind in (kind, keeps)), key=lambda p: p.worker_id)
     return Crew(
         names=tuple(p.worker_id for p in there),
-        receives=tuple(p.kind is kind and p.state is WorkerState.UP for p in there),
+        receives=tuple(p.kind is kind and p.state is WorkerState.UP and p.heartbeat_age_ms <= LEASE_MS for p in there),
         leaving=tuple(p.kind is kind and p.state is WorkerState.DRAINING for p in there),
     )

@@ -31,6 +31,15 @@ def settled(cluster: ServiceCluster, seconds: float = 4.0) -> None:
     cluster.wait_for("the cluster rests", rests)
 
 
+def wait_until_it_flows(cluster: ServiceCluster) -> None:
+    """Wait until one dispatcher has the three stores, two sorters have the tasks, and these move."""
+    cluster.wait_for("there are three stores", lambda: len(cluster.stores()) == 3)
+    cluster.wait_for("one has the stores", lambda: owners(cluster.stores()) == {"dispatcher-1"})
+    cluster.wait_for("two have the tasks", lambda: owners(cluster.tasks()) == {"sorter-1", "sorter-2"})
+    began = cluster.reached()
+    cluster.wait_for("something flows", lambda: cluster.reached() > began > 0)
+
+
 def test_sorters_and_dispatchers_are_added_drained_and_killed(
     tmp_path: Path, recording: Path, expected: Path, last_resolved_ts: int
 ) -> None:
@@ -38,8 +47,7 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
         cluster.start("meta-1", "api-1", "dispatcher-1", "sorter-1", "sorter-2")
         register(cluster.control)
         pusher = cluster.push("--capture", str(recording), "--speed", "1.5")
-        cluster.wait_for("something flows", lambda: cluster.reached() > 0 and len(cluster.stores()) == 3)
-        cluster.wait_for("two have the tasks", lambda: owners(cluster.tasks()) == {"sorter-1", "sorter-2"})
+        wait_until_it_flows(cluster)
 
         tasks, stores = cluster.tasks(), cluster.stores()
         cluster.start(*MORE_SORTERS, *MORE_DISPATCHERS)
@@ -87,8 +95,7 @@ def test_while_the_catalog_is_away_nothing_is_lost_and_after_it_nothing_is_taken
         cluster.start("meta-1", "api-1", "dispatcher-1", "sorter-1", "sorter-2")
         register(cluster.control)
         pusher = cluster.push("--capture", str(recording), "--speed", "1")
-        cluster.wait_for("something flows", lambda: cluster.reached() > 0)
-        cluster.wait_for("two have the tasks", lambda: owners(cluster.tasks()) == {"sorter-1", "sorter-2"})
+        wait_until_it_flows(cluster)
         settled(cluster, 1.0)
         tasks, stores, before = cluster.tasks(), cluster.stores(), cluster.reached()
         database.stop()

@@ -237,6 +237,23 @@ def test_of_two_hot_tasks_of_one_worker_one_moves(catalog: Catalog, active: Cloc
     assert {get_task(catalog, task.task_id).owner for task in hot} == {"s1", "s2"}
 
 
+def test_an_owner_that_has_just_begun_gives_nothing_to_who_is_long_dead(catalog: Catalog, active: Clocked) -> None:
+    register_worker(catalog, "s1", "sorter", "")
+    age(catalog, tables.workers, 3_600_000)
+    lives = {"s2": register_worker(catalog, "s2", "sorter", "")}
+    active.rounds(7.0, lives)
+    assert {task.owner for task in list_tasks(catalog, T)} == {"s2"}
+    assert {task.epoch for task in list_tasks(catalog, T)} == {1}
+
+
+def test_a_report_that_cannot_be_read_stops_nothing(catalog: Catalog, active: Clocked) -> None:
+    lives = {name: register_worker(catalog, name, "sorter", "") for name in ("s1", "s2")}
+    with catalog.transaction() as conn:
+        conn.execute(update(tables.workers).values(report='{"tasks": [{"of": "another version"}]}'))
+    active.rounds(5.0, lives)
+    assert {task.owner for task in list_tasks(catalog, T)} == {"s1", "s2"}
+
+
 @pytest.mark.parametrize("leave", [drain_worker, retire_worker])
 def test_who_drains_or_leaves_gives_up_its_tasks_at_once(catalog: Catalog, active: Clocked, leave: Any) -> None:
     lives = {name: register_worker(catalog, name, "sorter", "") for name in ("s1", "s2")}
