@@ -7,10 +7,14 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tistream.testing.mariadb import MariaDBServer, mariadb
 from tistream.testing.processes import pull_all, register
 from tistream.testing.service_cluster import ServiceCluster, moved, owners
 from tistream.testing.ticdc import compare_canal
+
+pytestmark = pytest.mark.timeout(600)  # a dozen processes, each of which takes long to start on a busy machine
 
 SETTINGS = {"TISTREAM_META_DATA_TASKS": "6"}
 MORE_SORTERS = ("sorter-3", "sorter-4")
@@ -77,7 +81,8 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
         assert "not drained" not in "".join(process.output() for process in leaving)
 
         cluster.processes["sorter-2"].kill()
-        cluster.wait_for("another takes over", lambda: owners(cluster.tasks()) == {"sorter-1"})
+        took_s = cluster.wait_for("another takes over", lambda: owners(cluster.tasks()) == {"sorter-1"})
+        print(f"taken over {took_s:.1f} s after SIGKILL")  # shown by pytest -s
         assert pusher.wait(240) == 0, pusher.output()
         canal = pull_all(cluster.pull, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
         assert compare_canal(expected, canal.splitlines()) > 12_000
