@@ -129,6 +129,9 @@ class Tail:
         self._reclaimed: dict[int, int] = {}
         self.newest = 0  #: the newest incarnation in the catalog
         self.max_cut_ts = 0  #: the largest cut_ts read so far
+        self.files_read = self.bytes_read = 0
+        self.newest_file = (0, 0)  #: incarnation and seq of the newest file that was read
+        self.newest_at_s = clock.monotonic()  #: when
 
     def listen(self, wake: threading.Event) -> None:
         """Set `wake` whenever something has become known."""
@@ -282,6 +285,9 @@ class Tail:
         if slot.missed and slot.asked_at is not None:
             self._arrived[key.incarnation] = key.seq, self._clock.monotonic()
         self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)
+        self.files_read, self.bytes_read = self.files_read + 1, self.bytes_read + file.bytes
+        if (key.incarnation, key.seq) > self.newest_file:
+            self.newest_file, self.newest_at_s = (key.incarnation, key.seq), self._clock.monotonic()
         if self._listeners:
             self._cache.put(file)
         self._slots.pop((key.incarnation, key.seq), None)

@@ -18,12 +18,14 @@ import structlog
 
 from dispatcher.cache import FileCache
 from dispatcher.reclaim import Reclaimer
+from dispatcher.reporting import Reporter
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
 from tistream import metrics
 from tistream.catalog.engine import Catalog
-from tistream.catalog.stores import StoreRow, list_stores, note_cut_ts, stores_of_dispatcher
-from tistream.catalog.workers import WorkerKind, heartbeat, register_worker, retire_worker
+from tistream.catalog.reports import WorkerReport
+from tistream.catalog.stores import StoreRow, count_stores_of, list_stores, note_cut_ts, stores_of_dispatcher
+from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, FeedUnavailable
 from tistream.feed import FeedRequest, FeedStream
@@ -70,6 +72,9 @@ class DispatcherWorker:
         self._noted: dict[_StoreKey, int] = {}
         self._swept: dict[_StoreKey, tuple[int, float]] = {}  # dispatcher epoch and when
         self._stopped = threading.Event()
+        self._reporter = Reporter()
+        self._report: WorkerReport | None = None  # made by `refresh`, an immutable snapshot
+        self._said: WorkerReport | None = None  # the last one that a heartbeat carried
         self._reclaimer = Reclaimer(catalog, store, self._pool, self._stopped.is_set)
         self._heartbeats = Repeating(
             f"{worker_id}/heartbeat", self._heartbeat, interval_s=HEARTBEAT_MS / 1000, clock=clock
@@ -78,7 +83,7 @@ class DispatcherWorker:
             worker_id,
             (
                 self._heartbeats,
-                Repeating(f"{worker_id}/refresh", self.refresh, interval_s=REFRESH_S, clock=clock),
+                Repeating(f"{worker_id}/refresh", self._refresh, interval_s=REFRESH_S, clock=clock),
                 Repeating(f"{worker_id}/reclaim", self.reclaim, interval_s=reclaim_s, clock=clock),
             ),
             clock,
@@ -102,6 +107,19 @@ class DispatcherWorker:
                 retire_worker(self._catalog, self.worker_id, self._incarnation)
             except CatalogUnavailable as e:
                 log.warning("could not say that this dispatcher is gone; its lease will run out", error=str(e))
+
+    @property
+    def kind(self) -> WorkerKind:
+        return WorkerKind.DISPATCHER
+
+    def begin_drain(self) -> None:
+        """Ask for the stores to be moved off, a few at a time; until they are, they are served."""
+        if self._incarnation is not None:
+            drain_worker(self._catalog, self.worker_id, self._incarnation)
+
+    def drained(self) -> bool:
+        """Whether no store is assigned under this name any more."""
+        return count_stores_of(self._catalog, self.worker_id) == 0
 
     def problems(self) -> list[Problem]:
         """What its threads suffer from, and every file that holds subscribers up."""
@@ -155,6 +173,13 @@ class DispatcherWorker:
                 note_cut_ts(self._catalog, tail.tenant, tail.store_id, noted)
                 self._noted[key] = noted
 
+    def _refresh(self) -> None:
+        self.refresh()
+        with self._lock:
+            owned, tails = self._owned, dict(self._tails)
+        shown = (problem.shown() for problem in self.problems())
+        self._report = self._reporter.look(owned, tails, shown, self._clock.monotonic())
+
     def _mine(self) -> list[StoreRow]:
         return stores_of_dispatcher(self._catalog, self.worker_id, self._life())
 
@@ -179,7 +204,9 @@ class DispatcherWorker:
             self._swept[key] = epoch, swept_at  # not reached after an error: the next round sweeps again
 
     def _heartbeat(self) -> None:
-        heartbeat(self._catalog, self.worker_id, self._life())
+        life, report = self._life(), self._report
+        heartbeat(self._catalog, self.worker_id, life, None if report is self._said else report)
+        self._said = report
 
     def _tail(self, row: StoreRow) -> Tail:
         key = row.tenant, row.store_id

@@ -8,8 +8,9 @@
 
 They are apart because the others read the object store, and a takeover must not wait for that. Only the elected owner
 acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced while
-it paused changes nothing. A worker counts as dead when the *database* has not heard of it for LEASE_MS, or when it says
-that it is draining or gone. With no owner elected nothing moves and data keeps flowing.
+it paused changes nothing. A worker lives until it says that it is gone, or until this process has seen it silent for
+long enough (`metaserver.sight`); what moves then, and what moves for other reasons, is decided by `metaserver.balance`.
+With no owner elected nothing moves and data keeps flowing.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from __future__ import annotations
 import structlog
 
 from metaserver.activation import Activation
-from metaserver.assign import Owned, moves
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
+from metaserver.rosters import Crew, Roster, StoreItems, TaskItems
+from metaserver.sight import Sight
 from schemas.registry import SchemaRegistry
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import prune_events
 from tistream.catalog.owner import acquire_owner, renew_owner
-from tistream.catalog.stores import assign_store, list_stores
-from tistream.catalog.tasks import assign_task, list_tasks
-from tistream.catalog.workers import WorkerKind, WorkerState, list_workers
+from tistream.catalog.reports import WorkerReport
+from tistream.catalog.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
 from tistream.clock import Clock
-from tistream.errors import Fenced
+from tistream.errors import CorruptObject, Fenced
 from tistream.limits import LEASE_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating, ServiceGroup
@@ -42,6 +43,7 @@ INTERVAL_S = 0.3
 COLLECT_INTERVAL_S = 600.0
 RETENTION_INTERVAL_S = 600.0
 AUDIT_INTERVAL_S = 86_400.0
+REPORTS_S = 2.0  #: between two looks at what workers report
 
 
 class MetaWorker:
@@ -76,6 +78,12 @@ class MetaWorker:
         self._auditor = Auditor(catalog, store, clock)
         self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
+        self._sight = Sight()
+        self._rosters = {
+            WorkerKind.DISPATCHER: Roster(StoreItems(catalog)),
+            WorkerKind.SORTER: Roster(TaskItems(catalog)),
+        }
+        self._reports_due_s = 0.0
         self._assignment = Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock)
         self._threads = ServiceGroup(
             name,
@@ -120,9 +128,12 @@ class MetaWorker:
     def assign(self) -> None:
         """One round of election and assignment."""
         self._elect()
+        now_s = self._clock.monotonic()
+        living = self._watch(now_s)
         if self._epoch is not None:
-            self._assign_stores(self._epoch)
-            self._assign_tasks(self._epoch)
+            self._learn(now_s)
+            for kind, roster in self._rosters.items():
+                roster.assign(_crew(living, kind), self._epoch, now_s)
             if self._reshaping is not None:
                 self._reshaping.step(self._epoch)
 
@@ -159,33 +170,42 @@ class MetaWorker:
                 self._epoch = None
         self._epoch = acquire_owner(self._catalog, self.name)
         if self._epoch is not None:
+            for roster in self._rosters.values():
+                roster.forget()
             log.info("this meta server is the owner", me=self.name, epoch=self._epoch)
 
-    def _alive(self, kind: WorkerKind) -> list[str]:
-        return [
-            worker.worker_id
-            for worker in list_workers(self._catalog, kind)
-            if worker.state == WorkerState.UP and worker.heartbeat_age_ms <= LEASE_MS
-        ]
+    def _watch(self, now_s: float) -> list[Pulse]:
+        """The workers that live: not gone, and not silent as far as was seen from here."""
+        found = pulses(self._catalog)
+        self._sight.look({p.worker_id: (p.incarnation, p.heartbeat_ms) for p in found}, now_s)
+        return [p for p in found if p.state != WorkerState.GONE and not self._sight.is_silent(p.worker_id)]
 
-    def _assign_stores(self, owner_epoch: int) -> None:
-        rows = [Owned(item=row, owner=row.dispatcher) for row in list_stores(self._catalog)]
-        for move in moves(rows, self._alive(WorkerKind.DISPATCHER)):
-            row = move.item
-            assign_store(
-                self._catalog,
-                row.tenant,
-                row.store_id,
-                worker_id=move.to,
-                seen_epoch=row.dispatcher_epoch,
-                owner_epoch=owner_epoch,
-            )
-            log.info("store assigned", tenant=str(row.tenant), store=row.store_id, was=row.dispatcher, to=move.to)
+    def _learn(self, now_s: float) -> None:
+        """Read what the workers report, now and then: it is long."""
+        if now_s < self._reports_due_s:
+            return
+        self._reports_due_s = now_s + REPORTS_S
+        reports: dict[WorkerKind, list[tuple[str, WorkerReport]]] = {kind: [] for kind in self._rosters}
+        try:
+            workers = list_workers(self._catalog)
+        except CorruptObject as e:  # of another version perhaps: nothing rests on reports
+            log.warning("a worker's report cannot be read; loads stay as they were", error=str(e))
+            return
+        for worker in workers:
+            if worker.kind in reports:
+                reports[worker.kind].append((worker.worker_id, worker.report))
+        for kind, roster in self._rosters.items():
+            roster.learn(reports[kind], now_s)
 
-    def _assign_tasks(self, owner_epoch: int) -> None:
-        replays = set(self._alive(WorkerKind.REPLAY))  # what they hold stays with them for as long as they live
-        rows = [Owned(item=row, owner=row.owner) for row in list_tasks(self._catalog) if row.owner not in replays]
-        for move in moves(rows, self._alive(WorkerKind.SORTER)):
-            row = move.item
-            assign_task(self._catalog, row.task_id, worker_id=move.to, seen_epoch=row.epoch, owner_epoch=owner_epoch)
-            log.info("task assigned", tenant=str(row.tenant), task=row.task_id, was=row.owner, to=move.to)
+
+def _crew(living: list[Pulse], kind: WorkerKind) -> Crew:
+    """The workers of a kind, and those whose items are left alone: a replay keeps what it holds while it lives. Who is
+    given something must have beaten lately by the database's clock as well: a meta server that has just begun cannot
+    know yet who has been dead for long."""
+    keeps = WorkerKind.REPLAY if kind is WorkerKind.SORTER else None
+    there = sorted((p for p in living if p.kind in (kind, keeps)), key=lambda p: p.worker_id)
+    return Crew(
+        names=tuple(p.worker_id for p in there),
+        receives=tuple(p.kind is kind and p.state is WorkerState.UP and p.heartbeat_age_ms <= LEASE_MS for p in there),
+        leaving=tuple(p.kind is kind and p.state is WorkerState.DRAINING for p in there),
+    )

@@ -207,6 +207,10 @@ class TaskCore:
             stuck.append(Stuck(range=wanted, w=self.watermark(), reason=reason))
         return stuck
 
+    def open_rows(self) -> int:
+        """How many rows wait in it, for their commit or for the watermark."""
+        return self._prewrites.open_count + self._prewrites.waiting_count + self._ready.count
+
     def bytes_held(self) -> int:
         """Memory that its rows take, with all that belongs to them."""
         return held_bytes(self._runs())

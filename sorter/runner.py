@@ -27,6 +27,7 @@ from sorter.reader import FeedReader
 from sorter.saved import RowsOutOfReach
 from sorter.saving import Save
 from sorter.snapshot import read_state_file
+from sorter.traffic import Traffic
 from tistream.catalog.engine import Catalog
 from tistream.catalog.snapshots import positions, switch_snapshot
 from tistream.catalog.tasks import TaskRow, get_task, raise_reopen, stop_task
@@ -70,6 +71,7 @@ class TaskRunner:
         self.broken: BrokenPromise | None = None  #: why it halts; nothing is read or written any more
         self.inbox = Inbox()
         self.heard: dict[int, int] = {}  #: store -> cut_ts of the newest batch file that the core took
+        self.traffic = Traffic(row.task_id)
         self._catalog = catalog
         self._store = store
         self._readers: dict[int, FeedReader] = {}
@@ -281,6 +283,7 @@ class TaskRunner:
             self._problem = None
             if not batch.closes:
                 self.heard[batch.store_id] = max(batch.cut_ts, self.heard.get(batch.store_id, 0))
+            self.traffic.note(batch)
 
     def _step(self, step: Callable[[], list[Effect]]) -> None:
         """A step of the core."""

@@ -25,6 +25,10 @@ class Standing:
         self._heard: dict[int, tuple[int, float]] = {}  # task -> batches, since when there are so many
         self.problems: list[Problem] = []
 
+    def standing_s(self, now_s: float) -> dict[int, float]:
+        """Task -> for how long its watermark has been where it is, as of the last look."""
+        return {task_id: max(0.0, now_s - since) for task_id, (_, since) in self._since.items()}
+
     def look(self, cores: Mapping[int, TaskCore], now_s: float) -> None:
         """Look at the tasks that go on; `now_s` is the clock's monotonic time."""
         since, heard, problems = {}, {}, []

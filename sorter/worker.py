@@ -23,15 +23,17 @@ from sorter.core import CoreStats
 from sorter.memory import Memory
 from sorter.merging import Merging
 from sorter.publisher import Publisher
+from sorter.reporting import Reporter
 from sorter.runner import TaskRunner
 from sorter.saved import RowsOutOfReach
 from sorter.spill import Spill
 from sorter.standing import Standing
 from sorter.watermark import Stuck
 from tistream.catalog.engine import Catalog
+from tistream.catalog.reports import WorkerReport
 from tistream.catalog.stores import list_stores
-from tistream.catalog.tasks import TaskRow, tasks_owned_by
-from tistream.catalog.workers import WorkerKind, heartbeat, register_worker, retire_worker
+from tistream.catalog.tasks import TaskRow, count_tasks_of, tasks_owned_by
+from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
 from tistream.feed import Feed
@@ -46,6 +48,7 @@ REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 1.0
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
+DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
 TURN_INTERVAL_S = 0.05
 ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
 
@@ -91,6 +94,9 @@ class SorterWorker:
         self._standing = Standing()
         self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or TELL_PAUSES say
         self._tell_due_s = 0.0
+        self._reporter = Reporter()
+        self._report: WorkerReport | None = None  # made by the loop, an immutable snapshot
+        self._said: WorkerReport | None = None  # the last one that a heartbeat carried
         self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
@@ -123,6 +129,21 @@ class SorterWorker:
                 self._finish()
             self._runners.clear()
 
+    @property
+    def kind(self) -> WorkerKind:
+        return WorkerKind.SORTER
+
+    def begin_drain(self) -> None:
+        """Ask for the tasks to be moved off, a few at a time; until they are, everything goes on. Meanwhile the state
+        is saved often, so that whoever gets a task replays little."""
+        if self._incarnation:
+            drain_worker(self._catalog, self.name, self._incarnation)
+            self._save.every(DRAIN_SNAPSHOT_S)
+
+    def drained(self) -> bool:
+        """Whether no task is assigned under this name any more."""
+        return count_tasks_of(self._catalog, self.name) == 0
+
     def problems(self) -> list[Problem]:
         """Everything that is wrong now."""
         found = [*self._heartbeat.problems(), *self._loop.problems()]
@@ -150,7 +171,9 @@ class SorterWorker:
         if self._loop.crashed:
             raise TiStreamError("the loop has stopped: let the lease run out", worker_id=self.name)
         if self._incarnation:
-            heartbeat(self._catalog, self.name, self._incarnation)
+            report = self._report
+            heartbeat(self._catalog, self.name, self._incarnation, None if report is self._said else report)
+            self._said = report
             return
         incarnation = register_worker(self._catalog, self.name, WorkerKind.SORTER, self._address)
         self._publisher = Publisher(self._catalog, self._store, self.name, incarnation)
@@ -185,7 +208,10 @@ class SorterWorker:
 
     def _look_at_watermarks(self) -> None:
         cores = {task_id: runner.core for task_id, runner in self._runners.items() if runner.broken is None}
-        self._standing.look(cores, self._clock.monotonic())
+        now_s = self._clock.monotonic()
+        self._standing.look(cores, now_s)
+        shown = (problem.shown() for problem in self.problems())
+        self._report = self._reporter.look(list(self._runners.values()), self._standing.standing_s(now_s), shown, now_s)
         self._tell()
 
     def _tell(self) -> None:
@@ -356,6 +382,11 @@ class _Activity:
         self._backoff = Backoff(first_s=min(interval_s, 0.2), max_s=max(interval_s, 5.0))
         self._due_s = clock.monotonic()
         self._problem: Problem | None = None
+
+    def every(self, interval_s: float) -> None:
+        """From now on so often, if it was less often."""
+        self._interval_s = min(self._interval_s, interval_s)
+        self.hurry()
 
     def hurry(self) -> None:
         """Do not wait for the interval, unless the last try failed."""

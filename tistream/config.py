@@ -64,6 +64,7 @@ class DispatcherSettings(_Section):
     port: int = Field(0, ge=0, le=65535, description="Flight port; 0 = any free one")
     poll_interval_ms: int = Field(100, ge=10, description="pause before the next file is asked for again")
     reclaim_interval_ms: int = Field(5_000, ge=100, description="how often consumed batch files are deleted")
+    drain_timeout_s: int = Field(60, ge=0, description="SIGTERM waits so long for its stores to be moved off; 0 = not")
 
 
 class SorterSettings(_Section):
@@ -76,6 +77,7 @@ class SorterSettings(_Section):
         ge=0,
         description="MiB of buffered rows in memory, more goes to the local disk; 0 = a quarter of what there is",
     )
+    drain_timeout_s: int = Field(60, ge=0, description="SIGTERM waits so long for its tasks to be moved off; 0 = not")
     spill_folder: str = Field("", description="folder for rows beyond sorter.memory_mb; empty = the system's")
 
 

@@ -283,3 +283,29 @@ def test_a_gap_shows_among_the_problems(world: World) -> None:
     assert problem.code == FeedGap.code
     assert str(problem.facts["missing"]).endswith("file-000000000001.seg")
     assert problem.source == "d1/3/4/store-7"
+
+
+def test_its_heartbeats_say_what_it_reads_and_it_serves_while_it_drains(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.worker.HEARTBEAT_MS", 20)
+    monkeypatch.setattr("dispatcher.worker.REFRESH_S", 0.02)
+    world.put(1, 2)
+    worker = world.worker(start=True)
+    stream = worker.subscribe(world.request())
+    assert seqs_of(stream) == [(1, 1, False), (1, 2, False)]
+
+    def told() -> tuple[int, int] | None:
+        stores = list_workers(world.catalog)[0].report.stores
+        return (stores[0].incarnation, stores[0].seq) if stores and stores[0].bytes_per_s > 0 else None
+
+    clock, deadline = SystemClock(), SystemClock().monotonic() + 60
+    while told() != (1, 2):
+        assert clock.monotonic() < deadline
+        assert stream.next(0.02) is None
+    worker.begin_drain()
+    assert not worker.drained()
+    world.put(3)
+    assert seqs_of(stream, 5.0)[:1] == [(1, 3, False)]
+    world.assign("d2")
+    assert worker.drained()

@@ -17,11 +17,12 @@ from sorter.worker import SorterWorker
 from tistream.catalog.committed import find_segments
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner
+from tistream.catalog.reports import TaskReport
 from tistream.catalog.reshape import request_merge, split_task
 from tistream.catalog.snapshots import durable_floor, positions
 from tistream.catalog.stores import issue_incarnation
 from tistream.catalog.tasks import TaskRow, assign_task, clear_task_error, get_task, list_tasks
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.tenants import NewTask, TenantState, activate_tenant, change_state, register_tenant
 from tistream.catalog.workers import list_workers, register_worker
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import decode_committed_segment
@@ -474,3 +475,60 @@ def test_two_tasks_that_do_not_come_together_go_on(bench: Bench, monkeypatch: py
     assert len(rows_of(bench)) == 2
     monkeypatch.setattr(merging, "PATIENCE_S", 60.0)
     bench.wait(lambda: len(rows_of(bench)) == 1, "the merge")
+
+
+def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench: Bench) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
+    bench.wait_for_upper(20)
+    assert change_state(bench.catalog, TENANT, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="asked")
+    bench.wait(lambda: worker.stats() == {}, "resting")
+    bench.put(2, *change(b"b", 21, 22, b"2"), *change(b"x", 21, 23, b"3"), upto=30)
+    mark = [(bench.row(t).upper, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks]
+    worker._flush.hurry()
+    worker._save.hurry()
+    bench.wait(lambda: not any(p.is_alive for r in worker._leaving for p in r._leaving), "readers gone")
+    assert [(bench.row(t).upper, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks] == mark
+    assert change_state(bench.catalog, TENANT, seen=TenantState.PAUSED, to=TenantState.ACTIVE, reason="")
+    bench.wait_for_upper(30)
+    rows = (expected(b"a", 11, 12, b"1"), expected(b"b", 21, 22, b"2"), expected(b"x", 21, 23, b"3"))
+    assert bench.served() == list(rows)
+
+
+def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sorter.worker.HEARTBEAT_MS", 20)
+    monkeypatch.setattr("sorter.worker.LOOK_INTERVAL_S", 0.02)
+    bench.assign("s1")
+    bench.worker("s1")
+    bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=13, value=b"2"), upto=12)
+    bench.put(2, upto=12)
+
+    def told() -> dict[int, TaskReport]:
+        return {task.task_id: task for row in list_workers(bench.catalog) for task in row.report.tasks}
+
+    bench.wait(lambda: 1 in told() and told()[1].open_rows == 1, "the open prewrite is told")
+    report = told()[1]
+    assert (report.epoch, report.watermark) == (bench.row(1).epoch, 12)
+    assert report.bytes_per_s > 0 < report.rows_per_s
+    assert report.held_bytes > 0
+
+
+def test_who_drains_goes_on_and_saves_often_until_it_has_nothing(bench: Bench) -> None:
+    bench.assign("s1")
+    worker = bench.worker("s1", snapshot_interval_s=1000.0)
+    bench.put(1, upto=20)
+    bench.wait_for_upper(20)
+    before = bench.row(1).snapshot_n
+    worker.begin_drain()
+    assert [w.state for w in list_workers(bench.catalog)] == ["draining"]
+    assert not worker.drained()
+    bench.put(2, *change(b"a", 21, 22, b"1"), upto=30)
+    bench.wait_for_upper(30)
+    bench.wait(lambda: bench.row(1).snapshot_n > before, "saved")
+    bench.worker("s2", snapshot_interval_s=1000.0)
+    bench.assign("s2")
+    assert worker.drained()
+    bench.put(3, *change(b"b", 31, 32, b"1"), upto=40)
+    bench.wait_for_upper(40)
+    assert bench.served() == [expected(b"a", 21, 22, b"1"), expected(b"b", 31, 32, b"1")]

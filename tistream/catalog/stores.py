@@ -6,13 +6,14 @@ ones, and the older is closed. `max_cut_ts` and `reclaimed_seq` never fall.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, bindparam, select
+from sqlalchemy import Select, and_, bindparam, func, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.events import EventKind, record_event
+from tistream.catalog.events import EventKind, record_assignments, record_event
 from tistream.catalog.tables import ensure_row, incarnations, of_asked_tenant, stores, tenant_ids, tenant_of
 from tistream.catalog.tasks import holds_ownership
 from tistream.catalog.workers import asked_life_lives
@@ -31,6 +32,24 @@ class StoreRow:
     dispatcher_epoch: int  #: rises with each assignment
 
 
+class StorePlace(NamedTuple):
+    """Who dispatches a store."""
+
+    tenant: Tenant
+    store_id: int
+    epoch: int
+    dispatcher: str | None
+
+
+class StoreAssignment(NamedTuple):
+    """Give a store to a dispatcher, if its epoch is still this one."""
+
+    tenant: Tenant
+    store_id: int
+    worker_id: str
+    seen_epoch: int
+
+
 _IS_STORE = and_(of_asked_tenant(stores), stores.c.store_id == bindparam("asked_store"))
 _IN_STORE = and_(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
 _IS_LIFE = and_(_IN_STORE, incarnations.c.incarnation == bindparam("asked_incarnation"))
@@ -40,6 +59,16 @@ _OF_DISPATCHER = _ALL.where(stores.c.dispatcher == bindparam("asked_worker"), as
 _NEW_LIFE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
 _NEWEST_LIFE = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
 _ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
+_MOVE = (
+    stores.update()
+    .where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
+    .values(dispatcher=bindparam("new_dispatcher"), dispatcher_epoch=stores.c.dispatcher_epoch + 1)
+)
+_PLACES = select(
+    stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id, stores.c.dispatcher_epoch, stores.c.dispatcher
+).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+_HELD_BY = stores.c.dispatcher == bindparam("asked_worker")
+_COUNT_OF_DISPATCHER = select(func.count()).select_from(stores).where(_HELD_BY)
 _NOTE_CUT_TS = stores.update().where(_IS_STORE, stores.c.max_cut_ts < bindparam("seen_cut_ts"))
 _RECLAIMED = (
     select(incarnations.c.incarnation, incarnations.c.reclaimed_seq)
@@ -106,6 +135,40 @@ def assign_store(
             to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
         )  # fmt: skip
         return seen_epoch + 1
+
+
+def store_places(catalog: Catalog) -> list[StorePlace]:
+    """Who dispatches which store, of all tenants, ordered by id."""
+    with catalog.reading() as conn:
+        return [
+            StorePlace(Tenant(cluster, tenant), store_id, epoch, dispatcher)
+            for cluster, tenant, store_id, epoch, dispatcher in conn.execute(_PLACES)
+        ]
+
+
+def count_stores_of(catalog: Catalog, worker_id: str) -> int:
+    """How many stores are assigned under this id."""
+    with catalog.reading() as conn:
+        return int(conn.execute(_COUNT_OF_DISPATCHER, {"asked_worker": worker_id}).scalar_one())
+
+
+def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, owner_epoch: int) -> int:
+    """Several `assign_store` in one transaction, each with its own guard; how many took place. 0 when `owner_epoch` is
+    not the elected owner's any more."""
+    if not assignments:
+        return 0
+    with catalog.transaction() as conn:
+        if not holds_ownership(conn, owner_epoch):
+            return 0
+        rows = [
+            {**_store(tenant, store_id), "new_dispatcher": worker_id, "seen_epoch": seen}
+            for tenant, store_id, worker_id, seen in assignments
+        ]
+        done = conn.execute(_MOVE, rows).rowcount
+        if done == len(assignments):  # else nobody knows which; they are assigned again in the next round
+            given = [(a.store_id, a.tenant, a.worker_id) for a in assignments]
+            record_assignments(conn, EventKind.STORE_ASSIGNED, given, owner_epoch=owner_epoch)
+        return done
 
 
 def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) -> None:

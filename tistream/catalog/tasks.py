@@ -4,21 +4,25 @@
 - `epoch` rises by one with each assignment, also with "to nobody". It says who is right; leases only say when to
   take over.
 - An assignment counts only while its author is still the elected owner: both epochs are tested in one transaction.
+- `tasks_stamp` is the same twice only while no task came, went or was assigned between: ids are never used again and
+  epochs never fall, so the same number of tasks with the same largest id are the same tasks, and with the same sum of
+  epochs they have the same owners.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, select, tuple_
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.events import EventKind, record_event
-from tistream.catalog.tables import of_asked_tenant, of_tenant, owner, tasks, tenant_ids, tenant_of
-from tistream.catalog.tenants import TaskKind
+from tistream.catalog.events import EventKind, record_assignments, record_event
+from tistream.catalog.tables import of_asked_tenant, of_tenant, owner, tasks, tenant_ids, tenant_of, tenants
+from tistream.catalog.tenants import TaskKind, TenantState
 from tistream.catalog.workers import asked_life_lives
 from tistream.errors import NotFound
 from tistream.ids import Tenant
@@ -47,6 +51,25 @@ class TaskRow:
     merge_with: int | None = None  #: the neighbour with which its owner is to merge it
 
 
+class TaskPlace(NamedTuple):
+    """Who has a task. Light: the owner of assignment reads all of them."""
+
+    task_id: int
+    tenant: Tenant
+    kind: TaskKind
+    epoch: int
+    owner: str | None
+
+
+class Assignment(NamedTuple):
+    """Give a task to a worker, if its epoch is still this one."""
+
+    task_id: int
+    worker_id: str
+    seen_epoch: int
+    tenant: Tenant | None = None  #: for who reads the events
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierRow:
     """How far one range is."""
@@ -62,8 +85,19 @@ _IS_SEEN = and_(tasks.c.task_id == bindparam("asked_task"), tasks.c.epoch == bin
 _SEEN = select(tasks).where(_IS_SEEN).with_for_update()
 _GIVE = _STOP = _RETRY = tasks.update().where(_IS_SEEN)
 _OF_TENANT = _ALL.where(of_asked_tenant(tasks))
-_OF_WORKER = _ALL.where(tasks.c.owner == bindparam("asked_worker"), asked_life_lives())
+_RUNS = exists().where(
+    tenants.c.cluster_id == tasks.c.cluster_id,
+    tenants.c.tenant_id == tasks.c.tenant_id,
+    tenants.c.state == TenantState.ACTIVE,
+)
+_HELD_BY = tasks.c.owner == bindparam("asked_worker")
+_OF_WORKER = _ALL.where(_HELD_BY, asked_life_lives(), _RUNS)
+_COUNT_OF_WORKER = select(func.count()).select_from(tasks).where(_HELD_BY)
 _ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
+_PLACES = select(
+    tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.kind, tasks.c.epoch, tasks.c.owner
+).order_by(tasks.c.task_id)
+_STAMP = select(func.count(), func.max(tasks.c.task_id), func.sum(tasks.c.epoch)).select_from(tasks)
 _FRONTIER = (
     select(tasks.c.start_key, tasks.c.end_key, tasks.c.upper, tasks.c.reopen_id)
     .where(of_asked_tenant(tasks))
@@ -77,9 +111,16 @@ def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
 
 
 def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[TaskRow]:
-    """The tasks that are assigned to this life of the worker, ordered by id. None when a newer life has registered:
-    an old one must never learn the epochs that fence it."""
+    """The tasks that are assigned to this life of the worker, of tenants that are ACTIVE, ordered by id: those of a
+    paused or deleted tenant rest. None when a newer life has registered: an old one must never learn the epochs that
+    fence it."""
     return _read(catalog, _OF_WORKER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
+
+
+def count_tasks_of(catalog: Catalog, worker_id: str) -> int:
+    """How many tasks are assigned under this id, resting ones too."""
+    with catalog.reading() as conn:
+        return int(conn.execute(_COUNT_OF_WORKER, {"asked_worker": worker_id}).scalar_one())
 
 
 def get_task(catalog: Catalog, task_id: int) -> TaskRow:
@@ -122,6 +163,53 @@ def give_task(conn: Connection, task_id: int, worker_id: str | None, seen_epoch:
         return None
     conn.execute(_GIVE, {**seen, "owner": worker_id, "epoch": seen_epoch + 1})
     return task_row(row)
+
+
+def task_places(catalog: Catalog) -> list[TaskPlace]:
+    """Who has which task, of all tenants, ordered by id."""
+    kinds = {str(kind): kind for kind in TaskKind}
+    known: dict[tuple[int, int], Tenant] = {}
+    with catalog.reading() as conn:
+        return [
+            TaskPlace(
+                task_id, known.setdefault((cluster, tenant), Tenant(cluster, tenant)), kinds[kind], epoch, owned_by
+            )
+            for task_id, cluster, tenant, kind, epoch, owned_by in conn.execute(_PLACES)
+        ]
+
+
+def tasks_stamp(catalog: Catalog) -> tuple[int, ...]:
+    """Changes whenever a task comes, goes or is assigned."""
+    with catalog.reading() as conn:
+        return tuple(int(number or 0) for number in conn.execute(_STAMP).one())
+
+
+def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, owner_epoch: int) -> int:
+    """Several `assign_task` in one transaction, each with its own guard; how many took place. 0 when `owner_epoch` is
+    not the elected owner's any more."""
+    if not assignments:
+        return 0
+    with catalog.transaction() as conn:
+        if not holds_ownership(conn, owner_epoch):
+            return 0
+        rows = [
+            {"asked_task": task_id, "new_owner": worker_id, "seen_epoch": seen}
+            for task_id, worker_id, seen, _ in assignments
+        ]
+        done = conn.execute(_assigning(), rows).rowcount
+        if done == len(assignments):  # else nobody knows which; they are assigned again in the next round
+            given = [(a.task_id, a.tenant, a.worker_id) for a in assignments]
+            record_assignments(conn, EventKind.TASK_ASSIGNED, given, owner_epoch=owner_epoch)
+        return done
+
+
+@cache
+def _assigning() -> Update:
+    return (
+        tasks.update()
+        .where(tasks.c.task_id == bindparam("asked_task"), tasks.c.epoch == bindparam("seen_epoch"))
+        .values(owner=bindparam("new_owner"), epoch=tasks.c.epoch + 1)
+    )
 
 
 def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool:

@@ -54,6 +54,18 @@ class WorkerRow:
     report: WorkerReport = field(default_factory=WorkerReport)  #: what it said with its newest heartbeat
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """A worker's sign of life."""
+
+    worker_id: str
+    kind: WorkerKind
+    incarnation: int
+    state: WorkerState
+    heartbeat_ms: int  #: the database's time of the newest heartbeat: another number = it has beaten
+    heartbeat_age_ms: int
+
+
 _ME = workers.c.worker_id == bindparam("asked_worker")
 _NEW_LIFE = (
     workers.update().where(_ME).values(incarnation=workers.c.incarnation + 1, heartbeat_ms=now_ms(), report=None)
@@ -122,6 +134,14 @@ _CHANGE = _LIFE.where(workers.c.state == bindparam("asked_state"))
 _RETIRE = _LIFE.where(workers.c.state != WorkerState.GONE)
 _ALL = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
 _ONE = _ALL.where(_ME)
+_PULSES = select(
+    workers.c.worker_id,
+    workers.c.kind,
+    workers.c.incarnation,
+    workers.c.state,
+    workers.c.heartbeat_ms,
+    now_ms().label("now_ms"),
+).order_by(workers.c.worker_id)
 _OF_KIND = _ALL.where(workers.c.kind == bindparam("asked_kind"))
 
 
@@ -154,6 +174,22 @@ def get_worker(catalog: Catalog, worker_id: str) -> WorkerRow:
     if row is None:
         raise NotFound(f"there is no worker '{worker_id}'", worker_id=worker_id)
     return _worker_row(row)
+
+
+def pulses(catalog: Catalog) -> list[Pulse]:
+    """The signs of life of all workers, ordered by id: without their reports, which are long."""
+    with catalog.reading() as conn:
+        return [
+            Pulse(
+                worker_id=row.worker_id,
+                kind=WorkerKind(row.kind),
+                incarnation=row.incarnation,
+                state=WorkerState(row.state),
+                heartbeat_ms=row.heartbeat_ms,
+                heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
+            )
+            for row in conn.execute(_PULSES)
+        ]
 
 
 def drain_worker(catalog: Catalog, worker_id: str, incarnation: int, *, actor: str = "") -> bool:

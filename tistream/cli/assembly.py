@@ -7,6 +7,7 @@ functions build one service each for deployments with a process per role. Nothin
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from tistream.cli.first_key import first_words
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
+from tistream.drain import Drainable, drain
 from tistream.errors import ConfigError
 from tistream.metrics import Collect
 from tistream.objectstore.metered import open_metered
@@ -61,10 +63,14 @@ class Running:
         probes: Probes | None = None,
         *,
         has_console: bool = False,
+        drains: Drainable | None = None,
+        drain_timeout_s: int = 0,
     ) -> None:
-        """`probes`: what a process without `app` shows on the port of [metrics], if there is to be one."""
+        """`probes`: what a process without `app` shows on the port of [metrics], if there is to be one. `drains`: the
+        worker whose things are moved off before it ends in good order."""
         self.parts = parts
         self._has_console = has_console
+        self._drains, self._drain_timeout_s = drains, drain_timeout_s
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server, beside = parts.settings.server, parts.settings.metrics
@@ -102,6 +108,11 @@ class Running:
     def stopped(self) -> Problem | None:
         """The first part that has ended by an error, if one has."""
         return next((p for p in self.services.problems() if p.fatal), None)
+
+    def drain(self, hurry: threading.Event) -> None:
+        """Before `close`: wait until others have what this process holds, or `hurry` is set."""
+        if self._drains is not None and self._drain_timeout_s:
+            drain(self.parts.catalog, self._drains, self.parts.clock, self._drain_timeout_s, hurry)
 
     def close(self) -> None:
         """Stop everything in order."""
@@ -187,7 +198,8 @@ def dispatcher(parts: Parts, name: str) -> Running:
     worker = _dispatcher(parts, name, f"grpc://{settings.host}:{server.port}")
     server.feed = worker
     probes = _probes(parts, worker, worker.lease_age_s, worker.measured)
-    return Running(parts, [worker], closing=server.shutdown, probes=probes)
+    timeout_s = settings.drain_timeout_s
+    return Running(parts, [worker], closing=server.shutdown, probes=probes, drains=worker, drain_timeout_s=timeout_s)
 
 
 def sorter(parts: Parts, name: str) -> Running:
@@ -203,7 +215,8 @@ def sorter(parts: Parts, name: str) -> Running:
 
     allocator.keep_freed_memory()
     worker = _sorter(parts, name, FlightFeed(locate))
-    return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s, _of_tasks(parts, [worker])))
+    probes = _probes(parts, worker, worker.lease_age_s, _of_tasks(parts, [worker]))
+    return Running(parts, [worker], probes=probes, drains=worker, drain_timeout_s=parts.settings.sorter.drain_timeout_s)
 
 
 def api_server(parts: Parts) -> Running:

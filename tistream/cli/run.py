@@ -173,15 +173,18 @@ def _settings(
 
 
 def _run(running: Running) -> None:
-    """Start, say where it is, wait for the end, stop in order."""
-    ended = threading.Event()
-    _on_signals(ended.set)
+    """Start, say where it is, wait for the end, stop in order. The first signal lets a worker drain, the second ends
+    the waiting, the third ends the process."""
+    ended, hurry = threading.Event(), threading.Event()
+    _on_signals(lambda: _first_of(ended, hurry))
     running.start()
     stopped = None
     try:
         print(running.greeting(), file=sys.stderr, flush=True)
         while not ended.wait(_LOOK_EVERY_S) and stopped is None:
             stopped = running.stopped()
+        if stopped is None:
+            running.drain(hurry)
     finally:
         running.close()
     if stopped is not None:
@@ -200,6 +203,16 @@ def wait_for_signal(look: Callable[[], None]) -> None:
 def _on_signals(stop: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop())
+
+
+def _first_of(ended: threading.Event, hurry: threading.Event) -> None:
+    """The first signal, or the second, after which the next one ends the process."""
+    if not ended.is_set():
+        ended.set()
+        return
+    hurry.set()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _default_name(kind: str) -> str:

@@ -28,7 +28,7 @@ ROOMS = (
     "tistream.pusher",
     "tistream.catalog",
 )
-SINGLE = ("tistream.service", "tistream.clock", "tistream.committed_log")
+SINGLE = ("tistream.service", "tistream.clock", "tistream.committed_log", "tistream.drain")
 
 _THREADING = SimpleNamespace(
     Thread=threads.Thread,

@@ -132,13 +132,9 @@ def _register_keeps_epochs() -> Iterator[None]:
 
 @register("assignment-keeps-epoch", "a task changes its owner without a new epoch", scenario="owners")
 def _assignment_keeps_epoch() -> Iterator[None]:
-    from metaserver import loop
     from tistream.catalog import tasks
 
-    with (
-        reworded(tasks, "assign_task", (".values(owner=worker_id, epoch=seen_epoch + 1)", ".values(owner=worker_id)")),
-        replaced(loop, "assign_task", tasks.assign_task),
-    ):
+    with reworded(tasks, "_assigning", ("epoch=tasks.c.epoch + 1", "epoch=tasks.c.epoch")):
         yield
 
 

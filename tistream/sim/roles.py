@@ -28,12 +28,14 @@ from sorter.worker import SorterWorker
 from tistream.catalog.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.tasks import frontier
 from tistream.catalog.tenants import get_tenant
+from tistream.drain import drain
 from tistream.errors import CatalogUnavailable, ErrorKind, Fenced, TiStreamError
 from tistream.ids import Tenant
 from tistream.pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
 from tistream.pusher.frontier import FrontierEntry, FrontierReader
 from tistream.pusher.worker import PusherWorker
 from tistream.service import Problem, Service
+from tistream.sim import threads
 from tistream.sim.database import SimCatalog
 from tistream.sim.network import SimFeed
 from tistream.sim.scheduler import Process
@@ -43,6 +45,7 @@ from tistream.sim.upstream import SimSource
 
 TENANT = Tenant(1, 1)
 _LOOK_EVERY_S = 0.5
+_DRAIN_S = 5.0
 
 
 class SimClock:
@@ -190,6 +193,9 @@ def _serve(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore,
         if fatal is not None:
             service.stop()
             raise _error_of(fatal)
+    if isinstance(service, DispatcherWorker | SorterWorker):  # as the command line does after SIGTERM
+        never: Any = threads.Event()
+        drain(catalog, service, clock, _DRAIN_S, never)
     service.stop()
 
 

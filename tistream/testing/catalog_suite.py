@@ -53,6 +53,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
+from tistream.testing.catalog_suite_assignment import AssignmentSuite
 from tistream.testing.catalog_suite_auth import AuthSuite
 from tistream.testing.catalog_suite_bases import BaseSuite
 from tistream.testing.catalog_suite_compaction import CompactionSuite
@@ -68,6 +69,7 @@ _MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys
 
 
 class CatalogSuite(
+    AssignmentSuite,
     CommittedLogSuite,
     CompactionSuite,
     HandoverSuite,

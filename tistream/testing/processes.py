@@ -53,6 +53,11 @@ class TiStreamProcess:
         """SIGTERM as an operator would; the exit status."""
         return self._end(signal.SIGTERM)
 
+    def terminate(self) -> None:
+        """SIGTERM, without waiting."""
+        self._ending = True
+        self._signal(signal.SIGTERM)
+
     def pause(self) -> None:
         """SIGSTOP: it hears and does nothing until `resume`."""
         self._signal(signal.SIGSTOP)

@@ -1,0 +1,29 @@
+"""How much comes in a second, averaged over the recent past. Pure: the caller says what time it is."""
+
+from __future__ import annotations
+
+import math
+
+_AGE_MIN_S = 1.0  # a rate is not told from less than this: one batch after a start is no rate yet
+
+
+class Rate:
+    """An exponential average: what came `window_s` ago counts 1/e of what comes now. Right from the start on: it is
+    divided by the weight of the time that has passed, not of the whole window."""
+
+    __slots__ = ("_at", "_began", "_sum", "_window_s")
+
+    def __init__(self, window_s: float, now_s: float) -> None:
+        self._window_s = window_s
+        self._began = self._at = now_s
+        self._sum = 0.0
+
+    def add(self, amount: float, now_s: float) -> None:
+        """So much has come since the last call."""
+        self._sum = self._sum * math.exp((self._at - now_s) / self._window_s) + amount
+        self._at = now_s
+
+    def per_s(self) -> float:
+        """As of the last `add`."""
+        age = max(self._at - self._began, _AGE_MIN_S)
+        return self._sum / (self._window_s * (1 - math.exp(-age / self._window_s)))

@@ -1,0 +1,108 @@
+"""What every catalog database must do when many things are given out at once: part of `catalog_suite.CatalogSuite`."""
+
+from __future__ import annotations
+
+from tistream.catalog.engine import Catalog
+from tistream.catalog.reports import WorkerReport
+from tistream.catalog.stores import (
+    StoreAssignment,
+    StorePlace,
+    assign_store,
+    assign_stores,
+    count_stores_of,
+    issue_incarnation,
+    store_places,
+)
+from tistream.catalog.tasks import (
+    Assignment,
+    TaskPlace,
+    assign_task,
+    assign_tasks,
+    count_tasks_of,
+    get_task,
+    task_places,
+    tasks_owned_by,
+    tasks_stamp,
+)
+from tistream.catalog.tenants import TaskKind, TenantState, change_state
+from tistream.catalog.workers import drain_worker, heartbeat, list_workers, pulses, register_worker, retire_worker
+from tistream.testing.catalog_cases import OTHER, T, activate, elected
+
+
+class AssignmentSuite:
+    """Bulk assignment, places, stamps, signs of life, and tenants that rest."""
+
+    def test_many_tasks_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        mine = elected(catalog)
+        assert assign_tasks(catalog, [], owner_epoch=mine) == 0
+        assert assign_task(catalog, high, worker_id="sorter-9", seen_epoch=0, owner_epoch=mine) == 1
+        wanted = [Assignment(task_id, "sorter-1", 0) for task_id in (low, high, ddl, 404)]
+        assert assign_tasks(catalog, wanted, owner_epoch=mine + 1) == 0
+        assert assign_tasks(catalog, wanted, owner_epoch=0) == 0
+        assert assign_tasks(catalog, wanted, owner_epoch=mine) == 2
+        rows = {task_id: get_task(catalog, task_id) for task_id in (low, high, ddl)}
+        assert {task_id: (row.owner, row.epoch) for task_id, row in rows.items()} == {
+            low: ("sorter-1", 1),
+            high: ("sorter-9", 1),
+            ddl: ("sorter-1", 1),
+        }
+        assert count_tasks_of(catalog, "sorter-1") == 2
+        assert task_places(catalog)[0] == TaskPlace(low, T, TaskKind.DATA, 1, "sorter-1")
+
+    def test_the_stamp_changes_with_every_assignment_and_every_task(self, catalog: Catalog) -> None:
+        stamps = [tasks_stamp(catalog)]
+        low, *_ = activate(catalog)
+        mine = elected(catalog)
+        stamps.append(tasks_stamp(catalog))
+        assert tasks_stamp(catalog) == stamps[-1]
+        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine)
+        stamps.append(tasks_stamp(catalog))
+        register_worker(catalog, "sorter-1", "sorter", "")
+        stamps.append(tasks_stamp(catalog))
+        activate(catalog, OTHER)
+        stamps.append(tasks_stamp(catalog))
+        assert len(set(stamps)) == len(stamps)
+
+    def test_many_stores_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
+        for store_id in (1, 2):
+            issue_incarnation(catalog, T, store_id)
+        mine = elected(catalog)
+        assert assign_stores(catalog, [], owner_epoch=mine) == 0
+        assert assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, owner_epoch=mine) == 1
+        wanted = [StoreAssignment(tenant, store_id, "d1", 0) for tenant in (T, OTHER) for store_id in (1, 2)]
+        assert assign_stores(catalog, wanted, owner_epoch=mine + 1) == 0
+        assert assign_stores(catalog, wanted, owner_epoch=mine) == 1
+        assert store_places(catalog) == [StorePlace(T, 1, 1, "d1"), StorePlace(T, 2, 1, "d9")]
+        assert count_stores_of(catalog, "d1") == 1
+
+    def test_signs_of_life_come_without_reports(self, catalog: Catalog) -> None:
+        lives = {name: register_worker(catalog, name, "sorter", "") for name in ("a", "b", "c")}
+        before = {p.worker_id: p for p in pulses(catalog)}
+        heartbeat(catalog, "a", lives["a"], WorkerReport(held_bytes=5))
+        drain_worker(catalog, "b", lives["b"])
+        retire_worker(catalog, "c", lives["c"])
+        after = {p.worker_id: p for p in pulses(catalog)}
+        assert [(p.kind, p.state, p.incarnation) for p in after.values()] == [
+            ("sorter", "up", 1),
+            ("sorter", "draining", 1),
+            ("sorter", "gone", 1),
+        ]
+        assert after["a"].heartbeat_ms >= before["a"].heartbeat_ms
+        assert after["b"].heartbeat_ms == before["b"].heartbeat_ms
+        assert list_workers(catalog)[0].report.held_bytes == 5
+
+    def test_the_tasks_of_a_tenant_that_is_not_active_rest_and_keep_their_owner(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        activate(catalog, OTHER)
+        mine = elected(catalog)
+        life = register_worker(catalog, "sorter-1", "sorter", "")
+        everything = [Assignment(row.task_id, "sorter-1", 0) for row in task_places(catalog)]
+        assert assign_tasks(catalog, everything, owner_epoch=mine) == 6
+        for seen, to in ((TenantState.ACTIVE, TenantState.PAUSED), (TenantState.PAUSED, TenantState.DELETING)):
+            assert change_state(catalog, T, seen=seen, to=to, reason="")
+            owned = tasks_owned_by(catalog, "sorter-1", life)
+            assert [row.tenant for row in owned] == [OTHER] * 3
+            assert count_tasks_of(catalog, "sorter-1") == 6
+        assert change_state(catalog, T, seen=TenantState.DELETING, to=TenantState.ACTIVE, reason="")
+        assert {row.task_id for row in tasks_owned_by(catalog, "sorter-1", life)} >= {low, high, ddl}
