@@ -203,6 +203,10 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(move_checkpoint(catalog, tenant, changefeed_id, _ts(new.checkpoint_ts)))
 
+    _changefeed_states(catalog, routes, one)
+
+
+def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
     @routes.delete(
         one,
         status_code=204,

@@ -78,7 +78,7 @@ class OwnerMachine(RuleBasedStateMachine):
     @rule(me=names)
     def acquire(self, me: str) -> None:
         stays = self.model["owner"] == me
-        free = self.model["epoch"] == 0 or self.now_ms - self.model["heard_ms"] > LEASE_MS
+        free = self.model["epoch"] == 0 or abs(self.now_ms - self.model["heard_ms"]) > LEASE_MS
         got = acquire_owner(self.catalog, me)
         if not stays and not free:
             assert got is None
@@ -128,7 +128,7 @@ class OwnerMachine(RuleBasedStateMachine):
     def the_row_is_the_model(self) -> None:
         row = get_owner(self.catalog)
         found = (row.owner, row.epoch, row.heartbeat_age_ms) if row else (None, 0, None)
-        age = max(0, self.now_ms - self.model["heard_ms"]) if self.model["epoch"] else None
+        age = abs(self.now_ms - self.model["heard_ms"]) if self.model["epoch"] else None
         assert found == (self.model["owner"], self.model["epoch"], age)
         assert get_task(self.catalog, self.task_id).epoch == self.task_epoch
 
