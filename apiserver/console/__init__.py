@@ -41,6 +41,14 @@ _HEADERS = {
 }
 
 
+def _place(request: Request) -> dict[str, str]:
+    """Where a page is, for its menu and its twin."""
+    return {
+        "here": request.url.path,
+        "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+    }
+
+
 def install(app: FastAPI, services: Services) -> None:
     """Put the console's pages and files under the application."""
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
@@ -53,8 +61,7 @@ def _router(services: Services) -> APIRouter:
 
     def page(request: Request, template: str, facts: Callable[[], dict[str, Any]]) -> Response:
         status, part = 200, request.headers.get("HX-Request") == "true"
-        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        place = {"here": request.url.path, "address": address, "csrf": access_of(request).csrf}
+        place = {**_place(request), "csrf": access_of(request).csrf}
         try:
             text = env.get_template(template).render(facts(), part=part, **place)
         except TiStreamError as e:
@@ -63,7 +70,9 @@ def _router(services: Services) -> APIRouter:
         return Response(text, status, _HEADERS, "text/html")
 
     def plain(request: Request, template: str, facts: dict[str, Any], status: int) -> Response:
-        return Response(env.get_template(template).render(facts, part=False), status, _HEADERS, "text/html")
+        return Response(
+            env.get_template(template).render(facts, part=False, **_place(request)), status, _HEADERS, "text/html"
+        )
 
     routes.include_router(login.router(services, plain))
     operate_routes.add_pages(routes, services, page)

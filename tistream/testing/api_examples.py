@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import httpx2
+from fastapi import APIRouter
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from apiserver.negotiate import FORMATS, JSON
+from metaserver.admin_routes import admin_router
+from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
+from tistream.admin.facts import Sources
+from tistream.auth.guard import KeyGuard
+from tistream.auth.issue import issue_key
+from tistream.auth.roles import Role
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.tasks import assign_task, get_task, list_tasks, stop_task
+from tistream.catalog.tenants import TaskKind
+from tistream.catalog.workers import register_worker
+from tistream.ids import Tenant
 from tistream.testing.api_world import BASE, ApiWorld, api_world
 from tistream.testing.stream_world import served
 
@@ -42,6 +55,9 @@ _JSON_ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "get_frontier": (f"{BASE}/frontier", {}),
     "get_incarnation": (f"{BASE}/stores/1/incarnations", {}),
     "list_seeds": (f"{BASE}/seeds", {}),
+    "list_ddl": (f"{BASE}/ddl", {}),
+    "diff_schema": (f"{BASE}/schema-diff", {"from_ts": "earliest", "to_ts": "latest"}),
+    "get_lag": (f"{BASE}/lag", {}),
     "livez": ("/livez", {}),
     "readyz": ("/readyz", {}),
     "healthz": ("/healthz", {}),
@@ -55,14 +71,31 @@ def record(folder: Path) -> dict[str, dict[str, Any]]:
     with api_world(folder) as world:
         world.log.build(4)
         world.log.seed()
-        control = [control_router(world.catalog, "s3://bucket/prefix"), seed_router(world.catalog, world.store)]
-        with TestClient(create_app(world.services, control)) as http:
+        guard = KeyGuard(world.catalog, world.services.clock)
+        owner = issue_key(world.catalog, name="me", role=Role.OWNER, tenant=None, made_by="").text
+        with TestClient(create_app(world.services, _control(world), guard=guard)) as http:
+            http.headers["Authorization"] = f"Bearer {owner}"
             found = {name: {JSON: cut(_ok(http.get(p, params=q)).json())} for name, (p, q) in _JSON_ANSWERS.items()}
+            found["metrics"] = {"text/plain": _text("text/plain", http.get("/metrics").content)}
             found |= _posted(http, world)
+            found |= _steered(http, world)
+            found |= _kept(http)
+            found |= _keys(http)
         found |= _pulled(world)
         with served(create_app(world.services)) as server:
             found |= _streamed(server.url, world)
-    return dict(sorted(found.items()))
+    text = re.sub(r"(tsk_|tsl_)[a-z0-9_]+", r"\1...", json.dumps(dict(sorted(found.items()))))
+    whole: dict[str, dict[str, Any]] = json.loads(text)
+    return whole
+
+
+def _control(world: ApiWorld) -> list[APIRouter]:
+    return [
+        admin_router(Sources(catalog=world.catalog, clock=world.services.clock)),
+        control_router(world.catalog, "s3://bucket/prefix"),
+        retention_router(world.catalog),
+        seed_router(world.catalog, world.store),
+    ]
 
 
 def cut(value: Any) -> Any:
@@ -91,6 +124,80 @@ def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
         "add_seed": (f"{BASE}/seeds", {"ts": seed["ts"], "table_id": seed["table_id"]}),
     }
     return {name: {JSON: _ok(http.post(path, json=body)).json()} for name, (path, body) in asked.items()}
+
+
+def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+    """What operators see and ask for, of two sorters."""
+    for name in ("sorter-1", "sorter-2"):
+        register_worker(world.catalog, name, "sorter", "")
+    epoch = acquire_owner(world.catalog, "meta-1")
+    assert epoch is not None
+    data = [row for row in list_tasks(world.catalog, Tenant(1, 1)) if row.kind is TaskKind.DATA]
+    for row in data:
+        assign_task(world.catalog, row.task_id, worker_id="sorter-1", seen_epoch=row.epoch, owner_epoch=epoch)
+    task, other, tenant = data[0].task_id, data[1].task_id, {"cluster_id": 1, "tenant_id": 1}
+    key = {"key": (data[0].range.start + b"\x01").hex(), "dry_run": "true"}
+    asked: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("list_tasks", "GET", "/v1/tasks", {}),
+        ("get_task", "GET", f"/v1/tasks/{task}", {}),
+        ("list_ranges", "GET", "/v1/ranges", tenant),
+        ("get_owner", "GET", "/v1/owner", {}),
+        ("list_workers", "GET", "/v1/workers", {}),
+        ("get_worker", "GET", "/v1/workers/sorter-1", {}),
+        ("move_task", "POST", f"/v1/tasks/{task}:move", {"to": "sorter-2"}),
+        ("split_task", "POST", f"/v1/tasks/{task}:split", key),
+        ("merge_tasks", "POST", f"/v1/tasks/{task}:merge", {"with": other, "dry_run": "true"}),
+        ("drain_worker", "POST", "/v1/workers/sorter-1:drain", {}),
+        ("undrain_worker", "POST", "/v1/workers/sorter-1:undrain", {}),
+    ]
+    found = {name: _json(http, method, path, query) for name, method, path, query in asked}
+    stopped = get_task(world.catalog, task)
+    stop_task(world.catalog, task, epoch=stopped.epoch, error="a prewrite is missing")
+    asked = [
+        ("list_holes", "GET", "/v1/holes", tenant),
+        ("retry_stopped_task", "POST", f"/v1/tasks/{task}:retry", {}),
+        ("list_events", "GET", "/v1/events", {}),
+        ("pause_tenant", "POST", f"{BASE}:pause", {"reason": "the cluster moves"}),
+        ("resume_tenant", "POST", f"{BASE}:resume", {}),
+    ]
+    return found | {name: _json(http, method, path, query) for name, method, path, query in asked}
+
+
+def _kept(http: TestClient) -> dict[str, dict[str, Any]]:
+    """How much is kept, and for whom."""
+    feed = f"{BASE}/changefeeds/warehouse"
+    served = http.get(BASE).json()["resolved_ts"]
+    asked: list[tuple[str, str, str, Any]] = [
+        ("change_tenant", "PATCH", BASE, {"retention_hours": 72}),
+        ("get_retention", "GET", f"{BASE}/retention", None),
+        ("set_safe_point", "PUT", f"{BASE}/safe-point/backfill", {"safe_ts": served, "ttl_s": 3600}),
+        ("get_safe_point", "GET", f"{BASE}/safe-point", None),
+        ("create_changefeed", "POST", f"{BASE}/changefeeds", {"changefeed_id": "warehouse", "start_ts": "earliest"}),
+        ("list_changefeeds", "GET", f"{BASE}/changefeeds", None),
+        ("move_checkpoint", "PATCH", feed, {"checkpoint_ts": served}),
+        ("pause_changefeed", "POST", f"{feed}:pause", None),
+        ("resume_changefeed", "POST", f"{feed}:resume", None),
+        ("get_changefeed", "GET", feed, None),
+    ]
+    return {name: _json(http, method, path, {}, body) for name, method, path, body in asked}
+
+
+def _keys(http: TestClient) -> dict[str, dict[str, Any]]:
+    """Keys, whose secrets `record` takes out."""
+    made = _json(http, "POST", "/v1/keys", {}, {"name": "warehouse", "role": "viewer"})
+    key_id = made[JSON]["key_id"]
+    return {
+        "create_key": made,
+        "whoami": _json(http, "GET", "/v1/whoami", {}),
+        "list_keys": _json(http, "GET", "/v1/keys", {}),
+        "rotate_key": _json(http, "POST", f"/v1/keys/{key_id}:rotate", {}, {"overlap_hours": 24}),
+        "revoke_key": _json(http, "DELETE", f"/v1/keys/{key_id}", {}),
+        "create_console_code": _json(http, "POST", "/v1/console-codes", {}),
+    }
+
+
+def _json(http: TestClient, method: str, path: str, query: dict[str, Any], body: Any = None) -> dict[str, Any]:
+    return {JSON: cut(_ok(http.request(method, path, params=query, json=body)).json())}
 
 
 def _pulled(world: ApiWorld) -> dict[str, dict[str, Any]]:
