@@ -115,7 +115,8 @@ def _of(schema: _Node, document: _Node) -> _Node:
 
 
 def _types(schema: _Node) -> set[str]:
-    return {str(each["type"]) for each in (schema, *schema.get("anyOf", ())) if "type" in each}
+    said = [each["type"] for each in (schema, *schema.get("anyOf", ())) if "type" in each]
+    return {str(kind) for kinds in said for kind in (kinds if isinstance(kinds, list) else [kinds])}
 
 
 def _words(schema: _Node) -> set[str]:

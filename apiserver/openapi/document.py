@@ -62,27 +62,31 @@ def complete(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]
         schemas.pop(name, None)
     schemas["Problem"] = _PROBLEM
     for path, methods in document["paths"].items():
-        for operation in methods.values():
-            _complete(path, operation, examples.get(operation["operationId"], {}), schemas)
+        for method, operation in methods.items():
+            _complete(path, method, operation, examples.get(operation["operationId"], {}), schemas)
     return document
 
 
 def shape_of(example: Any) -> dict[str, Any]:
-    """The JSON schema of values like this one; null tells nothing."""
+    """The JSON schema of values like this one. An example does not tell what may be missing: anything may be null."""
     match example:
         case None:
             return {}
         case bool():
-            return {"type": "boolean"}
+            return _or_null({"type": "boolean"})
         case int():
-            return {"type": "integer"}
+            return _or_null({"type": "integer"})
         case float():
-            return {"type": "number"}
+            return _or_null({"type": "number"})
         case str():
-            return {"type": "string"}
+            return _or_null({"type": "string"})
         case list():
-            return {"type": "array", "items": shape_of(example[0]) if example else {}}
-    return {"type": "object", "properties": {name: shape_of(value) for name, value in example.items()}}
+            return _or_null({"type": "array", "items": shape_of(example[0]) if example else {}})
+    return _or_null({"type": "object", "properties": {name: shape_of(value) for name, value in example.items()}})
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "type": [schema["type"], "null"]}
 
 
 def made_up(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
@@ -93,7 +97,8 @@ def made_up(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
         return schema["enum"][0]
     if "anyOf" in schema:
         return made_up(schema["anyOf"][0], schemas)
-    match schema.get("type"):
+    kind = schema.get("type")
+    match kind[0] if isinstance(kind, list) else kind:
         case "object":
             return {name: made_up(of, schemas) for name, of in schema.get("properties", {}).items()}
         case "array":
@@ -105,7 +110,9 @@ def made_up(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
     return "text" if schema.get("type") == "string" else None
 
 
-def _complete(path: str, operation: dict[str, Any], examples: Mapping[str, Any], schemas: dict[str, Any]) -> None:
+def _complete(
+    path: str, method: str, operation: dict[str, Any], examples: Mapping[str, Any], schemas: dict[str, Any]
+) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
     status = next(code for code in responses if code.startswith("2"))
@@ -117,7 +124,7 @@ def _complete(path: str, operation: dict[str, Any], examples: Mapping[str, Any],
         for content in found.values():
             content["example"] = made_up(content.get("schema", {}), schemas)
     problems: dict[str, list[type[TiStreamError]]] = {}
-    for error, of_it in problems_of(path, operation):
+    for error, of_it in problems_of(path, method, operation):
         problems.setdefault(str(of_it), []).append(error)
     for code, errors in sorted(problems.items()):
         answer = responses.setdefault(code, {"description": _words(errors)})
@@ -132,7 +139,8 @@ def _content(media: str, example: Any, typed: Mapping[str, Any]) -> dict[str, An
         schema = {"type": "string", "contentMediaType": media} if media.startswith(_BINARY) else {"type": "string"}
         return {"schema": schema, "example": example}
     says_nothing = not typed or (typed.get("additionalProperties") is True and "properties" not in typed)
-    return {"schema": shape_of(example) if says_nothing else typed, "example": example}
+    shape = {**shape_of(example), "type": "object"} if isinstance(example, dict) else shape_of(example)
+    return {"schema": shape if says_nothing else typed, "example": example}
 
 
 def _words(errors: list[type[TiStreamError]]) -> str:

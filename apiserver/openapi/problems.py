@@ -8,43 +8,61 @@ from typing import Any
 from apiserver.negotiate import NotAcceptable
 from tistream.errors import (
     AheadOfWatermark,
+    AnotherRequest,
     CatalogUnavailable,
+    ChangedMeanwhile,
     CorruptObject,
     CursorInvalid,
     Fenced,
     InvalidInput,
+    NotAllowed,
     NotConvertible,
     NotFound,
     RateLimited,
     SeedNeeded,
+    StateForbids,
+    StillInFlight,
     StoreUnavailable,
     TiStreamError,
     TooLarge,
     TooManyOpen,
     TsExpired,
     TsOutOfRange,
+    Unauthenticated,
 )
 from tistream.problem import status_of
 
-_PROBES = ("/livez", "/readyz", "/healthz", "/version")
+_PROBES = ("/livez", "/readyz", "/healthz", "/version", "/metrics")
 
 
-def problems_of(path: str, operation: Mapping[str, Any]) -> Iterator[tuple[type[TiStreamError], int]]:
+def problems_of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[tuple[type[TiStreamError], int]]:
     """(error, status) of what may go wrong, by status and then by code."""
-    found = {error: status_of(error()) for error in _of(path, operation)}
+    found = {error: status_of(error()) for error in _of(path, method, operation)}
     if NotAcceptable in found:
         found[NotAcceptable] = 406
     yield from sorted(found.items(), key=lambda item: (item[1], item[0].code))
 
 
-def _of(path: str, operation: Mapping[str, Any]) -> Iterator[type[TiStreamError]]:
+def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[TiStreamError]]:
     yield TiStreamError
     if path in _PROBES:
         return
     names = {p["name"] for p in operation.get("parameters", [])}
-    yield from (RateLimited, CatalogUnavailable)
-    if names or "requestBody" in operation:
+    yield from (RateLimited, CatalogUnavailable, Unauthenticated, NotAllowed)
+    if names or "requestBody" in operation or method != "get":
         yield InvalidInput
+    if method == "post":
+        yield from (AnotherRequest, StillInFlight)
+    if method != "get":
+        yield StateForbids
+    if "if-match" in {name.lower() for name in names}:
+        yield ChangedMeanwhile
+    if (
+        names & {"from_ts", "to_ts"}
+        or path.endswith(("/changefeeds", "/ddl", "/schema-diff"))
+        or "changefeed_id" in path
+    ):
+        yield from (TsOutOfRange, TsExpired)
     if "requestBody" in operation:
         yield TooLarge
     if "{" in path:

@@ -58,7 +58,7 @@ def test_every_answer_has_an_example(document: dict[str, Any]) -> None:
 def test_every_problem_has_an_example_that_its_address_explains(http: TestClient, document: dict[str, Any]) -> None:
     seen = set()
     for name, operation in operations(document):
-        assert "422" not in operation["responses"], name
+        assert name.startswith("POST") or "422" not in operation["responses"], name
         for code, answer in operation["responses"].items():
             for example in answer.get("content", {}).get(PROBLEM, {}).get("examples", {}).values():
                 body = example["value"]

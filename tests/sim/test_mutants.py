@@ -19,9 +19,9 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
-    "no-upper-guard": 9,
+    "no-upper-guard": 4,
     "no-epoch-guard": 7,
-    "stale-snapshot": 0,
+    "stale-snapshot": 5,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
     "never-let-go": 0,
@@ -31,7 +31,7 @@ QUICK = {
     "assignment-keeps-epoch": 0,
     "never-read-back": 1,
     "own-file-deleted": 1,
-    "commit-before-put": 2,
+    "commit-before-put": 6,
     "first-object-only": 0,
     "later-puts-not-checked": 4,
     "reclaim-from-memory": 0,
@@ -68,7 +68,7 @@ QUICK = {
     "lower-generation-wins": 0,
     "earlier-row-wins": 0,
     "undecided-not-held": 1,
-    "partly-decided-written": 0,
+    "partly-decided-written": 5,
     "commits-not-awaited": 0,
     "watermarks-before-data": 0,
     "duplicates-not-merged": 0,

@@ -87,7 +87,7 @@ class CatalogGauges:
 
     def _tasks(self) -> list[Metric]:
         family = metrics.collected("tistream_tasks")
-        for state, count in self._rows(_TASKS)[0]._mapping.items():
+        for state, count in self._rows(_TASKS)[0]._asdict().items():
             family.add_metric([str(state)], int(count))
         return [family]
 

@@ -104,6 +104,10 @@ class _Result:
     def scalar(self) -> Any:
         return self._rows[0][0] if self._rows else None
 
+    def scalar_one_or_none(self) -> Any:
+        row = self.one_or_none()
+        return None if row is None else row[0]
+
 
 class _Plan:
     """How a compiled statement is run with parameters of certain names."""
