@@ -69,7 +69,7 @@ def owner(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Person:
 def test_a_key_is_kept_for_its_owner_only(owner: Person) -> None:
     (kept,) = owner.home.rglob("credentials.json")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert owner.run("tenant", "list") == ("", ""), "address and key are those of the login"
+    assert "no tenant is registered" in owner.run("tenant", "list")[0], "address and key are those of the login"
     stranger = Person(owner.up, owner.home / "nobody")
     assert "TS-1080" in stranger.run("tenant", "list", "--url", owner.up.url, status=2)[1]
     kept.chmod(0o644)
@@ -166,6 +166,6 @@ def test_a_second_start_shows_no_key(owner: Person, tmp_path: Path) -> None:
     wait_until_ready(up)
     assert len(KEY.findall(up.output())) == 1
     assert len(LINK.findall(up.output())) == 1
-    assert owner.run("tenant", "list")[0].startswith("1/1")
+    assert "1/1" in owner.run("tenant", "list")[0]
     rescued = owner.run("key", "create", "rescue", "--role", "owner", "--data", up.args[2])[0].strip()
-    assert owner.run("tenant", "list", "--key", rescued)[0].startswith("1/1")
+    assert "1/1" in owner.run("tenant", "list", "--key", rescued)[0]

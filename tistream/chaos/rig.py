@@ -27,7 +27,7 @@ from tistream.client import Client, connect
 from tistream.clock import SystemClock
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant
-from tistream.simulator.profiles import SLOW_STORM, Profile
+from tistream.simulator.profiles import DEFAULT, Profile
 from tistream.simulator.serve.content import workload_cluster
 from tistream.simulator.serve.faults import STORM
 from tistream.simulator.serve.served import ServedCluster
@@ -244,9 +244,25 @@ class Rig:
         return connect(f"http://127.0.0.1:{self._proxies['control'].port}")
 
 
+#: of two thousand steps: some topology changes each second, a store that dies each ten, a DDL each few
+_ACTIONS = (
+    ("begin", 300),
+    ("advance", 1400),
+    ("rewrite_lock", 80),
+    ("roll_back_unseen", 60),
+    ("roll_back_committed", 60),
+    ("split", 10),
+    ("merge", 10),
+    ("move_leader", 15),
+    ("kill_store", 1),
+    ("start_store", 4),
+    ("ddl", 20),
+)
+
+
 def _profile(size: Size) -> Profile:
-    """No transaction so large that this machine is busy with it alone."""
-    return replace(SLOW_STORM, stores=STORES, tables=size.tables, rows=size.rows, hot=0.1)
+    """What machines bear that have all of this to run besides."""
+    return replace(DEFAULT, name="chaos", stores=STORES, tables=size.tables, rows=size.rows, hot=0.1, actions=_ACTIONS)
 
 
 def _wait(is_so: Callable[[], bool], otherwise: str, logs: Callable[[], str]) -> None:
