@@ -2,154 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
 
-from sorter import inbox, merging, relief
+from sorter import inbox, relief
 from sorter.spill import Spill
-from sorter.worker import SorterWorker
 from tistream.catalog.committed import find_segments
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
 from tistream.catalog.reports import TaskReport
-from tistream.catalog.reshape import request_merge, split_task
 from tistream.catalog.snapshots import durable_floor, positions
-from tistream.catalog.stores import issue_incarnation
-from tistream.catalog.tasks import TaskRow, assign_task, clear_task_error, get_task, list_tasks
-from tistream.catalog.tenants import NewTask, TenantState, activate_tenant, change_state, register_tenant
+from tistream.catalog.tasks import clear_task_error
+from tistream.catalog.tenants import TenantState, change_state
 from tistream.catalog.workers import list_workers, register_worker
-from tistream.clock import SystemClock
-from tistream.codec.committed_file import decode_committed_segment
-from tistream.errors import CatalogUnavailable, StoreUnavailable
-from tistream.ids import Position, Tenant
-from tistream.keyrange import KeyRange
-from tistream.objectstore.memory import MemoryStore
-from tistream.testing.memory_feed import MemoryFeed
-from tistream.testing.sorter_oracle import C, Mark, P, R, Row, Served
-from tistream.testing.sorter_world import File, feed_batch, served
-
-TENANT = Tenant(1, 7)
-WAIT_S = 60.0
-
-
-class FlakyCatalog(Catalog):
-    """A catalog whose transactions fail as told: before they are committed, or only their reply."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.lost_before = 0
-        self.lost_replies = 0
-        self.lost_before_of = self.lost_replies_of = ""  #: and the next transaction of this function
-
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        caller = sys._getframe(2).f_code.co_name
-        if caller == self.lost_before_of:
-            self.lost_before, self.lost_before_of = 1, ""
-        if caller == self.lost_replies_of:
-            self.lost_replies, self.lost_replies_of = 1, ""
-        if self.lost_before:
-            self.lost_before -= 1
-            raise CatalogUnavailable("away", determinate=True)
-        with super().transaction() as conn:
-            yield conn
-        if self.lost_replies:
-            self.lost_replies -= 1
-            raise CatalogUnavailable("reply lost", determinate=False)
-
-
-class Bench:
-    """Everything a worker needs, with one tenant of two tasks and one store."""
-
-    def __init__(self, folder: Path) -> None:
-        self.catalog = FlakyCatalog(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
-        register_tenant(self.catalog, TENANT)
-        tasks = [NewTask(kind="data", range=KeyRange(b"", b"m")), NewTask(kind="data", range=KeyRange(b"m", b""))]
-        assert activate_tenant(self.catalog, TENANT, 10, tasks)
-        issue_incarnation(self.catalog, TENANT, 1)
-        self.store = MemoryStore()
-        self.feed = MemoryFeed()
-        self.tasks = [1, 2]
-        self.workers: list[SorterWorker] = []
-
-    def assign(self, worker_id: str) -> None:
-        epoch = acquire_owner(self.catalog, "meta")
-        assert epoch is not None
-        for task_id in self.tasks:
-            seen = get_task(self.catalog, task_id).epoch
-            assert assign_task(self.catalog, task_id, worker_id=worker_id, seen_epoch=seen, owner_epoch=epoch)
-
-    def worker(
-        self,
-        worker_id: str,
-        *,
-        snapshot_interval_s: float = 0.1,
-        flush_interval_s: float = 0.02,
-        spill: Spill | None = None,
-    ) -> SorterWorker:
-        made = SorterWorker(
-            self.catalog,
-            self.store,
-            self.feed,
-            SystemClock(),
-            worker_id=worker_id,
-            flush_interval_s=flush_interval_s,
-            snapshot_interval_s=snapshot_interval_s,
-            spill=spill,
-        )
-        self.workers.append(made)
-        made.start()
-        return made
-
-    def put(self, seq: int, *rows: Row, upto: int, checkpoint_ts: int = 10) -> None:
-        mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=checkpoint_ts, resolved_ts=upto)
-        self.feed.put(feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=upto, rows=rows, marks=(mark,))))
-
-    def row(self, task_id: int) -> TaskRow:
-        return get_task(self.catalog, task_id)
-
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: {[w.problems() for w in self.workers]}"
-            time.sleep(0.01)
-
-    def wait_for_upper(self, upto: int) -> None:
-        self.wait(lambda: all(self.row(t).upper >= upto for t in self.tasks), f"upper {upto}")
-
-    def served(self) -> list[Served]:
-        out = []
-        for s in find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000):
-            data = self.store.get_range(s.object_key, s.offset, s.length)
-            out += served(decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows))
-        return sorted(out)
+from tistream.errors import StoreUnavailable
+from tistream.ids import Position
+from tistream.testing.sorter_bench import TENANT, WAIT_S, Bench, change, expected
+from tistream.testing.sorter_oracle import C, Mark, P, R, Row
+from tistream.testing.sorter_world import File, feed_batch
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
-    for worker in made.workers:
-        worker.stop()
-    made.catalog.close()
-
-
-def change(key: bytes, start_ts: int, commit_ts: int, value: bytes) -> tuple[Row, Row]:
-    return (
-        Row(kind=P, key=key, start_ts=start_ts, value=value),
-        Row(kind=C, key=key, start_ts=start_ts, commit_ts=commit_ts),
-    )
-
-
-def expected(key: bytes, start_ts: int, commit_ts: int, value: bytes) -> Served:
-    return Served(commit_ts=commit_ts, start_ts=start_ts, key=key, op=1, value=value, old_value=None)
+    made.stop()
 
 
 def test_changes_of_both_tasks_reach_the_log_once_and_uppers_follow(bench: Bench) -> None:
@@ -393,88 +271,6 @@ def test_a_good_end_saves_everything_and_retires(bench: Bench) -> None:
     assert positions(bench.catalog, 1)[1][1].seq >= 1
     assert bench.row(1).snapshot_key is not None
     assert [w.state for w in list_workers(bench.catalog)] == ["gone"]
-
-
-def rows_of(bench: Bench) -> list[TaskRow]:
-    return list_tasks(bench.catalog, TENANT)
-
-
-def asked_to_merge(bench: Bench) -> None:
-    left, right = rows_of(bench)
-    assert request_merge(bench.catalog, left.task_id, right.task_id, seen_epochs=(left.epoch, right.epoch))
-
-
-def test_a_task_is_split_while_rows_wait_and_both_parts_write_theirs(bench: Bench) -> None:
-    bench.assign("s1")
-    bench.worker("s1")
-    late = Row(kind=C, key=b"b", start_ts=15, commit_ts=25)
-    bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=15, value=b"2"), upto=20)
-    bench.wait_for_upper(20)
-    bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "a snapshot")
-    parts = split_task(bench.catalog, 1, b"b", seen_epoch=bench.row(1).epoch)
-    assert parts is not None
-    bench.tasks = [*parts, 2]
-    bench.put(2, late, *change(b"a", 21, 22, b"3"), upto=30)
-    bench.wait_for_upper(30)
-    found = [expected(b"a", 11, 12, b"1"), expected(b"a", 21, 22, b"3"), expected(b"b", 15, 25, b"2")]
-    assert bench.served() == found
-
-
-def test_two_tasks_become_one_while_rows_wait(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
-    waiting = [Row(kind=P, key=key, start_ts=15, value=b"w") for key in (b"b", b"y")]
-    bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 11, 12, b"2"), *waiting, upto=20)
-    bench.wait_for_upper(20)
-    asked_to_merge(bench)
-    bench.wait(lambda: len(rows_of(bench)) == 1, "the merge")
-    (row,) = rows_of(bench)
-    assert (row.range, row.upper, row.owner) == (KeyRange(b"", b""), 20, "s1")
-    bench.tasks = [row.task_id]
-    bench.put(2, *(Row(kind=C, key=key, start_ts=15, commit_ts=25) for key in (b"b", b"y")), upto=30)
-    bench.wait_for_upper(30)
-    early = [expected(b"a", 11, 12, b"1"), expected(b"x", 11, 12, b"2")]
-    assert bench.served() == [*early, expected(b"b", 15, 25, b"w"), expected(b"y", 15, 25, b"w")]
-    assert worker.problems() == []
-
-
-@pytest.mark.parametrize("fault", ["the reply is lost", "the catalog is away", "the sorter is replaced"])
-def test_a_merge_that_goes_wrong_leaves_two_tasks_or_one(bench: Bench, fault: str) -> None:
-    bench.assign("s1")
-    bench.worker("s1", snapshot_interval_s=1000.0)
-    bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 13, 14, b"2"), upto=20)
-    bench.wait_for_upper(20)
-    match fault:
-        case "the reply is lost":
-            bench.catalog.lost_replies_of = "merge_tasks"
-        case "the catalog is away":
-            bench.catalog.lost_before_of = "merge_tasks"
-        case _:
-            bench.worker("s2")
-            bench.assign("s2")
-    asked_to_merge(bench)
-    bench.wait(lambda: len(rows_of(bench)) == 1, "the merge")
-    bench.tasks = [row.task_id for row in rows_of(bench)]
-    bench.put(2, *change(b"a", 21, 22, b"3"), upto=30)
-    bench.wait_for_upper(30)
-    early = [expected(b"a", 11, 12, b"1"), expected(b"x", 13, 14, b"2")]
-    assert bench.served() == [*early, expected(b"a", 21, 22, b"3")]
-
-
-def test_two_tasks_that_do_not_come_together_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(merging, "FIRST_PAUSE_S", 0.3)
-    bench.assign("s1")
-    bench.worker("s1")
-    bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
-    bench.wait_for_upper(20)
-    asked_to_merge(bench)
-    bench.put(2, *change(b"x", 21, 22, b"2"), upto=30)
-    bench.wait_for_upper(30)
-    assert bench.served() == [expected(b"a", 11, 12, b"1"), expected(b"x", 21, 22, b"2")]
-    assert len(rows_of(bench)) == 2
-    monkeypatch.setattr(merging, "PATIENCE_S", 60.0)
-    bench.wait(lambda: len(rows_of(bench)) == 1, "the merge")
 
 
 def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench: Bench) -> None:

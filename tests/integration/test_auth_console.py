@@ -1,0 +1,176 @@
+"""The console's sessions: logins, CSRF, other sites' pages, and answers that end with their key."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import httpx2
+import pytest
+from fastapi import FastAPI, Request
+from starlette.responses import StreamingResponse
+from starlette.testclient import TestClient
+
+from tistream.auth import install
+from tistream.auth.access import needs, still_in
+from tistream.auth.guard import KeyGuard
+from tistream.auth.keys import hash_of, parse_key
+from tistream.auth.roles import Right, Role
+from tistream.catalog.keys import revoke_key
+from tistream.catalog.logins import open_session
+from tistream.cli import assembly
+from tistream.config import ServerSettings
+from tistream.errors import TiStreamError
+from tistream.limits import KEY_CACHE_MS
+from tistream.testing.auth_site import MINE, Site, auth_site, is_problem
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with auth_site(tmp_path_factory.mktemp("auth")) as made:
+        yield made
+
+
+def log_in(site: Site, key: str) -> tuple[str, httpx2.Response]:
+    code = site.ask("POST", "/v1/console-codes", key).json()["code"]
+    answer = site.ask("POST", "/login", data={"code": code, "next": "/tenants/1/1"})
+    return code, answer
+
+
+def cookie(answer: httpx2.Response) -> dict[str, str]:
+    return {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+
+
+def test_a_code_signs_in_once(site: Site) -> None:
+    code, answer = log_in(site, site.key(Role.VIEWER, MINE))
+    site.http.cookies.clear()
+    assert (answer.status_code, answer.headers["location"]) == (303, "/tenants/1/1")
+    flags = answer.headers["set-cookie"].lower()
+    assert all(word in flags for word in ("httponly", "samesite=strict", "path=/", "max-age=43200"))
+    assert site.get("/tenants/1/1", headers=cookie(answer)).status_code == 200
+    assert site.get("/tenants/2/7", headers=cookie(answer)).status_code == 404
+    again = site.ask("POST", "/login", data={"code": code})
+    assert again.status_code == 401
+    assert "was used" in again.text
+    assert "set-cookie" not in again.headers
+
+
+def test_over_https_the_cookie_never_leaves_it(site: Site) -> None:
+    code = site.ask("POST", "/v1/console-codes", site.key(Role.VIEWER)).json()["code"]
+    with TestClient(site.app, base_url="https://ts.example.com") as http:
+        answer = http.post("/login", data={"code": code}, follow_redirects=False)
+        assert answer.headers["set-cookie"].startswith("__Host-tistream_session=tss_")
+        assert "secure" in answer.headers["set-cookie"].lower()
+        assert http.get("/overview").status_code == 200
+
+
+@pytest.mark.parametrize("page", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:x", "/a\nb"])
+def test_a_login_leads_to_no_other_site(site: Site, page: str) -> None:
+    answer = site.ask("POST", "/login", data={"code": site.key(Role.VIEWER), "next": page})
+    site.http.cookies.clear()
+    assert answer.headers["location"] == "/overview"
+
+
+def test_a_pushers_key_opens_no_console(site: Site) -> None:
+    answer = site.ask("POST", "/login", data={"code": site.key(Role.PUSHER, MINE)})
+    assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
+
+
+def test_a_browser_without_a_session_is_led_to_the_login(site: Site) -> None:
+    answer = site.get("/tenants/1/1", headers={"Accept": "text/html,*/*"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/tenants/1/1")
+    part = site.get("/overview", headers={"Accept": "text/html", "HX-Request": "true"})
+    assert (part.status_code, part.headers["HX-Redirect"]) == (401, "/login")
+    assert site.get("/v1/tenants", headers={"Accept": "text/html"}).status_code == 401
+
+
+def test_what_changes_something_needs_the_sessions_csrf_token(site: Site) -> None:
+    _, answer = log_in(site, site.key(Role.OWNER))
+    site.http.cookies.clear()
+    me = cookie(answer)
+    token = re.search(r'name="csrf-token" content="([0-9a-f]{64})"', site.get("/overview", headers=me).text)
+    assert token is not None
+    path = "/v1/clusters/1/tenants/1/stores/88/incarnations"
+    for wrong in ({}, {"X-CSRF-Token": "0" * 64}, {"X-CSRF-Token": b"\xe9"}):
+        assert is_problem(site.ask("POST", path, headers={**me, **wrong}), 403, "TS-1081")
+    assert is_problem(site.ask("POST", path, headers=me, data={"csrf": "0" * 64}), 403, "TS-1081")
+    assert is_problem(site.ask("POST", path, headers=me, content=b"x" * 70_000), 403, "TS-1081")
+    assert site.ask("POST", path, headers={**me, "X-CSRF-Token": token[1]}).json()["incarnation"] == 1
+    assert site.ask("POST", path, headers=me, data={"csrf": token[1]}).json()["incarnation"] == 2
+    out = site.ask("POST", "/logout", headers=me, data={"csrf": token[1]})
+    assert (out.status_code, out.headers["location"]) == (303, "/login")
+    assert is_problem(site.get("/overview", headers=me), 401, "TS-1080")
+
+
+def test_another_sites_page_changes_nothing(site: Site) -> None:
+    for headers in (
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example"},
+    ):
+        answer = site.ask("POST", "/login", headers=headers, data={"code": site.key(Role.OWNER)})
+        assert is_problem(answer, 403, "TS-1081")
+        assert "set-cookie" not in answer.headers
+    with TestClient(assembly._api(_open(site.parts), [], control=True)) as http:
+        body = {"cluster_id": 8, "tenant_id": 8}
+        assert http.post("/v1/tenants", json=body, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+        assert http.post("/v1/tenants", json=body, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 201
+
+
+def test_a_session_ends_with_its_key(site: Site) -> None:
+    key = site.key(Role.VIEWER)
+    key_id, token = parse_key(key).key_id, "tss_" + "b" * 39
+    open_session(site.parts.catalog, hash_of(token), key_id, 600_000)
+    me = {"Cookie": f"tistream_session={token}"}
+    assert site.get("/overview", headers=me).status_code == 200
+    site.ask("DELETE", f"/v1/keys/{key_id}", site.key(Role.OWNER))
+    assert is_problem(site.get("/overview", headers=me), 401, "TS-1080")
+
+
+def test_without_keys_nobody_is_asked(site: Site) -> None:
+    with TestClient(assembly._api(_open(site.parts), [], control=True)) as http:
+        assert len(http.get("/v1/tenants").json()["items"]) >= 2
+        assert http.get("/login", follow_redirects=False).headers["location"] == "/overview"
+        assert "Sign out" not in http.get("/overview").text
+        assert http.get("/v1/whoami").json()["role"] == "owner"
+        assert http.post("/v1/console-codes").status_code == 400
+
+
+def _open(parts: assembly.Parts) -> assembly.Parts:
+    server = ServerSettings(auth="none")
+    return assembly.Parts(
+        settings=parts.settings.model_copy(update={"server": server}),
+        catalog=parts.catalog,
+        store=parts.store,
+        clock=parts.clock,
+    )
+
+
+def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
+    """What a stream asks every few seconds."""
+    key, asked = site.key(Role.VIEWER), threading.Event()
+    seen: list[str] = []
+
+    async def endless(request: Request) -> StreamingResponse:
+        async def lines() -> AsyncIterator[bytes]:
+            for _ in range(1000):
+                try:
+                    await still_in(request)
+                except TiStreamError as e:
+                    seen.append(e.code)
+                    return
+                yield b"on\n"
+                if not asked.is_set():
+                    asked.set()
+                    revoke_key(site.parts.catalog, parse_key(key).key_id)
+                    site.clock.advance(KEY_CACHE_MS / 1000 + 0.1)
+
+        return StreamingResponse(lines())
+
+    app = FastAPI(openapi_url=None)
+    app.add_api_route("/v1/endless", endless, dependencies=[needs(Right.LOOK)], response_model=None)
+    install.install(app, site.parts.catalog, KeyGuard(site.parts.catalog, site.clock))
+    with TestClient(app) as http:
+        assert http.get("/v1/endless", headers={"Authorization": f"Bearer {key}"}).content == b"on\n"
+    assert seen == ["TS-1080"]
