@@ -118,7 +118,7 @@ def test_a_replica_equals_tidb_however_often_it_was_killed(server: str, served: 
         consumer.finish()
     finally:
         consumer.close()
-    assert len(killed) == 6
+    assert len(killed) == 5
     assert set(killed) == {"half made", "committed"}
     last = replica.moments(EXPECTED)[-1]
     tables = [t for t in last.tables if t["kind"] == "table"]

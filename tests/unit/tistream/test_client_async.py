@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -161,6 +160,5 @@ def test_following_saves_behind_the_body(tmp_path: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    yield
