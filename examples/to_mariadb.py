@@ -46,6 +46,7 @@ def replicate(
     store = SqlCursorStore(to, f"{cluster}/{tenant}", table=f"{STATE}.cursors")
     if store.load() is None:
         ts = source.splits(cluster, tenant, start_ts="latest", end_ts="latest")["start_ts"]
+        replica.forget()
         replica.bring_to(int(ts), [])
         store.save(source.page(cluster, tenant, start_ts=ts, end_ts=ts).next_cursor)
     applied = None
@@ -81,6 +82,10 @@ class Replica:
             "name VARCHAR(64) COLLATE utf8mb4_bin, made_as LONGTEXT NOT NULL, PRIMARY KEY (db, name))"
         )
         self.to.commit()
+
+    def forget(self) -> None:
+        """All tables are to be made anew: nobody knows what they stand at."""
+        self._run(f"UPDATE {STATE}.tables SET made_as = ''")
 
     def bring_to(self, ts: int, events: list[dict[str, Any]]) -> None:
         """From the end of the page before to `ts`, the end of the page with these events. Not committed yet."""

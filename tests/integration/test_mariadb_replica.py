@@ -128,6 +128,21 @@ def test_a_replica_equals_tidb_however_often_it_was_killed(server: str, served: 
     assert tables_of(server) == {(t["db"], t["table"]) for t in tables}, "and no other table"
 
 
+def test_a_replica_that_lost_its_cursor_begins_with_fresh_rows(server: str, served: ServedLog, tmp_path: Path) -> None:
+    with open_server(server) as sql, sql.cursor() as cursor:
+        cursor.execute("DELETE FROM shop.acct WHERE id > 3")
+        cursor.execute("DELETE FROM tistream_replica.cursors")
+        sql.commit()
+    consumer = Consumer(server, served.url, tmp_path)
+    try:
+        consumer.finish()
+    finally:
+        consumer.close()
+    last = replica.moments(EXPECTED)[-1]
+    (table,) = [t for t in last.tables if t["table"] == "acct"]
+    replica.same_rows(last, table, rows_of(server, table))
+
+
 def test_what_somebody_else_made_stays(server: str, served: ServedLog, tmp_path: Path) -> None:
     with open_server(server) as sql, sql.cursor() as cursor:
         cursor.execute("DROP DATABASE IF EXISTS tistream_replica")

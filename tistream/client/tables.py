@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tistream.client.exchange import Page
 from tistream.errors import InvalidInput, TiStreamError
@@ -207,12 +206,14 @@ def _cast(values: Any, type_: pa.DataType) -> Any:
     if pa.types.is_struct(type_):
         names = {field.name for field in values.type}
         parts = [
-            _cast(pc.struct_field(values, field.name), field.type) if field.name in names
+            _cast(values.field(field.name), field.type) if field.name in names
             else pa.nulls(len(values), field.type)
             for field in type_
         ]  # fmt: skip
-        return pa.StructArray.from_arrays(parts, fields=list(type_), mask=pc.is_null(values))
+        return pa.StructArray.from_arrays(parts, fields=list(type_), mask=values.is_null())
     if pa.types.is_string(type_) and pa.types.is_list(values.type):
+        import pyarrow.compute as pc
+
         return pc.binary_join(values.cast(pa.list_(pa.string())), ",")
     if pa.types.is_string(type_) and pa.types.is_binary(values.type):
         raise InvalidInput("A column was both text and bytes in this span; take the pages one by one.")
