@@ -58,21 +58,21 @@ class SqlCursorStore:
     """A row in the consumer's database, by its DB-API connection (autocommit off).
 
     `save` commits, so everything that was written by the same connection since the last one is kept with the cursor,
-    or lost with it. `load` begins by undoing what was not committed.
+    or lost with it. `load` comes first: it undoes what was not committed, and makes the table if it is missing.
     """
 
     def __init__(self, connection: Any, name: str, *, table: str = "tistream_cursors", mark: str = "%s") -> None:
-        """`name` of the consumer; `table` is made if missing; `mark` is the driver's parameter (`?` for SQLite)."""
+        """`name` of the consumer; `table` of the cursors; `mark` is the driver's parameter (`?` for SQLite)."""
         self._connection, self._name, self._table, self._mark = connection, name, table, mark
         self._saves = 0  # how often it was saved, as far as we know
-        self._execute(
-            f"CREATE TABLE IF NOT EXISTS {table} "
-            "(name VARCHAR(190) NOT NULL PRIMARY KEY, saved_cursor TEXT NOT NULL, saves BIGINT NOT NULL)"
-        )
-        connection.commit()
 
     def load(self) -> str | None:
         self._connection.rollback()
+        self._execute(
+            f"CREATE TABLE IF NOT EXISTS {self._table} "
+            "(name VARCHAR(190) NOT NULL PRIMARY KEY, saved_cursor TEXT NOT NULL, saves BIGINT NOT NULL)"
+        )
+        self._connection.commit()
         cursor = self._connection.cursor()
         cursor.execute(f"SELECT saved_cursor, saves FROM {self._table} WHERE name = {self._mark}", (self._name,))  # noqa: S608
         row = cursor.fetchone()
