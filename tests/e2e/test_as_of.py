@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pymysql
 import pytest
 from sqlalchemy import make_url
 
 from tistream.testing import replica
 from tistream.testing.mariadb import mariadb
 from tistream.testing.processes import TiStreamProcess, Up, client, register
-
-BINARY_TYPES = ("binary", "varbinary", "blob", "tinyblob", "mediumblob", "longblob", "bit")
+from tistream.testing.replica_rows import open_server, selected
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +95,7 @@ def test_a_restore_into_mariadb_selects_what_tidb_selected(pushed: Up, expected:
             for file in sorted(tmp_path.glob(pattern)):
                 load(url, file)
         compared = 0
-        connection = connect(url)
+        connection = open_server(url)
         for table in moment.tables:
             if table["kind"] == "table":
                 replica.same_rows(moment, table, selected(connection, table))
@@ -115,49 +110,3 @@ def load(url: str, file: Path) -> None:
     with file.open("rb") as source:
         done = subprocess.run(command, stdin=source, capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, f"{file.name}: {done.stderr.decode(errors='replace')[-600:]}"
-
-
-def connect(url: str) -> pymysql.Connection[Any]:
-    parsed = make_url(url)
-    texts = {code: str for code in vars(pymysql.constants.FIELD_TYPE).values() if isinstance(code, int)}
-    return pymysql.connect(
-        host="127.0.0.1", port=parsed.port or 0, user="root", charset="utf8mb4",
-        conv={**pymysql.converters.encoders, **texts}, init_command="SET time_zone = '+00:00'",
-    )  # fmt: skip
-
-
-def expression(name: str, kind: str) -> str:
-    """How a column is asked for: bytes in hexadecimal, floats with all digits, numbers without ZEROFILL's zeros."""
-    if kind in BINARY_TYPES:
-        return f"HEX(`{name}`)"
-    if kind == "float":
-        return f"CAST(`{name}` AS DOUBLE)"
-    return f"`{name}` + 0" if kind == "int" else f"`{name}`"
-
-
-def selected(connection: pymysql.Connection[Any], table: dict[str, Any]) -> list[dict[str, Any]]:
-    """The server's rows in the form that NDJSON has, from its text protocol."""
-    vectors = re.findall(r"`(\w+)` vector", table["create"])
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-            "ORDER BY ordinal_position",
-            (table["db"], table["table"]),
-        )
-        types = dict(cursor.fetchall())
-        shown = ",".join(expression(name.replace("`", "``"), kind) for name, kind in types.items())
-        cursor.execute(f"SELECT {shown} FROM `{table['db']}`.`{table['table']}`")
-        rows = cursor.fetchall()
-    found = []
-    for row in rows:
-        values: dict[str, Any] = {}
-        for (name, kind), value in zip(types.items(), row, strict=True):
-            if value is not None and kind in BINARY_TYPES:
-                value = base64.b64encode(bytes.fromhex(value.rjust(len(value) + len(value) % 2, "0"))).decode()
-            elif value is not None and kind == "year":
-                value = int(value)
-            elif value is not None and name in vectors:
-                value = json.loads(value)
-            values[name] = value
-        found.append(values)
-    return found

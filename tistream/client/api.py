@@ -1,9 +1,9 @@
-"""A small synchronous client of the HTTP API: pages of changes, lists, status.
+"""The synchronous client of the HTTP API: pages of changes, tables as Arrow, lists, status.
 
 It speaks HTTP only. A page is finite and ends at its cursor; `pull` walks pages until the served watermark (or for ever
 with `follow`). Transport errors and answers that say "not now" (502, 503, 504) are retried with back-off at the same
 cursor, so a restarted service is no more than a pause. Every other problem answer becomes the TiStreamError that the
-server raised, with its words and facts.
+server raised, with its words and facts. `AsyncClient` is its twin.
 """
 
 from __future__ import annotations
@@ -12,84 +12,30 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import quote
 
 import httpx2
 import orjson
-import pyarrow as pa
 
-from tistream.client.streams import SILENCE_S, STREAMED, follow
-from tistream.credentials import key_for
-from tistream.errors import (
-    AheadOfWatermark,
-    AnotherRequest,
-    ChangedMeanwhile,
-    CursorInvalid,
-    InvalidInput,
-    NotAllowed,
-    NotConvertible,
-    NotFound,
-    RateLimited,
-    SeedNeeded,
-    StateForbids,
-    StillInFlight,
-    StoreUnavailable,
-    TiStreamError,
-    TooManyOpen,
-    TsExpired,
-    TsOutOfRange,
-    Unauthenticated,
+from tistream.client.cursors import CursorStore
+from tistream.client.exchange import (
+    TIMEOUT_S,
+    WAIT_S,
+    Page,
+    Retries,
+    Tenant,
+    error_of,
+    given,
+    page_of,
+    position_params,
+    scope_path,
+    tenant_of,
+    unreachable,
 )
-
-_RETRY_FIRST_S = 0.1
-_RETRY_MAX_S = 2.0
-_WAIT_S = 10
-_TIMEOUT_S = 120  # for an answer; the first page after a start may wait until its code is compiled
-
-#: errors that a caller handles apart, by the code of the problem
-_BY_CODE: dict[str, type[TiStreamError]] = {
-    error.code: error
-    for error in (
-        InvalidInput,
-        CursorInvalid,
-        TsOutOfRange,
-        TsExpired,
-        NotFound,
-        AheadOfWatermark,
-        RateLimited,
-        TooManyOpen,
-        StateForbids,
-        ChangedMeanwhile,
-        SeedNeeded,
-        NotConvertible,
-        Unauthenticated,
-        NotAllowed,
-        AnotherRequest,
-        StillInFlight,
-    )
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """One answer of a pull."""
-
-    content: bytes
-    next_cursor: str
-    resolved_ts: int
-    has_more: bool
-    quarantined: int = 0  #: rows of this page that the server could not decode
-    end_ts: int | None = None  #: what the `end_ts` of the request meant
-
-    def lines(self) -> list[bytes]:
-        """The messages of a format with one message a line, without their ends. (A CSV record may hold line ends.)"""
-        return self.content.splitlines()
-
-    def arrow(self) -> pa.Table:
-        """The rows of an Arrow answer."""
-        return pa.ipc.open_stream(self.content).read_all()
+from tistream.client.streams import SILENCE_S, STREAMED, Following
+from tistream.client.tables import TablePull
+from tistream.credentials import key_for
+from tistream.errors import StoreUnavailable
 
 
 class Client:
@@ -108,7 +54,7 @@ class Client:
         `transport` replaces the network."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(timeout=_TIMEOUT_S, transport=transport, headers=headers)
+        self._http = httpx2.Client(timeout=TIMEOUT_S, transport=transport, headers=headers)
         self._retry_s = retry_s
         self._sleep = sleep
 
@@ -138,27 +84,12 @@ class Client:
         options: Mapping[str, str] | None = None,
     ) -> Page:
         """One page from `cursor`, or from `start_ts` (`earliest` when neither is given)."""
-        path = _of_scope(cluster_id, tenant_id, database, table)
-        params: dict[str, str] = {**(options or {}), "format": format}
-        if cursor is not None:
-            params["cursor"] = cursor
-        else:
-            params["start_ts"] = str(start_ts if start_ts is not None else "earliest")
-        if end_ts is not None:
-            params["end_ts"] = str(end_ts)
-        if limit is not None:
-            params["limit"] = str(limit)
+        path = scope_path(cluster_id, tenant_id, database, table)
+        params = {**(options or {}), "format": format} | position_params(cursor, start_ts, end_ts, limit)
         if wait_s:
             params["wait"] = str(wait_s)
-        response = self._request("GET", f"{path}/changes", params=params, timeout=wait_s + _TIMEOUT_S)
-        return Page(
-            content=response.content,
-            next_cursor=response.headers["TiStream-Next-Cursor"],
-            resolved_ts=int(response.headers["TiStream-Resolved-Ts"]),
-            has_more=response.headers["TiStream-Has-More"] == "true",
-            quarantined=int(response.headers.get("TiStream-Quarantined", "0")),
-            end_ts=int(end) if (end := response.headers.get("TiStream-End-Ts")) else None,
-        )
+        response = self._request("GET", f"{path}/changes", params=params, timeout=wait_s + TIMEOUT_S)
+        return page_of(response.content, response.headers)
 
     def pull(
         self,
@@ -177,15 +108,14 @@ class Client:
             yield from self.stream(cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, **more)
             return
         while True:
-            wait_s = _WAIT_S if follow and cursor is not None else 0
+            wait_s = WAIT_S if follow and cursor is not None else 0
             page = self.page(
                 cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, wait_s=wait_s, **more
             )
             yield page
             cursor = page.next_cursor
             end_ts = page.end_ts if page.end_ts is not None else end_ts
-            is_all = end_ts is not None and page.end_ts is not None and page.resolved_ts >= page.end_ts
-            if not page.has_more and (is_all or not follow):
+            if page.is_last(follow=follow):
                 return
 
     def stream(
@@ -204,28 +134,36 @@ class Client:
     ) -> Iterator[Page]:
         """As `pull` with `follow`, over one connection: a page each second at least, with the lines that came since the
         one before. `resolved_ts` is how far everything has come."""
-        path = f"{_of_scope(cluster_id, tenant_id, database, table)}/changes:stream"
-        words = {**(options or {}), "format": format, "framing": "sse"} | ({"limit": str(limit)} if limit else {})
+        path = f"{scope_path(cluster_id, tenant_id, database, table)}/changes:stream"
+        following = Following(
+            format=format, cursor=cursor, start_ts=start_ts, end_ts=end_ts, limit=limit, options=options
+        )
+        timeout = httpx2.Timeout(TIMEOUT_S, read=SILENCE_S)
+        while not following.done:
+            answer = self._request("GET", path, stream=True, params=following.params(), timeout=timeout)
+            with closing(answer):
+                following.opened(answer.headers)
+                for piece in _until_it_breaks(answer):
+                    yield from following.take(piece)
+                    if following.done:
+                        return
 
-        def open_at(cursor: str | None, end_ts: str | int | None) -> httpx2.Response:
-            start = str(start_ts if start_ts is not None else "earliest")
-            position = {"cursor": cursor} if cursor is not None else {"start_ts": start}
-            end = {"end_ts": str(end_ts)} if end_ts is not None else {}
-            timeout = httpx2.Timeout(_TIMEOUT_S, read=SILENCE_S)
-            params = words | position | end
-            return self._request("GET", path, stream=True, params=params, timeout=timeout)
+    def follow(self, cluster_id: int, tenant_id: int, *, store: CursorStore, **more: Any) -> Iterator[Page]:
+        """As `pull` with `follow=True`, going on where `store` says. When the body of the loop is through with a page
+        and asks for the next, the page's cursor is saved; so a page whose body did not end (a kill, an exception, a
+        `break`) comes again. With a `SqlCursorStore` the body's rows and the cursor are one transaction: exactly once.
+        `follow=False` ends at the watermark, and `start_ts` counts while nothing is saved."""
+        for page in self.pull(cluster_id, tenant_id, **{"follow": True, **more, "cursor": store.load()}):
+            yield page
+            store.save(page.next_cursor)
 
-        for mark in follow(open_at, _problem_error, cursor, end_ts):
-            content = mark.content
-            if format == "ndjson":
-                content += orjson.dumps({"type": "resolved", "resolved_ts": str(mark.resolved_ts)}) + b"\n"
-            yield Page(
-                content=content,
-                next_cursor=mark.cursor,
-                resolved_ts=mark.resolved_ts,
-                has_more=False,
-                quarantined=mark.quarantined,
-            )
+    def table(self, cluster_id: int, tenant_id: int, name: str, **more: Any) -> TablePull:
+        """The changes of table `name` ("db.table") as Arrow, pandas, polars or DuckDB; `more` as TablePull has it."""
+        return TablePull(self.page, cluster_id, tenant_id, name, **more)
+
+    def tenants(self) -> list[Tenant]:
+        """The registered tenants that the key may see."""
+        return [tenant_of(item) for item in self.get("/v1/tenants")["items"]]
 
     def splits(
         self,
@@ -238,9 +176,8 @@ class Client:
     ) -> dict[str, Any]:
         """The parts of a long pull, each with its cursor and end. `params` are those of the route: start_ts or cursor,
         end_ts, rows, parts, part_bytes; None leaves one out."""
-        given = {name: str(value) for name, value in params.items() if value is not None}
-        path = _of_scope(cluster_id, tenant_id, database, table)
-        found: dict[str, Any] = self.get(f"{path}/changes/splits", **given)
+        path = scope_path(cluster_id, tenant_id, database, table)
+        found: dict[str, Any] = self.get(f"{path}/changes/splits", **given(params))
         return found
 
     def files(
@@ -254,8 +191,7 @@ class Client:
     ) -> dict[str, Any]:
         """The files of the log with their addresses. `params` are those of the route: start_ts, end_ts, format; None
         leaves one out."""
-        given = {name: str(value) for name, value in params.items() if value is not None}
-        found: dict[str, Any] = self.get(f"{_of_scope(cluster_id, tenant_id, database, table)}/files", **given)
+        found: dict[str, Any] = self.get(f"{scope_path(cluster_id, tenant_id, database, table)}/files", **given(params))
         return found
 
     def rows(
@@ -271,9 +207,9 @@ class Client:
     ) -> Iterator[bytes]:
         """The rows of a table as of a timestamp, piece by piece. StoreUnavailable when the answer breaks off: what
         came before is then a part only."""
-        path = f"{_of_scope(cluster_id, tenant_id, database, table)}/rows"
+        path = f"{scope_path(cluster_id, tenant_id, database, table)}/rows"
         params = {"as_of": str(as_of), "format": format} | ({"wait": str(wait_s)} if wait_s else {})
-        with closing(self._request("GET", path, stream=True, params=params, timeout=wait_s + _TIMEOUT_S)) as response:
+        with closing(self._request("GET", path, stream=True, params=params, timeout=wait_s + TIMEOUT_S)) as response:
             try:
                 yield from response.iter_bytes()
             except httpx2.TransportError as e:
@@ -283,7 +219,7 @@ class Client:
         self, cluster_id: int, tenant_id: int, database: str, table: str, *, as_of: str | int, dialect: str = "mysql"
     ) -> dict[str, Any]:
         """The CREATE statements of a table as of a timestamp, and notes on what they leave out."""
-        path = f"{_of_scope(cluster_id, tenant_id, database, table)}/definition"
+        path = f"{scope_path(cluster_id, tenant_id, database, table)}/definition"
         found: dict[str, Any] = self.get(path, as_of=str(as_of), dialect=dialect)
         return found
 
@@ -313,71 +249,27 @@ class Client:
 
     def _request(self, method: str, path: str, *, stream: bool = False, **kwargs: Any) -> httpx2.Response:
         """The answer; with `stream` its body is still to be read, and the answer to be closed."""
-        deadline = time.monotonic() + self._retry_s
-        pause = _RETRY_FIRST_S
+        retries = Retries(time.monotonic() + self._retry_s)
         while True:
+            headers: Mapping[str, str] | None = None
             try:
                 response = self._http.send(self._http.build_request(method, self.url + path, **kwargs), stream=stream)
-                if stream and not response.is_success:
-                    response.read()
-                error = None if response.is_success else _error(response)
+                if response.is_success:
+                    return response
+                headers, content = response.headers, response.read()
+                error = error_of(response.status_code, content)
             except httpx2.TransportError as e:
-                error = StoreUnavailable(f"{self.url} does not answer: {e or type(e).__name__}.")
-            if error is None:
-                return response
-            if isinstance(error, RateLimited):
-                pause = max(pause, float(response.headers.get("Retry-After", pause)))
-            again = isinstance(error, StoreUnavailable | StillInFlight | RateLimited)
-            if not again or time.monotonic() + pause > deadline:
-                raise error
-            self._sleep(pause)
-            pause = min(pause * 2, _RETRY_MAX_S)
+                error = unreachable(self.url, e)
+            self._sleep(retries.pause(error, headers, time.monotonic()))
+
+
+def _until_it_breaks(answer: httpx2.Response) -> Iterator[bytes]:
+    try:
+        yield from answer.iter_bytes()
+    except httpx2.TransportError:
+        return
 
 
 def connect(url: str = "http://127.0.0.1:8711", **more: Any) -> Client:
     """A client of the service at `url`. Without a `key` it shows what TISTREAM_KEY holds or `tistream login` kept."""
     return Client(url, **{"key": key_for(url), **more})
-
-
-def _of_scope(cluster_id: int, tenant_id: int, database: str | None, table: str | None) -> str:
-    path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}"
-    if database is not None:
-        path += f"/databases/{quote(database, safe='')}"
-    if table is not None:
-        path += f"/tables/{quote(table, safe='')}"
-    return path
-
-
-def _error(response: httpx2.Response) -> TiStreamError:
-    """The error that an answer stands for: the server's own where it is a problem document."""
-    status = response.status_code
-    try:
-        body = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        body = None
-    if not isinstance(body, dict):
-        body = {"detail": response.text[:200]}
-    return _problem_error({**body, "status": status})
-
-
-def _problem_error(body: dict[str, Any]) -> TiStreamError:
-    """The error of a problem document."""
-    status = int(body["status"])
-    text = str(body.get("detail") or body.get("title") or f"HTTP {status}")
-    if status in (502, 503, 504):
-        return StoreUnavailable(text)
-    by_status = NotFound if status == 404 else InvalidInput if status < 500 else TiStreamError
-    error = _BY_CODE.get(str(body.get("code")), by_status)(text, **_facts(body), status=status)
-    error.hint = str(body.get("hint") or "")
-    return error
-
-
-def _facts(body: Mapping[str, Any]) -> dict[str, object]:
-    """The facts of a problem that can be attributes of an error."""
-    facts = body.get("facts")
-    taken = {"self", "message", "facts", "status"}
-    return {
-        name: value
-        for name, value in (facts.items() if isinstance(facts, dict) else ())
-        if name not in taken and not hasattr(TiStreamError, name)
-    }

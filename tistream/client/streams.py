@@ -1,4 +1,4 @@
-"""Following a stream of changes: pages out of server-sent events, over as many connections as it takes.
+"""Following a stream of changes: pages out of server-sent events, over as many connections as it takes (pure).
 
 A page is what came between two watermarks; its cursor is the second one's. A connection that breaks off or is ended by
 the server (it stops, or we were slow) is opened again at the last cursor, and what came behind that is dropped, for it
@@ -7,90 +7,78 @@ comes again: no change is lost or given twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-import httpx2
 import orjson
 
-from tistream.errors import TiStreamError
+from tistream.client.exchange import Page, position_params, problem_error
 
 #: formats that have streams with one message a line
 STREAMED = frozenset({"ndjson", "canal-json", "debezium", "open-protocol", "simple"})
 SILENCE_S = 30  # a stream says something each second
 
-#: (cursor or None, end_ts or None) -> an answer whose body is still to be read
-Open = Callable[[str | None, str | int | None], httpx2.Response]
 
+class Following:
+    """One stream, however many connections it takes. For each: `params`, `opened`, then `take` of what comes."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """Everything up to `resolved_ts` came before this; `content` since the mark before it."""
+    def __init__(
+        self,
+        *,
+        format: str,
+        cursor: str | None,
+        start_ts: str | int | None,
+        end_ts: str | int | None,
+        limit: int | None,
+        options: Mapping[str, str] | None,
+    ) -> None:
+        self.done = False  #: whether everything up to the end has come
+        self._words = {**(options or {}), "format": format, "framing": "sse"}
+        self._format, self._limit = format, limit
+        self._cursor, self._start_ts, self._end_ts = cursor, start_ts, end_ts
+        self._rest, self._name, self._data = b"", "", b""
+        self._lines: list[bytes] = []
 
-    content: bytes
-    cursor: str
-    resolved_ts: int
-    quarantined: int
+    def params(self) -> dict[str, str]:
+        """What the next connection asks for."""
+        return self._words | position_params(self._cursor, self._start_ts, self._end_ts, self._limit)
 
+    def opened(self, headers: Mapping[str, str]) -> None:
+        """A connection answers; what came behind the last watermark of the one before is dropped."""
+        self._end_ts = headers.get("TiStream-End-Ts", self._end_ts)  # what a span such as -5m meant at the first time
+        self._rest, self._name, self._data, self._lines = b"", "", b"", []
 
-def follow(
-    open_at: Open, error_of: Callable[[dict[str, Any]], TiStreamError], cursor: str | None, end_ts: str | int | None
-) -> Iterator[Mark]:
-    """Marks from `cursor` on, for ever or up to `end_ts`. Raises what ends the stream for good."""
-    while True:
-        with closing(open_at(cursor, end_ts)) as answer:
-            end_ts = answer.headers.get("TiStream-End-Ts", end_ts)  # what a span such as -5m meant at the first time
-            for event in _whole(answer):
-                match event.name:
-                    case "resolved":
-                        facts = orjson.loads(event.data)
-                        cursor = facts["cursor"]
-                        yield Mark(
-                            content=event.before,
-                            cursor=facts["cursor"],
-                            resolved_ts=int(facts["resolved_ts"]),
-                            quarantined=int(facts.get("quarantined", 0)),
-                        )
-                    case "end":
-                        facts = orjson.loads(event.data)
-                        if facts["reason"] == "end-reached":
-                            return
-                        if facts["reason"] == "error":
-                            raise error_of(facts["problem"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    name: str
-    data: bytes
-    before: bytes  #: the lines of the unnamed events since the last named one
-
-
-def _whole(answer: httpx2.Response) -> Iterator[_Event]:
-    """The named events up to where the connection ends, however it does."""
-    lines: list[bytes] = []
-    name, data = b"", b""
-    try:
-        for line in _lines(answer.iter_bytes()):
+    def take(self, piece: bytes) -> Iterator[Page]:
+        """The pages that are whole with these bytes. Raises what ends the stream for good."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
             if line.startswith(b"data: "):
-                data = line[6:]
+                self._data = line[6:]
             elif line.startswith(b"event: "):
-                name = line[7:]
+                self._name = line[7:].decode()
             elif not line:
+                name, data, self._name, self._data = self._name, self._data, "", b""
                 if name:
-                    yield _Event(name=name.decode(), data=data, before=b"".join(lines))
-                    lines = []
+                    content, self._lines = b"".join(self._lines), []
+                    yield from self._event(name, data, content)
                 elif data:
-                    lines.append(data + b"\n")
-                name, data = b"", b""
-    except httpx2.TransportError:
-        return
+                    self._lines.append(data + b"\n")
 
-
-def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
+    def _event(self, name: str, data: bytes, content: bytes) -> Iterator[Page]:
+        """`content`: the lines of the unnamed events since the last named one."""
+        if name == "resolved":
+            facts = orjson.loads(data)
+            self._cursor, resolved_ts = facts["cursor"], int(facts["resolved_ts"])
+            if self._format == "ndjson":
+                content += orjson.dumps({"type": "resolved", "resolved_ts": str(resolved_ts)}) + b"\n"
+            yield Page(
+                content=content,
+                next_cursor=facts["cursor"],
+                resolved_ts=resolved_ts,
+                has_more=False,
+                quarantined=int(facts.get("quarantined", 0)),
+            )
+        elif name == "end":
+            facts = orjson.loads(data)
+            self.done = facts["reason"] == "end-reached"
+            if facts["reason"] == "error":
+                raise problem_error(facts["problem"])

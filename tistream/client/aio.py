@@ -1,0 +1,206 @@
+"""The asynchronous client: what `Client` does, with `await`. Pages, streams, tables, any resource by its path.
+
+It differs in how it waits only; what is asked and what an answer means is decided in `exchange` and `streams`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Self
+
+import httpx2
+import orjson
+
+from tistream.client.cursors import CursorStore
+from tistream.client.exchange import (
+    TIMEOUT_S,
+    WAIT_S,
+    Page,
+    Retries,
+    Tenant,
+    error_of,
+    page_of,
+    position_params,
+    scope_path,
+    tenant_of,
+    unreachable,
+)
+from tistream.client.streams import SILENCE_S, STREAMED, Following
+from tistream.client.tables import AsyncTablePull
+from tistream.credentials import key_for
+
+
+class AsyncClient:
+    """A connection to one TiStream service, for one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        retry_s: float = 30,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """As `Client`."""
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx2.AsyncClient(timeout=TIMEOUT_S, transport=transport, headers=headers)
+        self._retry_s = retry_s
+        self._sleep = sleep
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def page(
+        self,
+        cluster_id: int,
+        tenant_id: int,
+        *,
+        database: str | None = None,
+        table: str | None = None,
+        start_ts: str | int | None = None,
+        end_ts: str | int | None = None,
+        cursor: str | None = None,
+        format: str = "ndjson",
+        limit: int | None = None,
+        wait_s: float = 0,
+        options: Mapping[str, str] | None = None,
+    ) -> Page:
+        """One page from `cursor`, or from `start_ts` (`earliest` when neither is given)."""
+        path = scope_path(cluster_id, tenant_id, database, table)
+        params = {**(options or {}), "format": format} | position_params(cursor, start_ts, end_ts, limit)
+        if wait_s:
+            params["wait"] = str(wait_s)
+        response = await self._request("GET", f"{path}/changes", params=params, timeout=wait_s + TIMEOUT_S)
+        return page_of(response.content, response.headers)
+
+    async def pull(
+        self,
+        cluster_id: int,
+        tenant_id: int,
+        *,
+        follow: bool = False,
+        cursor: str | None = None,
+        start_ts: str | int | None = None,
+        end_ts: str | int | None = None,
+        **more: Any,
+    ) -> AsyncIterator[Page]:
+        """As `Client.pull`."""
+        if follow and more.get("format", "ndjson") in STREAMED:
+            stream = self.stream(cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, **more)
+            async for page in stream:
+                yield page
+            return
+        while True:
+            wait_s = WAIT_S if follow and cursor is not None else 0
+            page = await self.page(
+                cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, wait_s=wait_s, **more
+            )
+            yield page
+            cursor = page.next_cursor
+            end_ts = page.end_ts if page.end_ts is not None else end_ts
+            if page.is_last(follow=follow):
+                return
+
+    async def stream(
+        self,
+        cluster_id: int,
+        tenant_id: int,
+        *,
+        database: str | None = None,
+        table: str | None = None,
+        cursor: str | None = None,
+        start_ts: str | int | None = None,
+        end_ts: str | int | None = None,
+        format: str = "ndjson",
+        limit: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Page]:
+        """As `Client.stream`."""
+        path = f"{scope_path(cluster_id, tenant_id, database, table)}/changes:stream"
+        following = Following(
+            format=format, cursor=cursor, start_ts=start_ts, end_ts=end_ts, limit=limit, options=options
+        )
+        timeout = httpx2.Timeout(TIMEOUT_S, read=SILENCE_S)
+        while not following.done:
+            answer = await self._request("GET", path, stream=True, params=following.params(), timeout=timeout)
+            try:
+                following.opened(answer.headers)
+                async for piece in _until_it_breaks(answer):
+                    for page in following.take(piece):
+                        yield page
+                    if following.done:
+                        return
+            finally:
+                await answer.aclose()
+
+    async def follow(self, cluster_id: int, tenant_id: int, *, store: CursorStore, **more: Any) -> AsyncIterator[Page]:
+        """As `Client.follow`. The store is called in a thread, so that it may wait for its disk or database."""
+        cursor = await asyncio.to_thread(store.load)
+        async for page in self.pull(cluster_id, tenant_id, **{"follow": True, **more, "cursor": cursor}):
+            yield page
+            await asyncio.to_thread(store.save, page.next_cursor)
+
+    def table(self, cluster_id: int, tenant_id: int, name: str, **more: Any) -> AsyncTablePull:
+        """As `Client.table`."""
+        return AsyncTablePull(self.page, cluster_id, tenant_id, name, **more)
+
+    async def tenants(self) -> list[Tenant]:
+        """The registered tenants that the key may see."""
+        return [tenant_of(item) for item in (await self.get("/v1/tenants"))["items"]]
+
+    async def get(self, path: str, **params: str) -> Any:
+        """GET a JSON resource of the API by its path."""
+        return orjson.loads((await self._request("GET", path, params=params)).content)
+
+    async def register_tenant(self, cluster_id: int, tenant_id: int) -> dict[str, Any]:
+        """Register a tenant; fine when it is registered already. The first answer holds a key for its pushers."""
+        found: dict[str, Any] = await self.post("/v1/tenants", {"cluster_id": cluster_id, "tenant_id": tenant_id})
+        return found
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
+        """POST to a resource or a verb of the API. However often it is tried again, it is done once."""
+        once = {"Idempotency-Key": secrets.token_hex(16)}
+        sent = None if body is None else dict(body)
+        return orjson.loads((await self._request("POST", path, headers=once, json=sent, params=params)).content)
+
+    async def _request(self, method: str, path: str, *, stream: bool = False, **kwargs: Any) -> httpx2.Response:
+        """The answer; with `stream` its body is still to be read, and the answer to be closed."""
+        retries = Retries(time.monotonic() + self._retry_s)
+        while True:
+            headers: Mapping[str, str] | None = None
+            try:
+                request = self._http.build_request(method, self.url + path, **kwargs)
+                response = await self._http.send(request, stream=stream)
+                if response.is_success:
+                    return response
+                headers, content = response.headers, await response.aread()
+                error = error_of(response.status_code, content)
+            except httpx2.TransportError as e:
+                error = unreachable(self.url, e)
+            await self._sleep(retries.pause(error, headers, time.monotonic()))
+
+
+async def _until_it_breaks(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    try:
+        async for piece in answer.aiter_bytes():
+            yield piece
+    except httpx2.TransportError:
+        return
+
+
+def connect_async(url: str = "http://127.0.0.1:8711", **more: Any) -> AsyncClient:
+    """An asynchronous client of the service at `url`. Without a `key` it shows what TISTREAM_KEY holds or
+    `tistream login` kept."""
+    return AsyncClient(url, **{"key": key_for(url), **more})

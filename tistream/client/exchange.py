@@ -1,0 +1,208 @@
+"""What both clients ask and how they understand the answer: addresses, parameters, problems, when to try again (pure).
+
+`Client` and `AsyncClient` differ in how they wait only; whatever decides something is here, and in `streams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+import pyarrow as pa
+
+from tistream.errors import (
+    AheadOfWatermark,
+    AnotherRequest,
+    ChangedMeanwhile,
+    CursorInvalid,
+    InvalidInput,
+    NotAllowed,
+    NotConvertible,
+    NotFound,
+    RateLimited,
+    SeedNeeded,
+    StateForbids,
+    StillInFlight,
+    StoreUnavailable,
+    TiStreamError,
+    TooManyOpen,
+    TsExpired,
+    TsOutOfRange,
+    Unauthenticated,
+)
+
+TIMEOUT_S = 120  #: for an answer; the first page after a start may wait until its code is compiled
+WAIT_S = 10  #: of a long poll
+_RETRY_FIRST_S = 0.1
+_RETRY_MAX_S = 2.0
+
+#: errors that a caller handles apart, by the code of the problem
+_BY_CODE: dict[str, type[TiStreamError]] = {
+    error.code: error
+    for error in (
+        InvalidInput,
+        CursorInvalid,
+        TsOutOfRange,
+        TsExpired,
+        NotFound,
+        AheadOfWatermark,
+        RateLimited,
+        TooManyOpen,
+        StateForbids,
+        ChangedMeanwhile,
+        SeedNeeded,
+        NotConvertible,
+        Unauthenticated,
+        NotAllowed,
+        AnotherRequest,
+        StillInFlight,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One answer of a pull."""
+
+    content: bytes
+    next_cursor: str
+    resolved_ts: int
+    has_more: bool
+    quarantined: int = 0  #: rows of this page that the server could not decode
+    end_ts: int | None = None  #: what the `end_ts` of the request meant
+
+    def lines(self) -> list[bytes]:
+        """The messages of a format with one message a line, without their ends. (A CSV record may hold line ends.)"""
+        return self.content.splitlines()
+
+    def arrow(self) -> pa.Table:
+        """The rows of an Arrow answer."""
+        return pa.ipc.open_stream(self.content).read_all()
+
+    def is_last(self, *, follow: bool) -> bool:
+        """Whether a walk ends with it: everything up to its end has come, or up to the watermark if not following."""
+        return not self.has_more and (not follow or (self.end_ts is not None and self.resolved_ts >= self.end_ts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A registered tenant, as the list of tenants has it."""
+
+    cluster_id: int
+    tenant_id: int
+    state: str
+    resolved_ts: int | None  #: None while it has none
+    facts: Mapping[str, Any]  #: the whole item
+
+
+def page_of(content: bytes, headers: Mapping[str, str]) -> Page:
+    """The page that an answer is."""
+    return Page(
+        content=content,
+        next_cursor=headers["TiStream-Next-Cursor"],
+        resolved_ts=int(headers["TiStream-Resolved-Ts"]),
+        has_more=headers["TiStream-Has-More"] == "true",
+        quarantined=int(headers.get("TiStream-Quarantined", "0")),
+        end_ts=int(end) if (end := headers.get("TiStream-End-Ts")) else None,
+    )
+
+
+def tenant_of(item: Mapping[str, Any]) -> Tenant:
+    """An item of `GET /v1/tenants`."""
+    resolved = item.get("resolved_ts")
+    return Tenant(
+        cluster_id=int(item["cluster_id"]),
+        tenant_id=int(item["tenant_id"]),
+        state=str(item["state"]),
+        resolved_ts=int(resolved) if resolved else None,
+        facts=item,
+    )
+
+
+def scope_path(cluster_id: int, tenant_id: int, database: str | None, table: str | None) -> str:
+    """The address of a tenant, a database or a table."""
+    path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+    if database is not None:
+        path += f"/databases/{quote(database, safe='')}"
+    if table is not None:
+        path += f"/tables/{quote(table, safe='')}"
+    return path
+
+
+def position_params(
+    cursor: str | None, start_ts: str | int | None, end_ts: str | int | None, limit: int | None
+) -> dict[str, str]:
+    """Where a pull begins and ends: at `cursor`, else at `start_ts` (`earliest` when neither is given)."""
+    start = {"start_ts": str(start_ts if start_ts is not None else "earliest")}
+    params = start if cursor is None else {"cursor": cursor}
+    if end_ts is not None:
+        params["end_ts"] = str(end_ts)
+    if limit is not None:
+        params["limit"] = str(limit)
+    return params
+
+
+def given(params: Mapping[str, str | int | None]) -> dict[str, str]:
+    """Those that are not None, as a query takes them."""
+    return {name: str(value) for name, value in params.items() if value is not None}
+
+
+def error_of(status: int, content: bytes) -> TiStreamError:
+    """The error that an answer stands for: the server's own where it is a problem document."""
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        body = None
+    if not isinstance(body, dict):
+        body = {"detail": content.decode(errors="replace")[:200]}
+    return problem_error({**body, "status": status})
+
+
+def unreachable(url: str, cause: Exception) -> StoreUnavailable:
+    """The error when nothing answers."""
+    return StoreUnavailable(f"{url} does not answer: {cause or type(cause).__name__}.")
+
+
+def problem_error(body: Mapping[str, Any]) -> TiStreamError:
+    """The error of a problem document."""
+    status = int(body["status"])
+    text = str(body.get("detail") or body.get("title") or f"HTTP {status}")
+    if status in (502, 503, 504):
+        return StoreUnavailable(text)
+    by_status = NotFound if status == 404 else InvalidInput if status < 500 else TiStreamError
+    error = _BY_CODE.get(str(body.get("code")), by_status)(text, **_facts(body), status=status)
+    error.hint = str(body.get("hint") or "")
+    return error
+
+
+def _facts(body: Mapping[str, Any]) -> dict[str, object]:
+    """The facts of a problem that can be attributes of an error."""
+    facts = body.get("facts")
+    taken = {"self", "message", "facts", "status"}
+    return {
+        name: value
+        for name, value in (facts.items() if isinstance(facts, dict) else ())
+        if name not in taken and not hasattr(TiStreamError, name)
+    }
+
+
+class Retries:
+    """How long a request is tried again: what says "not now" is, with growing pauses, until `deadline`."""
+
+    def __init__(self, deadline: float) -> None:
+        """`deadline` is on the clock that `pause` is told of."""
+        self._deadline = deadline
+        self._pause = _RETRY_FIRST_S
+
+    def pause(self, error: TiStreamError, headers: Mapping[str, str] | None, now: float) -> float:
+        """Seconds to wait before the request is sent again. Raises `error` when it is not."""
+        if isinstance(error, RateLimited) and headers is not None:
+            self._pause = max(self._pause, float(headers.get("Retry-After", self._pause)))
+        again = isinstance(error, StoreUnavailable | StillInFlight | RateLimited)
+        if not again or now + self._pause > self._deadline:
+            raise error
+        pause, self._pause = self._pause, min(self._pause * 2, _RETRY_MAX_S)
+        return pause

@@ -1,0 +1,227 @@
+"""The changes of one table as Arrow: page by page, or joined into a frame.
+
+    connect().table(1, 1, "shop.customers").to_polars()
+
+A DDL that changes columns ends a page, so pages may differ in their columns. Joined, a column is as wide as it ever
+was; types that have no wider one in common become text. Columns that a page lacks are null in its rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tistream.client.exchange import Page
+from tistream.errors import InvalidInput, TiStreamError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowPage:
+    """What one page holds: columns as docs/formats/messages.md has them, and where it ends."""
+
+    rows: pa.Table
+    next_cursor: str
+    resolved_ts: int
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a pull has come."""
+
+    pages: int
+    rows: int
+    bytes: int
+    next_cursor: str
+    resolved_ts: int  #: up to where the service serves
+
+
+class _Walk:
+    """Where a pull of a table stands: what the next page is asked for, what an answer means."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        since: str | int | None = None,
+        until: str | int | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        database, dot, table = name.partition(".")
+        if not (database and dot and table):
+            raise InvalidInput(f"{name!r} is no table: write database.table.", table=name)
+        self._asked: dict[str, Any] = {
+            "database": database, "table": table, "start_ts": since, "end_ts": until, "cursor": cursor,
+            "limit": limit, "format": "arrow",
+        }  # fmt: skip
+        self._progress = progress
+        self._pages = self._rows = self._bytes = 0
+        self.done = False
+
+    def asked(self) -> dict[str, Any]:
+        """The arguments of `Client.page`."""
+        return dict(self._asked)
+
+    def took(self, page: Page) -> ArrowPage:
+        """TiStreamError when the server could not decode some rows: nothing is left out silently."""
+        rows = page.arrow()
+        if page.quarantined:
+            raise TiStreamError(f"{page.quarantined} rows cannot be decoded.", rows=rows.schema.metadata)
+        self._asked["cursor"] = page.next_cursor
+        if page.end_ts is not None:
+            self._asked["end_ts"] = page.end_ts  # what a span such as -5m meant at the first time
+        self.done = page.is_last(follow=False)
+        self._pages, self._rows, self._bytes = (
+            self._pages + 1,
+            self._rows + rows.num_rows,
+            self._bytes + len(page.content),
+        )
+        if self._progress is not None:
+            self._progress(
+                Progress(
+                    pages=self._pages, rows=self._rows, bytes=self._bytes, next_cursor=page.next_cursor,
+                    resolved_ts=page.resolved_ts,
+                )
+            )  # fmt: skip
+        return ArrowPage(rows=rows, next_cursor=page.next_cursor, resolved_ts=page.resolved_ts, has_more=page.has_more)
+
+
+class TablePull:
+    """The changes of a table from `since` (or `cursor`) to `until`, or to what is served now.
+
+    Nothing is asked before it is read, and each reading begins anew. `since` and `until` take what `start_ts` takes,
+    `limit` is the rows of a page, `progress` is called after each page.
+    """
+
+    def __init__(self, page: Callable[..., Page], cluster_id: int, tenant_id: int, name: str, **more: Any) -> None:
+        self._page, self._tenant, self._name, self._more = page, (cluster_id, tenant_id), name, more
+        _Walk(name, **more)  # refuses what is wrong at once
+
+    def batches(self, **more: Any) -> Iterator[ArrowPage]:
+        """Page by page; `more` wins over what the pull was made with."""
+        walk = _Walk(self._name, **{**self._more, **more})
+        while not walk.done:
+            yield walk.took(self._page(*self._tenant, **walk.asked()))
+
+    def to_arrow(self) -> pa.Table:
+        """All rows."""
+        return joined([page.rows for page in self.batches()])
+
+    def to_pandas(self, **options: Any) -> Any:
+        """All rows as a pandas frame; `options` are those of pyarrow's `to_pandas`."""
+        _needs("pandas", "pandas")
+        return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> Any:
+        """All rows as a polars frame."""
+        return _needs("polars", "polars").from_arrow(narrow(self.to_arrow()))
+
+    def to_duckdb(self, connection: Any = None) -> Any:
+        """All rows as a DuckDB relation, of `connection` or of a new one in memory."""
+        made = connection or _needs("duckdb", "duckdb").connect()
+        return made.from_arrow(narrow(self.to_arrow()))
+
+
+class AsyncTablePull:
+    """TablePull for `AsyncClient`."""
+
+    def __init__(
+        self, page: Callable[..., Awaitable[Page]], cluster_id: int, tenant_id: int, name: str, **more: Any
+    ) -> None:
+        self._page, self._tenant, self._name, self._more = page, (cluster_id, tenant_id), name, more
+        _Walk(name, **more)
+
+    async def batches(self, **more: Any) -> AsyncIterator[ArrowPage]:
+        """Page by page; `more` wins over what the pull was made with."""
+        walk = _Walk(self._name, **{**self._more, **more})
+        while not walk.done:
+            yield walk.took(await self._page(*self._tenant, **walk.asked()))
+
+    async def to_arrow(self) -> pa.Table:
+        """All rows; `.to_pandas()` and `polars.from_arrow` take it from there."""
+        return joined([page.rows async for page in self.batches()])
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table of tables whose columns may differ."""
+    schema = tables[0].schema
+    for table in tables[1:]:
+        schema = _union(schema, table.schema)
+    return pa.concat_tables([_as(table, schema) for table in tables]) if len(tables) > 1 else tables[0]
+
+
+def narrow(table: pa.Table) -> pa.Table:
+    """Without decimals of more than 38 digits, which few tools read: they become text."""
+    return _as(table, pa.schema([field.with_type(_narrow(field.type)) for field in table.schema]))
+
+
+def _narrow(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_narrow(field.type)) for field in type_])
+    return pa.string() if pa.types.is_decimal256(type_) else type_
+
+
+def _union(a: Any, b: Any) -> Any:
+    """The fields of two schemas or structs by name, each as wide as both."""
+    fields = {field.name: field for field in a}
+    for field in b:
+        known = fields.get(field.name)
+        fields[field.name] = field if known is None else field.with_type(_wider(known.type, field.type))
+    made = [field.with_nullable(True).remove_metadata() for field in fields.values()]
+    return pa.schema(made) if isinstance(a, pa.Schema) else pa.struct(made)
+
+
+def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(a) and pa.types.is_struct(b):
+        return _union(a, b)
+    if a == b:
+        return a
+    try:
+        pair = [pa.schema([pa.field("c", type_)]) for type_ in (a, b)]
+        return pa.unify_schemas(pair, promote_options="permissive").field("c").type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return pa.string()
+
+
+def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        _cast(table[field.name].combine_chunks(), field.type) if field.name in table.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]  # fmt: skip
+    return pa.table(columns, schema=schema)
+
+
+def _cast(values: Any, type_: pa.DataType) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.chunked_array([], values.type).combine_chunks() if not values.num_chunks else values.chunk(0)
+    if values.type == type_:
+        return values
+    if pa.types.is_struct(type_):
+        names = {field.name for field in values.type}
+        parts = [
+            _cast(values.field(field.name), field.type) if field.name in names
+            else pa.nulls(len(values), field.type)
+            for field in type_
+        ]  # fmt: skip
+        return pa.StructArray.from_arrays(parts, fields=list(type_), mask=values.is_null())
+    if pa.types.is_string(type_) and pa.types.is_list(values.type):
+        import pyarrow.compute as pc
+
+        return pc.binary_join(values.cast(pa.list_(pa.string())), ",")
+    if pa.types.is_string(type_) and pa.types.is_binary(values.type):
+        raise InvalidInput("A column was both text and bytes in this span; take the pages one by one.")
+    return values.cast(type_)
+
+
+def _needs(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise InvalidInput(f"{module} is not installed: pip install {package}.", missing=module) from e
