@@ -88,15 +88,15 @@ class Consumer:
             return 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[str]:
     with mariadb() as url:
         yield url
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
-    with served_log(tmp_path_factory.mktemp("replica")) as made:
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedLog]:
+    with served_log(tmp_path) as made:
         made.log.activate().seed()
         yield made
 
@@ -134,12 +134,14 @@ def test_a_replica_equals_tidb_however_often_it_was_killed(server: str, served: 
 
 
 def test_a_replica_that_lost_its_cursor_begins_with_fresh_rows(server: str, served: ServedLog, tmp_path: Path) -> None:
-    with open_server(server) as sql, sql.cursor() as cursor:
-        cursor.execute("DELETE FROM shop.acct WHERE id > 3")
-        cursor.execute("DELETE FROM tistream_replica.cursors")
-        sql.commit()
+    served.log.flush(recording_end())
     consumer = Consumer(server, served.url, tmp_path)
     try:
+        consumer.finish()
+        with open_server(server) as sql, sql.cursor() as cursor:
+            cursor.execute("DELETE FROM shop.acct WHERE id > 3")
+            cursor.execute("DELETE FROM tistream_replica.cursors")
+            sql.commit()
         consumer.finish()
     finally:
         consumer.close()
@@ -149,15 +151,21 @@ def test_a_replica_that_lost_its_cursor_begins_with_fresh_rows(server: str, serv
 
 
 def test_what_somebody_else_made_stays(server: str, served: ServedLog, tmp_path: Path) -> None:
+    served.log.flush(recording_end())
     with open_server(server) as sql, sql.cursor() as cursor:
-        cursor.execute("DROP DATABASE IF EXISTS tistream_replica")
+        cursor.execute("CREATE DATABASE shop")
+        cursor.execute("CREATE TABLE shop.acct AS SELECT 7 AS mine")
+        sql.commit()
     consumer = Consumer(server, served.url, tmp_path)
     try:
         with pytest.raises(AssertionError, match="is there already, and not made from here"):
             consumer.finish()
     finally:
         consumer.close()
-    assert len(tables_of(server)) > 70
+    with open_server(server) as sql, sql.cursor() as cursor:
+        cursor.execute("SELECT * FROM shop.acct")
+        assert cursor.fetchall() == (("7",),)
+    assert tables_of(server) == {("shop", "acct")}
 
 
 def rows_of(server: str, table: dict[str, Any]) -> list[dict[str, Any]]:
