@@ -81,14 +81,12 @@ def _holes(services: Services, who: Principal, visible: Iterable[Tenant]) -> int
 
 def _of_service(services: Services) -> dict[str, Any]:
     """What sorters say they take in, and what this process asked of the bucket."""
-    sorters = facts.workers(operate.sources_of(services), "sorter")["items"]
+    sorters = [w for w in facts.workers(operate.sources_of(services), "sorter")["items"] if w["alive"]]
     told = requests_so_far()
+    count = round(sum(n for operation, n in told.items() if operation != "delete"))
     return {
-        "bytes_per_s": sum(w["bytes_per_s"] for w in sorters if w["alive"]),
-        "requests": {
-            "count": round(sum(n for operation, n in told.items() if operation != "delete")),
-            "usd": round(of_requests(told), 4),
-        },
+        "bytes_per_s": sum(w["bytes_per_s"] for w in sorters) if sorters else None,
+        "requests": {"count": count, "usd": round(of_requests(told), 4)} if count else None,
     }
 
 

@@ -6,9 +6,10 @@ newest SAMPLES_MAX are kept. Nobody samples while nobody looks, and nothing is m
 
 from __future__ import annotations
 
+import math
 import threading
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tistream.ids import Tenant
@@ -55,12 +56,7 @@ class LagsSeen:
             seconds = round(self._times[-1] - self._times[0]) if self._times else 0
         if not found:
             return Percentiles(p50_ms=None, p99_ms=None, seconds=seconds)
-        last = len(found) - 1
-        return Percentiles(
-            p50_ms=round(found[min(last, len(found) // 2)]),
-            p99_ms=round(found[min(last, int(0.99 * len(found)))]),
-            seconds=seconds,
-        )
+        return Percentiles(p50_ms=_rank(found, 0.5), p99_ms=_rank(found, 0.99), seconds=seconds)
 
     def line(self, tenant: Tenant) -> dict[str, object]:
         """The newest samples as the points of a line, with the height of LINE_MS; no points before two samples."""
@@ -70,6 +66,11 @@ class LagsSeen:
         step = _WIDTH / max(1, len(lags) - 1)
         points = [f"{n * step:.1f},{_y(lag, top):.1f}" for n, lag in enumerate(lags)]
         return {"points": " ".join(points) if len(points) > 1 else "", "limit_y": round(_y(LINE_MS, top), 1)}
+
+
+def _rank(ordered: Sequence[float], share: float) -> int:
+    """The smallest value that is at least as large as `share` of them."""
+    return round(ordered[math.ceil(share * len(ordered)) - 1])
 
 
 def _y(lag_ms: float, top: float) -> float:

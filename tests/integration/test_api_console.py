@@ -19,7 +19,10 @@ import apiserver.console
 from apiserver.app import create_app
 from tistream.catalog.tasks import list_tasks, stop_task
 from tistream.catalog.tenants import register_tenant
+from tistream.catalog.workers import WorkerKind, register_worker
 from tistream.ids import Tenant
+from tistream.objectstore.memory import MemoryStore
+from tistream.objectstore.metered import MeteredStore
 from tistream.testing.api_world import ApiWorld, api_world
 from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
 
@@ -104,11 +107,25 @@ def test_the_overview_and_its_twin(world: ApiWorld) -> None:
     assert twin["holes"] == len(world.http.get("/holes.json").json()["items"])
     active = [t["lag_ms"] for t in twin["tenants"] if t["state"] == "ACTIVE"]
     assert min(active) - 60_000 <= twin["lag_p50_ms"] <= twin["lag_p99_ms"] <= max(active)
-    assert twin["requests"]["count"] > 0
+    assert twin["bytes_per_s"] is None, "no sorter runs: nobody knows"
     text = page(world, "/overview").text
     assert str(recording_end()) in text
     assert "awaiting snapshot" in text
     assert "above the 5 s line" in text
+
+
+def test_the_overview_knows_throughput_and_requests_where_they_are_known(tmp_path: Path) -> None:
+    with api_world(tmp_path) as world:
+        before = world.http.get("/overview.json").json()["requests"]
+        store = MeteredStore(MemoryStore())
+        for n in range(3):
+            store.put(f"committed/{n}", b"x")
+            store.get(f"committed/{n}")
+        register_worker(world.catalog, "sorter-1", WorkerKind.SORTER, "")
+        twin = world.http.get("/overview.json").json()
+        assert twin["requests"]["count"] == (before["count"] if before else 0) + 6
+        assert twin["bytes_per_s"] == 0
+        assert "Throughput" in page(world, "/overview").text
 
 
 def test_the_waterfall_is_the_one_of_the_api(world: ApiWorld) -> None:
