@@ -45,6 +45,7 @@ _SHOWN_ROWS = 12
 _FIRST_PAGES_ROWS = 10  # small pages until a row is shown: it needs the decoders of few column types only
 _PAUSE_S = 0.3
 _READY_S = 60.0
+_CHECKED_BEFORE_KILL = 50
 _COLOURS = {"insert": "green", "update": "yellow", "delete": "red", "ddl": "cyan"}
 _SIGNS = {"insert": "+", "update": "~", "delete": "-", "ddl": "≡"}
 
@@ -212,7 +213,7 @@ class _Demo:
         if lag_s is not None:
             self._lags.append(lag_s)
             del self._lags[:-100]
-        drill.step(now_s, lag_s, now_s >= self._kill_after_s)
+        drill.step(now_s, lag_s, now_s >= self._kill_after_s and len(load.judge.got) >= _CHECKED_BEFORE_KILL)
         if drill.phase is not before and drill.recovered_s is not None:
             self._say(f"the checker: {load.verdict()}")
 
