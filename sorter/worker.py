@@ -129,6 +129,18 @@ class SorterWorker:
                 self._finish()
             self._runners.clear()
 
+    def crash(self) -> None:
+        """End as a process that is killed does, for drills: nothing more is written out or saved, nobody is told, and
+        what it held in memory is gone. Others learn of it when its lease runs out. `stop` then finds nothing to do."""
+        self._loop.stop()
+        self._heartbeat.stop()
+        with self._state:
+            for runner in [*self._runners.values(), *self._leaving]:
+                runner.stop()
+            self._leaving.clear()
+            self._runners.clear()
+            self._publisher, self.reports = None, ()
+
     @property
     def kind(self) -> WorkerKind:
         return WorkerKind.SORTER

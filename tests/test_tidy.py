@@ -24,7 +24,7 @@ BANNED = {
     "time.time": ("a Clock argument", ("tistream/clock.py", "tistream/objectstore", "tistream/testing")),
     "time.time_ns": ("a Clock argument", ("tistream/clock.py", "tistream/objectstore")),
     "time.sleep": ("Clock.wait or an Event", ("tistream/testing", "tistream/cli")),
-    "print": ("structlog, or the command line", ("tistream/cli", "tistream/demo.py", "tistream/testing")),
+    "print": ("structlog, or the command line", ("tistream/cli", "tistream/demo", "tistream/testing")),
     "uuid.uuid1": ("secrets.token_hex", ()),
 }
 FORBIDDEN_NAMES = {"utils", "common", "misc", "manager", "base", "helpers"}

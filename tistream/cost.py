@@ -11,7 +11,7 @@ store. A hundred stores are 1,296 USD.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 MONTH_S = 30 * 86_400
@@ -94,6 +94,13 @@ class Lever:
     name: str
     usd: float
     saves: float  #: USD a month; negative: it costs more
+
+
+def of_requests(requests: Mapping[str, float], prices: Prices = Prices()) -> float:
+    """What requests that were counted come to, in USD. `requests`: operation of an object store -> how many."""
+    dear = sum(requests.get(operation, 0) for operation in ("put", "list"))
+    cheap = sum(requests.get(operation, 0) for operation in ("get", "get_range", "size"))
+    return dear * prices.put_per_million / 1e6 + cheap * prices.get_per_million / 1e6
 
 
 def batch_files_per_s(load: Load) -> float:

@@ -18,6 +18,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
 from apiserver.console import login, operate_routes, pages
+from apiserver.console.copies import ORIGIN, copies
+from apiserver.console.seen import LagsSeen
 from apiserver.deps import Services
 from tistream import __version__, problem
 from tistream.auth.access import Who, access_of, needs
@@ -57,7 +59,7 @@ def install(app: FastAPI, services: Services) -> None:
 
 def _router(services: Services) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
-    env = _templates()
+    env, lags = _templates(), LagsSeen()
 
     def page(request: Request, template: str, facts: Callable[[], dict[str, Any]]) -> Response:
         status, part = 200, request.headers.get("HX-Request") == "true"
@@ -83,19 +85,29 @@ def _router(services: Services) -> APIRouter:
 
     @routes.get("/overview", dependencies=[needs(Right.LOOK, filtered=True)])
     def overview(request: Request, who: Who) -> Response:
-        return page(request, "overview.html", lambda: pages.overview(services, who))
+        return page(request, "overview.html", lambda: pages.overview(services, who, lags))
 
     @routes.get("/overview.json", dependencies=[needs(Right.LOOK, filtered=True)])
     def overview_json(who: Who) -> dict[str, Any]:
-        return pages.overview(services, who)
+        return pages.overview(services, who, lags)
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}.json", dependencies=[needs(Right.LOOK)])
     def tenant_json(cluster_id: int, tenant_id: int, who: Who) -> dict[str, Any]:
         return pages.tenant(services, Tenant(cluster_id, tenant_id), who)
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}", dependencies=[needs(Right.LOOK)])
-    def tenant(request: Request, cluster_id: int, tenant_id: int, who: Who) -> Response:
-        return page(request, "tenant.html", lambda: pages.tenant(services, Tenant(cluster_id, tenant_id), who))
+    def tenant(request: Request, cluster_id: int, tenant_id: int, who: Who, table: str = "") -> Response:
+        of = Tenant(cluster_id, tenant_id)
+        lines = {"table": table, "copies": copies(of, table), "origin": ORIGIN}
+        return page(request, "tenant.html", lambda: {**pages.tenant(services, of, who), **lines})
+
+    @routes.get("/tenants/{cluster_id}/{tenant_id}/waterfall.json", dependencies=[needs(Right.LOOK)])
+    def waterfall_json(cluster_id: int, tenant_id: int) -> dict[str, Any]:
+        return pages.waterfall(services, Tenant(cluster_id, tenant_id))
+
+    @routes.get("/tenants/{cluster_id}/{tenant_id}/waterfall", dependencies=[needs(Right.LOOK)])
+    def waterfall(request: Request, cluster_id: int, tenant_id: int) -> Response:
+        return page(request, "waterfall.html", lambda: pages.waterfall(services, Tenant(cluster_id, tenant_id)))
 
     return routes
 

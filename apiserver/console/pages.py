@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from apiserver.console import operate, strips
+from apiserver.console.seen import LagsSeen
 from apiserver.deps import Services
+from apiserver.routes import lag
 from apiserver.routes import tenants as tenant_routes
 from tistream import ts as tso
+from tistream.admin import facts
 from tistream.admin.words import bytes_text, lag_text
 from tistream.auth.roles import ANYONE, Principal
 from tistream.catalog import tasks, tenants
 from tistream.catalog.tenants import TenantState
 from tistream.codec import memcomparable
+from tistream.cost import of_requests
 from tistream.ids import Tenant
+from tistream.objectstore.metered import requests_so_far
 
 _STRIP_WIDTH = 1000.0
 _STRIP_GAP = 3.0
@@ -21,22 +28,72 @@ _TAIL_MS = 30_000
 _SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 
 
-def overview(services: Services, who: Principal = ANYONE) -> dict[str, Any]:
-    """All tenants that `who` may see, and what is wrong with them."""
-    seen = [row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)]
-    rows = [tenant_routes.summary(services, row) for row in seen]
+def overview(services: Services, who: Principal, lags: LagsSeen) -> dict[str, Any]:
+    """All tenants that `who` may see, how they do, and what is wrong with them. What concerns the whole service
+    (throughput, requests) is for those who see all of it."""
+    visible = {row.tenant: row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)}
+    rows = {tenant: tenant_routes.summary(services, row) for tenant, row in visible.items()}
+    active = [tenant for tenant, row in rows.items() if row["state"] == TenantState.ACTIVE]
+    known = {tenant: row["lag_ms"] for tenant, row in rows.items() if row["lag_ms"] is not None}
+    lags.note(services.clock.monotonic(), {tenant: known[tenant] for tenant in active if tenant in known})
+    percentiles = lags.percentiles(active)
+    worst = max((known[tenant] for tenant in active if tenant in known), default=None)
     return {
-        "tenants": rows,
-        "active": sum(row["state"] == TenantState.ACTIVE for row in rows),
-        "lag_ms_max": max((row["lag_ms"] for row in rows if row["lag_ms"] is not None), default=None),
+        "tenants": list(rows.values()),
+        "active": len(active),
+        "states": dict(Counter(str(row["state"]) for row in rows.values())),
+        "lag_ms_max": max(known.values(), default=None),
+        "lag_p50_ms": percentiles.p50_ms,
+        "lag_p99_ms": percentiles.p99_ms,
+        "lag_seen_s": percentiles.seconds,
+        "late": 0 if worst is None else strips.lateness(worst),
+        "lines": {str(tenant): lags.line(tenant) for tenant in rows},
+        "holes": _holes(services, who, visible),
         "problems": _problems(services, tasks.list_tasks(services.catalog), who),
+        **(_of_service(services) if who.sees_all else {"bytes_per_s": None, "requests": None}),
+    }
+
+
+def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
+    """Where the lag of a tenant goes, as bars one behind the other; looks into the bucket."""
+    row = tenants.get_tenant(services.catalog, of)
+    named = {"cluster_id": of.cluster_id, "tenant_id": of.tenant_id}
+    if not row.start_ts:
+        return {**named, "lag_ms": None, "stages": [], "slowest": None, "waits_for": []}
+    found = lag.explained(services, of)
+    whole, x = max(1, found["lag_ms"]), 0.0
+    for stage in found["stages"]:
+        width = _STRIP_WIDTH * stage["ms"] / whole
+        stage["x"], stage["width"] = round(x, 1), round(max(width, 2.0), 1)
+        stage["name"] = "+".join(stage["stages"])
+        x += width
+    shown = ("lag_ms", "stages", "slowest", "waits_for")
+    return {**named, **{name: found[name] for name in shown}}
+
+
+def _holes(services: Services, who: Principal, visible: Iterable[Tenant]) -> int:
+    """How many parts of the key space do not go on."""
+    sources = operate.sources_of(services)
+    if who.sees_all:
+        return len(facts.holes(sources)["items"])
+    return sum(len(facts.holes(sources, tenant)["items"]) for tenant in visible)
+
+
+def _of_service(services: Services) -> dict[str, Any]:
+    """What sorters say they take in, and what this process asked of the bucket."""
+    sorters = [w for w in facts.workers(operate.sources_of(services), "sorter")["items"] if w["alive"]]
+    told = requests_so_far()
+    count = round(sum(n for operation, n in told.items() if operation != "delete"))
+    return {
+        "bytes_per_s": sum(w["bytes_per_s"] for w in sorters) if sorters else None,
+        "requests": {"count": count, "usd": round(of_requests(told), 4)} if count else None,
     }
 
 
 def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str, Any]:
     """One tenant: state, the key-space strip of its tasks, stores."""
-    facts = tenant_routes.detail(services, of)
-    ordered = sorted(facts["tasks"], key=lambda t: bytes.fromhex(t["start_key"]))
+    found = tenant_routes.detail(services, of)
+    ordered = sorted(found["tasks"], key=lambda t: bytes.fromhex(t["start_key"]))
     newest = max((int(t["upper"]) for t in ordered), default=0)
     width = (_STRIP_WIDTH + _STRIP_GAP) / max(1, len(ordered))
     for n, task in enumerate(ordered):
@@ -45,10 +102,11 @@ def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str,
         task["label"] = _label(task)
         task["state"] = "stopped" if task["error"] else "waiting" if task["owner"] is None else "running"
     return {
-        **facts,
+        **found,
         "tasks": ordered,
+        "late": strips.lateness(found["lag_ms"] or 0),
         "problems": _problems(services, tasks.list_tasks(services.catalog, of), who),
-        "tail_from": str(max(int(facts["start_ts"]), int(facts["resolved_ts"]) - tso.compose(_TAIL_MS))),
+        "tail_from": str(max(int(found["start_ts"]), int(found["resolved_ts"]) - tso.compose(_TAIL_MS))),
     }
 
 

@@ -40,7 +40,12 @@ def lag_strip(ranges: list[dict[str, Any]], holes: dict[int, list[dict[str, Any]
 
 def lag_class(lag_ms: float) -> str:
     """Below 5 s, below 30 s, below 5 min, above."""
-    return next((f"late{n}" for n, bound in enumerate((5_000, 30_000, 300_000)) if lag_ms < bound), "late3")
+    return f"late{lateness(lag_ms)}"
+
+
+def lateness(lag_ms: float) -> int:
+    """0 below 5 s, 1 below 30 s, 2 below 5 min, 3 above."""
+    return next((n for n, bound in enumerate((5_000, 30_000, 300_000)) if lag_ms < bound), 3)
 
 
 def owner_colours(names: list[str]) -> dict[str, int]:

@@ -64,12 +64,13 @@ def router(services: Services) -> APIRouter:
         summary = tenant_routes.summary(services, row)
         if not why or not row.start_ts:
             return summary
-        return {**summary, **_why(services, row.tenant)}
+        return {**summary, **explained(services, row.tenant)}
 
     return routes
 
 
-def _why(services: Services, tenant: Tenant) -> dict[str, Any]:
+def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
+    """The stages of the lag of a tenant that has begun, with what each waits for; looks into the bucket."""
     followed = stores.list_stores(services.catalog, tenant)
     newest = _newest_files(services, followed)
     here = {state.task_id: state for state in services.reports() if state.tenant == tenant}

@@ -95,6 +95,7 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: s
     page = site.open(PAGES[name], scheme=scheme, width=width)
     if name == "tenant":
         expect(page.locator("ts-tail .insert").first).to_be_visible()
+        expect(page.locator("#waterfall .slowest")).to_be_visible()
     if name not in ("overview", "missing"):
         expect(page.locator("ts-lag-chart canvas")).to_be_visible()
         expect(page.locator("ts-lag-chart p")).not_to_have_text("No figure yet.")
@@ -190,6 +191,34 @@ def test_the_tail_filters_and_pauses(site: Site) -> None:
     expect(shown).to_have_count(0)
     page.locator("#filter").fill(name.upper())
     expect(shown.first).to_contain_text(name)
+    page.context.close()
+
+
+def test_title_and_icon_tell_the_lag_and_follow_it(site: Site) -> None:
+    page = site.open("/overview")
+    late = site.world.http.get("/overview.json").json()["late"]
+    assert late >= 2, "the stopped tenant of this log is late"
+    expect(page).to_have_title("▲ Overview · TiStream")
+    expect(page.locator("#icon")).to_have_attribute("href", "/static/icon-bad.svg")
+    page.route("**/overview", lambda route: route.fulfill(body='<p data-late="1">amber</p>'))
+    expect(page).to_have_title("◐ Overview · TiStream")
+    expect(page.locator("#icon")).to_have_attribute("href", "/static/icon-late.svg")
+    page.unroute("**/overview")
+    expect(page).to_have_title("▲ Overview · TiStream")
+    page.context.close()
+
+
+def test_the_waterfall_names_the_slowest_stage_and_lines_are_copied(site: Site) -> None:
+    page = site.open(PAGES["tenant"] + "?table=shop.customers")
+    slowest = site.world.http.get("/tenants/1/1/waterfall.json").json()["slowest"]
+    words = slowest.replace("_", " ").replace("+", " + ")
+    expect(page.locator("#waterfall .slowest .name")).to_have_text(f"{words} slowest")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.locator("ts-copy button").first).to_have_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    api = f"{site.url}/v1/clusters/1/tenants/1/databases/shop/tables/customers"
+    assert copied == f"curl -s '{api}/changes?start_ts=earliest&format=ndjson'"
     page.context.close()
 
 

@@ -25,16 +25,49 @@ def environment() -> dict[str, str]:
 
 
 def test_the_demo_ends_by_itself_and_shows_no_warnings() -> None:
-    done = subprocess.run([*DEMO, "--seconds", "40"], capture_output=True, timeout=WAIT_S, env=environment())
+    done = subprocess.run([*DEMO, "--seconds", "25"], capture_output=True, timeout=WAIT_S, env=environment())
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
     assert re.search(r"^TiStream \d+\.\d+", text)
     assert re.search(r"console +http://127\.0\.0\.1:\d+/", text)
     assert re.search(r"^ \+ .*shop\.t_ints +\{", text, re.MULTILINE), "a decoded row"
     assert len(LINES.findall(text)) == 3
-    assert text.rstrip().endswith("out of order: 0")
+    for part in ("meta-1", "dispatcher-1", "sorter-1", "sorter-2"):
+        assert f"✓ {part}\n" in text
+    for name, path in (("API docs", "docs"), ("metrics", "metrics")):
+        assert re.search(rf"{name} +http://127\.0\.0\.1:\d+/{path}", text)
+    assert re.search(r"stop +Ctrl-C", text)
+    assert re.search(r"^  tables +\d\d", text, re.MULTILINE)
+    assert re.search(r"^  DDL +\d+", text, re.MULTILINE)
+    assert re.search(r"^  cost +[\d,.]+ USD a month", text, re.MULTILINE)
+    assert re.search(r"^  recording +out of order 0$", text, re.MULTILINE)
     assert "\r" not in text
     assert "\x1b" not in text
+
+
+def test_a_sorter_is_killed_its_tasks_go_on_elsewhere_and_the_checker_finds_nothing() -> None:
+    command = [*DEMO, "--kill-after", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while line := process.stdout.readline().decode():
+            lines.append(line)
+            if "the checker:" in line:
+                process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert (process.wait(WAIT_S), process.stderr.read()) == (0, b"")
+    text = "".join(lines)
+    killed = re.search(r"killing (sorter-[12]) with (\d+) tasks", text)
+    assert killed
+    assert int(killed[2]) > 0
+    takeover = re.search(r"^  takeover +([\d.]+) s after (sorter-[12]) was killed with (\d+) tasks", text, re.MULTILINE)
+    assert takeover
+    assert takeover.groups()[1:] == killed.groups()
+    assert re.search(r"^  lag +p50 [\d.]+ s, p99 [\d.]+ s", text, re.MULTILINE)
+    assert re.search(r"^  checker +lost 0, repeated 0, out of order 0$", text, re.MULTILINE)
+    read = re.search(r"; ([\d,]+) changes generated and read", text)
+    assert read
+    assert int(read[1].replace(",", "")) > 0
 
 
 @pytest.fixture
@@ -76,7 +109,7 @@ def test_the_lines_to_copy_work_and_ctrl_c_ends_with_a_summary(
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read().decode()
     assert process.wait(WAIT_S) == 0, (tmp_path / "err").read_text("utf-8")
-    assert re.search(r"^Summary\n  [\d,]+ inserts", rest, re.MULTILINE)
+    assert re.search(r"^Summary\n  rows +[\d,]+ inserts", rest, re.MULTILINE)
 
 
 @pytest.mark.parametrize("attempt", range(3))

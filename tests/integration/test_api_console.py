@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
@@ -18,7 +19,10 @@ import apiserver.console
 from apiserver.app import create_app
 from tistream.catalog.tasks import list_tasks, stop_task
 from tistream.catalog.tenants import register_tenant
+from tistream.catalog.workers import WorkerKind, register_worker
 from tistream.ids import Tenant
+from tistream.objectstore.memory import MemoryStore
+from tistream.objectstore.metered import MeteredStore
 from tistream.testing.api_world import ApiWorld, api_world
 from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
 
@@ -82,9 +86,10 @@ def test_without_tenants_the_first_page_says_how_to_begin(tmp_path: Path) -> Non
         with fresh.catalog.transaction() as conn:
             conn.exec_driver_sql("DELETE FROM tenants")
         assert "tistream tenant register" in page(fresh, "/overview").text
-        assert fresh.http.get("/overview.json").json() == {
-            "tenants": [], "active": 0, "lag_ms_max": None, "problems": [],
-        }  # fmt: skip
+        twin = fresh.http.get("/overview.json").json()
+        nothing = {"tenants": [], "active": 0, "states": {}, "lag_ms_max": None, "lag_p99_ms": None, "problems": []}
+        assert nothing.items() <= twin.items()
+        assert (twin["holes"], twin["late"], twin["lines"]) == (0, 0, {})
 
 
 def test_the_root_leads_to_the_overview(world: ApiWorld) -> None:
@@ -97,9 +102,58 @@ def test_the_overview_and_its_twin(world: ApiWorld) -> None:
     assert twin["active"] == 2
     assert twin["lag_ms_max"] == max(t["lag_ms"] for t in twin["tenants"] if t["lag_ms"] is not None)
     assert [p["message"] for p in twin["problems"]] == [HOSTILE]
+    assert twin["states"] == {"ACTIVE": 2, "AWAITING_SNAPSHOT": 1}
+    assert sum(twin["states"].values()) == len(twin["tenants"])
+    assert twin["holes"] == len(world.http.get("/holes.json").json()["items"])
+    active = [t["lag_ms"] for t in twin["tenants"] if t["state"] == "ACTIVE"]
+    assert min(active) - 60_000 <= twin["lag_p50_ms"] <= twin["lag_p99_ms"] <= max(active)
+    assert twin["bytes_per_s"] is None, "no sorter runs: nobody knows"
     text = page(world, "/overview").text
     assert str(recording_end()) in text
     assert "awaiting snapshot" in text
+    assert "above the 5 s line" in text
+
+
+def test_the_overview_knows_throughput_and_requests_where_they_are_known(tmp_path: Path) -> None:
+    with api_world(tmp_path) as world:
+        before = world.http.get("/overview.json").json()["requests"]
+        store = MeteredStore(MemoryStore())
+        for n in range(3):
+            store.put(f"committed/{n}", b"x")
+            store.get(f"committed/{n}")
+        register_worker(world.catalog, "sorter-1", WorkerKind.SORTER, "")
+        twin = world.http.get("/overview.json").json()
+        assert twin["requests"]["count"] == (before["count"] if before else 0) + 6
+        assert twin["bytes_per_s"] == 0
+        assert "Throughput" in page(world, "/overview").text
+
+
+def test_the_waterfall_is_the_one_of_the_api(world: ApiWorld) -> None:
+    asked = world.http.get("/v1/clusters/1/tenants/1/lag", params={"why": "true"}).json()
+    twin = world.http.get("/tenants/1/1/waterfall.json").json()
+    assert [s["stages"] for s in twin["stages"]] == [s["stages"] for s in asked["stages"]]
+    assert twin["slowest"] == asked["slowest"]
+    assert twin["lag_ms"] == pytest.approx(asked["lag_ms"], abs=60_000)
+    edges = [0.0, *(s["x"] + s["width"] for s in twin["stages"])]
+    assert edges == sorted(edges)
+    assert edges[-1] == pytest.approx(1000, abs=3)
+    found = page(world, "/tenants/1/1/waterfall")
+    assert f"Slowest: {twin['slowest'].replace('_', ' ').replace('+', ' + ')}" in found.text
+    assert "No watermark yet" in page(world, "/tenants/1/2/waterfall").text
+    page(world, "/tenants/9/9/waterfall", 404)
+
+
+def test_lines_to_copy_are_quoted_and_about_the_table_that_is_asked_for(world: ApiWorld) -> None:
+    whole = page(world, "/tenants/1/1").text
+    assert "/v1/clusters/1/tenants/1/changes?start_ts=earliest" in whole
+    assert "tistream pull --cluster 1 --tenant 1 --url" in whole
+    of_table = page(world, "/tenants/1/1?table=shop.customers").text
+    assert "/databases/shop/tables/customers/changes?start_ts=earliest" in of_table
+    assert "database='shop', table='customers'" in of_table
+    assert ".option('database', 'shop').option('table', 'customers')" in of_table
+    hostile = page(world, "/tenants/1/1?table=" + quote("a'b;\"<script>.c d")).text
+    assert "/databases/a%27b%3B%22%3Cscript%3E/tables/c%20d/changes" in hostile
+    assert """tistream pull 'a'"'"'b;"<script>.c d' --cluster""" in hostile
 
 
 def test_a_tenant_and_its_twin(world: ApiWorld) -> None:

@@ -13,12 +13,14 @@ Pure. One judge judges one cursor that is followed from the beginning of the log
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import pyarrow as pa
 
 from tistream.change import Op
+from tistream.codec.table_key import table_ids
 
 EXAMPLES_MAX = 20
 
@@ -86,3 +88,30 @@ def known(content: tuple[int, bytes | None]) -> Content:
     """What counts of a version: a delete has no value, whatever the upstream noted."""
     op, value = content
     return (int(op), None if op == Op.DELETE else value)
+
+
+class Committed(Protocol):
+    """A row that was committed upstream, as the simulator's workload notes it."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def commit_ts(self) -> int: ...
+
+    @property
+    def op(self) -> int: ...
+
+    @property
+    def value(self) -> bytes | None: ...
+
+
+def truth_of(rows: Iterable[Committed], start_ts: int, tables: Container[int]) -> dict[Version, Content]:
+    """What was committed in these tables above `start_ts`, as `compare` takes it."""
+    all_rows = list(rows)
+    ids = table_ids(pa.array([row.key for row in all_rows], pa.binary())).tolist()
+    return {
+        (row.key, row.commit_ts): known((row.op, row.value))
+        for row, table_id in zip(all_rows, ids, strict=True)
+        if table_id in tables and row.commit_ts > start_ts
+    }

@@ -14,17 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from tistream import ts as tso
 from tistream.catalog.tenants import get_tenant
-from tistream.chaos.judge import Content, Judge, Version, known
+from tistream.chaos.judge import Content, Judge, Version, truth_of
 from tistream.chaos.plan import Event, Harm, schedule
 from tistream.chaos.readers import Reader
 from tistream.chaos.rig import TENANT, Rig, Size
 from tistream.chaos.takeover import Takeovers, percentile
 from tistream.clock import Clock, SystemClock
-from tistream.codec.table_key import DDL_JOB_TABLE_ID, table_ids
+from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.errors import CatalogUnavailable
 from tistream.simulator.profiles import FIRST_TABLE_ID
 
@@ -185,11 +183,4 @@ class _Run:
 
 def _truth(rig: Rig) -> dict[Version, Content]:
     """What was committed in user tables since the tenant has begun."""
-    start_ts = get_tenant(rig.catalog, TENANT).start_ts
-    rows = rig.workload.committed
-    ids = table_ids(pa.array([row.key for row in rows], pa.binary()))
-    return {
-        (row.key, row.commit_ts): known((row.op, row.value))
-        for row, table_id in zip(rows, ids.tolist(), strict=True)
-        if table_id in TABLES and row.commit_ts > start_ts
-    }
+    return truth_of(rig.workload.committed, get_tenant(rig.catalog, TENANT).start_ts, TABLES)

@@ -18,6 +18,7 @@ from tistream.cli import (
     chaos,
     compact,
     cost,
+    demo,
     doctor,
     files,
     key,
@@ -57,6 +58,7 @@ EXIT = {
 }
 EXIT_INTERRUPTED = 130
 run.add_to(app)
+demo.add_to(app)
 tenant.add_to(app)
 login.add_to(app)
 key.add_to(app)

@@ -27,7 +27,6 @@ Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; m
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command()(up)
-    app.command()(demo)
     app.command()(meta)
     app.command()(dispatch)
     app.command()(sort)
@@ -46,44 +45,9 @@ def up(
     """Run the whole service in one process, kept on disk. Resumes where it was."""
     from tistream.cli import assembly
 
-    settings = _settings(config, host, port, auth, catalog, object_store)
+    settings = settings_of(config, host, port, auth, catalog, object_store)
     running = assembly.embedded(settings, data)
     _run(running)
-
-
-def demo(
-    port: Port = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop by itself after so many seconds.")] = None,
-    speed: Annotated[str, typer.Option(help="Pace of the recording: N times real time, or max.")] = "4",
-) -> None:
-    """Play a recorded change stream of a real TiDB through TiStream, in a folder that is thrown away at the end."""
-    import time
-
-    from rich.console import Console
-
-    from tistream import demo as demonstration
-    from tistream.cli import assembly, push
-
-    pace = push.parse_speed(speed)
-    settings = _settings(None, None, port if port is not None else 0, "none", None, None, {"log.level": "error"})
-    ended = threading.Event()
-    _on_signals(ended.set)
-    deadline = None if seconds is None else time.monotonic() + seconds
-
-    def start(folder: Path) -> Running:
-        running = assembly.embedded(settings, folder)
-        running.start()
-        return running
-
-    def over(pause_s: float) -> bool:
-        return ended.wait(pause_s) or (deadline is not None and time.monotonic() > deadline)
-
-    def feed(url: str, stop: threading.Event) -> None:
-        push.push_recording(demonstration.RECORDING, url, demonstration.TENANT, pace, stop=stop)
-
-    seen = demonstration.run(start, feed, wait_for_end=over, out=Console())
-    if seen.order_violations or (seconds is not None and not seen.kinds):
-        raise typer.Exit(1)
 
 
 def meta(
@@ -98,7 +62,7 @@ def meta(
     """Run a meta server: activation, assignment, and the control plane for pushers."""
     from tistream.cli import assembly
 
-    parts = assembly.open_parts(_settings(config, host, port, auth, catalog, object_store))
+    parts = assembly.open_parts(settings_of(config, host, port, auth, catalog, object_store))
     _run(assembly.meta(parts, name or _default_name("meta")))
 
 
@@ -114,7 +78,7 @@ def dispatch(
     from tistream.cli import assembly
 
     ports = {"dispatcher.port": port, "metrics.port": metrics_port}
-    settings = _settings(config, None, None, None, catalog, object_store, {**ports})
+    settings = settings_of(config, None, None, None, catalog, object_store, {**ports})
     _run(assembly.dispatcher(assembly.open_parts(settings), name or _default_name("dispatcher")))
 
 
@@ -128,7 +92,7 @@ def sort(
     """Run a sorter."""
     from tistream.cli import assembly
 
-    settings = _settings(config, None, None, None, catalog, object_store, {"metrics.port": metrics_port})
+    settings = settings_of(config, None, None, None, catalog, object_store, {"metrics.port": metrics_port})
     _run(assembly.sorter(assembly.open_parts(settings), name or _default_name("sorter")))
 
 
@@ -143,11 +107,11 @@ def serve(
     """Run an API server with the console."""
     from tistream.cli import assembly
 
-    parts = assembly.open_parts(_settings(config, host, port, auth, catalog, object_store))
+    parts = assembly.open_parts(settings_of(config, host, port, auth, catalog, object_store))
     _run(assembly.api_server(parts))
 
 
-def _settings(
+def settings_of(
     path: Path | None,
     host: str | None,
     port: int | None,
@@ -176,7 +140,7 @@ def _run(running: Running) -> None:
     """Start, say where it is, wait for the end, stop in order. The first signal lets a worker drain, the second ends
     the waiting, the third ends the process."""
     ended, hurry = threading.Event(), threading.Event()
-    _on_signals(lambda: _first_of(ended, hurry))
+    on_signals(lambda: _first_of(ended, hurry))
     running.start()
     stopped = None
     try:
@@ -195,12 +159,12 @@ def _run(running: Running) -> None:
 def wait_for_signal(look: Callable[[], None]) -> None:
     """Until Ctrl-C or SIGTERM; `look` is called now and then, and may raise."""
     ended = threading.Event()
-    _on_signals(ended.set)
+    on_signals(ended.set)
     while not ended.wait(_LOOK_EVERY_S):
         look()
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
+def on_signals(stop: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop())
 

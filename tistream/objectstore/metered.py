@@ -53,6 +53,17 @@ class ProcessMeter:
         metrics.STORE_SECONDS.labels(operation).observe(seconds)
 
 
+def requests_so_far() -> dict[str, float]:
+    """Operation -> requests that this process has made, however they ended."""
+    found: dict[str, float] = {}
+    for family in metrics.STORE_REQUESTS.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                operation = sample.labels["operation"]
+                found[operation] = found.get(operation, 0.0) + sample.value
+    return found
+
+
 class MeteredStore:
     """An ObjectStore that passes everything on and counts it. Thread-safe as what it stands before."""
 

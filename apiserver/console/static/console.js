@@ -23,6 +23,16 @@ const away = document.getElementById("away");
 document.addEventListener("htmx:error", () => { away.hidden = false; });
 document.addEventListener("htmx:after:request", (event) => { away.hidden = event.detail.ctx.response.status < 400; });
 
+/** Title and icon say how late it is: what [data-late] of the page says, kept as parts are swapped. */
+const title = document.title, icon = document.getElementById("icon");
+function tellLag() {
+  const late = Number(document.querySelector("[data-late]")?.dataset.late ?? 0);
+  document.title = ["", "◐ ", "▲ ", "▲ "][late] + title;
+  icon.href = `/static/icon${["", "-late", "-bad", "-bad"][late]}.svg`;
+}
+document.addEventListener("htmx:after:swap", tellLag);
+tellLag();
+
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const seconds = (s) => s < 120 ? `${+s.toFixed(1)} s` : s < 7200 ? `${+(s / 60).toFixed(1)} min` : `${+(s / 3600).toFixed(1)} h`;
 
@@ -168,6 +178,23 @@ class Tail extends HTMLElement {
   }
 }
 customElements.define("ts-tail", Tail);
+
+/** A line with a button that copies it. Without a clipboard (a page over plain HTTP) the line is selected instead. */
+class Copy extends HTMLElement {
+  connectedCallback() {
+    const code = this.querySelector("code"), button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "quiet", textContent: "Copy" });
+    button.setAttribute("aria-label", `Copy as ${this.querySelector("b").textContent}`);
+    button.addEventListener("click", async () => {
+      try { await navigator.clipboard.writeText(code.textContent); } catch { getSelection().selectAllChildren(code); return; }
+      button.textContent = "Copied";
+      await pause(1500);
+      button.textContent = "Copy";
+    });
+    this.append(button);
+  }
+}
+customElements.define("ts-copy", Copy);
 
 /** What a cell of a key-space strip is, in words below it: for pointers and for the keyboard. */
 for (const event of ["focusin", "mouseover"]) {

@@ -1,0 +1,77 @@
+"""Lags as the overview saw them: what a percentile and a small line are made of. In memory, of this process.
+
+There is a sample whenever somebody looks at the overview (its page asks every two seconds), at most one a second; the
+newest SAMPLES_MAX are kept. Nobody samples while nobody looks, and nothing is made up for that time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tistream.ids import Tenant
+
+SAMPLES_MAX = 450
+LINE_MS = 5_000  #: the lag that is promised
+_EVERY_S = 1.0
+_SPARK_SAMPLES = 60
+_WIDTH, _HEIGHT = 120.0, 24.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentiles:
+    """Of all samples of some tenants, in milliseconds; None without any."""
+
+    p50_ms: int | None
+    p99_ms: int | None
+    seconds: int  #: from the first sample to the last
+
+
+class LagsSeen:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._times: list[float] = []
+        self._lags: dict[Tenant, array[float]] = {}
+
+    def note(self, now_s: float, lags: Mapping[Tenant, float]) -> None:
+        """A look. Tenants without a lag are left out."""
+        with self._lock:
+            if self._times and now_s - self._times[-1] < _EVERY_S:
+                return
+            self._times = [*self._times[1 - SAMPLES_MAX :], now_s]
+            for tenant, lag_ms in lags.items():
+                kept = self._lags.setdefault(tenant, array("d"))
+                kept.append(lag_ms)
+                del kept[:-SAMPLES_MAX]
+
+    def percentiles(self, tenants: Iterable[Tenant]) -> Percentiles:
+        """Of these tenants together."""
+        with self._lock:
+            found = sorted(lag for tenant in tenants for lag in self._lags.get(tenant, ()))
+            seconds = round(self._times[-1] - self._times[0]) if self._times else 0
+        if not found:
+            return Percentiles(p50_ms=None, p99_ms=None, seconds=seconds)
+        return Percentiles(p50_ms=_rank(found, 0.5), p99_ms=_rank(found, 0.99), seconds=seconds)
+
+    def line(self, tenant: Tenant) -> dict[str, object]:
+        """The newest samples as the points of a line, with the height of LINE_MS; no points before two samples."""
+        with self._lock:
+            lags = list(self._lags.get(tenant, ()))[-_SPARK_SAMPLES:]
+        top = max([2 * LINE_MS, *lags])
+        step = _WIDTH / max(1, len(lags) - 1)
+        points = [f"{n * step:.1f},{_y(lag, top):.1f}" for n, lag in enumerate(lags)]
+        return {"points": " ".join(points) if len(points) > 1 else "", "limit_y": round(_y(LINE_MS, top), 1)}
+
+
+def _rank(ordered: Sequence[float], share: float) -> int:
+    """The smallest value that is at least as large as `share` of them."""
+    return round(ordered[math.ceil(share * len(ordered)) - 1])
+
+
+def _y(lag_ms: float, top: float) -> float:
+    return _HEIGHT - 1.0 - (_HEIGHT - 2.0) * lag_ms / top

@@ -1,0 +1,120 @@
+"""`tistream demo`: gives the demonstration a service in this process, the recording and a clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tistream.cli.options import Port
+from tistream.cli.run import on_signals, settings_of
+
+if TYPE_CHECKING:
+    from tistream.catalog.tasks import TaskRow
+    from tistream.cli.assembly import Running
+    from tistream.service import Service
+
+_KILL_SHARE = 0.4  # of a demo that ends by itself: so much of it has passed when a sorter is killed
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(demo)
+
+
+def demo(
+    port: Port = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop by itself after so many seconds.")] = None,
+    speed: Annotated[str, typer.Option(help="Pace of the recording: N times real time, or max.")] = "4",
+    kill_after: Annotated[
+        float | None, typer.Option(help="Kill a sorter after so many seconds; else after 45, or 0.4 of --seconds.")
+    ] = None,
+) -> None:
+    """Play a recorded change stream of a real TiDB through TiStream, in a folder that is thrown away at the end.
+
+    Behind it a modelled cluster writes; then a sorter is killed, and a checker looks whether anything is lost, repeated
+    or out of order. Exit status 1 when it is, or when nothing came out."""
+    from rich.console import Console
+
+    from tistream import demo as demonstration
+    from tistream.cli import assembly, push
+
+    pace = push.parse_speed(speed)
+    settings = settings_of(None, None, port if port is not None else 0, "none", None, None, {"log.level": "error"})
+    time = _Time(seconds)
+
+    def start(folder: Path) -> _Demonstrated:
+        running = assembly.embedded(settings, folder)
+        running.start()
+        return _Demonstrated(running)
+
+    def feed(url: str, stop: threading.Event) -> None:
+        push.push_recording(demonstration.RECORDING, url, demonstration.TENANT, pace, stop=stop)
+
+    kill_after_s = (
+        demonstration.KILL_AFTER_S if seconds is None else min(demonstration.KILL_AFTER_S, _KILL_SHARE * seconds)
+    )
+    if kill_after is not None:
+        kill_after_s = kill_after
+    seen = demonstration.run(start, feed, time=time, out=Console(), kill_after_s=kill_after_s)
+    if not seen.held or (seconds is not None and not seen.kinds):
+        raise typer.Exit(1)
+
+
+class _Time:
+    """Until Ctrl-C, SIGTERM or the end of `seconds`."""
+
+    def __init__(self, seconds: float | None) -> None:
+        from tistream.clock import SystemClock
+
+        self._clock, self._limit_s = SystemClock(), seconds
+        self._began_s = self._clock.monotonic()
+        self._ended = threading.Event()
+        on_signals(self._ended.set)
+        threading.excepthook = self._thread_ended
+
+    def is_over(self, pause_s: float) -> bool:
+        return self._ended.wait(pause_s) or (self._limit_s is not None and self.seconds() > self._limit_s)
+
+    def _thread_ended(self, how: threading.ExceptHookArgs) -> None:
+        """Polars raises KeyboardInterrupt in whichever thread has a query under way when Ctrl-C is pressed: that ends
+        the thread a moment before it is stopped anyway, and is nothing to tell."""
+        if not (self._ended.is_set() and issubclass(how.exc_type, KeyboardInterrupt)):
+            threading.__excepthook__(how)
+
+    def seconds(self) -> float:
+        return self._clock.monotonic() - self._began_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Demonstrated:
+    """The service, as the demonstration needs it."""
+
+    running: Running
+
+    @property
+    def url(self) -> str:
+        return self.running.url
+
+    @property
+    def parts(self) -> Sequence[Service]:
+        return self.running.services.members
+
+    def tasks(self) -> Sequence[TaskRow]:
+        from tistream.catalog.tasks import list_tasks
+
+        return list_tasks(self.running.parts.catalog)
+
+    def kill(self, name: str) -> None:
+        from sorter.worker import SorterWorker
+
+        for member in self.running.services.members:
+            if member.name == name and isinstance(member, SorterWorker):
+                member.crash()
+
+    def close(self) -> None:
+        self.running.close()
