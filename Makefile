@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
+COMPILED := $(VENV)/.compiled
 STAMP_DEBIAN := $(VENV)/.debian
 
 .PHONY: demo test check lint types imports unit integration sim e2e bench docs docs-serve clean help
@@ -31,11 +32,16 @@ $(STAMP_DEV): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(STAMP)
 
+$(COMPILED): | $(STAMP)
+	@echo "Compiling what handles rows, once ..."
+	@$(BIN)/tistream compile
+	@touch $@
+
 $(STAMP_DEBIAN): tools/debian.sh | $(BIN)/python
 	@bash tools/debian.sh
 	@touch $@
 
-demo: $(STAMP)
+demo: $(STAMP) $(COMPILED)
 	@$(BIN)/tistream demo $(DEMO_FLAGS)
 
 lint: $(STAMP_DEV)
@@ -48,23 +54,23 @@ types: $(STAMP_DEV)
 imports: $(STAMP_DEV)
 	$(BIN)/lint-imports
 
-unit: $(STAMP_DEV)
+unit: $(STAMP_DEV) $(COMPILED)
 	$(BIN)/pytest -n 2 tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
 
-integration: $(STAMP_DEV) $(STAMP_DEBIAN)
+integration: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN)
 	$(BIN)/pytest -n 2 tests/integration tests/packaging
 
-sim: $(STAMP_DEV)
+sim: $(STAMP_DEV) $(COMPILED)
 	SIM_SEEDS=$${SIM_SEEDS:-500} $(BIN)/pytest -n 2 tests/sim
 
-e2e: $(STAMP_DEV) $(STAMP_DEBIAN)
+e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN)
 	$(BIN)/pytest tests/e2e
 
 check: lint types imports unit
 
 test: check integration sim e2e
 
-bench: $(STAMP_DEV)
+bench: $(STAMP_DEV) $(COMPILED)
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP_DEV)

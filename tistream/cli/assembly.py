@@ -150,8 +150,8 @@ def open_parts(settings: Settings) -> Parts:
     return Parts(settings=settings, catalog=catalog, store=open_metered(settings.object_store.url), clock=SystemClock())
 
 
-def embedded(settings: Settings, data: Path) -> Running:
-    """Everything in one process, kept in `data`: catalog.db and bucket/."""
+def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running:
+    """Everything in one process, kept in `data`: catalog.db and bucket/. `warm_up`: compile ahead in a thread."""
     root = data.resolve()
     try:
         (root / "bucket").mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,8 @@ def embedded(settings: Settings, data: Path) -> Running:
         "object_store": {"url": settings.object_store.url or f"file://{root}/bucket"},
     }
     allocator.keep_freed_memory()
-    warm.start()
+    if warm_up:
+        warm.start()
     parts = open_parts(settings.model_copy(update=_sections(where)))
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]

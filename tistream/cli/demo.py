@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tistream.cli.options import Port
-from tistream.cli.run import on_signals, settings_of
+from tistream.cli.run import on_signals, settings_in
 
 if TYPE_CHECKING:
     from tistream.catalog.tasks import TaskRow
@@ -44,11 +44,10 @@ def demo(
     from tistream.cli import assembly, push
 
     pace = push.parse_speed(speed)
-    settings = settings_of(None, None, port if port is not None else 0, "none", None, None, {"log.level": "error"})
     time = _Time(seconds)
 
     def start(folder: Path) -> _Demonstrated:
-        running = assembly.embedded(settings, folder)
+        running = assembly.embedded(settings_in(folder, port or 0), folder)
         running.start()
         return _Demonstrated(running)
 

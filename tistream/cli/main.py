@@ -17,6 +17,7 @@ from tistream.cli import (
     changefeed,
     chaos,
     compact,
+    compiling,
     cost,
     demo,
     doctor,
@@ -59,6 +60,7 @@ EXIT = {
 EXIT_INTERRUPTED = 130
 run.add_to(app)
 demo.add_to(app)
+compiling.add_to(app)
 tenant.add_to(app)
 login.add_to(app)
 key.add_to(app)

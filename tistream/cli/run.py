@@ -136,6 +136,13 @@ def settings_of(
     return settings
 
 
+def settings_in(folder: Path, port: int) -> Settings:
+    """Those of a whole service that lives in `folder` and nowhere else, whatever the environment names."""
+    root = folder.resolve()
+    own = (f"sqlite:///{root}/catalog.db", f"file://{root}/bucket")
+    return settings_of(None, "127.0.0.1", port, "none", *own, {"log.level": "error"})
+
+
 def _run(running: Running) -> None:
     """Start, say where it is, wait for the end, stop in order. The first signal lets a worker drain, the second ends
     the waiting, the third ends the process."""

@@ -1,9 +1,10 @@
 """Compiles the row decoders and text writers ahead of the first reader, in a thread beside the starting service.
 
-The kernels are machine code made by numba, kept in a cache on disk. Where there is no cache yet (a fresh installation)
-making all of them takes many seconds, and it would be the first reader who waits. So a row of every column type is
-decoded and written as text once, cheapest and most common types first; whoever needs a kernel meanwhile waits for that
-kernel only. Where the cache is there this takes a fraction of a second. Nothing depends on it.
+The kernels are machine code made by numba, kept in a cache on disk. Where there is no cache yet (an installation that
+nobody ran `tistream compile` in) making all of them takes many seconds, and it would be the first reader who waits. So
+a row of every column type is decoded and written as text once, cheapest and most common types first; whoever needs a
+kernel meanwhile waits for that kernel only. Where the cache is there this takes a fraction of a second. Nothing depends
+on it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,15 @@ def start() -> threading.Thread:
 
 def _run() -> None:
     try:
-        for columns in (_INTEGERS, _COMMON, _RARE):
-            warm(columns)
+        everything()
     except Exception as e:  # noqa: BLE001 - only time was to be saved
         log.warning("could not compile ahead", error=repr(e))
+
+
+def everything() -> None:
+    """Compile for every column type."""
+    for columns in (_INTEGERS, _COMMON, _RARE):
+        warm(columns)
 
 
 def warm(columns: Sequence[tuple[int, int, int, int, str]]) -> None:

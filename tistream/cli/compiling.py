@@ -1,0 +1,86 @@
+"""`tistream compile`: compiles everything that handles rows, once for an installation.
+
+Kernels become machine code at their first call and are kept in a cache on disk. Without this command the first start
+compiles one after the other while rows wait for it. Here two processes share the work: one decodes a row of every
+column type, the other plays the recording through a whole service and reads it. They meet in the cache, which both may
+write. Whoever installs (make, the image) runs it; where the cache is full already it takes a few seconds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from multiprocessing import get_context
+from pathlib import Path
+
+import typer
+
+from tistream.errors import TiStreamError
+
+_PATIENCE_S = 600.0
+_CHANGES = 2000  # so many of the recording's have been read when every stage has run
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("compile")(compile_all)
+
+
+def compile_all() -> None:
+    """Compile what handles rows ahead of the first start; the result is kept on disk (NUMBA_CACHE_DIR)."""
+    from tistream.clock import SystemClock
+
+    clock = SystemClock()
+    began_s = clock.monotonic()
+    spawning = get_context("spawn")
+    processes = [spawning.Process(target=part, name=part.__name__.strip("_")) for part in (_decoders, _way_of_a_row)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(_PATIENCE_S)
+    for process in processes:
+        if process.exitcode != 0:
+            process.kill()
+            raise TiStreamError(f"Compiling ahead failed in {process.name} (exit status {process.exitcode}).")
+    typer.echo(f"Compiled in {clock.monotonic() - began_s:.0f} s.")
+
+
+def _decoders() -> None:
+    from tistream.cli import warm
+
+    warm.everything()
+
+
+def _way_of_a_row() -> None:
+    """From the pushers to a reader, in a folder that is thrown away."""
+    from tistream.cli import assembly
+    from tistream.cli.run import settings_in
+
+    with tempfile.TemporaryDirectory(prefix="tistream-compile-") as folder:
+        running = assembly.embedded(settings_in(Path(folder), 0), Path(folder), warm_up=False)
+        running.start()
+        try:
+            _push_and_read(running.url)
+        finally:
+            running.close()
+
+
+def _push_and_read(url: str) -> None:
+    from tistream import demo
+    from tistream.cli import push
+    from tistream.client import Client
+
+    tenant, changes = demo.TENANT, 0
+
+    def feed(url: str, stop: threading.Event) -> None:
+        push.push_recording(demo.RECORDING, url, tenant, None, stop=stop)
+
+    with Client(url) as client:
+        client.register_tenant(tenant.cluster_id, tenant.tenant_id)
+        with demo.Pushing(feed, url) as pushing:
+            for page in client.pull(tenant.cluster_id, tenant.tenant_id, follow=True):
+                changes += len(page.lines())
+                if pushing.error is not None:
+                    raise pushing.error
+                if changes > _CHANGES:
+                    return
