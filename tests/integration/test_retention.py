@@ -1,122 +1,62 @@
-"""Retention over a recorded log: a reader gets every row or is told where the log begins, whatever goes meanwhile.
-
-Each rule has a mutant that breaks it, and the same judge finds every one of them.
-"""
+"""What a reader of a log that is given up from its old end is told, and what holds the log."""
 
 from __future__ import annotations
 
-import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from apiserver.reader import LogReader
-from compactor.base_job import BaseSettings, build_tenant_bases
-from compactor.base_plan import BasePlanSettings
-from compactor.job import JobSettings, compact_tenant
-from compactor.local import LocalExecutor
-from compactor.plan import PlanSettings
 from metaserver import retention as keeping
-from metaserver.collect import Collector
 from metaserver.retention import Retention
 from schemas import retention as rules
 from schemas.registry import SchemaRegistry
-from tistream import change
 from tistream import ts as tso
-from tistream.catalog import committed, tables
-from tistream.catalog import retention as floors
 from tistream.catalog.bases import list_bases
-from tistream.catalog.changefeeds import add_changefeed, move_checkpoint, remove_changefeed
-from tistream.catalog.committed import find_segments
-from tistream.catalog.retention import raise_floor, retire_below_floor
 from tistream.catalog.seeds import list_seeds
 from tistream.catalog.tenants import get_tenant, set_retention
-from tistream.codec.table_key import DDL_JOB_TABLE_ID, record_range
-from tistream.errors import TsExpired
-from tistream.keyrange import KeyRange
-from tistream.testing import replica
-from tistream.testing.api_world import ApiWorld, api_world, next_cursor
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.open_folder import OpenFolder
-from tistream.testing.recording import EXPECTED, committed_rows
+from tistream.testing.api_world import ApiWorld, next_cursor
+from tistream.testing.log_builder import TENANT
+from tistream.testing.recording import committed_rows
+from tistream.testing.retention_world import (
+    END,
+    EVER_MS,
+    KEPT_S,
+    Kept,
+    begun,
+    build,
+    collect,
+    earliest,
+    end_pins,
+    give_up,
+    half_a_minute,
+    judged,
+    keep,
+    kept,
+    oldest,
+    retention,
+)
 
-END = recording_end()
-EVER_MS = 10 * 365 * 24 * 3_600_000
-LAG_MS = 1500  # of the bases below the watermark: above every DDL that copies rows
-KEPT_S = 1
-OLDEST = tso.compose(tso.physical_ms(END) - KEPT_S * 1000)  # what retention leaves to be read
-
-
-def truth() -> npt.NDArray[np.uint64]:
-    """The commit_ts of every change that the data tasks hold."""
-    rows = committed_rows()
-    hidden = pc.bit_wise_and(rows["flags"], pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()))
-    ours = pc.and_(pc.equal(hidden, 0), pc.greater_equal(rows["key"], DATA_TASKS.start))
-    found: npt.NDArray[np.uint64] = rows.filter(pc.and_(ours, pc.less(rows["key"], DATA_TASKS.end)))[
-        "commit_ts"
-    ].to_numpy()
-    return np.sort(found)
+pytestmark = pytest.mark.usefixtures("short_times")
 
 
-DATA_TASKS = KeyRange(b"t", record_range(DDL_JOB_TABLE_ID).start)
-TRUTH = truth()
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A world as a file and objects, to begin from."""
-
-    catalog: Path
-    objects: dict[str, bytes]
-    start_ts: int
+@pytest.fixture
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    half_a_minute(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    """The recording in forty files with its seed."""
     return kept(tmp_path_factory.mktemp("plain"), lambda _: None)
 
 
 @pytest.fixture(scope="module")
 def with_bases(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    """The same, and a base of each table, a little above which retention would begin."""
+    """A base of each table, a little above which retention would begin."""
     return kept(tmp_path_factory.mktemp("based"), build)
-
-
-def kept(folder: Path, more: Callable[[ApiWorld], None]) -> Kept:
-    store = OpenFolder()
-    with api_world(folder, store) as made:
-        made.log.build(40).seed()
-        more(made)
-        made.services.registry.history(TENANT)
-    return Kept(folder / "catalog.db", store.objects, made.log.start_ts)
-
-
-@contextmanager
-def begun(folder: Path, what: Kept) -> Iterator[ApiWorld]:
-    shutil.copy(what.catalog, folder / "catalog.db")
-    store = OpenFolder()
-    store.objects.update(what.objects)
-    with api_world(folder, store) as made:
-        made.log.start_ts = what.start_ts
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recording lasts so long: nothing is too short to be said, and now is a second later."""
-    monkeypatch.setattr(keeping, "_WORTH_SAYING_MS", 1)
-    monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) + 1000)
 
 
 @pytest.fixture
@@ -129,69 +69,6 @@ def world(tmp_path: Path, plain: Kept) -> Iterator[ApiWorld]:
 def based(tmp_path: Path, with_bases: Kept) -> Iterator[ApiWorld]:
     with begun(tmp_path, with_bases) as made:
         yield made
-
-
-def retention(world: ApiWorld) -> Retention:
-    return Retention(world.catalog, world.services.registry, default_hours=0)
-
-
-def keep(world: ApiWorld, seconds: int) -> Retention:
-    """Let the tenant keep so much, and run a round."""
-    set_retention(world.catalog, TENANT, seconds)
-    found = retention(world)
-    found.step()
-    return found
-
-
-def earliest(world: ApiWorld) -> int:
-    return get_tenant(world.catalog, TENANT).earliest_ts
-
-
-def give_up(world: ApiWorld, to_ts: int) -> None:
-    """Raise the floor without asking who needs what, and retire what lies below."""
-    row = get_tenant(world.catalog, TENANT)
-    assert raise_floor(world.catalog, TENANT, seen_floor=row.floor_ts, to_ts=to_ts)
-    while retire_below_floor(world.catalog, TENANT).objects:
-        pass
-
-
-def build(world: ApiWorld) -> None:
-    """Bases of all tables a little below the watermark, because they are due."""
-    plan = BasePlanSettings(tail_ratio=1e9, tail_bytes_min=1 << 40)
-    settings = BaseSettings(lag_ms=LAG_MS, window_ms=EVER_MS, due_ms=1, plan=plan)
-    executor = LocalExecutor(world.store).bases
-    build_tenant_bases(world.catalog, world.services.registry, TENANT, executor, settings, world.clock)
-
-
-def compact(world: ApiWorld) -> None:
-    settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
-    compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, world.clock)
-
-
-def collect(world: ApiWorld) -> int:
-    return Collector(world.catalog, world.store, world.clock, grace_ms=0).step()
-
-
-def path_of(table: dict[str, Any]) -> str:
-    return f"/databases/{quote(table['db'], safe='')}/tables/{quote(table['table'], safe='')}/rows"
-
-
-def end_pins(world: ApiWorld) -> None:
-    """The readers so far are done."""
-    with world.catalog.transaction() as conn:
-        conn.execute(tables.pins.delete())
-
-
-def judged(log: LogReader, after: int, rows: int = 10**6) -> int:
-    """Read a page and compare it with the recording; where it ends. TsExpired is an answer as well."""
-    page = log.page(TENANT, after=after, upto=END, rows=rows)
-    wanted = TRUTH[(after < TRUTH) & (page.upto >= TRUTH)]
-    found = page.rows["commit_ts"].to_numpy()
-    assert np.array_equal(found, wanted), f"{len(found)} rows in ({after}, {page.upto}] instead of {len(wanted)}"
-    return page.upto
-
-
-# ---- what a reader is told
 
 
 def test_below_the_floor_there_is_nothing_but_410(world: ApiWorld) -> None:
@@ -255,13 +132,6 @@ def test_what_reads_need_holds_the_log(world: ApiWorld) -> None:
     assert not list(world.store.list("seeds/"))
     assert oldest(world) == before
     judged(world.services.reader, at)
-
-
-def oldest(world: ApiWorld) -> dict[str, tuple[int, bytes]]:
-    """Tables as of the oldest moment that is to stay."""
-    names = [t for t in replica.moments(EXPECTED)[-1].tables if t["kind"] == "table"][::4]
-    answers = {t["table"]: world.get(path_of(t), as_of=OLDEST) for t in names}
-    return {name: (answer.status_code, answer.content) for name, answer in answers.items()}
 
 
 def test_a_log_whose_upstream_stands_still_keeps_its_last_hours(
@@ -330,236 +200,3 @@ def test_a_table_without_what_it_starts_from_is_refused_and_not_read_in_part(wor
     give_up(world, made.commit_ts)
     refused = world.get(path, as_of=made.commit_ts)
     assert (refused.status_code, refused.json()["code"]) == (409, "TS-1011")
-
-
-# ---- at the same time
-
-
-def test_retention_between_a_check_and_a_listing_is_seen(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone_in_between(world, monkeypatch)
-
-
-def gone_in_between(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader has looked at where the log begins; before it lists, the floor rises. Then, after it has listed."""
-    begin, third, middle = world.log.start_ts, *world.log.cuts(3)[:2]
-
-    def before(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(committed, "find_segments", find_segments)
-        give_up(world, third)
-        collect(world)
-        return find_segments(*args, **kwargs)
-
-    def after(*args: Any, **kwargs: Any) -> Any:
-        found = find_segments(*args, **kwargs)
-        monkeypatch.setattr(committed, "find_segments", find_segments)
-        give_up(world, middle)
-        collect(world)
-        return found
-
-    for happens, position in ((before, begin), (after, third)):
-        monkeypatch.setattr(committed, "find_segments", happens)
-        with suppress(TsExpired):
-            judged(world.services.reader, position)
-    with pytest.raises(TsExpired):
-        judged(world.services.reader, third)
-
-
-def test_readers_while_the_log_is_given_up_compacted_and_collected(world: ApiWorld) -> None:
-    stop, judgements, refusals, failed = threading.Event(), [0] * 3, [0] * 3, list[BaseException]()
-
-    def read(me: int) -> None:
-        log, at = LogReader(world.catalog, world.store, world.clock), world.log.start_ts
-        try:
-            while not stop.is_set():
-                try:
-                    at = judged(log, at, rows=(50, 2000, 10**6)[me])
-                    judgements[me] += 1
-                except TsExpired as e:
-                    at = int(str(e.facts["earliest_ts"]))
-                    refusals[me] += 1
-                if at >= END or judgements[me] % 20 == 19:
-                    at = earliest(world)
-        except BaseException as e:
-            failed.append(e)
-            raise
-
-    threads = [threading.Thread(target=read, args=(me,)) for me in range(3)]
-    for thread in threads:
-        thread.start()
-    for n, cut in enumerate(world.log.cuts(12)[:-1]):
-        give_up(world, cut)
-        if n % 3 == 0:
-            compact(world)
-        collect(world)
-    seen = list(judgements)
-    waited = threading.Event()
-    for _ in range(6000):
-        if failed or all(now > then for now, then in zip(judgements, seen, strict=True)):
-            break
-        waited.wait(0.01)
-    stop.set()
-    for thread in threads:
-        thread.join(60)
-    assert not failed
-    assert all(now > then for now, then in zip(judgements, seen, strict=True))
-
-
-def test_a_read_as_of_goes_on_from_a_newer_base_or_is_told(based: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seed from which a read begins is given up before its rows are listed."""
-    from apiserver.asof import source
-
-    world = based
-    (at,) = {base.ts for base in list_bases(world.catalog, TENANT)}
-    path = "/databases/shop/tables/customers/rows"
-    early, late = at - 1, END
-    want = world.ok(path, as_of=late).content
-    true_listing = source._listed
-    for as_of in (early, late):
-        happened = list[int]()
-
-        def listed(*args: Any, done: list[int] = happened) -> Any:
-            if not done and earliest(world) < at:
-                give_up(world, at)
-                collect(world)
-            done.append(1)
-            return true_listing(*args)
-
-        monkeypatch.setattr(source, "_listed", listed)
-        answer = world.get(path, as_of=as_of)
-        if as_of == early:
-            assert (answer.status_code, answer.json()["facts"]["earliest_ts"]) == (410, str(at))
-        else:
-            assert (answer.status_code, answer.content) == (200, want)
-        assert happened
-
-
-def test_a_listed_file_can_be_fetched_for_a_while(world: ApiWorld) -> None:
-    files_stay(world)
-
-
-def files_stay(world: ApiWorld) -> None:
-    listed = world.ok("/files", format="all").json()["items"]
-    give_up(world, world.log.cuts(2)[0])
-    collect(world)
-    for file in listed:
-        assert world.get(f"/files/{file['name']}").status_code == 200, "it was listed a moment ago"
-
-
-def a_consumer_goes_on(world: ApiWorld) -> None:
-    """A registered consumer comes back after a while."""
-    third = world.log.cuts(3)[0]
-    add_changefeed(world.catalog, TENANT, "a", third)
-    keep(world, KEPT_S)
-    collect(world)
-    judged(world.services.reader, third)
-
-
-def test_a_consumer_finds_what_comes_after_its_checkpoint(based: ApiWorld) -> None:
-    world = based
-    a_consumer_goes_on(world)
-    third = world.log.cuts(3)[0]
-    assert earliest(world) <= third
-    move_checkpoint(world.catalog, TENANT, "a", END - 1)
-    keep(world, KEPT_S)
-    assert earliest(world) > third
-    remove_changefeed(world.catalog, TENANT, "a")
-
-
-def moments_stay(world: ApiWorld) -> None:
-    before = oldest(world)
-    keep(world, KEPT_S)
-    collect(world)
-    assert oldest(world) == before
-
-
-def a_reader_before_the_floor_rises(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round of retention dies at its transaction that raises the floor; a reader comes."""
-    begin = world.log.start_ts
-    true_raise = vars(keeping)["raise_floor"]
-
-    class Died(Exception):
-        pass
-
-    def dies(*args: Any, **kwargs: Any) -> bool:
-        raise Died
-
-    if true_raise is floors.raise_floor:
-        monkeypatch.setattr(keeping, "raise_floor", dies)
-    else:  # a mutant that does something before
-        monkeypatch.setattr(floors, "raise_floor", dies)
-    with pytest.raises(Died):
-        keep(world, KEPT_S)
-    monkeypatch.setattr(keeping, "raise_floor", true_raise)
-    judged(world.services.reader, begin)
-
-
-def test_nothing_goes_before_the_floor_has_risen(based: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    a_reader_before_the_floor_rises(based, monkeypatch)
-
-
-# ---- mutants
-
-
-def ignores_checkpoints(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "holds_of", lambda *_: [])
-    patch.setattr(floors, "_lowest", lambda *_: [])
-
-
-def ignores_reads(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "needs_of_reads", lambda *_, **__: [])
-    patch.setattr(keeping, "births", lambda *_: {})
-
-
-def ignores_pins(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(floors, "next_numbers", lambda *_: range(0, 1))
-
-
-def looks_before_it_lists(patch: pytest.MonkeyPatch) -> None:
-    def listed(self: LogReader, tenant: Any, after: int, upto: int, ids: Any, limit: int) -> Any:
-        floors.check_floor(self._catalog, tenant, after)
-        return committed.find_segments(self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=limit)
-
-    patch.setattr(LogReader, "_listed", listed)
-
-
-def retires_first(patch: pytest.MonkeyPatch) -> None:
-    def raised(catalog: Any, tenant: Any, *, seen_floor: int, to_ts: int) -> bool:
-        with catalog.transaction() as conn:
-            conn.execute(tables.segments.delete().where(tables.segments.c.hi_ts <= to_ts))
-        return floors.raise_floor(catalog, tenant, seen_floor=seen_floor, to_ts=to_ts)
-
-    patch.setattr(keeping, "raise_floor", raised)
-
-
-@pytest.mark.parametrize(
-    ("mutant", "judge"),
-    [
-        (ignores_checkpoints, lambda world, _: a_consumer_goes_on(world)),
-        (ignores_reads, lambda world, _: moments_stay(world)),
-        (ignores_pins, lambda world, _: files_stay(world)),
-        (looks_before_it_lists, gone_in_between),
-        (retires_first, a_reader_before_the_floor_rises),
-    ],
-    ids=lambda f: getattr(f, "__name__", "judge"),
-)
-def test_a_mutant_is_found(
-    based: ApiWorld,
-    monkeypatch: pytest.MonkeyPatch,
-    mutant: Callable[[pytest.MonkeyPatch], None],
-    judge: Callable[[ApiWorld, pytest.MonkeyPatch], None],
-) -> None:
-    mutant(monkeypatch)
-    with pytest.raises((AssertionError, TsExpired)):
-        judge(based, monkeypatch)
-
-
-def test_splits_are_planned_over_what_is_there(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The floor rises between the check of the position and the listing of a plan."""
-    middle = world.log.cuts(2)[0]
-
-    def before(*args: Any, **kwargs: Any) -> Any:
-        give_up(world, middle)
-        return find_segments(*args, **kwargs)
-
-    monkeypatch.setattr(committed, "find_segments", before)
-    assert world.get("/changes/splits", start_ts=world.log.start_ts).status_code == 410
