@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
+from tistream import __version__
 from tistream.cli import (
     audit,
     changefeed,
@@ -43,7 +45,6 @@ from tistream.errors import ErrorKind, TiStreamError
 
 app = typer.Typer(
     name="tistream",
-    help="The ordered change log of TiDB and TiKV clusters in object storage.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -83,6 +84,16 @@ sim.add_to(app)
 chaos.add_to(app)
 changefeed.add_to(app)
 audit.add_to(app)
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version and end.", is_eager=True)] = False,
+) -> None:
+    """The ordered change log of TiDB and TiKV clusters in object storage."""
+    if version:
+        typer.echo(f"TiStream {__version__}")
+        raise typer.Exit
 
 
 def main() -> None:

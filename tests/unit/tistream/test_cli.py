@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,19 @@ def test_a_timestamp_both_ways(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
     assert out == "470613540554145793 · 2026-11-21T08:03:06.318Z · physical 1795248186318 ms · logical 1\n"
     for text in ("2026-11-21T08:03:06.318Z", "2026-11-21T08:03:06.318", "2026-11-21T10:03:06.318+02:00"):
         assert invoke(monkeypatch, capfd, "tso", text)[1].startswith("470613540554145792 · ")
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(monkeypatch, capfd, "--version") == (0, f"TiStream {version('tistream')}\n", "")
+
+
+def test_the_shell_completes_commands() -> None:
+    asked = {"_TISTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "tistream tena", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("tistream")],
+        capture_output=True, text=True, check=False, env={**os.environ, **asked},
+    )  # fmt: skip
+    assert done.stdout.split() == ["tenant"], done.stderr
 
 
 @pytest.mark.parametrize(
