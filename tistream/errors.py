@@ -245,7 +245,10 @@ class StoreRefused(StoreUnavailable):
     """The object store does not let these credentials do this, or they count no more."""
 
     code = "TS-1039"
-    hint = "Pushers: is push.role_arn's own policy wide enough, and does it know the bucket's KMS key? Others: AWS_*."
+    hint = (
+        "Own credentials (AWS_*): may they? Session credentials of a pusher: is the policy of push.role_arn wide "
+        "enough, and push.kms_key_arn set where the bucket encrypts with a key?"
+    )
 
 
 class CredentialsUnavailable(TiStreamError):

@@ -48,34 +48,57 @@ def standing(age_s: float, valid_s: float) -> Standing:
 
 
 class PushSession:
-    """The credentials of one process. Thread-safe."""
+    """The credentials of one process. Thread-safe; one thread renews at a time, and others wait only if they must."""
 
     def __init__(self, fetch: Callable[[], PushCredentials], clock: Clock) -> None:
         self._fetch, self._clock = fetch, clock
-        self._lock = threading.Lock()
+        self._lock, self._renewing = threading.Lock(), threading.Lock()
         self._held: PushCredentials | None = None
         self._issued = self._next_try = 0.0  # by the monotonic clock
 
     def current(self) -> PushCredentials:
         """Credentials that count, renewed when it is time. Raises what the control plane says when there are none."""
-        with self._lock:
-            held, now = self._held, self._clock.monotonic()
-            stands = Standing.OVER if held is None else standing(now - self._issued, held.valid_s)
-            if held is not None and (stands is Standing.GOOD or (stands is Standing.DUE and now < self._next_try)):
-                return held
-            try:
-                fresh = self._fetch()
-            except TiStreamError as e:
-                if held is None or stands is Standing.OVER or e.kind is not ErrorKind.RETRY:
-                    raise
-                self._next_try = self._clock.monotonic() + TRY_AGAIN_S
-                log.warning("session credentials could not be renewed yet", error=str(e))
-                return held
-            self._held, self._issued, self._next_try = fresh, now, 0.0
-            return fresh
+        usable, is_time = self._look()
+        if usable is not None and not (is_time and self._renewing.acquire(blocking=False)):
+            return usable
+        if usable is None:
+            self._renewing.acquire()
+        try:
+            return self._renewed()
+        finally:
+            self._renewing.release()
 
     def refused(self, used: PushCredentials) -> None:
         """The store refused these: ask for others, unless they are new."""
         with self._lock:
             if used is self._held and self._clock.monotonic() - self._issued >= NEW_S:
                 self._held = None
+
+    def _look(self) -> tuple[PushCredentials | None, bool]:
+        """(what may be used now, whether to renew it)."""
+        with self._lock:
+            if self._held is None:
+                return None, True
+            now = self._clock.monotonic()
+            stands = standing(now - self._issued, self._held.valid_s)
+            usable = None if stands is Standing.OVER else self._held
+            return usable, stands is not Standing.GOOD and now >= self._next_try
+
+    def _renewed(self) -> PushCredentials:
+        """With `_renewing` held."""
+        usable, is_time = self._look()
+        if usable is not None and not is_time:  # another thread was faster
+            return usable
+        asked = self._clock.monotonic()
+        try:
+            fresh = self._fetch()
+        except TiStreamError as e:
+            if usable is None or e.kind is not ErrorKind.RETRY:
+                raise
+            log.warning("session credentials could not be renewed yet", error=str(e))
+            with self._lock:
+                self._next_try = self._clock.monotonic() + TRY_AGAIN_S
+            return usable
+        with self._lock:
+            self._held, self._issued, self._next_try = fresh, asked, 0.0
+        return fresh

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tistream.errors import InvalidInput, TiStreamError
@@ -95,6 +98,31 @@ def test_refused_ones_are_replaced_unless_they_are_new() -> None:
     world.clock.advance(NEW_S)
     world.session.refused(first)  # an upload that began with the old ones
     assert world.now() == "id-2"
+
+
+def test_while_one_thread_renews_others_go_on_with_what_counts() -> None:
+    world = World()
+    world.now()
+    asked, answer = threading.Event(), threading.Event()
+    fetch = world.service.fetch
+
+    def slow() -> PushCredentials:
+        asked.set()
+        assert answer.wait(60)
+        return fetch()
+
+    session = world.session = PushSession(slow, world.clock)
+    with ThreadPoolExecutor(8) as pool:
+        first = [pool.submit(session.current) for _ in range(4)]
+        answer.set()
+        assert {found.result(60).session.access_key_id for found in first} == {"id-2"}, "all wait for the first ones"
+        asked.clear(), answer.clear()
+        world.clock.advance(600)
+        renewing = pool.submit(session.current)
+        assert asked.wait(60)
+        assert [world.now() for _ in range(3)] == ["id-2"] * 3
+        answer.set()
+        assert renewing.result(60).session.access_key_id == "id-3"
 
 
 def test_no_secret_is_in_their_text() -> None:
