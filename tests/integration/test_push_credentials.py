@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,8 @@ FOREIGN = [
     f"{seeds_prefix(NEIGHBOUR)}00000000000000000001/000001.seg",
     f"{committed_prefix(T)}sorter-1-000001/000000000001.seg",
 ]
-#: as the Terraform module writes it: wider than one tenant, so that the session policy is what keeps tenants apart
-ROLE_MAY = [
-    {
-        "Effect": "Allow",
-        "Action": "s3:PutObject",
-        "Resource": [f"arn:aws:s3:::{BUCKET}/{FOLDER}/{kind}/*" for kind in ("data_change_buffer", "seeds")],
-    },
-    {"Effect": "Allow", "Action": "kms:GenerateDataKey", "Resource": "*"},
-]
+#: wider than any role should be, so that nothing but the session policy keeps a pusher in its folders
+ROLE_MAY = [{"Effect": "Allow", "Action": ["s3:*", "kms:*"], "Resource": "*"}]
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +94,18 @@ def issued(server: GuardedS3, terms: PushTerms) -> SessionCredentials:
     )
 
 
-def leaks(store: ObjectStore, tag: str) -> list[str]:
+def leaks(server: GuardedS3, pusher: ObjectStore) -> list[str]:
     """What these credentials may do beyond what they are for."""
+    tag, service = secrets.token_hex(4), open_store(server.url)
+    own, neighbours = f"{OWN}-{tag}", f"{FOREIGN[0]}-{tag}-there"
+    for key in (own, neighbours):
+        service.put(key, b"there")
     tries: dict[str, Any] = {
-        **{f"put {key}": lambda key=key: store.put(f"{key}-{tag}", b"foreign") for key in FOREIGN},
-        "get": lambda: store.get(OWN),
-        "get of a neighbour's": lambda: store.get(FOREIGN[0]),
-        "list": lambda: list(store.list(buffer_prefix(T))),
-        "delete": lambda: store.delete(OWN),
+        **{f"put {key}": lambda key=key: pusher.put(f"{key}-{tag}", b"foreign") for key in FOREIGN},
+        "get": lambda: pusher.get(own),
+        "get of a neighbour's": lambda: pusher.get(neighbours),
+        "list": lambda: list(pusher.list(buffer_prefix(T))),
+        "delete": lambda: pusher.delete(own),
     }
     found = []
     for name, attempt in tries.items():
@@ -120,26 +118,48 @@ def leaks(store: ObjectStore, tag: str) -> list[str]:
 
 
 def test_they_put_into_the_tenants_folders_and_do_nothing_else(server: GuardedS3, terms: PushTerms) -> None:
-    service, pusher = open_store(server.url), open_session(server.url, Fixed(issued(server, terms)))
-    service.put(FOREIGN[0], b"a neighbour's")
+    pusher = open_session(server.url, Fixed(issued(server, terms)))
     pusher.put(OWN, b"mine")
     pusher.put(f"{seeds_prefix(T)}00000000000000000001/000001.seg", b"mine")
-    assert leaks(pusher, "1") == []
-    assert service.get(OWN) == b"mine"
+    assert leaks(server, pusher) == []
+    assert open_store(server.url).get(OWN) == b"mine"
 
 
-def test_a_policy_that_is_too_wide_would_be_noticed(
-    server: GuardedS3, terms: PushTerms, monkeypatch: pytest.MonkeyPatch
+def all_resources(puts: dict[str, Any]) -> None:
+    puts["Resource"] = "*"
+
+
+def all_actions(puts: dict[str, Any]) -> None:
+    puts["Action"] = "s3:*"
+
+
+def no_slash(puts: dict[str, Any]) -> None:
+    puts["Resource"] = [resource.removesuffix("/*") + "*" for resource in puts["Resource"]]
+
+
+@pytest.mark.parametrize(
+    ("widen", "noticed"),
+    [
+        (all_resources, {f"put {key}" for key in FOREIGN}),
+        (all_actions, {"get", "delete"}),
+        (no_slash, {f"put {FOREIGN[0]}", f"put {FOREIGN[2]}"}),
+    ],
+    ids=lambda found: found.__name__ if callable(found) else "",
+)
+def test_a_policy_that_is_too_wide_is_noticed(
+    server: GuardedS3,
+    terms: PushTerms,
+    monkeypatch: pytest.MonkeyPatch,
+    widen: Callable[[dict[str, Any]], None],
+    noticed: set[str],
 ) -> None:
     def widened(*_: object) -> str:
         policy = json.loads(session_policy(terms, T))
-        policy["Statement"][0]["Resource"] = "*"
+        widen(policy["Statement"][0])
         return json.dumps(policy, separators=(",", ":"))
 
-    open_store(server.url).put(f"{buffer_prefix(T)}store-9/000001/file-000000000001.seg", b"mine")
     monkeypatch.setattr(push_access, "session_policy", widened)
-    wide = leaks(open_session(server.url, Fixed(issued(server, terms))), "2")
-    assert wide == [f"put {key}" for key in FOREIGN[:3]], "the role's own policy alone holds the rest"
+    assert set(leaks(server, open_session(server.url, Fixed(issued(server, terms))))) == noticed
 
 
 def test_a_role_that_the_service_may_not_take_is_named_to_nobody(server: GuardedS3, terms: PushTerms) -> None:
@@ -187,15 +207,15 @@ def control(server: GuardedS3, terms: PushTerms, tmp_path: Path) -> Iterator[Htt
 class Counted:
     """A control plane whose credentials the test may spoil."""
 
-    def __init__(self, control: HttpControl) -> None:
-        self._control, self.asked, self.spoil = control, 0, lambda found: found
+    def __init__(self, control: HttpControl, given: PushCredentials | None = None) -> None:
+        self._control, self._given, self.asked, self.spoil = control, given, 0, lambda found: found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._control, name)
 
     def push_credentials(self) -> PushCredentials:
         self.asked += 1
-        found: PushCredentials = self.spoil(self._control.push_credentials())
+        found: PushCredentials = self.spoil(self._given or self._control.push_credentials())
         return found
 
 
@@ -258,8 +278,8 @@ def test_expired_ones_are_told_with_tenant_and_folder(
         secret_access_key=made["SecretAccessKey"],
         session_token=made["SessionToken"],
     )
-    counted, n = Counted(control), iter(range(1, 10_000))
-    counted.spoil = lambda _: PushCredentials(session=found, valid_s=900, kms_key_arn="")
+    given = PushCredentials(session=found, valid_s=900, kms_key_arn="")
+    counted, n = Counted(control, given), iter(range(1, 10_000))
     store = TenantStore(server.url, counted)  # type: ignore[arg-type]
     deadline = time.monotonic() + 60
 
