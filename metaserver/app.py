@@ -8,6 +8,8 @@ from types import MappingProxyType
 from fastapi import FastAPI
 
 from metaserver.admin_routes import admin_router
+from metaserver.push_access import CredentialIssuer
+from metaserver.push_routes import push_router
 from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
@@ -33,18 +35,20 @@ def create_app(
     store: ObjectStore | None = None,
     guard: KeyGuard | None = None,
     *,
+    issuer: CredentialIssuer | None = None,
     more_checks: Mapping[str, Check] = MappingProxyType({}),
     collect: Sequence[Collect] = (),
 ) -> FastAPI:
     """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready, and so does one of
     `more_checks`. Seeds can be added, and operators be answered, where there is a `store` to look into. Without a
-    `guard` no keys are asked for."""
+    `guard` no keys are asked for; without an `issuer` pushers bring credentials of their own for the bucket."""
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)
-    app.include_router(control_router(catalog, store_url))
+    app.include_router(control_router(catalog, store_url, issuer))
     app.include_router(retention_router(catalog))
     if store is not None:
         app.include_router(seed_router(catalog, store))
+        app.include_router(push_router(catalog, store, issuer))
         names = table_names(SchemaRegistry(catalog, store))
         app.include_router(admin_router(Sources(catalog=catalog, clock=SystemClock(), names=names)))
 

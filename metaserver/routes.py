@@ -14,11 +14,13 @@ keys as hexadecimal. Errors are TiStreamError; the app that includes the router 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
+from metaserver.push_access import CredentialIssuer
+from metaserver.push_policy import push_prefixes
 from tistream.auth.access import Who, needs
 from tistream.auth.issue import issue_key
 from tistream.auth.roles import Principal, Right, Role
@@ -43,12 +45,23 @@ class NewTenant(BaseModel):
     tenant_id: int = Field(ge=0, le=_INT_MAX)
 
 
+class BucketAccess(BaseModel):
+    """With whose credentials a pusher writes."""
+
+    by: Literal["service", "pusher"] = Field(
+        description="service: the service issues session credentials; pusher: it brings its own"
+    )
+    url: str | None = Field(description="where they are issued, and renewed, by POST; null where the service has none")
+    words: str = Field(description="the same for people")
+
+
 class Push(BaseModel):
     """Where a pusher writes."""
 
     object_store: str = Field(description="URL of the bucket")
     prefix: str = Field(description="folder of the tenant's schema snapshots and batch files")
     state: TenantState
+    credentials: BucketAccess
 
 
 class PushBundle(Push):
@@ -99,13 +112,15 @@ class RetriedTask(BaseModel):
     reopen_id: int
 
 
-def control_router(catalog: Catalog, store_url: str) -> APIRouter:
-    """The routes over this catalog. `store_url` is the bucket's address as pushers reach it."""
+def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | None = None) -> APIRouter:
+    """The routes over this catalog. `store_url` is the bucket's address as pushers reach it; `issuer` issues
+    credentials for it, if anybody does."""
     routes = APIRouter(tags=["control"])
     base = _TENANT
 
     def push_of(row: TenantRow) -> Push:
-        return Push(object_store=store_url, prefix=buffer_prefix(row.tenant), state=row.state)
+        access = bucket_access(row.tenant, store_url, issuer)
+        return Push(object_store=store_url, prefix=buffer_prefix(row.tenant), state=row.state, credentials=access)
 
     _operators_routes(routes, catalog, push_of)
 
@@ -155,6 +170,20 @@ def control_router(catalog: Catalog, store_url: str) -> APIRouter:
         return NewestIncarnation(incarnation=newest_incarnation(catalog, row.tenant, store_id))
 
     return routes
+
+
+def bucket_access(tenant: Tenant, store_url: str, issuer: CredentialIssuer | None) -> BucketAccess:
+    """With whose credentials the tenant's pushers write."""
+    if issuer is None:
+        words = "Pushers open the bucket with credentials of their own (AWS_*, or the machine's role): push.role_arn is"
+        words += " not set, so nothing but these keeps them to their tenant's folder."
+        if not store_url.startswith("s3://"):
+            words = "Pushers open the store by themselves: it is no S3 bucket, and knows no credentials."
+        return BucketAccess(by="pusher", url=None, words=words)
+    url = f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}/push-credentials"
+    folders = " and ".join(push_prefixes(tenant))
+    words = f"The service issues credentials that count for {issuer.duration_s // 60} minutes and may put objects below"
+    return BucketAccess(by="service", url=url, words=f"{words} {folders}, and nothing else. tistream push renews them.")
 
 
 def _operators_routes(routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantRow], Push]) -> None:

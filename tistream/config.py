@@ -10,6 +10,7 @@ here, so that nothing starts with a configuration that cannot work. Built only i
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ from tistream.errors import ConfigError
 from tistream.limits import LEASE_MS
 
 ENV_PREFIX = "TISTREAM_"
+
+_ROLE = re.compile(r"arn:[a-z-]+:iam::\d{12}:role/[\w+=,.@/-]+")
+_KMS_KEY = re.compile(r"arn:[a-z-]+:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
 
 
 class _Section(BaseModel):
@@ -98,6 +102,20 @@ class MetaSettings(_Section):
     tasks_max: int = Field(64, ge=1, le=1024, description="data tasks of a tenant that are not split further")
 
 
+class PushSettings(_Section):
+    """What pushers may do in an S3 bucket: session credentials of one role, for their tenant's prefix alone."""
+
+    role_arn: str = Field(
+        "",
+        description="role whose session credentials the service issues; empty = pushers bring credentials of their own",
+    )
+    duration_s: int = Field(3600, ge=900, le=3600, description="how long session credentials count")
+    sts_endpoint: str = Field("", description="address of STS; empty = AWS in the region of the bucket")
+    kms_key_arn: str = Field(
+        "", description="KMS key that pushers must encrypt with; empty = none is asked for; needs push.role_arn"
+    )
+
+
 class MetricsSettings(_Section):
     """The port of probes and metrics of a dispatcher or sorter; the meta server and the API server have them on
     their HTTP port. It asks no token: keep it on a network of the deployment's own."""
@@ -123,6 +141,7 @@ class Settings(_Section):
     dispatcher: DispatcherSettings = DispatcherSettings()
     sorter: SorterSettings = SorterSettings()
     meta: MetaSettings = MetaSettings()
+    push: PushSettings = PushSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
@@ -164,7 +183,21 @@ def _validate(settings: Settings) -> Settings:
     server = settings.server
     if server.auth == "none" and server.host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(f"server.auth = none is allowed on loopback only, not on '{server.host}'.")
+    _validate_push(settings.push, settings.object_store.url)
     return settings
+
+
+def _validate_push(push: PushSettings, store_url: str) -> None:
+    if push.role_arn and not _ROLE.fullmatch(push.role_arn):
+        raise ConfigError(f"push.role_arn is written arn:aws:iam::ACCOUNT:role/NAME, not '{push.role_arn}'.")
+    if push.kms_key_arn and not _KMS_KEY.fullmatch(push.kms_key_arn):
+        raise ConfigError(f"push.kms_key_arn is written arn:aws:kms:REGION:ACCOUNT:key/ID, not '{push.kms_key_arn}'.")
+    if push.kms_key_arn and not push.role_arn:
+        raise ConfigError("push.kms_key_arn binds session credentials, and without push.role_arn there are none.")
+    if push.sts_endpoint and not push.sts_endpoint.startswith(("https://", "http://")):
+        raise ConfigError("push.sts_endpoint begins with https:// or http://.")
+    if push.role_arn and store_url and not store_url.startswith("s3://"):
+        raise ConfigError("push.role_arn is of an S3 bucket, and object_store.url names none.", object_store=store_url)
 
 
 def _from_file(path: Path | None) -> list[tuple[str, str, object]]:

@@ -26,6 +26,8 @@ docstring is the default message. Store and catalog errors also say whether the 
         DecodeError         one key or row that cannot be decoded
       StoreError            the object store
         ObjectNotFound, ObjectConflict, StoreUnavailable
+          StoreRefused      the credentials may not do this, or count no more
+      CredentialsUnavailable  who issues credentials for the bucket does not
       CatalogUnavailable    the catalog
       Fenced                somebody else owns this now: drop the state and stop
       FeedGap               an input file is missing: wait, never skip
@@ -237,6 +239,24 @@ class StoreUnavailable(StoreError):
     """The object store did not answer."""
 
     code = "TS-1033"
+
+
+class StoreRefused(StoreUnavailable):
+    """The object store does not let these credentials do this, or they count no more."""
+
+    code = "TS-1039"
+    hint = (
+        "Own credentials (AWS_*): may they? Session credentials of a pusher: is the policy of push.role_arn wide "
+        "enough, and push.kms_key_arn set where the bucket encrypts with a key?"
+    )
+
+
+class CredentialsUnavailable(TiStreamError):
+    """Session credentials for a tenant's prefix of the bucket could not be issued."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1041"
+    hint = "The service must be allowed to take the role of push.role_arn; its log has what STS said."
 
 
 class CatalogUnavailable(TiStreamError):

@@ -146,6 +146,7 @@ def one_process_app() -> Any:
     from apiserver.app import create_app
     from apiserver.deps import Services
     from metaserver.admin_routes import admin_router
+    from metaserver.push_routes import push_router
     from metaserver.retention_routes import retention_router
     from metaserver.routes import control_router
     from metaserver.seed_routes import seed_router
@@ -156,7 +157,13 @@ def one_process_app() -> Any:
 
     catalog = Catalog("sqlite:////nowhere/catalog.db")
     services = Services.create(catalog, MemoryStore(), SystemClock(), checks={}, problems=lambda: [])
-    control = [control_router(catalog, "memory://"), retention_router(catalog), seed_router(catalog, MemoryStore())]
+    store = MemoryStore()
+    control = [
+        control_router(catalog, "memory://"),
+        push_router(catalog, store, None),
+        retention_router(catalog),
+        seed_router(catalog, store),
+    ]
     return create_app(services, [admin_router(Sources(catalog=catalog, clock=SystemClock())), *control])
 
 

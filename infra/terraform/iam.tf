@@ -1,4 +1,5 @@
-# The role of the services, and that of pushers, which may only write below data_change_buffer/.
+# The role of the services, and that of pushers: the services take it for one tenant at a time (push.role_arn), with a
+# session policy that leaves that tenant's folders of what is allowed here.
 data "aws_iam_policy_document" "assume_service" {
   statement {
     actions = ["sts:AssumeRoleWithWebIdentity"]
@@ -35,6 +36,11 @@ data "aws_iam_policy_document" "service" {
     actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
     resources = [aws_kms_key.tistream.arn]
   }
+  statement {
+    sid       = "Pushers"
+    actions   = ["sts:AssumeRole"]
+    resources = [aws_iam_role.pusher.arn]
+  }
 }
 
 resource "aws_iam_role" "service" {
@@ -59,11 +65,11 @@ data "aws_iam_policy_document" "assume_pusher" {
   }
 }
 
-# A put settles a lost reply by reading its own object back, so a pusher reads what it may write. It never deletes.
+# Pushers put, and that is all: what they must know of the bucket they ask the services.
 data "aws_iam_policy_document" "pusher" {
   statement {
     sid     = "Buffer"
-    actions = ["s3:PutObject", "s3:GetObject"]
+    actions = ["s3:PutObject"]
     resources = [
       "${aws_s3_bucket.tistream.arn}/${var.prefix}/data_change_buffer/*",
       "${aws_s3_bucket.tistream.arn}/${var.prefix}/seeds/*",
@@ -71,7 +77,7 @@ data "aws_iam_policy_document" "pusher" {
   }
   statement {
     sid       = "Key"
-    actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+    actions   = ["kms:GenerateDataKey"]
     resources = [aws_kms_key.tistream.arn]
   }
 }

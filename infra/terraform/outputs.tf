@@ -9,8 +9,13 @@ output "service_role_arn" {
 }
 
 output "pusher_role_arn" {
-  description = "What pushers may take."
+  description = "push.roleArn of the chart: of this role the services issue session credentials to pushers."
   value       = aws_iam_role.pusher.arn
+}
+
+output "kms_key_arn" {
+  description = "push.kmsKeyArn of the chart: the bucket encrypts with this key, and pushers must name it."
+  value       = aws_kms_key.tistream.arn
 }
 
 output "catalog_secret_arn" {

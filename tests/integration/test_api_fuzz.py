@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from apiserver.app import create_app
+from metaserver.push_routes import push_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from tistream.testing.api_world import api_world
@@ -33,7 +34,11 @@ CHECKS = (not_a_server_error, content_type_conformance, response_schema_conforma
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
     with api_world(tmp_path_factory.mktemp("fuzz")) as world:
         world.log.build(2, upto=world.log.cuts(20)[0])
-        control = [control_router(world.catalog, "s3://bucket"), seed_router(world.catalog, world.store)]
+        control = [
+            control_router(world.catalog, "s3://bucket"),
+            push_router(world.catalog, world.store, None),
+            seed_router(world.catalog, world.store),
+        ]
         yield create_app(world.services, control)
 
 

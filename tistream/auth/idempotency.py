@@ -4,10 +4,11 @@
     same key, another request    422
     the first one still runs     409, to be tried again
 
-"The same" is method, address, query and body; keys of different principals never meet. Only answers that say it was
-done are kept: after an error the request is done anew. Secrets that an answer shows are not kept with it: a replay has
-`(shown once)` in their place. When a process dies in the middle, the next try after two minutes does the request
-again. Requests without the header are let through untouched.
+"The same" is method, address, query and body; keys of different principals never meet.
+Only answers that say it was done are kept: after an error the request is done anew. Secrets that an answer shows are
+not kept with it: a replay has `(shown once)` in their place. An answer with `Cache-Control: no-store` is all secret and
+not kept at all. When a process dies in the middle, the next try after two minutes does the request again. Requests
+without the header are let through untouched.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Idempotency:
         if not 200 <= status < 300 or len(body) > KEPT_BODY_BYTES_MAX:
             return False
         headers = next(m["headers"] for m in messages if m["type"] == "http.response.start")
+        if b"no-store" in dict(headers).get(b"cache-control", b""):
+            return False
         media_type = dict(headers).get(b"content-type", b"").decode("latin-1")
 
         def keep() -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from dispatcher.worker import DispatcherWorker
     from metaserver.loop import MetaWorker
+    from metaserver.push_access import CredentialIssuer
     from sorter.worker import SorterWorker
     from tistream.auth.guard import KeyGuard
     from tistream.feed import Feed
@@ -184,6 +185,7 @@ def meta(parts: Parts, name: str) -> Running:
         worker.problems,
         parts.store,
         _guard(parts),
+        issuer=_issuer(parts.settings),
         more_checks={"lease": lease_holds(worker.lease_age_s)},
         collect=[CatalogGauges(parts.catalog, parts.clock), lease_age(worker.lease_age_s)],
     )
@@ -282,12 +284,15 @@ def _api(
     )
     extra = [admin_router(Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry)))]
     if control:
+        from metaserver.push_routes import push_router
         from metaserver.retention_routes import retention_router
         from metaserver.routes import control_router
         from metaserver.seed_routes import seed_router
 
         extra.append(retention_router(parts.catalog))
-        extra.append(control_router(parts.catalog, parts.settings.object_store.url))
+        issuer = _issuer(parts.settings)
+        extra.append(control_router(parts.catalog, parts.settings.object_store.url, issuer))
+        extra.append(push_router(parts.catalog, parts.store, issuer))
         extra.append(seed_router(parts.catalog, parts.store))
     return create_app(wired, extra, guard=_guard(parts), **_bounds(parts.settings.server))
 
@@ -317,6 +322,21 @@ def _guard(parts: Parts) -> KeyGuard | None:
     from tistream.auth.guard import KeyGuard
 
     return KeyGuard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
+
+
+def _issuer(settings: Settings) -> CredentialIssuer | None:
+    """Who issues credentials for the bucket to pushers; None: they bring their own."""
+    from metaserver.push_access import CredentialIssuer
+    from metaserver.push_policy import PushTerms
+    from tistream.objectstore.factory import s3_place
+
+    place, push = s3_place(settings.object_store.url), settings.push
+    if not push.role_arn:
+        return None
+    if place is None:
+        raise ConfigError("push.role_arn is of an S3 bucket, and this store is none.")
+    terms = PushTerms(bucket=place.bucket, prefix=place.prefix, role_arn=push.role_arn, kms_key_arn=push.kms_key_arn)
+    return CredentialIssuer(terms, duration_s=push.duration_s, endpoint=push.sts_endpoint or None, region=place.region)
 
 
 def _meta(parts: Parts, name: str) -> MetaWorker:

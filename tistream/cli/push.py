@@ -159,11 +159,12 @@ def push_recording(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Push a recording to the service at `url`, until its end or until `stop` is set; what was pushed."""
-    from tistream.objectstore.metered import open_metered
     from tistream.pusher.capture_push import push_capture
     from tistream.pusher.control import HttpControl
+    from tistream.pusher.tenant_store import opening
 
-    return push_capture(folder, HttpControl(url, tenant), open_metered, speed=speed, progress=progress, stop=stop)
+    control = HttpControl(url, tenant)
+    return push_capture(folder, control, opening(control), speed=speed, progress=progress, stop=stop)
 
 
 def push_traffic(
@@ -175,11 +176,12 @@ def push_traffic(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Follow a recorded cluster and push what it says to the service at `url`; what was pushed."""
-    from tistream.objectstore.metered import open_metered
     from tistream.pusher.control import HttpControl
     from tistream.pusher.replay_push import push_replay
+    from tistream.pusher.tenant_store import opening
 
-    return push_replay(folder, HttpControl(url, tenant), open_metered, speed=speed, progress=progress, stop=stop)
+    control = HttpControl(url, tenant)
+    return push_replay(folder, control, opening(control), speed=speed, progress=progress, stop=stop)
 
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:

@@ -22,8 +22,8 @@ _LINE_EVERY_S = 10.0
 
 def follow_cluster(url: str, tenant: Tenant, endpoints: Sequence[str], options: TikvPushOptions) -> None:
     """Push the cluster to the service at `url`, until Ctrl-C or SIGTERM."""
-    from tistream.objectstore.metered import open_metered
     from tistream.pusher.control import HttpControl
+    from tistream.pusher.tenant_store import opening
     from tistream.pusher.tikv_push import push_cluster
 
     stop, lines = threading.Event(), StatusLines(sys.stderr)
@@ -31,7 +31,7 @@ def follow_cluster(url: str, tenant: Tenant, endpoints: Sequence[str], options: 
         signal.signal(number, lambda *_: stop.set())
     control = HttpControl(url, tenant)
     try:
-        done = push_cluster(endpoints, control, open_metered, options, progress=lines.update, stop=stop)
+        done = push_cluster(endpoints, control, opening(control), options, progress=lines.update, stop=stop)
     finally:
         control.close()
     print(f"pushed {done.rows:,} rows in {done.files:,} files, {done.bytes:,} bytes", file=sys.stderr)

@@ -21,16 +21,17 @@ def follow(url: str, tenant: Tenant, log_url: str, snapshot: bytes | None, until
     import threading
 
     from tistream.objectstore.factory import open_store
-    from tistream.objectstore.metered import open_metered
     from tistream.pusher.control import HttpControl
     from tistream.pusher.logbackup.push import push_log_backup
+    from tistream.pusher.tenant_store import opening
 
+    control = HttpControl(url, tenant)
     lines, stop = StatusLines(sys.stderr), threading.Event()
     try:
         done = push_log_backup(
             open_store(log_url, foreign=True),
-            HttpControl(url, tenant),
-            open_metered,
+            control,
+            opening(control),
             schema_snapshot=snapshot,
             until_caught_up=until_caught_up,
             progress=lines.update,

@@ -46,9 +46,9 @@ def seed(
     from schemas.shape import of_json
     from tistream.client import connect
     from tistream.ids import Tenant as TenantId
-    from tistream.objectstore.factory import open_store
     from tistream.pusher.control import HttpControl
     from tistream.pusher.seed_push import push_seed
+    from tistream.pusher.tenant_store import opening
 
     database, table = parse_names(what)
     if database is None or table is None:
@@ -61,7 +61,7 @@ def seed(
     check_tables(rows, physical_ids, what)
     control = HttpControl(url, TenantId(cluster, tenant))
     try:
-        store = open_store(control.push_bundle().object_store)
+        store = opening(control)(control.push_bundle().object_store)
         push_seed(control, store, ts, _pieces(rows), table_id=table_id)
     finally:
         control.close()

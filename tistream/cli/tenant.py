@@ -167,9 +167,10 @@ def rotate_key(
 def _wait(client: Client, cluster: int, tenant: int, deadline: float, push: dict[str, Any]) -> None:
     """Show each step when it is done, until the tenant is active."""
     done: set[str] = set()
+    valid_s = _prove(client, push, deadline)
     while True:
         found = client.get(f"/v1/clusters/{cluster}/tenants/{tenant}")
-        steps = checklist(found, has_key=bool(push.get("key")))
+        steps = checklist(found, has_key=bool(push.get("key")), valid_s=valid_s)
         for step, is_done, told in steps:
             if is_done and step not in done:
                 done.add(step)
@@ -188,13 +189,37 @@ def _wait(client: Client, cluster: int, tenant: int, deadline: float, push: dict
         time.sleep(_LOOK_EVERY_S)
 
 
-def checklist(found: dict[str, Any], *, has_key: bool) -> list[tuple[str, bool, str]]:
-    """(step, whether it is done, what more there is to say) of a tenant as the API shows it, in order."""
+def _prove(client: Client, push: dict[str, Any], deadline: float) -> int | None:
+    """Have session credentials issued, and forget them; how many seconds they count. None: the service issues none."""
+    from tistream.client import connect
+
+    access, told = push.get("credentials") or {}, ""
+    if access.get("by") != "service":
+        if access:
+            print(f"  - {access['words']}", file=sys.stderr, flush=True)
+        return None
+    while True:
+        try:
+            with connect(client.url, retry_s=0) as once:
+                return int(once.post(access["url"])["valid_s"])
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY or time.monotonic() > deadline:
+                raise
+            if str(e) != told:
+                told = str(e)
+                print(f"  … {told}", file=sys.stderr, flush=True)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def checklist(found: dict[str, Any], *, has_key: bool, valid_s: int | None = None) -> list[tuple[str, bool, str]]:
+    """(step, whether it is done, what more there is to say) of a tenant as the API shows it, in order. `valid_s`: for
+    how long session credentials of its pushers count; None = there are none."""
     tasks, stores = found["tasks"], found["stores"]
     active = found["state"] == "ACTIVE"
     return [
         ("registered", True, f": tenant {found['cluster_id']}/{found['tenant_id']}"),
         *([("key for its pushers made", True, "")] if has_key else []),
+        *([("session credentials are issued", True, f": {valid_s // 60} minutes")] if valid_s else []),
         ("a pusher has begun", bool(stores) or active, f": {len(stores)} stores" if stores else ""),
         ("schema snapshot read", active, f": the log is complete above {found['start_ts']}"),
         ("tasks made", bool(tasks), f": {len(tasks)}"),

@@ -8,25 +8,35 @@ s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1&path_style=tr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from tistream.errors import ConfigError
 from tistream.objectstore.keys import check_key
 from tistream.objectstore.protocol import ObjectStore
+from tistream.objectstore.session import WriteSession
 
 _KNOWN = "memory://, file:///absolute/folder, s3://bucket/prefix?endpoint=...&region=...&path_style=true"
 _BOOL = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Place:
+    """Where a bucket is, and what of it is ours."""
+
+    bucket: str
+    prefix: str  #: without slashes at its ends; empty = the whole bucket
+    endpoint: str | None  #: None = AWS
+    region: str | None
+    path_style: bool
 
 
 def open_store(url: str, *, foreign: bool = False) -> ObjectStore:
     """The store at this address. ConfigError when it has another form; nothing is asked over the network yet.
 
     `foreign`: it belongs to somebody else and is only read; a folder is then not made when it is missing."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as e:
-        raise ConfigError(f"not the address of an object store; known are {_KNOWN}", url=url) from e
+    parts = _split(url)
     match parts.scheme:
         case "memory":
             return _memory(parts, url)
@@ -35,6 +45,24 @@ def open_store(url: str, *, foreign: bool = False) -> ObjectStore:
         case "s3":
             return _s3(parts, url)
     raise ConfigError(f"not the address of an object store; known are {_KNOWN}", url=url)
+
+
+def open_session(url: str, session: WriteSession) -> ObjectStore:
+    """The bucket at this address with credentials that are asked for before each request, for who may only write."""
+    return _s3(_split(url), url, session)
+
+
+def s3_place(url: str) -> S3Place | None:
+    """Where the bucket is; None when the address is not that of a bucket. ConfigError when it has another form."""
+    parts = _split(url)
+    return _place(parts, url) if parts.scheme == "s3" else None
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as e:
+        raise ConfigError(f"not the address of an object store; known are {_KNOWN}", url=url) from e
 
 
 def _memory(parts: SplitResult, url: str) -> ObjectStore:
@@ -54,12 +82,24 @@ def _local(parts: SplitResult, url: str, foreign: bool) -> ObjectStore:
     return LocalStore(folder, foreign=foreign)
 
 
-def _s3(parts: SplitResult, url: str) -> ObjectStore:
+def _s3(parts: SplitResult, url: str, session: WriteSession | None = None) -> ObjectStore:
     from tistream.objectstore.s3 import S3Store
 
+    place = _place(parts, url)
+    return S3Store(
+        place.bucket,
+        prefix=place.prefix,
+        endpoint=place.endpoint,
+        region=place.region,
+        path_style=place.path_style,
+        session=session,
+    )
+
+
+def _place(parts: SplitResult, url: str) -> S3Place:
     if "@" in parts.netloc:  # not shown: it may hold a secret
         raise ConfigError("credentials do not belong into the address; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-    if not parts.netloc or parts.fragment:
+    if parts.scheme != "s3" or not parts.netloc or parts.fragment:
         raise ConfigError(f"not the address of a bucket; known are {_KNOWN}", url=url)
     prefix = parts.path.strip("/")
     if prefix:
@@ -74,4 +114,4 @@ def _s3(parts: SplitResult, url: str) -> ObjectStore:
         raise ConfigError("an endpoint begins with https:// or http://", url=url)
     if path_style not in _BOOL:
         raise ConfigError("path_style is true or false", url=url)
-    return S3Store(parts.netloc, prefix=prefix, endpoint=endpoint, region=region, path_style=_BOOL[path_style])
+    return S3Place(bucket=parts.netloc, prefix=prefix, endpoint=endpoint, region=region, path_style=_BOOL[path_style])

@@ -1,9 +1,10 @@
 """Objects in an S3 bucket, through obstore.
 
-Credentials come from the usual AWS_* variables, or from the machine's role. Retries are obstore's: at most four within
-30 s, for throttling, server errors and broken connections. A retried put may meet its own first try; and a server may
-answer 409 while another put of the key is undecided. Both look like "already exists", so a put that is told so reads
-the object back: equal bytes are its own, other bytes are a conflict, and none at all means try again.
+Credentials come from the usual AWS_* variables, from the machine's role, or from a session (`objectstore.session`) that
+is asked before each request. Retries are obstore's: at most four within 30 s, for throttling, server errors and broken
+connections. A retried put may meet its own first try; and a server may answer 409 while another put of the key is
+undecided. Both look like "already exists", so a put that is told so reads the object back, or has its session look:
+equal bytes are its own, other bytes are a conflict, and none at all means try again.
 
 A missing bucket answers 404 like a missing object, but must not look like one (a reader would wait for ever): it is
 StoreUnavailable wherever the server says which of the two it was, which is everywhere but in `size`.
@@ -11,8 +12,9 @@ StoreUnavailable wherever the server says which of the two it was, which is ever
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import obstore
@@ -30,9 +32,10 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store as _Bucket
 
-from tistream.errors import ConfigError, InvalidInput, ObjectNotFound, StoreUnavailable, TiStreamError
+from tistream.errors import ConfigError, InvalidInput, ObjectNotFound, StoreRefused, StoreUnavailable, TiStreamError
 from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
 from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.session import WriteSession
 
 _RETRY = {
     "max_retries": 4,
@@ -41,11 +44,16 @@ _RETRY = {
 }
 _REQUEST_TIMEOUT = "60s"
 _CONNECT_TIMEOUT = "5s"
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _PUT_TRIES_MAX = 5
 _LIST_PAGE = 1000
 
 #: Refusals: the request did not happen, whatever it was.
-_REFUSED = (PermissionDeniedError, UnauthenticatedError, PreconditionError, NotModifiedError)
+_REFUSED = (PreconditionError, NotModifiedError)
+_MAY_NOT = (PermissionDeniedError, UnauthenticatedError, PermissionError)
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+#: what S3 says of credentials with status 400, and of listings, which obstore gives no class of their own
+_MAY_NOT_CODES = re.compile(r"<Code>(ExpiredToken|InvalidToken|TokenRefreshRequired|AccessDenied)</Code>")
 
 
 class S3Store:
@@ -59,9 +67,16 @@ class S3Store:
         endpoint: str | None = None,
         region: str | None = None,
         path_style: bool = False,
+        session: WriteSession | None = None,
     ) -> None:
-        """`endpoint` for other servers than AWS; plain HTTP only when it says `http://`."""
+        """`endpoint` for other servers than AWS; plain HTTP only when it says `http://`. `session`: whose credentials
+        count; None = those of the environment."""
         config: dict[str, Any] = {"virtual_hosted_style_request": not path_style}
+        self._session = session
+        if session is not None:
+            config["credential_provider"] = lambda: _asked(session)
+            if session.kms_key_arn:
+                config |= {"server_side_encryption": "aws:kms", "sse_kms_key_id": session.kms_key_arn}
         if endpoint is not None:
             config["endpoint"] = endpoint
         if region is not None:
@@ -89,11 +104,10 @@ class S3Store:
                 obstore.put(self._bucket, key, data, mode="create", use_multipart=False)
                 return
             except AlreadyExistsError:
-                there = self._read_back(key)
+                arrived = self._arrived(key, data)
             except (BaseError, OSError) as e:
                 raise map_error(e, key, putting=True) from e
-            if there is not None:
-                settle(key, there, data)
+            if arrived:
                 return
         raise StoreUnavailable("the store says that the object exists and that it does not", key=key, determinate=False)
 
@@ -148,13 +162,29 @@ class S3Store:
         except (BaseError, OSError) as e:
             raise map_error(e, key) from e
 
-    def _read_back(self, key: str) -> bytes | None:
+    def _arrived(self, key: str, data: bytes | memoryview) -> bool:
+        """Whether these bytes are under a key that was taken; False when nothing is. ObjectConflict: other bytes."""
         try:
-            return self.get(key)
+            if self._session is not None:
+                return self._session.arrived(key, data)
+            there = self.get(key)
         except ObjectNotFound:
-            return None
+            return False
         except StoreUnavailable as e:
             raise StoreUnavailable(e.message, key=key, determinate=False) from e
+        settle(key, there, data)
+        return True
+
+
+def _asked(session: WriteSession) -> dict[str, Any]:
+    """The session's credentials as obstore takes them. They seem to have expired, so it asks each time."""
+    found = session.credentials()
+    return {
+        "access_key_id": found.access_key_id,
+        "secret_access_key": found.secret_access_key,
+        "token": found.session_token,
+        "expires_at": _LONG_AGO,
+    }
 
 
 def map_error(error: Exception, key: str, *, putting: bool = False) -> TiStreamError:
@@ -171,8 +201,9 @@ def map_error(error: Exception, key: str, *, putting: bool = False) -> TiStreamE
             return ConfigError(f"the store cannot do this: {cause}", key=key)
         case AlreadyExistsError():  # only a put asks for absence, and it settles this itself
             return StoreUnavailable(cause, key=key, determinate=False)
-        case PermissionError():
-            return StoreUnavailable(f"the store refused: {cause}", key=key, determinate=True)
+        case _ if isinstance(error, _MAY_NOT) or _MAY_NOT_CODES.search(str(error)):
+            said = _CODE.search(str(error))
+            return StoreRefused(f"the store refused: {said[1] if said else cause}", key=key, determinate=True)
         case _ if isinstance(error, _REFUSED):
             return StoreUnavailable(f"the store refused: {cause}", key=key, determinate=True)
     return StoreUnavailable(cause, key=key, determinate=not putting)  # GenericError, JoinError, OSError

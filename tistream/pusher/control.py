@@ -1,6 +1,6 @@
 """What a pusher asks of the control plane, and the HTTP end of it.
 
-Six requests, all safe to repeat, none on the way of the data:
+Requests, all safe to repeat, none on the way of the data but the last three, of pushers with session credentials:
 
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new life of a pusher, and where time stood
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    which life is the newest
@@ -8,6 +8,9 @@ Six requests, all safe to repeat, none on the way of the data:
     GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and what the tenant waits for
     GET  /v1/clusters/{c}/tenants/{t}/seeds                      which seeds there are
     POST /v1/clusters/{c}/tenants/{t}/seeds                      a seed is complete in the bucket
+    POST /v1/clusters/{c}/tenants/{t}/push-credentials           session credentials for the tenant's prefix
+    POST /v1/clusters/{c}/tenants/{t}/push-objects:compare       whether a put arrived
+    GET  /v1/clusters/{c}/tenants/{t}/push-schemas[/{ts}]        the schema snapshots that were pushed
 
 A lost answer to the first one costs a number, nothing else: an incarnation without files is empty. Errors: transport
 faults and "try again" answers become ControlUnavailable (kind RETRY); problem documents keep the server's words.
@@ -30,6 +33,7 @@ from tistream.credentials import key_for
 from tistream.errors import ErrorKind, Fenced, InvalidInput, NotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.objectstore.session import SessionCredentials
 from tistream.pusher.frontier import FrontierEntry
 from tistream.service import Backoff
 
@@ -59,6 +63,24 @@ class PushBundle:
 
     object_store: str  #: URL of the bucket
     state: str  #: of the tenant: AWAITING_SNAPSHOT, ACTIVE, ...
+    session: bool = False  #: the service issues session credentials for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushCredentials:
+    """Session credentials for a tenant's prefix of the bucket. Its text shows no secret."""
+
+    session: SessionCredentials
+    valid_s: float  #: from the moment in which they were asked for
+    kms_key_arn: str  #: what objects must be encrypted with; empty = as the bucket says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushedSchema:
+    """A schema snapshot in the bucket."""
+
+    ts: int
+    bytes: int
 
 
 class Control(Protocol):
@@ -97,6 +119,27 @@ class SeedControl(Protocol):
         ...
 
 
+class SessionControl(Protocol):
+    """The control plane as a pusher with session credentials sees it: it looks into the bucket in its place."""
+
+    @property
+    def tenant(self) -> Tenant: ...
+
+    def push_credentials(self) -> PushCredentials: ...
+
+    def compare(self, key: str, size: int, sha256: str) -> str:
+        """What lies under a key that the tenant may write: "same", "other" or "nothing"."""
+        ...
+
+    def pushed_schemas(self) -> Sequence[PushedSchema]:
+        """The schema snapshots that were pushed, by time."""
+        ...
+
+    def pushed_schema(self, ts: int) -> bytes:
+        """One of them as it lies in the bucket. NotFound when there is none."""
+        ...
+
+
 class CaptureControl(Control, SeedControl, Protocol):
     """The control plane as who pushes a whole recording sees it."""
 
@@ -110,6 +153,7 @@ class HttpControl:
         key = key_for(url) if token is None else token
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(timeout=timeout_s, headers=headers)
+        self.has_session = False  #: whether the last push bundle said that there are session credentials
 
     @property
     def tenant(self) -> Tenant:
@@ -129,9 +173,9 @@ class HttpControl:
         return self._request("GET", "frontier", lambda a: [_entry(e) for e in a])
 
     def push_bundle(self) -> PushBundle:
-        return self._request(
-            "GET", "push", lambda a: PushBundle(object_store=str(a["object_store"]), state=str(a["state"]))
-        )
+        bundle = self._request("GET", "push", _bundle)
+        self.has_session = bundle.session
+        return bundle
 
     def has_seed(self, ts: int, table_id: int) -> bool:
         found = self._request("GET", "seeds", lambda a: {(int(s["ts"]), int(s["table_id"])) for s in a["items"]})
@@ -140,6 +184,22 @@ class HttpControl:
     def add_seed(self, ts: int, table_id: int) -> None:
         self._request("POST", "seeds", lambda _: None, {"ts": str(ts), "table_id": table_id})
 
+    def push_credentials(self) -> PushCredentials:
+        return self._request("POST", "push-credentials", _credentials)
+
+    def compare(self, key: str, size: int, sha256: str) -> str:
+        body = {"key": key, "bytes": size, "sha256": sha256}
+        return self._request("POST", "push-objects:compare", lambda a: str(a["there"]), body)
+
+    def pushed_schemas(self) -> Sequence[PushedSchema]:
+        def parse(answer: Any) -> list[PushedSchema]:
+            return [PushedSchema(ts=int(s["ts"]), bytes=int(s["bytes"])) for s in answer["items"]]
+
+        return self._request("GET", "push-schemas", parse)
+
+    def pushed_schema(self, ts: int) -> bytes:
+        return bytes(self._answer("GET", f"push-schemas/{ts}").content)
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -147,6 +207,14 @@ class HttpControl:
     def _request(
         self, method: str, path: str, parse: Callable[[Any], T], body: Mapping[str, object] | None = None
     ) -> T:
+        response = self._answer(method, path, body)
+        try:
+            return parse(orjson.loads(response.content))
+        except (orjson.JSONDecodeError, KeyError, ValueError, TypeError) as e:
+            url = f"{self._root}/{path}"
+            raise TiStreamError("the control plane gave an answer that makes no sense", url=url, cause=repr(e)) from e
+
+    def _answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
         url = f"{self._root}/{path}"
         try:
             response = self._http.request(method, url, json=body)
@@ -154,10 +222,24 @@ class HttpControl:
             raise ControlUnavailable(url=url, cause=str(e) or type(e).__name__) from e
         if not response.is_success:
             raise _problem(url, response)
-        try:
-            return parse(orjson.loads(response.content))
-        except (orjson.JSONDecodeError, KeyError, ValueError, TypeError) as e:
-            raise TiStreamError("the control plane gave an answer that makes no sense", url=url, cause=repr(e)) from e
+        return response
+
+
+def _bundle(a: dict[str, Any]) -> PushBundle:
+    where, state = str(a["object_store"]), str(a["state"])
+    return PushBundle(object_store=where, state=state, session=a.get("credentials", {}).get("by") == "service")
+
+
+def _credentials(a: dict[str, Any]) -> PushCredentials:
+    return PushCredentials(
+        session=SessionCredentials(
+            access_key_id=str(a["access_key_id"]),
+            secret_access_key=str(a["secret_access_key"]),
+            session_token=str(a["session_token"]),
+        ),
+        valid_s=float(a["valid_s"]),
+        kms_key_arn=str(a["kms_key_arn"]),
+    )
 
 
 def _entry(e: dict[str, Any]) -> FrontierEntry:

@@ -8,19 +8,25 @@ Lists are cut to their first two items and text to its first lines; nothing else
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import zstandard
 from fastapi import APIRouter
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from apiserver.negotiate import FORMATS, JSON
 from metaserver.admin_routes import admin_router
+from metaserver.push_access import CredentialIssuer, Issued
+from metaserver.push_policy import PushTerms
+from metaserver.push_routes import push_router
 from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
@@ -33,6 +39,7 @@ from tistream.catalog.tasks import assign_task, get_task, list_tasks, stop_task
 from tistream.catalog.tenants import TaskKind
 from tistream.catalog.workers import register_worker
 from tistream.ids import Tenant
+from tistream.layout import SchemaSnapKey
 from tistream.testing.api_world import BASE, ApiWorld, api_world
 from tistream.testing.stream_world import served
 
@@ -89,10 +96,22 @@ def record(folder: Path) -> dict[str, dict[str, Any]]:
     return whole
 
 
+class _Issuer(CredentialIssuer):
+    """Without an STS."""
+
+    def issue(self, tenant: Tenant) -> Issued:
+        at = datetime(2026, 11, 22, 6, tzinfo=UTC)
+        return Issued(access_key_id="ASIA...", secret_access_key="...", session_token="...", expires_at=at)
+
+
+_TERMS = PushTerms(bucket="bucket", prefix="prefix", role_arn="arn:aws:iam::123456789012:role/tistream-pusher")
+
+
 def _control(world: ApiWorld) -> list[APIRouter]:
     return [
         admin_router(Sources(catalog=world.catalog, clock=world.services.clock)),
-        control_router(world.catalog, "s3://bucket/prefix"),
+        control_router(world.catalog, "s3://bucket/prefix", _Issuer(_TERMS, duration_s=3600)),
+        push_router(world.catalog, world.store, _Issuer(_TERMS, duration_s=3600)),
         retention_router(world.catalog),
         seed_router(world.catalog, world.store),
     ]
@@ -123,7 +142,23 @@ def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
         "retry_task": (f"{BASE}/tasks/{task}:retry", None),
         "add_seed": (f"{BASE}/seeds", {"ts": seed["ts"], "table_id": seed["table_id"]}),
     }
-    return {name: {JSON: _ok(http.post(path, json=body)).json()} for name, (path, body) in asked.items()}
+    found = {name: {JSON: _ok(http.post(path, json=body)).json()} for name, (path, body) in asked.items()}
+    return found | _of_pushers(http, world)
+
+
+def _of_pushers(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+    """What pushers with session credentials ask for."""
+    snapshot = SchemaSnapKey(tenant=Tenant(1, 1), ts=1)
+    data = zstandard.ZstdCompressor().compress(b'{"ts": "1", "schema_version": 0, "dbs": [], "tables": []}')
+    world.store.put(str(snapshot), data)
+    written = {"key": str(snapshot), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    packed = _ok(http.get(f"{BASE}/push-schemas/1"))
+    return {
+        "issue_push_credentials": _json(http, "POST", f"{BASE}/push-credentials", {}),
+        "compare_pushed_object": _json(http, "POST", f"{BASE}/push-objects:compare", {}, written),
+        "list_pushed_schemas": _json(http, "GET", f"{BASE}/push-schemas", {}),
+        "get_pushed_schema": {"application/zstd": _text("application/zstd", packed.content)},
+    }
 
 
 def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
@@ -240,7 +275,7 @@ def _streamed(url: str, world: ApiWorld) -> dict[str, dict[str, Any]]:
 
 
 def _text(media: str, content: bytes) -> str:
-    if "arrow" in media or "parquet" in media or "octet" in media:
+    if "arrow" in media or "parquet" in media or "octet" in media or "zstd" in media:
         return f"{base64.b64encode(content[:48]).decode()}... (the first 48 bytes, in base64)"
     return "\n".join(line[:2000] for line in content.decode().splitlines()[:_LINES]) + "\n"
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import hcl2
 import pytest
+
+from metaserver.push_policy import PushTerms, session_policy
+from tistream import config
+from tistream.ids import Tenant
 
 FOLDER = Path(__file__).parents[3] / "infra" / "terraform"
 TEXT = {path.name: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.tf"))}
@@ -103,8 +109,53 @@ def test_roles_may_do_what_the_services_do_and_no_more() -> None:
 
     assert actions("service") == {
         *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"),
-        *("kms:Decrypt", "kms:GenerateDataKey"),
+        *("kms:Decrypt", "kms:GenerateDataKey", "sts:AssumeRole"),
     }
-    assert actions("pusher") == {"s3:PutObject", "s3:GetObject", "kms:Decrypt", "kms:GenerateDataKey"}
-    pushed = DATA["aws_iam_policy_document.pusher"]["statement"][0]["resources"]
-    assert [resource.rsplit("/", 2)[1] for resource in pushed] == ["data_change_buffer", "seeds"]
+    assert actions("pusher") == {"s3:PutObject", "kms:GenerateDataKey"}
+
+
+def test_the_role_of_pushers_allows_what_sessions_ask_for_and_no_more() -> None:
+    """A session may do what role and session policy both allow: as one is narrowed, so must be the other."""
+    known = {
+        "${aws_s3_bucket.tistream.arn}": "arn:aws:s3:::changes",
+        "${var.prefix}": VARIABLES["prefix"]["default"],
+        "${aws_kms_key.tistream.arn}": "arn:aws:kms:eu-central-1:123456789012:key/1b2c3d4e",
+    }
+
+    def resolved(text: str) -> str:
+        return re.sub(r"\$\{[^}]*\}", lambda found: str(known[found[0]]), text)
+
+    allowed = [
+        (action, resolved(resource))
+        for statement in DATA["aws_iam_policy_document.pusher"]["statement"]
+        for action in statement["actions"]
+        for resource in statement["resources"]
+    ]
+    terms = PushTerms(
+        bucket="changes",
+        prefix=VARIABLES["prefix"]["default"],
+        role_arn="arn:aws:iam::123456789012:role/tistream-pusher",
+        kms_key_arn=known["${aws_kms_key.tistream.arn}"],
+    )
+    asked = [
+        (statement["Action"], resource)
+        for statement in json.loads(session_policy(terms, Tenant(3, 4)))["Statement"]
+        for resource in ([statement["Resource"]] if isinstance(statement["Resource"], str) else statement["Resource"])
+    ]
+    used = {
+        (action, pattern)
+        for action, resource in asked
+        for may, pattern in allowed
+        if may == action and fnmatchcase(resource.removesuffix("*"), pattern)
+    }
+    assert len(used) == len(asked) == 3
+    assert used == set(allowed), "the role allows something that no session asks for"
+
+
+def test_the_services_may_take_the_role_of_pushers_and_nobody_else() -> None:
+    (trust,) = DATA["aws_iam_policy_document.assume_pusher"]["statement"]
+    assert (trust["actions"], only(trust["principals"])["identifiers"]) == (
+        ["sts:AssumeRole"],
+        ["${aws_iam_role.service.arn}"],
+    )
+    assert config.PushSettings().duration_s <= body("aws_iam_role.pusher").get("max_session_duration", 3600)

@@ -9,6 +9,9 @@ import pytest
 from tistream import config
 from tistream.errors import ConfigError
 
+ROLE = "arn:aws:iam::123456789012:role/path/tistream-pusher"
+KEY = "arn:aws:kms:eu-central-1:123456789012:key/1b2c3d4e-0000-4000-8000-1234567890ab"
+
 
 def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
@@ -28,6 +31,12 @@ def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
         ({}, {"server.port": "many"}, "server.port"),
         ({}, {"server.port": 70000}, "server.port"),
         ({}, {"server.host": "0.0.0.0"}, "loopback"),
+        ({}, {"push.role_arn": "pusher"}, "push.role_arn"),
+        ({}, {"push.kms_key_arn": "alias/mine", "push.role_arn": ROLE}, "push.kms_key_arn is written"),
+        ({}, {"push.kms_key_arn": KEY}, "without push.role_arn"),
+        ({}, {"push.role_arn": ROLE, "push.duration_s": 60}, "push.duration_s"),
+        ({}, {"push.role_arn": ROLE, "push.sts_endpoint": "sts.example"}, "push.sts_endpoint"),
+        ({}, {"push.role_arn": ROLE, "object_store.url": "file:///data"}, "object_store.url names none"),
     ],
 )
 def test_wrong_settings_name_the_culprit(environ: dict[str, str], flags: dict[str, object], word: str) -> None:
@@ -42,6 +51,13 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         config.load(path)
     with pytest.raises(ConfigError, match="absent"):
         config.load(tmp_path / "absent.toml")
+
+
+def test_the_role_of_pushers_is_of_a_bucket() -> None:
+    found = config.load(
+        None, {}, {"push.role_arn": ROLE, "push.kms_key_arn": KEY, "object_store.url": "s3://changes/production"}
+    )
+    assert (found.push.role_arn, found.push.duration_s) == (ROLE, 3600)
 
 
 def test_settings_are_frozen() -> None:

@@ -7,7 +7,7 @@ import inspect
 import obstore.exceptions
 import pytest
 
-from tistream.errors import ConfigError, InvalidInput, ObjectNotFound, StoreUnavailable, TiStreamError
+from tistream.errors import ConfigError, InvalidInput, ObjectNotFound, StoreRefused, StoreUnavailable, TiStreamError
 from tistream.objectstore.s3 import map_error
 
 #: class -> (what a get raises, what a put raises, whether a put is known not to have happened)
@@ -16,8 +16,8 @@ MEANING: dict[str, tuple[type[TiStreamError], type[TiStreamError], bool | None]]
     "GenericError": (StoreUnavailable, StoreUnavailable, False),
     "JoinError": (StoreUnavailable, StoreUnavailable, False),
     "AlreadyExistsError": (StoreUnavailable, StoreUnavailable, False),
-    "PermissionDeniedError": (StoreUnavailable, StoreUnavailable, True),
-    "UnauthenticatedError": (StoreUnavailable, StoreUnavailable, True),
+    "PermissionDeniedError": (StoreRefused, StoreRefused, True),
+    "UnauthenticatedError": (StoreRefused, StoreRefused, True),
     "PreconditionError": (StoreUnavailable, StoreUnavailable, True),
     "NotModifiedError": (StoreUnavailable, StoreUnavailable, True),
     "NotFoundError": (ObjectNotFound, StoreUnavailable, True),
@@ -48,3 +48,11 @@ def test_every_error_class_of_obstore_is_mapped(error_class: type[Exception]) ->
 )
 def test_a_missing_bucket_is_not_a_missing_object(error: Exception, meaning: type[TiStreamError]) -> None:
     assert type(map_error(error, "a/b")) is meaning
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidToken", "AccessDenied"])
+def test_credentials_that_count_no_more_are_a_refusal_whatever_the_status(code: str) -> None:
+    said = f"Server returned non-2xx status code: 400 Bad Request: <?xml?>\n<Error><Code>{code}</Code></Error>"
+    found = map_error(obstore.exceptions.GenericError(said), "a/b", putting=True)
+    assert (type(found), found.facts["determinate"]) == (StoreRefused, True)
+    assert str(found).startswith(f"the store refused: {code} ")

@@ -1,0 +1,98 @@
+"""Issues session credentials of the deployment's one pusher role, for one tenant at a time, by STS.
+
+The service keeps none of what it issues and logs no secret of it. It does not repeat a request: whoever asked does.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from metaserver.push_policy import PushTerms, session_policy
+from tistream.errors import CredentialsUnavailable
+from tistream.ids import Tenant
+
+log = structlog.get_logger(__name__)
+
+_CONNECT_S, _READ_S = 2, 2.5  # together less than a pusher waits for an answer
+_REGION = "us-east-1"  # where a bucket's address names none, and where those of other servers lie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """Session credentials. Its text shows no secret."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(repr=False)
+    expires_at: datetime  #: in UTC
+
+
+class CredentialIssuer:
+    """STS for one deployment. Thread-safe; the service's own credentials are those of its environment."""
+
+    def __init__(
+        self, terms: PushTerms, *, duration_s: int, endpoint: str | None = None, region: str | None = None
+    ) -> None:
+        """`endpoint`: of STS; None = AWS in the region."""
+        self.terms, self.duration_s = terms, duration_s
+        self._endpoint, self._region = endpoint, region or _REGION
+        self._lock = threading.Lock()
+        self._sts: Any = None
+
+    def issue(self, tenant: Tenant) -> Issued:
+        """Credentials for the tenant's folders alone. CredentialsUnavailable when STS issues none."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            answer = self._client().assume_role(
+                RoleArn=self.terms.role_arn,
+                RoleSessionName=f"tistream-{tenant.cluster_id}-{tenant.tenant_id}",
+                DurationSeconds=self.duration_s,
+                Policy=session_policy(self.terms, tenant),
+            )
+        except ClientError as e:
+            raise self._refused(tenant, str(e.response.get("Error", {}).get("Code", "an error")), e) from e
+        except BotoCoreError as e:
+            raise self._refused(tenant, type(e).__name__, e) from e
+        found = answer["Credentials"]
+        expires_at = found["Expiration"].astimezone(UTC)
+        log.info("session credentials issued", tenant=str(tenant), expires_at=expires_at.isoformat())
+        return Issued(
+            access_key_id=found["AccessKeyId"],
+            secret_access_key=found["SecretAccessKey"],
+            session_token=found["SessionToken"],
+            expires_at=expires_at,
+        )
+
+    def _refused(self, tenant: Tenant, code: str, cause: Exception) -> CredentialsUnavailable:
+        """What pushers are told: no name of the deployment's role or account."""
+        log.warning("no session credentials", tenant=str(tenant), role=self.terms.role_arn, error=str(cause))
+        return CredentialsUnavailable(
+            f"session credentials for tenant {tenant} could not be issued: STS answered {code}",
+            tenant=str(tenant),
+            cause=code,
+        )
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._sts is None:
+                import boto3
+                from botocore.config import Config
+
+                self._sts = boto3.client(
+                    "sts",
+                    region_name=self._region,
+                    endpoint_url=self._endpoint,
+                    config=Config(
+                        connect_timeout=_CONNECT_S,
+                        read_timeout=_READ_S,
+                        retries={"total_max_attempts": 1},
+                        request_checksum_calculation="when_required",
+                    ),
+                )
+            return self._sts

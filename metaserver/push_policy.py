@@ -1,0 +1,70 @@
+"""What a tenant's pushers may do in the bucket, as the session policy that STS is given. Pure.
+
+    s3:PutObject             data_change_buffer/cluster-{c}/tenant-{t}/*  and  seeds/cluster-{c}/tenant-{t}/*
+    kms:GenerateDataKey      of the one key, when there is one; and each put must name it
+
+Nothing else: no read, no list, no delete, no multipart upload. A session may do what the role's own policy and this one
+both allow. The prefixes end with a slash, so tenant 1 is no beginning of tenant 10; keys of ours hold no wildcard.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tistream.errors import ConfigError
+from tistream.ids import Tenant
+from tistream.layout import buffer_prefix, seeds_prefix
+
+POLICY_CHARS_MAX = 2048  # of STS
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ID_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushTerms:
+    """Of a deployment. ConfigError when no policy can be written for every tenant."""
+
+    bucket: str
+    prefix: str  #: the deployment's folder, without slashes at its ends; empty = the whole bucket
+    role_arn: str
+    kms_key_arn: str = ""  #: empty = puts name no key
+
+    def __post_init__(self) -> None:
+        if not _BUCKET.fullmatch(self.bucket):
+            raise ConfigError("not a bucket's name", bucket=self.bucket)
+        longest = session_policy(self, Tenant(_ID_MAX, _ID_MAX))
+        if len(longest) > POLICY_CHARS_MAX:
+            raise ConfigError(
+                f"the bucket's folder is so long that a session policy has more than {POLICY_CHARS_MAX} characters",
+                prefix=self.prefix,
+            )
+
+
+def push_prefixes(tenant: Tenant) -> tuple[str, ...]:
+    """The folders that a tenant's pushers write to, of keys as `tistream.layout` makes them."""
+    return (buffer_prefix(tenant), seeds_prefix(tenant))
+
+
+def session_policy(terms: PushTerms, tenant: Tenant) -> str:
+    """The policy, without spaces: there are servers that cannot read them."""
+    folder = f"{terms.prefix}/" if terms.prefix else ""
+    partition = terms.role_arn.split(":")[1]
+    root = f"arn:{partition}:s3:::{terms.bucket}/{folder}"
+    puts: dict[str, Any] = {
+        "Effect": "Allow",
+        "Action": "s3:PutObject",
+        "Resource": [f"{root}{prefix}*" for prefix in push_prefixes(tenant)],
+    }
+    statements = [puts]
+    if terms.kms_key_arn:
+        puts["Condition"] = {
+            "StringEquals": {
+                "s3:x-amz-server-side-encryption": "aws:kms",
+                "s3:x-amz-server-side-encryption-aws-kms-key-id": terms.kms_key_arn,
+            }
+        }
+        statements.append({"Effect": "Allow", "Action": "kms:GenerateDataKey", "Resource": terms.kms_key_arn})
+    return json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))

@@ -1,0 +1,159 @@
+"""The bucket for pushers that may not look into it: their credentials, and what they must know of it.
+
+    POST /v1/clusters/{c}/tenants/{t}/push-credentials         session credentials for the tenant's folders
+    POST /v1/clusters/{c}/tenants/{t}/push-objects:compare     whether these bytes are under this key
+    GET  /v1/clusters/{c}/tenants/{t}/push-schemas             the schema snapshots that were pushed
+    GET  /v1/clusters/{c}/tenants/{t}/push-schemas/{ts}        one of them as it lies there
+
+Credentials are in their answer and nowhere else: no log has them, and no answer that is kept for a repeated request.
+Comparing tells who has the bytes that they are there, and whoever has not, nothing. Only folders that the tenant's
+pushers may write to are looked into.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, Field
+
+from metaserver.push_access import CredentialIssuer
+from metaserver.push_policy import push_prefixes
+from tistream.auth.access import needs
+from tistream.auth.roles import Right
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tenants import TenantState, get_tenant
+from tistream.errors import InvalidInput, NotFound, ObjectNotFound, StateForbids
+from tistream.ids import Tenant
+from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
+from tistream.objectstore.keys import check_key
+from tistream.objectstore.protocol import ObjectStore
+
+_INT_MAX = (1 << 63) - 1
+_Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
+_BASE = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+
+class Credentials(BaseModel):
+    """Session credentials of S3, for one tenant's folders."""
+
+    access_key_id: str
+    secret_access_key: str
+    session_token: str
+    expires_at: str = Field(description="RFC 3339, by the clock of STS")
+    valid_s: int = Field(description="seconds from the request on")
+    prefixes: list[str] = Field(description="objects below these may be put, and nothing else may be done")
+    kms_key_arn: str = Field(description="each put must ask for this KMS key; empty = none is asked for")
+
+
+class Written(BaseModel):
+    """What a pusher put, or believes to have put."""
+
+    key: str = Field(description="of the object, without the deployment's folder")
+    bytes: int = Field(ge=0)
+    sha256: str = Field(description="of the whole object, hexadecimal", pattern="^[0-9a-f]{64}$")
+
+
+class Compared(BaseModel):
+    """What is there."""
+
+    there: Literal["same", "other", "nothing"]
+
+
+class PushedSchema(BaseModel):
+    """A schema snapshot in the bucket."""
+
+    ts: str
+    bytes: int
+
+
+class PushedSchemas(BaseModel):
+    """All that were pushed, by time."""
+
+    items: list[PushedSchema]
+
+
+def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer | None) -> APIRouter:
+    """The routes over this catalog and bucket. Without an `issuer` there are no credentials to be had."""
+    routes = APIRouter(tags=["control"], dependencies=[needs(Right.PUSH)])
+
+    @routes.post(
+        f"{_BASE}/push-credentials",
+        status_code=201,
+        operation_id="issue_push_credentials",
+        summary="Session credentials for the tenant's folders of the bucket",
+        description="Ask again before they expire. The answer is not kept for an Idempotency-Key.",
+    )
+    def credentials(cluster_id: _Id, tenant_id: _Id, response: Response) -> Credentials:
+        response.headers["Cache-Control"] = "no-store"
+        return issue(catalog, issuer, Tenant(cluster_id, tenant_id))
+
+    @routes.post(
+        f"{_BASE}/push-objects:compare",
+        operation_id="compare_pushed_object",
+        summary="Whether an object that was put arrived",
+    )
+    def compare(cluster_id: _Id, tenant_id: _Id, written: Written) -> Compared:
+        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        check_key(written.key)
+        if not written.key.startswith(push_prefixes(tenant)):
+            raise InvalidInput("Pushers of this tenant do not write there.", key=written.key)
+        return Compared(there=_there(store, written))
+
+    @routes.get(
+        f"{_BASE}/push-schemas", operation_id="list_pushed_schemas", summary="Schema snapshots that were pushed"
+    )
+    def schemas(cluster_id: _Id, tenant_id: _Id) -> PushedSchemas:
+        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        found = [(parse(info.key), info.size) for info in store.list(schema_snap_prefix(tenant))]
+        items = [PushedSchema(ts=str(key.ts), bytes=size) for key, size in found if isinstance(key, SchemaSnapKey)]
+        return PushedSchemas(items=items)
+
+    @routes.get(
+        f"{_BASE}/push-schemas/{{ts}}",
+        operation_id="get_pushed_schema",
+        summary="A schema snapshot as it was pushed",
+        response_class=Response,
+        responses={200: {"content": {"application/zstd": {"schema": {"type": "string", "format": "binary"}}}}},
+    )
+    def schema(cluster_id: _Id, tenant_id: _Id, ts: _Id) -> Response:
+        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        try:
+            data = store.get(str(SchemaSnapKey(tenant=tenant, ts=ts)))
+        except ObjectNotFound as e:
+            raise NotFound(f"tenant {tenant} pushed no schema snapshot of {ts}", ts=ts) from e
+        return Response(data, media_type="application/zstd")
+
+    return routes
+
+
+def issue(catalog: Catalog, issuer: CredentialIssuer | None, tenant: Tenant) -> Credentials:
+    """Credentials for a tenant that is there and stays. StateForbids: for this one, or here, there are none."""
+    row = get_tenant(catalog, tenant)
+    if issuer is None:
+        none = StateForbids("This service issues no credentials for its bucket: pushers bring their own.")
+        none.hint = "The setting push.role_arn makes it issue them."
+        raise none
+    if row.state is TenantState.DELETING:
+        raise StateForbids(f"tenant {tenant} is being deleted", state=row.state)
+    issued = issuer.issue(tenant)
+    return Credentials(
+        access_key_id=issued.access_key_id,
+        secret_access_key=issued.secret_access_key,
+        session_token=issued.session_token,
+        expires_at=issued.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        valid_s=issuer.duration_s,
+        prefixes=list(push_prefixes(tenant)),
+        kms_key_arn=issuer.terms.kms_key_arn,
+    )
+
+
+def _there(store: ObjectStore, written: Written) -> Literal["same", "other", "nothing"]:
+    try:
+        if store.size(written.key) != written.bytes:
+            return "other"
+        data = store.get(written.key)
+    except ObjectNotFound:
+        return "nothing"
+    return "same" if hashlib.sha256(data).hexdigest() == written.sha256 else "other"

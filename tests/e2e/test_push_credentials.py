@@ -1,0 +1,87 @@
+"""A tenant that is registered, pushed and pulled over a bucket that enforces who may do what; real programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tistream.client import connect
+from tistream.testing.guarded_s3 import BUCKET, FOLDER, GuardedS3, guarded_s3, settings
+from tistream.testing.processes import TiStreamProcess, Up
+from tistream.testing.served_recording import ServedRecording
+
+pytestmark = pytest.mark.slow
+
+KEY = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}")
+_PUTS = [f"arn:aws:s3:::{BUCKET}/{FOLDER}/{kind}/*" for kind in ("data_change_buffer", "seeds")]
+
+
+class KeyedUp(Up):
+    """A service that asks for keys and issues credentials for its bucket."""
+
+    def __init__(self, folder: Path, server: GuardedS3) -> None:
+        super().__init__(folder)
+        role = server.make_role("pusher", [{"Effect": "Allow", "Action": "s3:PutObject", "Resource": _PUTS}])
+        self.args = tuple("keys" if word == "none" else word for word in self.args)
+        self._env |= settings(server, role)
+
+    @property
+    def owner(self) -> str:
+        return next(iter(KEY.findall(self.output())))
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with guarded_s3(tmp_path_factory.mktemp("s3")) as server, KeyedUp(tmp_path_factory.mktemp("up"), server) as made:
+        yield made
+
+
+def wait_for(done: Callable[[], bool], said: Callable[[], str]) -> None:
+    deadline = time.monotonic() + 240
+    while not done():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.1)
+
+
+def test_a_recording_is_pushed_with_nothing_but_the_tenants_key(
+    up: KeyedUp, recording: Path, tmp_path: Path, last_resolved_ts: int
+) -> None:
+    of = ("-c", "1", "-t", "1", "--url", up.url)
+    owner = {"TISTREAM_KEY": up.owner}
+    with TiStreamProcess("tenant", "register", *of, "--wait", log=tmp_path / "register.log", env=owner) as waiting:
+        wait_for(lambda: "start the pushers" in waiting.output(), waiting.output)
+        (key,) = set(KEY.findall(waiting.output()))
+        args = ("push", "--capture", str(recording), *of, "--speed", "max")
+        with TiStreamProcess(*args, log=tmp_path / "push.log", env={"TISTREAM_KEY": key}) as pusher:
+            assert pusher.wait(240) == 0, pusher.output()
+        assert waiting.wait(240) == 0, waiting.output()
+    assert "✓ session credentials are issued: 60 minutes" in waiting.output()
+    bundle = json.loads(waiting.output()[: waiting.output().rindex("}\n") + 1])["push"]
+    assert bundle["credentials"]["by"] == "service"
+    with connect(up.url, key=up.owner) as client:
+        cursor, rows, resolved_ts = None, 0, 0
+        while resolved_ts < last_resolved_ts:
+            page = client.page(1, 1, cursor=cursor, format="ndjson", limit=50_000, wait_s=5)
+            cursor, resolved_ts = page.next_cursor, page.resolved_ts
+            rows += len(page.content.splitlines())
+    assert rows > 12_000
+
+
+def test_a_pusher_of_a_cluster_starts_again_without_reading_the_bucket(
+    up: KeyedUp, recording: Path, tmp_path: Path
+) -> None:
+    with connect(up.url, key=up.owner) as client:
+        key = client.register_tenant(1, 2)["push"]["key"]
+    with ServedRecording(recording) as cluster:
+        args = ("push", "--pd", cluster.pd_address, "--url", up.url, "-c", "1", "-t", "2")
+        for n in (1, 2):
+            log = tmp_path / f"push-{n}.log"
+            more = ("--start-ts", str(cluster.start_ts))
+            with TiStreamProcess(*args, *more, log=log, env={"TISTREAM_KEY": key}) as pusher:
+                wait_for(lambda p=pusher: "pushing: stores 1, 2, 3" in p.output() or not p.alive, pusher.output)
+                assert pusher.alive, pusher.output()

@@ -1,0 +1,159 @@
+"""What the control plane tells pushers that may not look into the bucket, and what it keeps from them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from metaserver.app import create_app
+from metaserver.push_access import CredentialIssuer, Issued
+from metaserver.push_policy import PushTerms
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
+from tistream.cli import assembly
+from tistream.config import ObjectStoreSettings, PushSettings, Settings
+from tistream.errors import ConfigError, InvalidInput
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
+from tistream.objectstore.memory import MemoryStore
+from tistream.pusher.control import ControlUnavailable, HttpControl
+from tistream.pusher.tenant_store import TenantStore, opening
+
+T, OTHER = Tenant(1, 1), Tenant(1, 10)
+BASE = "/v1/clusters/1/tenants/1"
+ROLE = "arn:aws:iam::123456789012:role/tistream-pusher"
+TERMS = PushTerms(bucket="changes", prefix="production", role_arn=ROLE)
+
+
+class Issuer(CredentialIssuer):
+    """Without an STS."""
+
+    def issue(self, tenant: Tenant) -> Issued:
+        at = datetime(2026, 11, 22, 6, tzinfo=UTC)
+        return Issued(access_key_id=str(tenant), secret_access_key="s", session_token="t", expires_at=at)
+
+
+@dataclass
+class World:
+    catalog: Catalog
+    store: MemoryStore
+
+    def http(self, issuer: CredentialIssuer | None = None) -> TestClient:
+        app = create_app(self.catalog, "s3://changes/production", store=self.store, issuer=issuer)
+        return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    catalog.migrate()
+    register_tenant(catalog, T)
+    yield World(catalog, MemoryStore())
+    catalog.close()
+
+
+def test_the_bundle_says_whose_credentials_count(world: World) -> None:
+    with world.http(Issuer(TERMS, duration_s=1800)) as http:
+        access = http.get(f"{BASE}/push").json()["credentials"]
+        assert (access["by"], access["url"]) == ("service", f"{BASE}/push-credentials")
+        assert "30 minutes" in access["words"]
+        answer = http.post(access["url"])
+        assert (answer.status_code, answer.headers["cache-control"]) == (201, "no-store")
+        assert answer.json() == {
+            "access_key_id": "1/1",
+            "secret_access_key": "s",
+            "session_token": "t",
+            "expires_at": "2026-11-22T06:00:00Z",
+            "valid_s": 1800,
+            "prefixes": ["data_change_buffer/cluster-1/tenant-1/", "seeds/cluster-1/tenant-1/"],
+            "kms_key_arn": "",
+        }
+        assert http.post("/v1/clusters/1/tenants/2/push-credentials").status_code == 404
+
+
+def test_without_a_role_there_are_none_and_a_tenant_that_goes_gets_none(world: World) -> None:
+    with world.http() as http:
+        refused = http.post(f"{BASE}/push-credentials")
+        assert (refused.status_code, refused.json()["code"]) == (409, "TS-1014")
+        assert "push.role_arn" in refused.json()["hint"]
+    activate_tenant(world.catalog, T, 5, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
+    with world.http(Issuer(TERMS, duration_s=900)) as http:
+        for state, status in ((TenantState.PAUSED, 201), (TenantState.DELETING, 409)):
+            seen = TenantState.ACTIVE if state is TenantState.PAUSED else TenantState.PAUSED
+            assert change_state(world.catalog, T, seen=seen, to=state, reason="")
+            assert http.post(f"{BASE}/push-credentials").status_code == status
+
+
+def test_comparing_tells_of_the_tenants_folders_only(world: World) -> None:
+    data = b"a file"
+    right = hashlib.sha256(data).hexdigest()
+    foreign = [f"{buffer_prefix(OTHER)}a", f"{seeds_prefix(OTHER)}a", f"{committed_prefix(T)}a"]
+    for key in (f"{buffer_prefix(T)}a", f"{seeds_prefix(T)}a", *foreign):
+        world.store.put(key, data)
+
+    def there(http: TestClient, key: str, size: int = len(data), sha256: str = right) -> object:
+        answer = http.post(f"{BASE}/push-objects:compare", json={"key": key, "bytes": size, "sha256": sha256})
+        return answer.json()["there"] if answer.is_success else answer.status_code
+
+    with world.http() as http:
+        assert [there(http, f"{folder}a") for folder in (buffer_prefix(T), seeds_prefix(T))] == ["same", "same"]
+        own = f"{buffer_prefix(T)}a"
+        assert [there(http, own, 7), there(http, own, sha256="0" * 64)] == ["other", "other"]
+        assert there(http, f"{own}b") == "nothing"
+        assert [there(http, key) for key in foreign] == [400, 400, 400]
+        assert [there(http, f"{buffer_prefix(T)}../tenant-10/a"), there(http, own, -1)] == [400, 400]
+
+
+def test_schema_snapshots_are_listed_and_read_and_nothing_beside_them(world: World) -> None:
+    for ts in (30, 4):
+        world.store.put(str(SchemaSnapKey(tenant=T, ts=ts)), b"of %d" % ts)
+    world.store.put(f"{buffer_prefix(T)}schema_snap/readme.txt", b"no snapshot")
+    with world.http() as http:
+        listed = http.get(f"{BASE}/push-schemas").json()["items"]
+        assert listed == [{"ts": "4", "bytes": 4}, {"ts": "30", "bytes": 5}]
+        assert http.get(f"{BASE}/push-schemas/30").content == b"of 30"
+        assert http.get(f"{BASE}/push-schemas/31").status_code == 404
+
+
+def test_a_pusher_with_session_credentials_does_not_even_try_what_it_may_not() -> None:
+    control = HttpControl("http://127.0.0.1:9", T)  # nobody listens
+    store = TenantStore("s3://changes/production", control)
+    key = f"{buffer_prefix(T)}store-1/000001/file-000000000001.seg"
+    for attempt in (
+        lambda: store.get(key),
+        lambda: store.get(str(SchemaSnapKey(tenant=OTHER, ts=1))),
+        lambda: store.get_range(key, 0, 1),
+        lambda: store.size(key),
+        lambda: store.delete(key),
+        lambda: list(store.list(buffer_prefix(T))),
+    ):
+        with pytest.raises(InvalidInput, match="of tenant 1/1 may put objects below data_change_buffer/cluster-1"):
+            attempt()
+    control.close()
+
+
+def test_whether_there_are_session_credentials_is_what_the_bundle_said() -> None:
+    control = HttpControl("http://127.0.0.1:9", T)
+    opening(control)("memory://").put("a", b"")
+    control.has_session = True
+    with pytest.raises(ControlUnavailable):
+        opening(control)("s3://changes/production").put(f"{buffer_prefix(T)}a", b"")
+    control.close()
+
+
+def test_what_the_settings_say_is_what_issues() -> None:
+    bucket = ObjectStoreSettings(url="s3://changes/production?region=eu-central-1")
+    assert assembly._issuer(Settings(object_store=bucket)) is None
+    push = PushSettings(role_arn=ROLE, duration_s=1200)
+    made = assembly._issuer(Settings(object_store=bucket, push=push))
+    assert made is not None
+    assert (made.terms, made.duration_s) == (TERMS, 1200)
+    with pytest.raises(ConfigError, match="this store is none"):
+        assembly._issuer(Settings(object_store=ObjectStoreSettings(url="file:///data"), push=push))
