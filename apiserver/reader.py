@@ -70,8 +70,11 @@ class _Size(NamedTuple):
 class LogReader:
     """Reads committed segments of any tenant. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock | None = None) -> None:
-        self._catalog = catalog
+    def __init__(
+        self, catalog: Catalog, store: ObjectStore, clock: Clock | None = None, *, cache_bytes: int = _CACHE_BYTES_MAX
+    ) -> None:
+        """`cache_bytes`: of decoded segments that are kept; 0 keeps none."""
+        self._catalog, self._cache_bytes_max = catalog, cache_bytes
         self._source = SegmentSource(store)
         self._pins = ReaderPins(catalog, SystemClock() if clock is None else clock)
         self._cache: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
@@ -204,7 +207,7 @@ class LogReader:
             if key not in self._cache:
                 self._cache[key] = table
                 self._cached_bytes += table.nbytes
-            while self._cached_bytes > _CACHE_BYTES_MAX and len(self._cache) > 1:
+            while self._cached_bytes > self._cache_bytes_max and len(self._cache) > bool(self._cache_bytes_max):
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return table
 
