@@ -106,7 +106,7 @@ def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
 
 
 def ipc(table: pa.Table, buffers: str | None = None) -> pa.Buffer:
-    """One Arrow IPC stream with a batch for each chunk; `buffers`: how their buffers are compressed, `zstd` or `lz4`."""
+    """One Arrow IPC stream, a batch for each chunk; `buffers`: how their buffers are compressed, `zstd` or `lz4`."""
     if buffers is None:  # then its size is known beforehand, and nothing is copied twice
         size = pa.MockOutputStream()
         _write(size, table, None)
