@@ -18,11 +18,12 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from apiserver.deps import Services
-from apiserver.moments import Moments
+from apiserver.moments import Moment, Moments
 from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
 from tistream.catalog.tasks import served_watermarks
 from tistream.errors import TooManyOpen
+from tistream.ids import Tenant
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,6 +56,13 @@ class Following:
     async def run(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run what blocks in a follower's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
+
+    async def told(self, tenant: Tenant) -> Moment | None:
+        """The moment of those who wait for the tenant: it covers the last look at the catalog. None when nobody waits."""
+        watermark = self.waker.known(tenant)
+        if watermark < 0:
+            return None
+        return self.moments.known(tenant, watermark) or await self.run(self.moments.at, tenant, watermark)
 
     @contextmanager
     def one_of(self, kind: str, caller: str, most: int) -> Iterator[None]:
