@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from apiserver import merge
 from tistream import change
 
 _ORDER = ("commit_ts", "start_ts", "table_id", "key")
@@ -44,18 +45,28 @@ def only(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
     return table.filter(pa.array(keep))
 
 
-def in_order(parts: Sequence[pa.Table]) -> pa.Table:
-    """All rows, by (commit_ts, start_ts, table_id, key). Rows of a part rise by (table_id, commit_ts, start_ts, key).
-    What is in order already keeps its chunks."""
+def page(parts: Sequence[pa.Table], *, upto: int, rows: int, size: int) -> tuple[pa.Table, int]:
+    """The front of all rows, by (commit_ts, start_ts, table_id, key), and the commit_ts with which it ends: as many as
+    `rows` and bytes of keys and values (`size`) allow, see `merge.cut`. Rows of a part rise by (table_id, commit_ts,
+    start_ts, key). What is in order already keeps its chunks; else only the rows of the page move."""
     whole = pa.concat_tables([change.COMMITTED.empty_table(), *parts])
+    order = _order(whole, parts)
+    commit_ts = whole["commit_ts"].to_numpy()
+    if order is None:
+        n, end = merge.cut(commit_ts, upto=upto, rows=_fitting(whole, None, rows, size))
+        return whole.slice(0, n), end
+    n, end = merge.cut(commit_ts[order], upto=upto, rows=_fitting(whole, order, rows, size))
+    return whole.take(pa.array(order[:n])).combine_chunks(), end
+
+
+def _order(whole: pa.Table, parts: Sequence[pa.Table]) -> npt.NDArray[np.int64] | None:
+    """The row numbers in the order of a page; None when that is how they stand."""
     commit_ts, start_ts, ids = (whole[name].to_numpy() for name in _ORDER[:3])
     if (commit_ts[1:] > commit_ts[:-1]).all():
-        return whole
+        return None
     order = np.lexsort((ids, start_ts, commit_ts))
     _order_ties(whole, parts, order)
-    if (order[1:] > order[:-1]).all():
-        return whole
-    return whole.combine_chunks().take(pa.array(order))
+    return None if (order[1:] > order[:-1]).all() else order
 
 
 def _order_ties(whole: pa.Table, parts: Sequence[pa.Table], order: npt.NDArray[np.int64]) -> None:
@@ -76,12 +87,12 @@ def _order_ties(whole: pa.Table, parts: Sequence[pa.Table], order: npt.NDArray[n
     order[chosen] = rows[pc.sort_indices(tied, sort_keys=[(name, "ascending") for name in _ORDER]).to_numpy()]
 
 
-def fitting(table: pa.Table, rows: int, size: int) -> int:
-    """How many rows from the front make a page: as many as `rows` and bytes of keys and values (`size`) allow, at
-    least one."""
-    if table.nbytes <= size:
-        return max(1, min(rows, table.num_rows))
-    sizes = np.zeros(table.num_rows, np.int64)
+def _fitting(whole: pa.Table, order: npt.NDArray[np.int64] | None, rows: int, size: int) -> int:
+    """How many rows from the front make a page; at least one."""
+    if whole.nbytes <= size or not whole.num_rows:
+        return max(1, min(rows, whole.num_rows))
+    sizes = np.zeros(whole.num_rows, np.int64)
     for name in ("key", "value", "old_value"):
-        sizes += pc.fill_null(pc.binary_length(table[name]), 0).to_numpy()
-    return max(1, min(rows, int(np.searchsorted(np.cumsum(sizes), size, side="right"))))
+        sizes += pc.fill_null(pc.binary_length(whole[name]), 0).to_numpy()
+    reached = np.cumsum(sizes if order is None else sizes[order])
+    return max(1, min(rows, int(np.searchsorted(reached, size, side="right"))))

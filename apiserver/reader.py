@@ -165,11 +165,7 @@ class LogReader:
             return self._segment(segment)
 
         parts = [page_rows.select(part, after, end, table_ids) for part in self._requests.map(fetch, segments[:count])]
-        table = page_rows.in_order(parts)
-        n, end = merge.cut(
-            table["commit_ts"].to_numpy(), upto=end, rows=page_rows.fitting(table, size.rows, size.bytes)
-        )
-        return table.slice(0, n), end
+        return page_rows.page(parts, upto=end, rows=size.rows, size=size.bytes)
 
     def _listed(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int

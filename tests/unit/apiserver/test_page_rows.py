@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from apiserver.page_rows import fitting, in_order, only, select
+from apiserver.page_rows import only, page, select
 from tistream import change
 
 
@@ -35,6 +35,12 @@ def drawn(seed: int, *, dense: bool) -> list[pa.Table]:
     for one in rows:
         rng.choice(of).append(one)
     return [table(part) for part in of]
+
+
+def in_order(parts: list[pa.Table]) -> pa.Table:
+    found, end = page(parts, upto=20_000, rows=1 << 20, size=1 << 30)
+    assert end == 20_000
+    return found
 
 
 def by_time(one: dict[str, Any]) -> tuple[int, int, int, bytes]:
@@ -93,10 +99,17 @@ def test_rows_that_do_not_stand_together_are_picked() -> None:
     assert only(part, keep)["commit_ts"].to_pylist() == [1, 3]
 
 
-def test_a_page_ends_where_rows_or_bytes_are_enough() -> None:
-    part = table([row(1, n, n, b"k" * 99) for n in range(1, 11)])  # each 99 + 100 bytes of key and value
-    assert fitting(part, 4, 1 << 20) == 4
-    assert fitting(part, 100, 1 << 20) == 10
-    assert fitting(part, 100, 199 * 3) == 3
-    assert fitting(part, 100, 1) == 1
-    assert fitting(part.slice(0, 0), 100, 1) == 1
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_page_ends_where_rows_or_bytes_are_enough(mixed: bool) -> None:
+    whole = table([row(1, n, n, b"k" * 99) for n in range(1, 11)])  # each 99 + 100 bytes of key and value
+    parts = [whole.filter(pa.array(np.arange(10) % 2 == n)) for n in (0, 1)] if mixed else [whole]
+    for rows, size, count in ((4, 1 << 20, 4), (100, 1 << 20, 10), (100, 199 * 3, 3), (100, 1, 1), (2, 199 * 3, 2)):
+        found, end = page(parts, upto=10, rows=rows, size=size)
+        assert (found["commit_ts"].to_pylist(), end) == ([*range(1, count + 1)], count)
+    assert page([whole.slice(0, 0)], upto=7, rows=5, size=1)[1] == 7
+
+
+def test_a_transaction_is_never_cut_in_two() -> None:
+    parts = [table([row(n, 5, 4, b"%d" % k) for k in range(10, 20)]) for n in (1, 2)]
+    found, end = page([*parts, table([row(3, 6, 5, b"k")])], upto=9, rows=3, size=1 << 20)
+    assert (found.num_rows, end) == (20, 5)
