@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,17 +66,22 @@ class NativePage:
 def raw_page(history: History, rows: pa.Table, scope: Scope) -> pa.Table:
     """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key). `rows` are in that
     order; their chunks stay as they are."""
-    tables, version = [], np.full(rows.num_rows, -1, np.int32)
+    tables: list[Table] = []
+    version = np.full(rows.num_rows, -1, np.int32)
     for table, index in rows_of(history, rows, scope):
         version[index] = len(tables)
         tables.append(table)
     kept = only(rows, version >= 0)
     version = version[version >= 0]
-    names = []
-    for name in (RAW.names[0], RAW.names[1]):
-        texts = pa.array([getattr(table, {"database": "db", "table": "name"}[name]) for table in tables], pa.string())
-        names.append(pa.repeat(texts[0], len(version)) if len(texts) == 1 else texts.take(pa.array(version)))
+    names = [_each(version, [table.db for table in tables]), _each(version, [table.name for table in tables])]
     return pa.table([*names, *kept.columns], schema=RAW)
+
+
+def _each(which: npt.NDArray[np.int32], texts: list[str]) -> pa.Array:
+    """In each row the text with that number."""
+    if len(texts) == 1:
+        return pa.repeat(pa.scalar(texts[0], pa.string()), len(which))
+    return pa.array(texts, pa.string()).take(pa.array(which))
 
 
 def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffers: str | None = None) -> NativePage:

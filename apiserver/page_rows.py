@@ -90,7 +90,7 @@ def _order_ties(whole: pa.Table, parts: Sequence[pa.Table], order: npt.NDArray[n
 def _fitting(whole: pa.Table, order: npt.NDArray[np.int64] | None, rows: int, size: int) -> int:
     """How many rows from the front make a page; at least one."""
     if whole.nbytes <= size or not whole.num_rows:
-        return max(1, min(rows, whole.num_rows))
+        return max(1, min(rows, int(whole.num_rows)))
     sizes = np.zeros(whole.num_rows, np.int64)
     for name in ("key", "value", "old_value"):
         sizes += pc.fill_null(pc.binary_length(whole[name]), 0).to_numpy()

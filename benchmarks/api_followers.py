@@ -3,9 +3,9 @@
     python -m benchmarks.api_followers [--waits 200] [--streams 50] [--seconds 15] [--every 1]
 
 Three processes: one publishes the recording piece by piece, as a sorter does; one is the API server; the readers are
-sockets of this one. Shown, of waits and of streams: from a flush's commit to the reader's first byte of it, which counts
-once for each reader (a stream repeats its watermark each second); how many readers saw each flush by itself (a busy
-server lets some see two at once); the server's CPU while only idle streams are open, as a share of one core for each,
+sockets of this one. Shown, of waits and of streams: from a flush's commit to the reader's first byte of it, once
+for each reader (a stream repeats its watermark each second); how many readers saw each flush by itself (a busy server
+lets some see two at once); the server's CPU while only idle streams are open, as a share of one core for each,
 and while everybody gets news, as a share of one core.
 """
 

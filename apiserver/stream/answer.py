@@ -111,6 +111,7 @@ class StreamAnswer(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         outlet = _Outlet(scope, send, self._slow_s)
         pump = self._pump(outlet.send)
+        del self._pump  # it holds the first page, and the stream may be open for days
         running = asyncio.ensure_future(pump.run())
         away = asyncio.ensure_future(gone(receive))
         try:

@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from apiserver.deps import Services
 from apiserver.moments import Moment, Moments
+from apiserver.pull import PullAnswer, PullRequest
 from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
 from tistream.catalog.tasks import served_watermarks
@@ -58,11 +59,15 @@ class Following:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
 
     async def told(self, tenant: Tenant) -> Moment | None:
-        """The moment of those who wait for the tenant: it covers the last look at the catalog. None when nobody waits."""
+        """The moment of those who wait for the tenant; it covers the last look at the catalog. None if nobody waits."""
         watermark = self.waker.known(tenant)
         if watermark < 0:
             return None
         return self.moments.known(tenant, watermark) or await self.run(self.moments.at, tenant, watermark)
+
+    def first_page(self, request: PullRequest) -> PullAnswer:
+        """A follower's first page, as of now. Blocks. Those who begin together share it."""
+        return self.pages.make(self.services, request, self.moments.now(request.scope.tenant))
 
     @contextmanager
     def one_of(self, kind: str, caller: str, most: int) -> Iterator[None]:
