@@ -7,6 +7,7 @@ of readers may wait without keeping others from being served.
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -161,8 +162,12 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
     if asked.coding is not None and is_worth_it(len(content)):
         headers["Content-Encoding"] = asked.coding
         content = memoryview(await run_in_threadpool(compress, content, asked.coding))
-    slow_s = following.limits.slow_consumer_s
-    return PageAnswer(content, media_type=negotiate.FORMATS[asked.format], headers=headers, slow_s=slow_s)
+    limits, media_type = following.limits, negotiate.FORMATS[asked.format]
+    with ExitStack() as failing:
+        caller = caller_of(asked.http)
+        failing.enter_context(following.one_of("page_bytes", caller, limits.page_bytes_max, len(content)))
+        slow_s, held = limits.slow_consumer_s, failing.pop_all()
+    return PageAnswer(content, media_type=media_type, headers=headers, slow_s=slow_s, held=held)
 
 
 async def _pull(following: Following, asked: _Query, request: PullRequest) -> PullAnswer:

@@ -38,6 +38,7 @@ class FollowLimits:
 
     streams_max: int = 256  #: open at once, of one caller
     waits_max: int = 1024  #: pulls that wait at once, of one caller
+    page_bytes_max: int = 1 << 30  #: of pages that are made and not taken, of one caller; a page alone may be larger
     slow_consumer_s: float = 30  #: a stream whose consumer takes nothing for so long is closed
 
 
@@ -70,18 +71,18 @@ class Following:
         return self.pages.make(self.services, request, self.moments.now(request.scope.tenant))
 
     @contextmanager
-    def one_of(self, kind: str, caller: str, most: int) -> Iterator[None]:
-        """Count one more of the caller's. TooManyOpen when that is above `most`."""
+    def one_of(self, kind: str, caller: str, most: int, count: int = 1) -> Iterator[None]:
+        """Count one (or `count`) more of the caller's. TooManyOpen when that is above `most`; the first may be."""
         key = (kind, caller)
         with self._lock:
-            if self._open[key] >= most:
+            if self._open[key] and self._open[key] + count > most:
                 raise TooManyOpen(f"There are {most} {kind} of this caller open already.", bucket=kind, most=most)
-            self._open[key] += 1
+            self._open[key] += count
         try:
             yield
         finally:
             with self._lock:
-                self._open[key] -= 1
+                self._open[key] -= count
                 if not self._open[key]:
                     del self._open[key]
 
