@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +26,7 @@ import pyarrow.compute as pc
 from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
 from apiserver.cursor import Scope
 from apiserver.decode import Quarantined, decode_rows, rows_of
+from apiserver.page_rows import only
 from apiserver.split import order_messages
 from schemas.history import History
 from schemas.layout import row_layout
@@ -62,15 +64,24 @@ class NativePage:
 
 
 def raw_page(history: History, rows: pa.Table, scope: Scope) -> pa.Table:
-    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key)."""
-    parts = [_named(rows.take(pa.array(index)), table) for table, index in rows_of(history, rows, scope)]
-    by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
-    return pa.concat_tables([RAW.empty_table(), *parts]).sort_by(by)
+    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key). `rows` are in that
+    order; their chunks stay as they are."""
+    tables: list[Table] = []
+    version = np.full(rows.num_rows, -1, np.int32)
+    for table, index in rows_of(history, rows, scope):
+        version[index] = len(tables)
+        tables.append(table)
+    kept = only(rows, version >= 0)
+    version = version[version >= 0]
+    names = [_each(version, [table.db for table in tables]), _each(version, [table.name for table in tables])]
+    return pa.table([*names, *kept.columns], schema=RAW)
 
 
-def _named(rows: pa.Table, table: Table) -> pa.Table:
-    names = [pa.repeat(pa.scalar(name, pa.string()), rows.num_rows) for name in (table.db, table.name)]
-    return pa.table([*names, *rows.columns], schema=RAW)
+def _each(which: npt.NDArray[np.int32], texts: list[str]) -> pa.Array:
+    """In each row the text with that number."""
+    if len(texts) == 1:
+        return pa.repeat(pa.scalar(texts[0], pa.string()), len(which))
+    return pa.array(texts, pa.string()).take(pa.array(which))
 
 
 def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffers: str | None = None) -> NativePage:
@@ -101,11 +112,21 @@ def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
 
 
 def ipc(table: pa.Table, buffers: str | None = None) -> pa.Buffer:
-    """One Arrow IPC stream of one batch; `buffers`: how its buffers are compressed, `zstd` or `lz4`."""
+    """One Arrow IPC stream, a batch for each chunk; `buffers`: how their buffers are compressed, `zstd` or `lz4`."""
+    if buffers is None:  # then its size is known beforehand, and nothing is copied twice
+        size = pa.MockOutputStream()
+        _write(size, table, None)
+        out = pa.allocate_buffer(size.size())
+        _write(pa.FixedSizeBufferWriter(out), table, None)
+        return out
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=buffers)) as writer:
-        writer.write_table(table.combine_chunks())
+    _write(sink, table, buffers)
     return sink.getvalue()
+
+
+def _write(sink: pa.NativeFile, table: pa.Table, buffers: str | None) -> None:
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=buffers)) as writer:
+        writer.write_table(table)
 
 
 def _other_columns_from(history: History, rows: pa.Table, scope: Scope) -> int | None:

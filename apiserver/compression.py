@@ -55,7 +55,7 @@ def compress(content: bytes | memoryview, coding: str) -> bytes:
 class Coder(Protocol):
     """Codes a body that comes in pieces."""
 
-    def push(self, piece: bytes) -> bytes:
+    def push(self, piece: bytes | memoryview) -> bytes | memoryview:
         """Bytes from which a reader gets everything up to the end of the piece."""
 
     def finish(self) -> bytes:
@@ -70,7 +70,7 @@ def coder(coding: str | None) -> Coder:
 
 
 class _Plain:
-    def push(self, piece: bytes) -> bytes:
+    def push(self, piece: bytes | memoryview) -> bytes | memoryview:
         return piece
 
     def finish(self) -> bytes:
@@ -82,7 +82,7 @@ class _Zstd:
         parameters = zstandard.ZstdCompressionParameters.from_level(_ZSTD_LEVEL, window_log=_STREAM_WINDOW_LOG)
         self._frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
 
-    def push(self, piece: bytes) -> bytes:
+    def push(self, piece: bytes | memoryview) -> bytes:
         return bytes(self._frame.compress(piece) + self._frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
 
     def finish(self) -> bytes:
@@ -93,7 +93,7 @@ class _Gzip:
     def __init__(self) -> None:
         self._frame = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP)
 
-    def push(self, piece: bytes) -> bytes:
+    def push(self, piece: bytes | memoryview) -> bytes:
         return self._frame.compress(piece) + self._frame.flush(zlib.Z_SYNC_FLUSH)
 
     def finish(self) -> bytes:

@@ -67,6 +67,7 @@ def wanted(table: Table, scope: Scope) -> bool:
 def decode_rows(history: History, rows: pa.Table, scope: Scope, *, bare_deletes: bool = False) -> Decoding:
     """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts. `bare_deletes`: with the
     deletes of keys that did not exist."""
+    rows = rows.combine_chunks()
     changes: list[TableChanges] = []
     bad: list[Quarantined] = []
     for table, index in rows_of(history, rows, scope):
@@ -81,18 +82,19 @@ def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Ta
     """(table version, ascending row numbers) for every table version of the scope that some row belongs to."""
     ids, commit_ts = rows["table_id"].to_numpy(), rows["commit_ts"].to_numpy()
     at = np.flatnonzero(is_record(rows["key"]))
-    at = at[np.argsort(ids[at], kind="stable")]
+    if (ids[at[1:]] < ids[at[:-1]]).any():
+        at = at[np.argsort(ids[at], kind="stable")]
     groups: dict[int, tuple[Table, list[npt.NDArray[np.int64]]]] = {}
     for of_one in np.split(at, np.flatnonzero(np.diff(ids[at])) + 1) if len(at) else ():
         intervals = history.version_intervals(int(ids[of_one[0]]))
         which = intervals.index(commit_ts[of_one])  # of commit_ts - 1
-        for version in np.unique(which[which >= 0]):
+        for version in np.flatnonzero(np.bincount(which + 1)[1:]):
             table = intervals.versions[version]
             assert table is not None
             groups.setdefault(id(table), (table, []))[1].append(of_one[which == version])
     for table, parts in groups.values():
         if wanted(table, scope):
-            yield table, np.sort(np.concatenate(parts))
+            yield table, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
 
 def _decode_table(table: Table, rows: pa.Table, bare_deletes: bool) -> tuple[TableChanges, list[Quarantined]]:

@@ -21,11 +21,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from apiserver import merge
+from apiserver import merge, page_rows
 from apiserver.pins import Pin, ReaderPins
 from tistream import change, metrics
 from tistream.catalog import committed
@@ -48,14 +46,13 @@ _CACHE_BYTES_MAX = 128 << 20
 _PAGE_BYTES_MAX = 64 << 20  # of keys and values, unless one commit_ts holds more
 _PAGE_STORED_BYTES_MAX = 16 << 20  # of segments that are read for one page
 _LISTINGS_MAX = 10  # for one page, of which each found something gone
-_IN_ORDER = [(name, "ascending") for name in ("commit_ts", "start_ts", "table_id", "key")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPage:
     """Everything of the scope with commit_ts in (after, upto], by (commit_ts, start_ts, table_id, key)."""
 
-    rows: pa.Table  #: schema change.COMMITTED
+    rows: pa.Table  #: schema change.COMMITTED; segments that follow one another are chunks as they were read
     upto: int
     has_more: bool
 
@@ -70,8 +67,11 @@ class _Size(NamedTuple):
 class LogReader:
     """Reads committed segments of any tenant. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock | None = None) -> None:
-        self._catalog = catalog
+    def __init__(
+        self, catalog: Catalog, store: ObjectStore, clock: Clock | None = None, *, cache_bytes: int = _CACHE_BYTES_MAX
+    ) -> None:
+        """`cache_bytes`: of decoded segments that are kept; 0 keeps none."""
+        self._catalog, self._cache_bytes_max = catalog, cache_bytes
         self._source = SegmentSource(store)
         self._pins = ReaderPins(catalog, SystemClock() if clock is None else clock)
         self._cache: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
@@ -119,7 +119,7 @@ class LogReader:
                     for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
                         pin.renew()
                         for table in self._requests.map(self._once, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
-                            found = table.filter(_within(table, after, end, table_ids))
+                            found = page_rows.select(table, after, end, table_ids, changes_only=False)
                             if found.num_rows:
                                 yield found
                 except ObjectNotFound as e:
@@ -164,10 +164,8 @@ class LogReader:
             pin.renew()
             return self._segment(segment)
 
-        parts = [_select(table, after, end, table_ids) for table in self._requests.map(fetch, segments[:count])]
-        table = _in_order(pa.concat_tables([change.COMMITTED.empty_table(), *parts]).combine_chunks())
-        n, end = merge.cut(table["commit_ts"].to_numpy(), upto=end, rows=_fitting(table, size))
-        return table.slice(0, n), end
+        parts = [page_rows.select(part, after, end, table_ids) for part in self._requests.map(fetch, segments[:count])]
+        return page_rows.page(parts, upto=end, rows=size.rows, size=size.bytes)
 
     def _listed(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int
@@ -204,7 +202,7 @@ class LogReader:
             if key not in self._cache:
                 self._cache[key] = table
                 self._cached_bytes += table.nbytes
-            while self._cached_bytes > _CACHE_BYTES_MAX and len(self._cache) > 1:
+            while self._cached_bytes > self._cache_bytes_max and len(self._cache) > bool(self._cache_bytes_max):
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return table
 
@@ -213,32 +211,3 @@ class LogReader:
         key = str(error.facts["object"])
         if object_states(self._catalog, [key]).get(key) is ObjectState.LIVE:
             raise CorruptObject(error.message, **error.facts) from error
-
-
-def _in_order(table: pa.Table) -> pa.Table:
-    batches = table.to_batches()
-    # A record batch is sorted column by column, further columns among equals only; a table is compared row by row.
-    return table.take(pc.sort_indices(batches[0] if len(batches) == 1 else table, sort_keys=_IN_ORDER))
-
-
-def _select(table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None) -> pa.Table:
-    """Rows that are changes, in (after, upto], of the wanted tables."""
-    hidden = pc.bit_wise_and(table["flags"], pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()))
-    return table.filter(pc.and_(_within(table, after, upto, table_ids), pc.equal(hidden, 0)))
-
-
-def _within(table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None) -> pa.ChunkedArray:
-    """Which rows lie in (after, upto] and are of the wanted tables."""
-    ts = table["commit_ts"]
-    keep = pc.and_(pc.greater(ts, pa.scalar(after, pa.uint64())), pc.less_equal(ts, pa.scalar(upto, pa.uint64())))
-    if table_ids is None:
-        return keep
-    return pc.and_(keep, pc.is_in(table["table_id"], value_set=pa.array(sorted(table_ids), pa.int64())))
-
-
-def _fitting(table: pa.Table, size: _Size) -> int:
-    """How many rows from the front make a page: as many as rows and bytes allow, at least one."""
-    sizes = np.zeros(table.num_rows, np.int64)
-    for name in ("key", "value", "old_value"):
-        sizes += pc.fill_null(pc.binary_length(table[name]), 0).to_numpy()
-    return max(1, min(size.rows, int(np.searchsorted(np.cumsum(sizes), size.bytes, side="right"))))

@@ -1,10 +1,12 @@
 """Many readers that follow: how soon they have the news, and what an idle stream costs.
 
-    python -m benchmarks.api_followers [--waits 200] [--streams 50] [--seconds 15]
+    python -m benchmarks.api_followers [--waits 200] [--streams 50] [--seconds 15] [--every 1]
 
-A server in a process of its own publishes the recording piece by piece; the readers are sockets of this process. Shown:
-from a flush's commit to the reader's first byte of it (p50, p99), and the server's CPU with idle streams only, each as
-a share of one core.
+Three processes: one publishes the recording piece by piece, as a sorter does; one is the API server; the readers are
+sockets of this one. Shown, of waits and of streams: from a flush's commit to the reader's first byte of it, once
+for each reader (a stream repeats its watermark each second); how many readers saw each flush by itself (a busy server
+lets some see two at once); the server's CPU while only idle streams are open, as a share of one core for each,
+and while everybody gets news, as a share of one core.
 """
 
 from __future__ import annotations
@@ -17,14 +19,26 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from apiserver.app import create_app
+from apiserver.deps import Services
 from apiserver.stream.following import FollowLimits
+from tistream import ts as tso
+from tistream.catalog.engine import Catalog
+from tistream.objectstore.factory import open_store
+from tistream.objectstore.protocol import ObjectStore
 from tistream.testing.api_world import BASE
-from tistream.testing.stream_world import stream_world
+from tistream.testing.log_builder import LogBuilder, recording_end
+from tistream.testing.manual_clock import ManualClock
+from tistream.testing.stream_world import served
 
-_EVERY_S = 0.5
+_CUTS = 400
+
+Seen = dict[tuple[str, int], dict[int, float]]  #: reader -> timestamp -> when it came
 
 
 def main() -> None:
@@ -32,65 +46,108 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     for name, default in (("waits", 200), ("streams", 50), ("seconds", 15)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two flushes")
     asked = parser.parse_args()
-    ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
-    server.start()
-    port = ours.recv()
-    assert server.pid is not None
-    asyncio.run(measure(ours, server.pid, port, asked))
-    ours.send("stop")
-    server.join(30)
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "bucket").mkdir()
+        pipes, processes = [], []
+        for target in (publish, serve):
+            ours, theirs = multiprocessing.Pipe()
+            processes.append(spawn.Process(target=target, args=(theirs, folder), daemon=True))
+            processes[-1].start()
+            pipes.append(ours)
+            said = ours.recv()  # the log is there; the port
+        pid = processes[1].pid
+        assert pid is not None
+        asyncio.run(measure(pipes[0], pid, said, asked))
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.send("stop")
+            process.join(30)
 
 
-def serve(parent: Connection) -> None:
+def publish(parent: Connection, folder: str) -> None:
     """Half of the log is there; each "flush" publishes a little more and tells when and up to where."""
-    with tempfile.TemporaryDirectory() as folder, stream_world(Path(folder), FollowLimits(streams_max=1000)) as world:
-        cuts = world.api.log.cuts(400)
-        world.api.log.build(4, upto=cuts[100])
-        parent.send(int(world.server.url.rpartition(":")[2]))
-        at = 100
-        while parent.recv() == "flush":
-            at += 1
-            world.api.log.flush(cuts[at])
-            parent.send((cuts[at], time.monotonic()))
+    catalog, store = _parts(folder)
+    catalog.migrate()
+    log = LogBuilder(catalog, store).register()
+    cuts = log.cuts(_CUTS)
+    log.build(4, upto=cuts[_CUTS // 4])
+    parent.send(None)
+    at = _CUTS // 4
+    while parent.recv() == "flush":
+        at += 1
+        log.flush(cuts[at])
+        parent.send((cuts[at], time.monotonic()))
 
 
-async def measure(server: Connection, pid: int, port: int, asked: argparse.Namespace) -> None:
+def serve(parent: Connection, folder: str) -> None:
+    """The API server."""
+    catalog, store = _parts(folder)
+    services = Services.create(catalog, store, ManualClock(tso.physical_ms(recording_end()) + 1000))
+    with served(create_app(services, follow=FollowLimits(streams_max=1000))) as server:
+        parent.send(int(server.url.rpartition(":")[2]))
+        parent.recv()
+
+
+def _parts(folder: str) -> tuple[Catalog, ObjectStore]:
+    return Catalog(f"sqlite:///{folder}/catalog.db"), open_store(f"file://{folder}/bucket")
+
+
+async def measure(publisher: Connection, pid: int, port: int, asked: argparse.Namespace) -> None:
     """Idle streams first, then everybody while the log grows."""
-    got: dict[int, list[float]] = {}
-    streams = [asyncio.create_task(stream(port, got)) for _ in range(asked.streams)]
-    await asyncio.sleep(3)
-    idle = await cpu_share(pid, 10)
-    waits = [asyncio.create_task(poll(port, got)) for _ in range(asked.waits)]
-    await asyncio.sleep(3)
-    got.clear()
-    flushed: dict[int, float] = {}
-    end = time.monotonic() + asked.seconds
-    while time.monotonic() < end:
-        server.send("flush")
-        ts, at = await asyncio.to_thread(server.recv)
-        flushed[ts] = at
-        await asyncio.sleep(_EVERY_S)
+    seen: Seen = {}
+    tasks = [asyncio.create_task(stream(port, seen.setdefault(("streams", n), {}))) for n in range(asked.streams)]
+    await until(lambda: all(seen.values()))
     await asyncio.sleep(2)
-    for task in (*streams, *waits):
+    idle = await cpu_share(pid, 10)
+    tasks += [asyncio.create_task(poll(port, seen.setdefault(("waits", n), {}))) for n in range(asked.waits)]
+    await asyncio.sleep(3)
+    flushed: dict[int, float] = {}
+    before, start = cpu_s(pid), time.monotonic()
+    while time.monotonic() < start + asked.seconds:
+        publisher.send("flush")
+        ts, at = await asyncio.to_thread(publisher.recv)
+        flushed[ts] = at
+        await asyncio.sleep(max(0.0, at + asked.every - time.monotonic()))
+    busy = (cpu_s(pid) - before) / (time.monotonic() - start)
+    with suppress(TimeoutError):
+        await until(lambda: all(flushed.keys() & found for found in seen.values()), 20)
+    for task in tasks:
         task.cancel()
-    lags = sorted(seen - flushed[ts] for ts, all_seen in got.items() if ts in flushed for seen in all_seen)
-    share = len(lags) / max(1, len(flushed) * (asked.waits + asked.streams))
     print(
         json.dumps(
             {
-                "waits": asked.waits,
-                "streams": asked.streams,
                 "flushes": len(flushed),
-                "seen_of_all": round(share, 3),
-                "p50_ms": round(statistics.median(lags) * 1000),
-                "p99_ms": round(lags[int(len(lags) * 0.99)] * 1000),
+                **{kind: shown(kind, seen, flushed) for kind in ("waits", "streams")},
                 "idle_cpu_percent_per_stream": round(idle / max(1, asked.streams) * 100, 4),
+                "cpu_percent_while_all_get_news": round(busy * 100),
                 "load": os.getloadavg()[0],
             }
         )
     )
+
+
+def shown(kind: str, seen: Seen, flushed: dict[int, float]) -> dict[str, object]:
+    """Of the readers of one kind."""
+    mine = [found for (of, _), found in seen.items() if of == kind]
+    lags = sorted(found[ts] - at for found in mine for ts, at in flushed.items() if ts in found)
+    if not lags:
+        return {"readers": len(mine)}
+    return {
+        "readers": len(mine),
+        "seen_by_itself": round(len(lags) / (len(flushed) * len(mine)), 3),
+        "p50_ms": round(statistics.median(lags) * 1000),
+        "p99_ms": round(lags[int(len(lags) * 0.99)] * 1000),
+        "max_ms": round(lags[-1] * 1000),
+    }
+
+
+async def until(holds: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.1)
 
 
 async def cpu_share(pid: int, seconds: float) -> float:
@@ -105,16 +162,16 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def stream(port: int, got: dict[int, list[float]]) -> None:
-    """Note when each watermark comes."""
+async def stream(port: int, seen: dict[int, float]) -> None:
+    """Note when each watermark comes for the first time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     writer.write(f"GET {BASE}/changes:stream?start_ts=latest HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     while line := await reader.readline():
         if line.startswith(b'{"type":"resolved"'):
-            got.setdefault(int(json.loads(line)["resolved_ts"]), []).append(time.monotonic())
+            seen.setdefault(int(json.loads(line)["resolved_ts"]), time.monotonic())
 
 
-async def poll(port: int, got: dict[int, list[float]]) -> None:
+async def poll(port: int, seen: dict[int, float]) -> None:
     """Ask again and again from the cursor of the answer before."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     position = "start_ts=latest"
@@ -124,7 +181,7 @@ async def poll(port: int, got: dict[int, list[float]]) -> None:
         at = time.monotonic()
         facts = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
         await reader.readexactly(int(facts["content-length"]))
-        got.setdefault(int(facts["tistream-resolved-ts"]), []).append(at)
+        seen.setdefault(int(facts["tistream-resolved-ts"]), at)
         position = f"cursor={facts['tistream-next-cursor']}"
 
 

@@ -7,12 +7,14 @@ of readers may wait without keeping others from being served.
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from apiserver import cursor as cursors
 from apiserver import negotiate
 from apiserver.callers import caller_of
 from apiserver.compression import CODINGS, choose_coding, compress, is_worth_it
@@ -160,13 +162,17 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
     if asked.coding is not None and is_worth_it(len(content)):
         headers["Content-Encoding"] = asked.coding
         content = memoryview(await run_in_threadpool(compress, content, asked.coding))
-    slow_s = following.limits.slow_consumer_s
-    return PageAnswer(content, media_type=negotiate.FORMATS[asked.format], headers=headers, slow_s=slow_s)
+    limits, media_type = following.limits, negotiate.FORMATS[asked.format]
+    with ExitStack() as failing:
+        caller = caller_of(asked.http)
+        failing.enter_context(following.one_of("page_bytes", caller, limits.page_bytes_max, len(content)))
+        slow_s, held = limits.slow_consumer_s, failing.pop_all()
+    return PageAnswer(content, media_type=media_type, headers=headers, slow_s=slow_s, held=held)
 
 
 async def _pull(following: Following, asked: _Query, request: PullRequest) -> PullAnswer:
     """The answer, once there is news or the time is up. What `latest` and spans mean is settled by the first look."""
-    answer = await run_in_threadpool(pull, following.services, request)
+    answer = await _first_look(following, request, asked.wait_s)
     if not answer.waits or not asked.wait_s:
         return answer
     with following.one_of("waits", caller_of(asked.http), following.limits.waits_max):
@@ -178,6 +184,17 @@ async def _pull(following: Following, asked: _Query, request: PullRequest) -> Pu
         finally:
             waiting.cancel()
             away.cancel()
+
+
+async def _first_look(following: Following, request: PullRequest, wait_s: float) -> PullAnswer:
+    """What there is now. For one who goes on waiting while others wait as well, it is what they are told: hundreds who
+    come back at once ask the catalog no more than one does."""
+    moment = await following.told(request.scope.tenant) if wait_s and request.cursor is not None else None
+    if moment is None:
+        return await run_in_threadpool(pull, following.services, request)
+    if request.cursor is not None and cursors.decode(request.cursor, request.scope) >= moment.resolved:
+        return pull(following.services, request, moment)  # there is nothing to read
+    return await following.run(following.pages.make, following.services, request, moment)
 
 
 async def _news(following: Following, request: PullRequest, answer: PullAnswer, seconds: float) -> PullAnswer:

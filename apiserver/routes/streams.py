@@ -22,7 +22,7 @@ from apiserver.compression import CODINGS, choose_coding, coder
 from apiserver.cursor import Scope
 from apiserver.deps import Id, Services
 from apiserver.formats import create_format, parse_options
-from apiserver.pull import ARROW_FORMS, PullRequest, pull
+from apiserver.pull import ARROW_FORMS, PullRequest
 from apiserver.routes.changes import (
     OWN_WORDS,
     Accept,
@@ -171,7 +171,7 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
     with ExitStack() as failing:
         failing.enter_context(following.one_of("streams", caller_of(asked.http), following.limits.streams_max))
         frames, request = asked.frames(), asked.of(scope)
-        first = await following.run(lambda: pull(following.services, request, following.moments.now(scope.tenant)))
+        first = await following.run(following.first_page, request)
         headers = {
             "Cache-Control": "no-store",
             "Connection": "close",

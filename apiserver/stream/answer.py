@@ -67,15 +67,26 @@ class _Outlet:
 
 
 class PageAnswer(Response):
-    """A whole body, given to the socket piece by piece."""
+    """A whole body, given to the socket piece by piece. `held` is released when it is over."""
 
     def __init__(
-        self, content: memoryview, *, media_type: str, headers: Mapping[str, str], slow_s: float, status_code: int = 200
+        self,
+        content: memoryview,
+        *,
+        media_type: str,
+        headers: Mapping[str, str],
+        slow_s: float,
+        held: ExitStack,
+        status_code: int = 200,
     ) -> None:
         super().__init__(content, status_code, headers, media_type)
-        self._slow_s = slow_s
+        self._slow_s, self._held = slow_s, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await self._sent(scope, receive, send)
+
+    async def _sent(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = memoryview(self.body)
         if len(body) <= _PIECE_BYTES:
             return await super().__call__(scope, receive, send)
@@ -111,6 +122,7 @@ class StreamAnswer(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         outlet = _Outlet(scope, send, self._slow_s)
         pump = self._pump(outlet.send)
+        del self._pump  # it holds the first page, and the stream may be open for days
         running = asyncio.ensure_future(pump.run())
         away = asyncio.ensure_future(gone(receive))
         try:

@@ -18,11 +18,13 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from apiserver.deps import Services
-from apiserver.moments import Moments
+from apiserver.moments import Moment, Moments
+from apiserver.pull import PullAnswer, PullRequest
 from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
 from tistream.catalog.tasks import served_watermarks
 from tistream.errors import TooManyOpen
+from tistream.ids import Tenant
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +38,7 @@ class FollowLimits:
 
     streams_max: int = 256  #: open at once, of one caller
     waits_max: int = 1024  #: pulls that wait at once, of one caller
+    page_bytes_max: int = 1 << 30  #: of pages that are made and not taken, of one caller; a page alone may be larger
     slow_consumer_s: float = 30  #: a stream whose consumer takes nothing for so long is closed
 
 
@@ -56,19 +59,30 @@ class Following:
         """Run what blocks in a follower's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
 
+    async def told(self, tenant: Tenant) -> Moment | None:
+        """The moment of those who wait for the tenant; it covers the last look at the catalog. None if nobody waits."""
+        watermark = self.waker.known(tenant)
+        if watermark < 0:
+            return None
+        return self.moments.known(tenant, watermark) or await self.run(self.moments.at, tenant, watermark)
+
+    def first_page(self, request: PullRequest) -> PullAnswer:
+        """A follower's first page, as of now. Blocks. Those who begin together share it."""
+        return self.pages.make(self.services, request, self.moments.now(request.scope.tenant))
+
     @contextmanager
-    def one_of(self, kind: str, caller: str, most: int) -> Iterator[None]:
-        """Count one more of the caller's. TooManyOpen when that is above `most`."""
+    def one_of(self, kind: str, caller: str, most: int, count: int = 1) -> Iterator[None]:
+        """Count one (or `count`) more of the caller's. TooManyOpen when that is above `most`; the first may be."""
         key = (kind, caller)
         with self._lock:
-            if self._open[key] >= most:
+            if self._open[key] and self._open[key] + count > most:
                 raise TooManyOpen(f"There are {most} {kind} of this caller open already.", bucket=kind, most=most)
-            self._open[key] += 1
+            self._open[key] += count
         try:
             yield
         finally:
             with self._lock:
-                self._open[key] -= 1
+                self._open[key] -= count
                 if not self._open[key]:
                     del self._open[key]
 

@@ -25,6 +25,7 @@ from tistream import ts as tso
 
 SSE = "text/event-stream"
 _PIECE_BYTES = 64 << 10
+_LOOK_BYTES = 4096
 _RECONNECT_MS = 1000
 
 
@@ -56,7 +57,7 @@ class Frames(Protocol):
     def fits(self, answer: PullAnswer) -> bool:
         """Whether the page can go on this stream; if not, the stream ends before it."""
 
-    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes | memoryview]:
         """The page's pieces, the last of which says the mark."""
 
     def mark(self, mark: Mark) -> bytes:
@@ -80,7 +81,7 @@ class LineFrames:
     def fits(self, answer: PullAnswer) -> bool:
         return True
 
-    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes | memoryview]:
         return [*pieces(answer.content), self.mark(mark)]
 
     def mark(self, mark: Mark) -> bytes:
@@ -107,8 +108,8 @@ class EventFrames:
     def fits(self, answer: PullAnswer) -> bool:
         return True
 
-    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
-        return [*(_events(piece) for piece in pieces(answer.content)), self.mark(mark, answer.quarantined)]
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes | memoryview]:
+        return [*(_events(bytes(piece)) for piece in pieces(answer.content)), self.mark(mark, answer.quarantined)]
 
     def mark(self, mark: Mark, quarantined: int = 0) -> bytes:
         line = None if self._own else self._format.watermark(mark.ts)
@@ -141,7 +142,7 @@ class ArrowFrames:
         reader = pa.ipc.open_stream(answer.content)
         return bool(reader.schema.equals(self._schema)) or not sum(b.num_rows for b in reader)
 
-    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes]:
+    def page(self, answer: PullAnswer, mark: Mark) -> list[bytes | memoryview]:
         reader = pa.ipc.open_stream(answer.content)
         facts = {**_metadata(mark), **(reader.schema.metadata or {})}
         batches = [batch for batch in reader if batch.num_rows]
@@ -169,14 +170,23 @@ class ArrowFrames:
         return data
 
 
-def pieces(content: pa.Buffer) -> list[bytes]:
-    """The lines, about 64 KiB at a time."""
-    data, at, found = content.to_pybytes(), 0, []
+def pieces(content: pa.Buffer) -> list[memoryview]:
+    """The lines, about 64 KiB at a time, where they lie."""
+    data, at, found = memoryview(content), 0, []
     while at < len(data):
-        end = data.find(b"\n", at + _PIECE_BYTES) + 1 or len(data)
+        end = _line_end(data, at + _PIECE_BYTES)
         found.append(data[at:end])
         at = end
     return found
+
+
+def _line_end(data: memoryview, at: int) -> int:
+    """Behind the first line end at or after `at`."""
+    for start in range(at, len(data), _LOOK_BYTES):
+        found = bytes(data[start : start + _LOOK_BYTES]).find(b"\n")
+        if found >= 0:
+            return start + found + 1
+    return len(data)
 
 
 def _metadata(mark: Mark) -> dict[str | bytes, str | bytes]:

@@ -35,7 +35,9 @@ _RETRY_FIRST_S = 0.2
 _RETRY_MAX_S = 2.0
 
 T = TypeVar("T")
-Send = Callable[[bytes], Awaitable[None]]
+Piece = bytes | memoryview
+Send = Callable[[Piece], Awaitable[None]]
+_Start = tuple[bool, tuple[Mark, list[Piece]] | None]  # whether there is more, and the coded page if it fits
 
 
 class Pump:
@@ -53,14 +55,15 @@ class Pump:
     ) -> None:
         """`first` is the stream's first page, made as of now. `still_in` raises once the consumer's key has ended."""
         self._following, self._frames, self._coder, self._send = following, frames, coder, send
-        self._first, self._still_in = first, still_in
+        self._first: PullAnswer | None = first
+        self._still_in = still_in
         self._end_ts = first.end_ts
         end_ts = None if first.end_ts is None else str(first.end_ts)
         self._request = replace(request, start_ts=None, end_ts=end_ts)
         self._loop = asyncio.get_running_loop()
         self._at = first.after
         self._delivered = self._mark(self._at)
-        self._waiting: deque[bytes] = deque()  # coded pieces that the socket has not taken
+        self._waiting: deque[Piece] = deque()  # coded pieces that the socket has not taken
         self._ended = False
         self._seen = first.resolved_ts
         self._told_at = 0.0
@@ -72,22 +75,21 @@ class Pump:
 
     async def run(self) -> None:
         """Stream until the end is reached, the process stops, or something fails for good."""
-        frames, answer = self._frames, self._first
-        self._waiting.append(self._coder.push(await self._following.run(frames.begin, answer)))
-        start = await self._following.run(self._cut, answer)
+        has_more, start = await self._following.run(self._begin)
         with self._following.waker.watching(self._request.scope.tenant) as watch:
             while True:
                 if start is None:
                     return await self._last("schema-changed")
                 await self._deliver(*start)
+                start = None  # a page is not kept while the stream waits
                 if self._is_at_end():
                     return await self._last("end-reached")
                 try:
                     await self._still_in()
-                    moment = await self._news(watch) if not answer.has_more else await self._now()
+                    moment = await self._now() if has_more else await self._news(watch)
                     if moment is None:
                         return await self._last("end-reached" if self._is_at_end() else "shutdown")
-                    answer, start = await self._retried(self._make, moment)
+                    has_more, start = await self._retried(self._make, moment)
                 except TiStreamError as e:
                     if e.kind not in (ErrorKind.NOT_FOUND, ErrorKind.INVALID):
                         log.error("a stream failed", scope=str(self._request.scope), exc_info=e)
@@ -107,7 +109,7 @@ class Pump:
         self._waiting.append(self.rest(reason, body))
         await self._send_waiting()
 
-    async def _deliver(self, mark: Mark, pieces: Sequence[bytes]) -> None:
+    async def _deliver(self, mark: Mark, pieces: Sequence[Piece]) -> None:
         self._waiting += pieces
         self._at = mark.ts
         await self._send_waiting()
@@ -118,12 +120,19 @@ class Pump:
             await self._send(self._waiting[0])
             self._waiting.popleft()
 
-    def _make(self, moment: Moment) -> tuple[PullAnswer, tuple[Mark, list[bytes]] | None]:
+    def _begin(self) -> _Start:
+        """What the body starts with, and the first page, which is nobody's from then on."""
+        answer, self._first = self._first, None
+        assert answer is not None, "a stream runs once"
+        self._waiting.append(self._coder.push(self._frames.begin(answer)))
+        return answer.has_more, self._cut(answer)
+
+    def _make(self, moment: Moment) -> _Start:
         request = replace(self._request, cursor=self._delivered.cursor)
         answer = self._following.pages.make(self._following.services, request, moment)
-        return answer, self._cut(answer)
+        return answer.has_more, self._cut(answer)
 
-    def _cut(self, answer: PullAnswer) -> tuple[Mark, list[bytes]] | None:
+    def _cut(self, answer: PullAnswer) -> tuple[Mark, list[Piece]] | None:
         """The page as coded pieces; None when it cannot go on this stream."""
         if not self._frames.fits(answer):
             return None

@@ -185,3 +185,25 @@ def test_readers_that_do_not_read_pages_are_cut_off(world: StreamWorld) -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_pages_that_a_caller_leaves_untaken_are_bounded(tmp_path: Path) -> None:
+    host_of = "GET {}/changes?start_ts=earliest&limit=200000&format=ndjson HTTP/1.1\r\nHost: x\r\n\r\n"
+    with (
+        stream_world(tmp_path, FollowLimits(page_bytes_max=8 << 20, slow_consumer_s=WAIT_S)) as made,
+        ExitStack() as ends,
+    ):
+        made.api.log.build(2)
+        made.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        host, port = made.server.url.removeprefix("http://").split(":")
+        first = ends.enter_context(socket.socket())
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        first.connect((host, int(port)))
+        first.settimeout(WAIT_S)
+        first.sendall(host_of.format(BASE).encode())
+        eventually(lambda: made.following.open_now("page_bytes") > 4 << 20, "a page waits for its reader")
+        refused = raw(made, host_of.format(BASE).encode())
+        assert refused.startswith(b"HTTP/1.1 429 "), refused[:300]
+        assert raw(made, host_of.replace("200000", "10").format(BASE).encode()).startswith(b"HTTP/1.1 200 ")
+        first.close()
+        eventually(lambda: made.following.open_now("page_bytes") == 0, "who goes away holds nothing")

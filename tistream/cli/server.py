@@ -7,6 +7,7 @@ request whose head has no end is dropped here.
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _HEAD_BYTES_MAX = 64 << 10
+_FILES_WANTED = 65_536  # a connection is one
 
 
 class _Hangup:
@@ -71,8 +73,10 @@ class HttpServer:
     def __init__(self, app: FastAPI, host: str, port: int, closing: Callable[[], None] = lambda: None) -> None:
         """Takes the port at once (0 = any free one), so that nothing starts without it. ConfigError if it is taken.
 
-        `closing` is called when it is to stop: what would stay open for ever ends then.
+        `closing` is called when it is to stop: what would stay open for ever ends then. The process may have as many
+        files open as it is allowed to say for itself: many systems begin with 1024.
         """
+        allow_open_files(_FILES_WANTED)
         self._closing = closing
         self._socket = _bound(host, port)
         port = self._socket.getsockname()[1]
@@ -104,6 +108,18 @@ class HttpServer:
             self._server.run([self._socket])
         finally:
             self._ended.set()
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise this process's own bound on open files to `wanted`, or as near as the system lets it; the bound then."""
+    mine, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if mine == unlimited or mine >= wanted:
+        return mine
+    raised = wanted if most == unlimited else min(wanted, most)
+    if raised > mine:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, most))
+    return max(mine, raised)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -108,7 +108,7 @@ def test_rows_that_are_kept_for_reads_as_of_only_are_no_changes(tmp_path_factory
         assert canonical(pa.concat_tables(pages)).equals(canonical(marked.filter(pc.equal(flags, 0))))
 
 
-def test_a_segment_is_fetched_once_while_the_cache_has_room(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_is_fetched_once_while_the_cache_has_room(world: ApiWorld) -> None:
     assert isinstance(world.store, OpenFolder)
     log = LogReader(world.catalog, world.store)
     world.store.gets.clear()
@@ -117,12 +117,14 @@ def test_a_segment_is_fetched_once_while_the_cache_has_room(world: ApiWorld, mon
     assert sum(world.store.gets.values()) == len(segments)
     walk(log, 100_000)
     assert sum(world.store.gets.values()) == len(segments)
-    monkeypatch.setattr(reader, "_CACHE_BYTES_MAX", 1)
-    small = LogReader(world.catalog, world.store)
+    small = LogReader(world.catalog, world.store, cache_bytes=1)
     world.store.gets.clear()
     walk(small, 1000)
     assert sum(world.store.gets.values()) > len(segments)
     assert len(small._cache) == 1
+    none = LogReader(world.catalog, world.store, cache_bytes=0)
+    walk(none, 1000)
+    assert not none._cache
 
 
 def test_a_fault_names_object_and_segment(tmp_path_factory: pytest.TempPathFactory) -> None:
