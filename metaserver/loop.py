@@ -2,7 +2,8 @@
 
     assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
     activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
-    collection thread    every ten minutes, while owner: delete what was replaced or never visible, and old events
+    collection thread    every ten minutes, while owner: delete what was replaced or never visible, what deleted tenants
+                         left, and old events
     retention thread     every ten minutes, while owner: raise floors, retire what lies below
     audit thread         once a day, while owner: compare catalog and bucket
 
@@ -20,6 +21,7 @@ import structlog
 from metaserver.activation import Activation
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
+from metaserver.deletion import Deletion
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
@@ -72,6 +74,7 @@ class MetaWorker:
         self._catalog, self._clock = catalog, clock
         self._activation = Activation(catalog, store, clock, data_tasks)
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
+        self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms)
         self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape)
         registry = SchemaRegistry(catalog, store, clock=clock)
         self._retention = Retention(catalog, registry, default_hours=retention_hours or 0)
@@ -146,6 +149,7 @@ class MetaWorker:
         """One round of collection. Each deletion is guarded by itself; being the owner only saves the listing."""
         if self._epoch is not None:
             self._collector.step()
+            self._deletion.step()
             prune_events(self._catalog)
 
     def retain(self) -> None:
