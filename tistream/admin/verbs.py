@@ -178,7 +178,7 @@ def delete(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, acto
     row = look_up_tenant(sources.catalog, tenant)
     if row.state in GIVEN_UP:
         over = row.state is TenantState.DELETED
-        words = f"Tenant {tenant} {'was deleted' if over else 'is being deleted'} before: there is nothing to do."
+        words = f"Tenant {tenant} {'was deleted' if over else 'is being deleted'} already: there is nothing to do."
         return _outcome("delete", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
     stored = [n for (_, state), n in stored_bytes(sources.catalog, tenant).items() if state != ObjectState.DEAD]
     files, size = sum(count for count, _ in stored), sum(total for _, total in stored)
