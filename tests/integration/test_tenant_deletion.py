@@ -1,4 +1,4 @@
-"""A tenant is deleted while rows flow: nothing of it goes on, late files count for nothing, its neighbour loses nothing.
+"""A tenant is deleted while rows flow: nothing of it goes on, late files do not count, its neighbour loses nothing.
 
 Real pushers, a dispatcher, a sorter and a meta server over one bucket; the judge is the same for the service as it is
 and for mutants of it, each of which breaks one rule.
@@ -37,6 +37,7 @@ from tistream.catalog.tenants import (
     TaskKind,
     TenantState,
     activate_tenant,
+    list_tenants,
     look_up_tenant,
     register_tenant,
 )
@@ -296,8 +297,7 @@ def tasks_stay(patch: pytest.MonkeyPatch) -> None:
 
 def late_files_stay(patch: pytest.MonkeyPatch) -> None:
     """Who is DELETED is looked at no more."""
-    only = ending.list_tenants
-    patch.setattr(ending, "list_tenants", lambda c, s: [] if s is TenantState.DELETED else only(c, s))
+    patch.setattr(ending, "list_tenants", lambda c, s: [] if s is TenantState.DELETED else list_tenants(c, s))
 
 
 def readers_are_not_asked(patch: pytest.MonkeyPatch) -> None:
