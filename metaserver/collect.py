@@ -19,14 +19,14 @@ without an object. What a deleted tenant leaves is looked after by `deletion`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.pins import drop_expired_pins, expired_pins
-from tistream.catalog.tenants import GIVEN_UP, list_tenants
+from tistream.catalog.tenants import GIVEN_UP, TenantRow, every_tenant
 from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.layout import bases_prefix, committed_prefix, compacted_prefix, snapshots_prefix
@@ -49,11 +49,11 @@ class Collector:
         """`grace_ms`: younger objects are left alone, by the clocks of the store and of this machine."""
         self._catalog, self._store, self._clock, self._grace_ms = catalog, store, clock, grace_ms
 
-    def step(self) -> int:
-        """One round over all tenants; how many objects were deleted. Store and catalog errors end it: the next round
-        begins anew and finds what was left."""
+    def step(self, tenants: Sequence[TenantRow] | None = None) -> int:
+        """One round over all tenants (as they were just read); how many objects were deleted. Errors of store and
+        catalog end it: the next round begins anew and finds what was left."""
         deleted = 0
-        for row in list_tenants(self._catalog):
+        for row in every_tenant(self._catalog) if tenants is None else tenants:
             if row.state not in GIVEN_UP:
                 deleted += self.clean(row.tenant, FOLDERS)
         if expired_pins(self._catalog):

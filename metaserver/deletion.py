@@ -13,12 +13,14 @@ DELETED says that no object is left in the folders of the service, and in the bu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 
 from metaserver.collect import FOLDERS, GRACE_MS, Collector, Folder
 from tistream.catalog.deletion import OBJECTS_AT_ONCE, finish_deletion, retire_objects
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tenants import TenantState, list_tenants
+from tistream.catalog.tenants import TenantRow, TenantState, every_tenant
 from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.layout import buffer_prefix, schemas_prefix, seeds_prefix
@@ -39,20 +41,21 @@ class Deletion:
         """`grace_ms`: younger batch files are left alone, as the collector leaves younger objects alone."""
         self._catalog, self._store, self._clock, self._collector = catalog, store, clock, collector
         self._grace_ms = grace_ms
-        self._swept: dict[Tenant, float] = {}  # DELETED ones, and when they were looked at
+        self._due_s: dict[Tenant, float] = {}  # DELETED ones, and when they are looked at again
 
-    def step(self) -> int:
-        """One round; how many objects were deleted. Store and catalog errors end it: the next one finds the rest."""
+    def step(self, tenants: Sequence[TenantRow] | None = None) -> int:
+        """One round over all tenants (as they were just read); how many objects were deleted. Errors of store and
+        catalog end it: the next one finds the rest."""
         deleted = 0
-        for row in list_tenants(self._catalog, TenantState.DELETING):
-            deleted += self._take_away(row.tenant)
-            if self._is_empty(row.tenant) and finish_deletion(self._catalog, row.tenant):
-                log.info("nothing is left of a deleted tenant", tenant=str(row.tenant))
-        for row in list_tenants(self._catalog, TenantState.DELETED):
+        for row in every_tenant(self._catalog) if tenants is None else tenants:
             now_s = self._clock.monotonic()
-            if row.tenant not in self._swept or now_s - self._swept[row.tenant] >= SWEEP_S:
+            if row.state is TenantState.DELETING:
                 deleted += self._take_away(row.tenant)
-                self._swept[row.tenant] = now_s
+                if self._is_empty(row.tenant) and finish_deletion(self._catalog, row.tenant):
+                    log.info("nothing is left of a deleted tenant", tenant=str(row.tenant))
+            elif row.state is TenantState.DELETED and now_s >= self._due_s.get(row.tenant, now_s):
+                deleted += self._take_away(row.tenant)
+                self._due_s[row.tenant] = now_s + SWEEP_S
         return deleted
 
     def _take_away(self, tenant: Tenant) -> int:

@@ -187,7 +187,7 @@ class Site:
 
     def swept(self) -> None:
         """A round long after the last one."""
-        self.deletion._swept.clear()
+        self.deletion._due_s.clear()
         self.deletion.step()
 
     def read(self, tenant: Tenant, upto: int) -> list[int]:
@@ -297,7 +297,7 @@ def tasks_stay(patch: pytest.MonkeyPatch) -> None:
 
 def late_files_stay(patch: pytest.MonkeyPatch) -> None:
     """Who is DELETED is looked at no more."""
-    patch.setattr(ending, "list_tenants", lambda c, s: [] if s is TenantState.DELETED else list_tenants(c, s))
+    patch.setattr(ending, "every_tenant", list_tenants)
 
 
 def readers_are_not_asked(patch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,12 @@ def list_tenants(catalog: Catalog, state: TenantState | None = None) -> list[Ten
         return [_tenant_row(row) for row in found]
 
 
+def every_tenant(catalog: Catalog) -> list[TenantRow]:
+    """All tenants there ever were, ordered by id."""
+    with catalog.reading() as conn:
+        return [_tenant_row(row) for row in conn.execute(_ALL)]
+
+
 def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
     """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot (any more)."""
     with catalog.transaction() as conn:
