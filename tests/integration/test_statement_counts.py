@@ -56,8 +56,9 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def per_flush(bench: Bench, counts: tuple[int, ...] = TABLES) -> list[set[int]]:
-    """For each number of tables: how many statements the transactions took that published a row in each of them, without
-    those of the tasks that moved: one each, in one transaction or in two."""
+    """For each number of tables: how many statements the transactions took that published a row in each of them.
+
+    Those of the tasks that moved are left out: one each, in one transaction or in two."""
     log = StatementLog(bench.catalog)
     bench.worker("s1")
     found, at = [], 20
