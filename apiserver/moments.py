@@ -65,10 +65,11 @@ class Moments:
         self._held: OrderedDict[Tenant, _Held] = OrderedDict()
 
     def known(self, tenant: Tenant, watermark: int) -> Moment | None:
-        """The moment that covers `watermark`, if it is known; never blocks."""
+        """The moment that covers `watermark`, if it is known; never blocks. A tenant that has lost its tasks (-1) is
+        deleted: nothing that was known of it covers that."""
         held = self._held.get(tenant)
         moment = None if held is None else held.moment
-        return moment if moment is not None and moment.covers >= watermark else None
+        return moment if moment is not None and moment.covers >= watermark >= 0 else None
 
     def at(self, tenant: Tenant, watermark: int) -> Moment:
         """A moment that covers `watermark`, read now unless somebody else has."""

@@ -4,6 +4,7 @@
     POST /v1/workers/{id}:drain  :undrain
     POST /v1/tasks/{id}:move  :split  :merge  :retry
     POST /v1/clusters/{c}/tenants/{t}:pause  :resume
+    DELETE /v1/clusters/{c}/tenants/{t}
 
 All of it is answered from the catalog, so any process may serve it, elected or not. Lists go by pages. Each verb takes
 `dry_run=true` and then answers what it would do. The ETag of a task is its epoch; `If-Match` on `:move` refuses with
@@ -256,6 +257,22 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
     )
     def resume(request: Request, cluster_id: _Id, tenant_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
         return verbs.resume(sources, Tenant(cluster_id, tenant_id), dry_run=dry_run, actor=actor_of(request))
+
+    @routes.delete(
+        base,
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="delete_tenant",
+        summary="Give a tenant up, for good; safe to repeat",
+    )
+    def delete(
+        request: Request,
+        cluster_id: _Id,
+        tenant_id: _Id,
+        reason: Annotated[str, Query(max_length=500, description="told to whoever looks at the tenant")] = "",
+        dry_run: _DryRun = False,
+    ) -> dict[str, Any]:
+        tenant = Tenant(cluster_id, tenant_id)
+        return verbs.delete(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
 
 
 def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:

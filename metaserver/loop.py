@@ -2,7 +2,8 @@
 
     assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
     activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
-    collection thread    every ten minutes, while owner: delete what was replaced or never visible, and old events
+    collection thread    every ten minutes, while owner: delete what was replaced or never visible, what deleted tenants
+                         left, and old events
     retention thread     every ten minutes, while owner: raise floors, retire what lies below
     audit thread         once a day, while owner: compare catalog and bucket
 
@@ -20,6 +21,7 @@ import structlog
 from metaserver.activation import Activation
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
+from metaserver.deletion import Deletion
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
@@ -30,6 +32,7 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.events import prune_events
 from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.reports import WorkerReport
+from tistream.catalog.tenants import every_tenant
 from tistream.catalog.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, Fenced
@@ -72,7 +75,9 @@ class MetaWorker:
         self._catalog, self._clock = catalog, clock
         self._activation = Activation(catalog, store, clock, data_tasks)
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
-        self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape)
+        self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms)
+        tasks = TaskItems(catalog)
+        self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape, tasks.known)
         registry = SchemaRegistry(catalog, store, clock=clock)
         self._retention = Retention(catalog, registry, default_hours=retention_hours or 0)
         self._auditor = Auditor(catalog, store, clock)
@@ -81,7 +86,7 @@ class MetaWorker:
         self._sight = Sight()
         self._rosters = {
             WorkerKind.DISPATCHER: Roster(StoreItems(catalog)),
-            WorkerKind.SORTER: Roster(TaskItems(catalog)),
+            WorkerKind.SORTER: Roster(tasks),
         }
         self._reports_due_s = 0.0
         self._assignment = Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock)
@@ -145,7 +150,9 @@ class MetaWorker:
     def collect(self) -> None:
         """One round of collection. Each deletion is guarded by itself; being the owner only saves the listing."""
         if self._epoch is not None:
-            self._collector.step()
+            tenants = every_tenant(self._catalog)
+            self._collector.step(tenants)
+            self._deletion.step(tenants)
             prune_events(self._catalog)
 
     def retain(self) -> None:

@@ -2,17 +2,23 @@
 
 Each wish is one guarded transaction under the owner's epoch (tistream.catalog.reshape); a merge is then done by the
 sorter that owns both tasks. A wish that comes too late changes nothing and is thought over again the next time.
+
+Read are only the tasks of tenants of which something may change: see `candidates`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
+from metaserver.candidates import candidates
 from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
+from metaserver.rosters import Columns
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import TaskReport
-from tistream.catalog.reshape import cancel_merge, request_merge, split_task
-from tistream.catalog.tasks import TaskRow, list_tasks
+from tistream.catalog.reshape import cancel_merge, merging_tenants, request_merge, split_task
+from tistream.catalog.tasks import TaskRow, tasks_of_tenants
 from tistream.catalog.workers import WorkerKind, list_workers
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
@@ -26,8 +32,11 @@ log = structlog.get_logger(__name__)
 class Reshaping:
     """Used from one thread."""
 
-    def __init__(self, catalog: Catalog, clock: Clock, settings: ReshapeSettings) -> None:
-        self._catalog, self._clock = catalog, clock
+    def __init__(
+        self, catalog: Catalog, clock: Clock, settings: ReshapeSettings, known: Callable[[], Columns | None]
+    ) -> None:
+        """`known`: all tasks with their owners, as this process knows them; None when it has not read them yet."""
+        self._catalog, self._clock, self._settings, self._known = catalog, clock, settings, known
         self._reshaper = Reshaper(settings)
         self._due_s = clock.monotonic()
 
@@ -37,8 +46,14 @@ class Reshaping:
         if now < self._due_s:
             return
         self._due_s = now + LOOK_EVERY_S
-        rows = list_tasks(self._catalog)
-        for wish in self._reshaper.wishes(rows, self._reports(rows), now):
+        columns = self._known()
+        if columns is None:
+            return
+        said = self._said()
+        rows = tasks_of_tenants(
+            self._catalog, candidates(columns, said, self._settings) | merging_tenants(self._catalog)
+        )
+        for wish in self._reshaper.wishes(rows, _of_owners(rows, said), now):
             try:
                 done = self._act(wish, owner_epoch)
             except (NotFound, InvalidInput) as e:  # the tasks are others by now
@@ -46,16 +61,14 @@ class Reshaping:
                 continue
             log.info("tasks change" if done else "tasks have changed meanwhile", wish=_told(wish))
 
-    def _reports(self, rows: list[TaskRow]) -> dict[int, TaskReport]:
-        """What the living owner of each task says of it now."""
-        owners = {row.task_id: (row.owner, row.epoch) for row in rows}
-        return {
-            report.task_id: report
+    def _said(self) -> list[tuple[str, TaskReport]]:
+        """What living sorters say of tasks now."""
+        return [
+            (worker.worker_id, report)
             for worker in list_workers(self._catalog, WorkerKind.SORTER)
             if worker.heartbeat_age_ms <= LEASE_MS
             for report in worker.report.tasks
-            if owners.get(report.task_id) == (worker.worker_id, report.epoch)
-        }
+        ]
 
     def _act(self, wish: Wish, owner_epoch: int) -> bool:
         match wish:
@@ -70,6 +83,12 @@ class Reshaping:
             case Cancel(task=row):
                 cancel_merge(self._catalog, row.task_id)
                 return True
+
+
+def _of_owners(rows: list[TaskRow], said: list[tuple[str, TaskReport]]) -> dict[int, TaskReport]:
+    """What the owner of each of these tasks says of it."""
+    owners = {row.task_id: (row.owner, row.epoch) for row in rows}
+    return {r.task_id: r for worker, r in said if owners.get(r.task_id) == (worker, r.epoch)}
 
 
 def _told(wish: Wish) -> str:

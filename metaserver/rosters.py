@@ -99,6 +99,10 @@ class TaskItems:
             self._stamp, self._read_s = stamp, now_s
         return self._columns
 
+    def known(self) -> Columns | None:
+        """As they were read last, and what was assigned here since. None when they are to be read again."""
+        return self._columns
+
     def write(self, columns: Columns, moves: Sequence[tuple[int, str]], owner_epoch: int) -> int:
         rows: Sequence[TaskPlace] = columns.rows
         assignments = [Assignment(rows[i].task_id, to, rows[i].epoch, rows[i].tenant) for i, to in moves]

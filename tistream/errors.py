@@ -12,6 +12,7 @@ docstring is the default message. Store and catalog errors also say whether the 
         TsExpired           a timestamp below what is retained
         StateForbids        not in this state, now
         ChangedMeanwhile    it is not as it was when the caller looked
+        TenantDeleted       it was there and is given up for good
         SeedNeeded          a table as it was: the log alone does not say it
           NotConvertible    and why: a column was changed since
         Unauthenticated     no valid key
@@ -192,6 +193,13 @@ class ChangedMeanwhile(InvalidInput):
 
     code = "TS-1015"
     hint = "Look at it again, and send the new ETag."
+
+
+class TenantDeleted(InvalidInput):
+    """The tenant was deleted: nothing is taken in for it, and its log cannot be read any more."""
+
+    code = "TS-1016"
+    hint = "Its id is not used again: register the cluster or keyspace under another one."
 
 
 class NotFound(TiStreamError):

@@ -28,6 +28,7 @@ from tistream.errors import (
     SeedNeeded,
     StateForbids,
     StillInFlight,
+    TenantDeleted,
     TiStreamError,
     TooLarge,
     TsExpired,
@@ -62,6 +63,7 @@ STATUS: Mapping[ErrorKind, int] = {
 }
 _BY_CLASS: Mapping[type[TiStreamError], int] = {
     TsExpired: 410,
+    TenantDeleted: 410,
     AheadOfWatermark: 409,
     SeedNeeded: 409,
     StillInFlight: 409,

@@ -14,7 +14,9 @@ from tistream import ts as tso
 from tistream.admin import facts
 from tistream.admin.facts import Sources
 from tistream.admin.names import table_names
+from tistream.admin.words import range_label
 from tistream.catalog import listing, tenants
+from tistream.catalog.tasks import get_task
 from tistream.ids import Tenant
 
 ROWS = 50
@@ -61,13 +63,19 @@ def tasks(
 
 
 def task(services: Services, task_id: int) -> dict[str, Any]:
-    """One task, its holes, where it may go, and what happened to it."""
+    """One task, its holes, where it may go, what it may be merged with, and what happened to it."""
     sources = sources_of(services)
     found = facts.task(sources, task_id)
     sorters = facts.workers(sources, "sorter")["items"]
     told = facts.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="task", subject=str(task_id))
     receivers = [w["worker_id"] for w in sorters if w["state"] == "up" and w["worker_id"] != found["owner"]]
-    return {**found, "receivers": receivers, "events": told["items"]}
+    row = get_task(services.catalog, task_id)
+    name_of = sources.names_of(row.tenant)
+    beside = [
+        {"task_id": each.task_id, "label": range_label(each.range, each.kind, name_of)}
+        for each in listing.neighbours(services.catalog, row)
+    ]
+    return {**found, "receivers": receivers, "neighbours": beside, "events": told["items"]}
 
 
 def workers(services: Services) -> dict[str, Any]:

@@ -29,6 +29,8 @@ _Cursor = Annotated[str | None, Query(max_length=40)]
 _Kind = Annotated[str | None, Query(max_length=32)]
 _At = Annotated[str | None, Query(alias="at", max_length=40)]
 _Worker = Annotated[str | None, Query(max_length=128)]
+_Key = Annotated[str | None, Query(max_length=20_000)]
+_Other = Annotated[int, Query(alias="with", ge=0, le=(1 << 63) - 1)]
 
 
 def add_pages(routes: APIRouter, services: Services, show: Show) -> None:
@@ -69,6 +71,20 @@ def _add_tasks(routes: APIRouter, services: Services, show: Show) -> None:
             return verbs.move(sources, task_id, to or None, dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Move task {task_id}", back=f"/tasks/{task_id}")
+
+    @routes.api_route("/tasks/{task_id}/split", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
+    def split(request: Request, task_id: Id, key: _Key = None) -> Response:
+        def verb(dry_run: bool) -> dict[str, Any]:
+            return verbs.split(sources, task_id, key or None, dry_run=dry_run, actor=_actor(request))
+
+        return _asked(request, show, verb, title=f"Split task {task_id}", back="/tasks")
+
+    @routes.api_route("/tasks/{task_id}/merge", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
+    def merge(request: Request, task_id: Id, other: _Other) -> Response:
+        def verb(dry_run: bool) -> dict[str, Any]:
+            return verbs.merge(sources, task_id, other, dry_run=dry_run, actor=_actor(request))
+
+        return _asked(request, show, verb, title=f"Merge tasks {task_id} and {other}", back=f"/tasks/{task_id}")
 
     @routes.api_route("/tasks/{task_id}/retry", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def retry(request: Request, task_id: Id) -> Response:

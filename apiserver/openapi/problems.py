@@ -23,6 +23,7 @@ from tistream.errors import (
     StateForbids,
     StillInFlight,
     StoreUnavailable,
+    TenantDeleted,
     TiStreamError,
     TooLarge,
     TooManyOpen,
@@ -67,6 +68,8 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield TooLarge
     if "{" in path:
         yield NotFound
+    if "{tenant_id}" in path:
+        yield TenantDeleted
     if "cursor" in names:
         yield CursorInvalid
     if names & {"start_ts", "at_ts"}:

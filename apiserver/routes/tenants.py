@@ -59,7 +59,9 @@ def summary(services: Services, row: tenants.TenantRow) -> dict[str, Any]:
 
 def detail(services: Services, tenant: Tenant) -> dict[str, Any]:
     """One tenant with its tasks and stores."""
-    row = tenants.get_tenant(services.catalog, tenant)
+    row = tenants.look_up_tenant(services.catalog, tenant)  # one that is being deleted is shown until it is gone
+    if row.state is tenants.TenantState.DELETED:
+        raise tenants.given_up(tenant)
     return {
         **summary(services, row),
         "tasks": [task(t) for t in tasks.list_tasks(services.catalog, tenant)],

@@ -17,6 +17,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tistream.catalog.tasks import get_task
 from tistream.catalog.workers import WorkerState, get_worker
 from tistream.cli.server import HttpServer
 from tistream.testing.operated import Operated, operated
@@ -34,6 +35,8 @@ PAGES = {
     "events": "/events",
     "schema": "/tenants/1/1/schema",
     "confirm": "/workers/sorter-1/drain",
+    "split": "/tasks/3/split",
+    "merge": "/tasks/3/merge?with=4",
 }
 expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
@@ -156,6 +159,23 @@ def test_the_slider_goes_through_the_schema(site: Site) -> None:
     expect(page.locator("#step")).to_have_text(str(newest - 2))
     page.get_by_role("link", name="Newest").click()
     expect(page.locator("#step")).to_have_text(str(newest))
+    page.context.close()
+
+
+def test_a_task_is_split_and_merged_from_its_page(site: Site) -> None:
+    page = site.page()
+    page.goto(f"{site.url}/tasks/3")
+    page.get_by_role("button", name="Split…").click()
+    expect(page.locator(".sentence")).to_contain_text("Task 3 is replaced by two, below ")
+    page.get_by_role("link", name="Do nothing").click()
+    page.goto(f"{site.url}/tasks/5")
+    page.get_by_label("Merge with").select_option("4")
+    page.get_by_role("button", name="Merge…").click()
+    expect(page.locator(".sentence")).to_contain_text("Tasks 4 and 5 go to sorter-2")
+    page.get_by_role("button", name="Merge tasks 5 and 4").click()
+    expect(page).to_have_url(f"{site.url}/tasks/5")
+    assert get_task(site.cluster.world.catalog, 4).merge_with == 5
+    assert site.complaints == []
     page.context.close()
 
 

@@ -21,6 +21,11 @@ import zstandard
 from apiserver import cursor
 from apiserver.cursor import Scope
 from apiserver.stream.following import FollowLimits
+from tistream.catalog import tables
+from tistream.catalog.deletion import delete_tenant, finish_deletion, retire_objects
+from tistream.catalog.engine import Catalog
+from tistream.catalog.objects import superseded_objects, tombstone
+from tistream.catalog.tenants import TenantState
 from tistream.testing.api_world import BASE, arrow_of, events_of, next_cursor
 from tistream.testing.log_builder import TENANT, recording_end
 from tistream.testing.stream_world import (
@@ -331,3 +336,44 @@ def test_an_arrow_page_has_compressed_buffers_if_asked(world: StreamWorld) -> No
     assert len(packed.content) < len(plain.content) / 2
     assert arrow_of(packed).equals(arrow_of(plain))
     assert "content-encoding" not in packed.headers
+
+
+def test_a_tenant_that_is_deleted_ends_its_streams_and_every_read_is_gone(growing: StreamWorld) -> None:
+    """Who follows, who waits and who comes later are told the same."""
+    api = growing.api
+    position, later = next_cursor(api.ok(limit=10)), {"start_ts": "latest", "wait": 30}
+    with growing.stream(start_ts="earliest", format="ndjson") as answer, ThreadPoolExecutor(1) as pool:
+        lines = map(orjson.loads, lines_of(answer))
+        assert next(lines)["type"] != "end"
+        waiting = pool.submit(httpx2.get, f"{growing.base}/changes", params=later, timeout=WAIT_S)
+        eventually(lambda: growing.following.waker.waiting >= 1, "a request that waits")
+        assert delete_tenant(api.catalog, TENANT, seen=TenantState.ACTIVE)
+        last = next(event for event in lines if is_end(event))
+        assert (last["reason"], last["problem"]["code"]) == ("error", "TS-1016")
+        assert waiting.result(WAIT_S).status_code == 410
+    for path, asked in (
+        ("/changes", {"start_ts": "earliest"}), ("/changes", {"cursor": position}), ("/databases", {}),
+        ("/databases/shop/tables/customers/rows", {"as_of": "latest"}), ("/files", {"start_ts": "earliest"}),
+        ("/changes/splits", {"start_ts": "earliest"}), ("/changes:stream", {"start_ts": "earliest"}), ("/lag", {}),
+        ("/ddl", {}),
+    ):  # fmt: skip
+        refused = api.get(path, **asked)
+        assert (refused.status_code, refused.json()["code"]) == (410, "TS-1016"), (path, refused.text)
+    assert [t["state"] for t in api.http.get("/v1/tenants").json()["items"]] == ["DELETING"]
+    assert api.get("").json()["state"] == "DELETING"
+    assert finish(api.catalog)
+    assert api.http.get("/v1/tenants").json()["items"] == []
+    assert api.get("").status_code == 410
+
+
+def finish(catalog: Catalog) -> bool:
+    """What is left goes, without a grace period."""
+    while retire_objects(catalog, TENANT):
+        pass
+    for key in superseded_objects(catalog, TENANT, grace_ms=0, limit=10_000):
+        tombstone(catalog, TENANT, key)
+    with catalog.transaction() as conn:
+        conn.execute(tables.pins.delete())
+    for key in superseded_objects(catalog, TENANT, grace_ms=0, limit=10_000):
+        tombstone(catalog, TENANT, key)
+    return finish_deletion(catalog, TENANT)

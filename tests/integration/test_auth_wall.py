@@ -131,7 +131,8 @@ def test_a_tenant_is_named_in_one_way(site: Site, words: str) -> None:
 def test_the_right_keys_are_let_in(site: Site) -> None:
     for method, path, route in site.routes():
         role = Role.OWNER
-        assert site.ask(method, fill(path), site.key(role)).status_code not in (401, 403), path
+        asked = {"params": {"dry_run": "true"}} if method == "DELETE" else {}  # a tenant that is deleted stays so
+        assert site.ask(method, fill(path), site.key(role), **asked).status_code not in (401, 403), path
         if "{tenant_id}" in path and all(d.right in GRANTS[Role.TENANT_ADMIN] for d in declared(route)):
             answer = site.ask(method, fill(path), site.key(Role.TENANT_ADMIN, MINE))
             assert answer.status_code not in (401, 403), path

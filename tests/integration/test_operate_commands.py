@@ -11,12 +11,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
+from tistream.catalog import tables
 from tistream.catalog.tasks import get_task
-from tistream.catalog.tenants import TenantState, get_tenant
+from tistream.catalog.tenants import TenantState, get_tenant, look_up_tenant, register_tenant
 from tistream.catalog.workers import WorkerState, get_worker
 from tistream.cli.main import app
 from tistream.cli.server import HttpServer
-from tistream.errors import InvalidInput, NotFound, StateForbids
+from tistream.errors import InvalidInput, NotFound, StateForbids, TiStreamError
+from tistream.ids import Tenant
 from tistream.testing.log_builder import TENANT
 from tistream.testing.operated import HOSTILE, Operated, operated
 
@@ -118,6 +120,26 @@ def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatc
     monkeypatch.setattr("tistream.cli.operate.time.sleep", pause)
     followed = run(site, "events", "--follow", "--limit", "1", "--kind", "worker")
     assert followed.splitlines()[-1].endswith("worker sorter-4 returned  by API")
+
+
+def test_a_tenant_is_deleted_by_who_types_its_name(site: tuple[Operated, str]) -> None:
+    made, _ = site
+    gone, of = Tenant(5, 5), ("tenant", "delete", "-c", "5", "-t", "5")
+    register_tenant(made.world.catalog, gone)
+    assert run(site, *of, "--dry-run").startswith("would happen: Tenant 5/5 (AWAITING_SNAPSHOT) ends, and there is no")
+    for typed in ("", "yes\n", "1/1\n"):
+        answer = CliRunner().invoke(app, [*of, "--url", site[1]], input=typed)
+        assert answer.exit_code != 0
+        assert "there is no way back" in answer.output
+    assert get_tenant(made.world.catalog, gone).state is TenantState.AWAITING_SNAPSHOT
+    answer = CliRunner().invoke(app, [*of, "--reason", "a test", "--url", site[1]], input="5/5\n")
+    assert (answer.exit_code, look_up_tenant(made.world.catalog, gone).reason) == (0, "a test")
+    assert json.loads(run(site, *of, "--yes", "-o", "json"))["state"] == "DELETING"
+    assert json.loads(run(site, "tenant", "show", *of[2:]))["state"] == "DELETING"
+    assert isinstance(refused(site, "tenant", "register", *of[2:]), TiStreamError)
+    assert isinstance(refused(site, "tenant", "delete", "-c", "5", "-t", "6", "--yes"), NotFound)
+    with made.world.catalog.transaction() as conn:
+        conn.execute(tables.tenants.delete().where(tables.tenants.c.cluster_id == 5))
 
 
 def test_tenants_are_paused_and_a_wrong_one_is_told_which_there_are(site: tuple[Operated, str]) -> None:

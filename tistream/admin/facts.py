@@ -361,6 +361,11 @@ def _told(event: EventRow) -> str:
             return f"{subject} tries again"
         case "worker.registered":
             return f"{detail.get('kind', 'worker')} {event.subject} registered, life {detail.get('incarnation')}"
+        case "tenant.deleting":
+            reason = f": {detail['reason']}" if detail.get("reason") else ""
+            return f"{subject} was given up, with {detail.get('tasks')} tasks{reason}"
+        case "tenant.deleted":
+            return f"{subject} is gone: nothing of it is left in the bucket"
         case "tenant.activated":
             return f"{subject} activated with {detail.get('tasks')} tasks"
     reason = f": {detail['reason']}" if detail.get("reason") else ""

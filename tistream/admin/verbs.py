@@ -1,4 +1,5 @@
-"""What operators ask for: drain and undrain a worker, move, split, merge and retry a task, pause and resume a tenant.
+"""What operators ask for: drain and undrain a worker, move, split, merge and retry a task, pause, resume and
+delete a tenant.
 
 Each verb looks, says what it would do in `words`, and does it unless `dry_run`. The guards are the catalog's: what
 changed between looking and doing makes the verb fail, never do something else. Any process may be asked.
@@ -12,10 +13,13 @@ from tistream.admin.facts import Sources, known_now
 from tistream.admin.holes import Known
 from tistream.admin.words import key_text, range_label
 from tistream.catalog import listing
+from tistream.catalog.changefeeds import list_changefeeds
+from tistream.catalog.deletion import delete_tenant
+from tistream.catalog.objects import ObjectState, stored_bytes
 from tistream.catalog.reshape import request_merge, split_task
 from tistream.catalog.steering import move_task
 from tistream.catalog.tasks import TaskRow, get_task, retry_task
-from tistream.catalog.tenants import TaskKind, TenantState, change_state, get_tenant
+from tistream.catalog.tenants import GIVEN_UP, TaskKind, TenantState, change_state, get_tenant, look_up_tenant
 from tistream.catalog.workers import (
     WorkerKind,
     WorkerRow,
@@ -167,6 +171,33 @@ def resume(sources: Sources, tenant: Tenant, *, dry_run: bool, actor: str) -> di
     words = f"Tenant {tenant} goes on where it was; what its pushers wrote meanwhile is sorted now."
     change = (TenantState.PAUSED, TenantState.ACTIVE)
     return _change(sources, tenant, change, "resume", words, "", dry_run=dry_run, actor=actor)
+
+
+def delete(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Give a tenant up, for good. Asked again it changes nothing."""
+    row = look_up_tenant(sources.catalog, tenant)
+    if row.state in GIVEN_UP:
+        over = row.state is TenantState.DELETED
+        words = f"Tenant {tenant} {'was deleted' if over else 'is being deleted'} already: there is nothing to do."
+        return _outcome("delete", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
+    stored = [n for (_, state), n in stored_bytes(sources.catalog, tenant).items() if state != ObjectState.DEAD]
+    files, size = sum(count for count, _ in stored), sum(total for _, total in stored)
+    tasks, feeds = listing.count_tasks(sources.catalog, tenant).total, len(list_changefeeds(sources.catalog, tenant))
+    words = (
+        f"Tenant {tenant} ({row.state}) ends, and there is no way back: its pushers are refused, their keys revoked, "
+        f"its {_many(tasks, 'task')} and {_many(feeds, 'changefeed')} go, its log of {_many(files, 'object')} "
+        f"({size / 1e6:.1f} MB) cannot be read from now on and is removed from the bucket after an hour, and with it "
+        f"all that its pushers wrote. Its id is not used again."
+    )
+    if not dry_run and not delete_tenant(sources.catalog, tenant, seen=row.state, reason=reason, actor=actor):
+        raise ChangedMeanwhile(f"Tenant {tenant} is not {row.state} any more.")
+    return _outcome(
+        "delete", str(tenant), dry_run, words, state=TenantState.DELETING, tasks=tasks, objects=files, bytes=size
+    )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _change(

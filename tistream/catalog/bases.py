@@ -37,11 +37,10 @@ from tistream.catalog.tables import (
     seeds,
     tasks,
     tenant_ids,
-    tenants,
 )
-from tistream.catalog.tenants import TaskKind
+from tistream.catalog.tenants import TaskKind, lock_tenant
 from tistream.codec.segment_file import SegmentInfo
-from tistream.errors import invariant
+from tistream.errors import NotFound, TenantDeleted, invariant
 from tistream.ids import Tenant
 
 _b, _s, _o = bases.c, base_segments.c, objects.c
@@ -163,14 +162,14 @@ class _Changed(Exception):
 
 
 def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], log_start_ts: int) -> None:
+    try:
+        if max(lock_tenant(conn, tenant)) != log_start_ts:
+            raise _Changed
+    except (NotFound, TenantDeleted) as e:
+        raise _Changed from e
     upper = select(func.min(tasks.c.upper)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
     edge, newest = int(conn.execute(upper).scalar() or 0), max(base.ts for base in new)
     invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, upper=edge)
-    row = conn.execute(
-        select(tenants.c.start_ts, tenants.c.floor_ts).where(of_tenant(tenants, tenant)).with_for_update()
-    ).one_or_none()
-    if row is None or max(row.start_ts, row.floor_ts) != log_start_ts:
-        raise _Changed
     for base in sorted(new, key=lambda b: b.table_id):
         if not _is_there(conn, tenant, base.previous):
             raise _Changed

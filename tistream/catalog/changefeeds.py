@@ -19,7 +19,8 @@ from typing import Any
 from sqlalchemy import and_, bindparam, case, func, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import changefeeds, now_ms, of_asked_tenant, tasks, tenant_ids, tenants
+from tistream.catalog.tables import changefeeds, now_ms, of_asked_tenant, tasks, tenant_ids
+from tistream.catalog.tenants import lock_tenant
 from tistream.errors import Fenced, InvalidInput, NotFound, TsExpired, TsOutOfRange
 from tistream.ids import Tenant
 
@@ -54,7 +55,6 @@ _f = changefeeds.c
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
 _GET = select(changefeeds).where(_ONE)
 _ALL = select(changefeeds).where(of_asked_tenant(changefeeds)).order_by(_f.changefeed_id)
-_LOCK_TENANT = select(tenants.c.start_ts, tenants.c.floor_ts).where(of_asked_tenant(tenants)).with_for_update()
 _EDGE = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks))
 _MOVE = (
     changefeeds.update()
@@ -86,10 +86,7 @@ def add_changefeed(
     when it is registered: then nothing changes. TsExpired when the log does not reach back so far."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
-        row = conn.execute(_LOCK_TENANT, tenant_ids(tenant)).one_or_none()
-        if row is None:
-            raise NotFound(f"tenant {tenant} is not registered")
-        earliest = max(row.start_ts, row.floor_ts)
+        earliest = max(lock_tenant(conn, tenant))
         start = earliest if start_ts is None else start_ts
         known = conn.execute(_GET, asked).one_or_none()
         if known is not None:

@@ -51,6 +51,7 @@ class EventKind(StrEnum):
     TENANT_PAUSED = "tenant.paused"
     TENANT_RESUMED = "tenant.resumed"
     TENANT_DELETING = "tenant.deleting"
+    TENANT_DELETED = "tenant.deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from tistream.catalog.tables import api_keys, next_numbers, now_ms, of_asked_ten
 from tistream.errors import Fenced, NotFound, invariant
 from tistream.ids import Tenant
 
+PUSHER = "pusher"  #: the role of a tenant's pushers: it ends with the tenant
 USED_EVERY_MS = 60_000  #: the last use of a key is written at most so often
 
 
@@ -71,6 +72,11 @@ _OF_TENANT = _ALL.where(of_asked_tenant(api_keys))
 _LIVING = (_k.revoked_ms == 0, or_(_k.expires_ms == 0, _k.expires_ms > now_ms()))
 _COUNT = select(func.count()).select_from(api_keys)
 _REVOKE = api_keys.update().where(_k.key_id == bindparam("asked_key"), _k.revoked_ms == 0).values(revoked_ms=now_ms())
+_REVOKE_PUSHERS = (
+    api_keys.update()
+    .where(of_asked_tenant(api_keys), _k.role == PUSHER, _k.revoked_ms == 0)
+    .values(revoked_ms=now_ms())
+)
 _USED = (
     api_keys.update()
     .where(_k.key_id == bindparam("asked_key"), _k.used_ms < now_ms() - USED_EVERY_MS)
@@ -124,6 +130,11 @@ def revoke_key(catalog: Catalog, key_id: str) -> bool:
             return True
         _one(conn, key_id)
         return False
+
+
+def revoke_pusher_keys(conn: Connection, tenant: Tenant) -> int:
+    """End the keys of a tenant's pushers in the caller's transaction; how many."""
+    return conn.execute(_REVOKE_PUSHERS, tenant_ids(tenant)).rowcount
 
 
 def rotate_key(catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, overlap_ms: int, made_by: str) -> KeyRow:

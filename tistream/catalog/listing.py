@@ -15,6 +15,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tables import of_tenant, stores, tasks
 from tistream.catalog.tasks import TaskRow, task_row
+from tistream.catalog.tenants import TaskKind
 from tistream.ids import Tenant
 
 
@@ -61,6 +62,26 @@ def page_ranges(
     with catalog.reading() as conn:
         found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.start_key, tasks.c.task_id).limit(limit))
         return [task_row(row) for row in found]
+
+
+def neighbours(catalog: Catalog, row: TaskRow) -> list[TaskRow]:
+    """The data tasks, at most two, with which a data task may be merged: those whose range ends where its begins, or
+    begins where its ends; in key order. None of them has stopped."""
+    if row.kind is not TaskKind.DATA or row.error is not None:
+        return []
+    edges = []
+    if row.range.start:
+        edges.append(tasks.c.end_key == row.range.start)
+    if row.range.end:
+        edges.append(tasks.c.start_key == row.range.end)
+    if not edges:
+        return []
+    alike = and_(of_tenant(tasks, row.tenant), tasks.c.kind == TaskKind.DATA, tasks.c.start_ts == row.start_ts)
+    with catalog.reading() as conn:
+        found = conn.execute(
+            select(tasks).where(alike, tasks.c.error.is_(None), or_(*edges)).order_by(tasks.c.start_key)
+        )
+        return [task_row(each) for each in found]
 
 
 def count_tasks(catalog: Catalog, tenant: Tenant | None = None) -> TaskCounts:

@@ -28,13 +28,13 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.objects import ObjectKind, insert_all_live, release
 from tistream.catalog.snapshots import NewSnapshot, Positions
-from tistream.catalog.tables import next_numbers, snapshot_objects, tasks, workers
+from tistream.catalog.tables import next_numbers, snapshot_objects, tasks, tenant_of, workers
 from tistream.catalog.tables import positions as positions_table
 from tistream.catalog.tasks import TaskRow, holds_ownership, task_row
 from tistream.catalog.tenants import TaskKind
 from tistream.catalog.workers import WorkerKind
 from tistream.errors import InvalidInput, NotFound, invariant
-from tistream.ids import Position
+from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 
 
@@ -63,6 +63,7 @@ _UNASK = (
     .where(_t.task_id == bindparam("asked_task"), _t.merge_with == bindparam("asked_other"))
     .values(merge_with=None)
 )
+_MERGING = select(_t.cluster_id, _t.tenant_id).where(_t.merge_with.is_not(None)).distinct()
 _GIVE = tasks.update().where(_t.task_id == bindparam("asked_task"))
 
 
@@ -134,6 +135,12 @@ def cancel_merge(catalog: Catalog, task_id: int) -> None:
         (row,) = _locked(conn, task_id)
         _unask(conn, row)
         conn.execute(_GIVE, {"asked_task": task_id, "merge_with": None})
+
+
+def merging_tenants(catalog: Catalog) -> frozenset[Tenant]:
+    """The tenants with tasks that are to be merged."""
+    with catalog.reading() as conn:
+        return frozenset(tenant_of(row) for row in conn.execute(_MERGING))
 
 
 def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot) -> int | None:

@@ -47,15 +47,15 @@ from tistream.catalog.tables import (
     tenant_ids,
     tenants,
 )
-from tistream.catalog.tenants import TaskKind
-from tistream.errors import TsExpired, invariant
+from tistream.catalog.tenants import GIVEN_UP, TaskKind, given_up, lock_tenant
+from tistream.errors import NotFound, TenantDeleted, TsExpired, invariant
 from tistream.ids import Tenant
 
 OBJECTS_AT_ONCE = 200
 
 _o, _s = objects.c, segments.c
-_LOCK_TENANT = select(tenants.c.start_ts, tenants.c.floor_ts).where(of_asked_tenant(tenants)).with_for_update()
 _FLOOR = select(tenants.c.floor_ts).where(of_asked_tenant(tenants))
+_FLOOR_AND_STATE = select(tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants))
 _EDGE = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks))
 _LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(
     of_asked_tenant(changefeeds), changefeeds.c.state.in_(HOLDING)
@@ -128,11 +128,13 @@ def database_time_ms(catalog: Catalog) -> int:
 
 def check_floor(catalog: Catalog, tenant: Tenant, after_ts: int) -> None:
     """Whether what was just listed above `after_ts` is all that ever was there. TsExpired when retention may have taken
-    some of it before it was listed."""
+    some of it before it was listed, TenantDeleted when the tenant's deletion may have."""
     with catalog.reading() as conn:
-        floor = conn.execute(_FLOOR, tenant_ids(tenant)).scalar()
-    if floor is not None and after_ts < floor:
-        raise expired(after_ts, int(floor))
+        row = conn.execute(_FLOOR_AND_STATE, tenant_ids(tenant)).one_or_none()
+    if row is not None and row.state in GIVEN_UP:
+        raise given_up(tenant)
+    if row is not None and after_ts < row.floor_ts:
+        raise expired(after_ts, int(row.floor_ts))
 
 
 def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
@@ -146,11 +148,14 @@ def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
 
 def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int) -> bool:
     """Give up the log at or below `to_ts`. False, and nothing happened, when the floor is not the one that was seen, or
-    a changefeed or safe point holds more."""
+    a changefeed or safe point holds more, or the tenant was deleted."""
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
-        row = conn.execute(_LOCK_TENANT, asked).one_or_none()
-        if row is None or row.floor_ts != seen_floor or to_ts <= max(row.start_ts, row.floor_ts):
+        try:
+            start_ts, floor_ts = lock_tenant(conn, tenant)
+        except (NotFound, TenantDeleted):
+            return False
+        if floor_ts != seen_floor or to_ts <= max(start_ts, floor_ts):
             return False
         edge = int(conn.execute(_EDGE, asked).scalar() or 0)
         invariant(to_ts <= edge, "only what was served is given up", floor_ts=to_ts, upper=edge)

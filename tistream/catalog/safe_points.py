@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from sqlalchemy import and_, bindparam, select
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import now_ms, of_asked_tenant, safe_points, tenant_ids, tenants
-from tistream.errors import NotFound, TsExpired
+from tistream.catalog.tables import now_ms, of_asked_tenant, safe_points, tenant_ids
+from tistream.catalog.tenants import lock_tenant
+from tistream.errors import TsExpired
 from tistream.ids import Tenant
 
 _p = safe_points.c
 _MINE = and_(of_asked_tenant(safe_points), _p.service_id == bindparam("asked_service"))
-_LOCK_TENANT = select(tenants.c.start_ts, tenants.c.floor_ts).where(of_asked_tenant(tenants)).with_for_update()
 _SETTLE = safe_points.delete().where(
     of_asked_tenant(safe_points), (_p.service_id == bindparam("asked_service")) | (_p.expires_ms <= now_ms())
 )
@@ -43,10 +43,7 @@ class SafePoint:
 def set_safe_point(catalog: Catalog, tenant: Tenant, service_id: str, safe_ts: int, ttl_s: int) -> None:
     """Hold everything above `safe_ts` for `ttl_s` seconds. TsExpired when some of it is gone from the log."""
     with catalog.transaction() as conn:
-        row = conn.execute(_LOCK_TENANT, tenant_ids(tenant)).one_or_none()
-        if row is None:
-            raise NotFound(f"tenant {tenant} is not registered")
-        earliest = max(row.start_ts, row.floor_ts)
+        earliest = max(lock_tenant(conn, tenant))
         if safe_ts < earliest:
             raise TsExpired(f"The log of this tenant begins at {earliest}.", earliest_ts=str(earliest))
         conn.execute(_SETTLE, {**tenant_ids(tenant), "asked_service": service_id})

@@ -17,6 +17,7 @@ from sqlalchemy import and_, bindparam, select
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live
 from tistream.catalog.tables import now_ms, of_asked_tenant, seed_segments, seeds, tenant_ids
+from tistream.catalog.tenants import lock_tenant
 from tistream.codec.seed_file import SeedManifest, manifest_key
 from tistream.errors import Fenced
 from tistream.ids import Tenant
@@ -79,7 +80,8 @@ class SeedSegmentRow:
 
 
 def add_seed(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int) -> bool:
-    """Make a seed visible; False when it was already. Fenced when one of its objects was tombstoned."""
+    """Make a seed visible; False when it was already. Fenced when one of its objects was tombstoned, TenantDeleted when
+    its tenant was."""
     asked = {**tenant_ids(manifest.tenant), "asked_ts": manifest.ts, "asked_table": manifest.table_id}
     try:
         return _add(catalog, manifest, manifest_bytes, asked)
@@ -96,6 +98,7 @@ def _add(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int, asked: M
     with catalog.transaction() as conn:
         if conn.execute(_KNOWN, asked).scalar() is not None:
             return False
+        lock_tenant(conn, tenant)  # a tenant that was deleted gets nothing more
         insert_live(conn, tenant, key, ObjectKind.SEED, manifest_bytes)
         for n, size in manifest.file_bytes.items():
             insert_live(conn, tenant, manifest.key_of(n), ObjectKind.SEED, size)

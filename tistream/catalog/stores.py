@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, bindparam, func, select
+from sqlalchemy import Select, and_, bindparam, exists, func, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import EventKind, record_assignments, record_event
-from tistream.catalog.tables import ensure_row, incarnations, of_asked_tenant, stores, tenant_ids, tenant_of
+from tistream.catalog.tables import ensure_row, incarnations, of_asked_tenant, stores, tenant_ids, tenant_of, tenants
 from tistream.catalog.tasks import holds_ownership
+from tistream.catalog.tenants import GIVEN_UP
 from tistream.catalog.workers import asked_life_lives
 from tistream.ids import Tenant
 
@@ -64,9 +65,16 @@ _MOVE = (
     .where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
     .values(dispatcher=bindparam("new_dispatcher"), dispatcher_epoch=stores.c.dispatcher_epoch + 1)
 )
-_PLACES = select(
-    stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id, stores.c.dispatcher_epoch, stores.c.dispatcher
-).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+_OF_DELETED = exists().where(
+    tenants.c.cluster_id == stores.c.cluster_id,
+    tenants.c.tenant_id == stores.c.tenant_id,
+    tenants.c.state.in_(GIVEN_UP),
+)
+_PLACES = (
+    select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id, stores.c.dispatcher_epoch, stores.c.dispatcher)
+    .where(~_OF_DELETED)
+    .order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+)
 _HELD_BY = stores.c.dispatcher == bindparam("asked_worker")
 _COUNT_OF_DISPATCHER = select(func.count()).select_from(stores).where(_HELD_BY)
 _NOTE_CUT_TS = stores.update().where(_IS_STORE, stores.c.max_cut_ts < bindparam("seen_cut_ts"))
@@ -138,7 +146,7 @@ def assign_store(
 
 
 def store_places(catalog: Catalog) -> list[StorePlace]:
-    """Who dispatches which store, of all tenants, ordered by id."""
+    """Who dispatches which store, of all tenants that are not deleted, ordered by id."""
     with catalog.reading() as conn:
         return [
             StorePlace(Tenant(cluster, tenant), store_id, epoch, dispatcher)

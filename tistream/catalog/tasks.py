@@ -110,6 +110,16 @@ def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
     return _read(catalog, _ALL, {}) if tenant is None else _read(catalog, _OF_TENANT, tenant_ids(tenant))
 
 
+def tasks_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> list[TaskRow]:
+    """The tasks of several tenants, by tenant and id: a statement for each _TENANTS_NAMED_MAX of them."""
+    wanted, found = sorted(tenants), list[TaskRow]()
+    for at in range(0, len(wanted), _TENANTS_NAMED_MAX):
+        ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in wanted[at : at + _TENANTS_NAMED_MAX]]
+        query = select(tasks).where(tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids))
+        found += _read(catalog, query.order_by(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.task_id), {})
+    return found
+
+
 def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[TaskRow]:
     """The tasks that are assigned to this life of the worker, of tenants that are ACTIVE, ordered by id: those of a
     paused or deleted tenant rest. None when a newer life has registered: an old one must never learn the epochs that

@@ -1,9 +1,13 @@
 """Tenants: who may push, and since when their log is complete.
 
-    AWAITING_SNAPSHOT --activate_tenant--> ACTIVE <--change_state--> PAUSED, DELETING
+    AWAITING_SNAPSHOT --activate_tenant--> ACTIVE <--change_state--> PAUSED
+    any of them --delete_tenant (see `deletion`)--> DELETING --finish_deletion--> DELETED
 
 A tenant that awaits its schema snapshot has no tasks, hence no frontier and no watermark; its batch files wait.
 Activation happens once: `start_ts`, the state and all tasks appear together.
+
+There is no way back from DELETING, and the row of a DELETED tenant stays for ever: it is the tombstone that whoever
+comes late meets. So its id is not used again, and no object key, cursor or API key ever means another tenant.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import EventKind, record_event
@@ -28,7 +32,7 @@ from tistream.catalog.tables import (
     tenant_of,
     tenants,
 )
-from tistream.errors import InvalidInput, NotFound
+from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
@@ -40,6 +44,7 @@ class TenantState(StrEnum):
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
     DELETING = "DELETING"
+    DELETED = "DELETED"
 
 
 class TaskKind(StrEnum):
@@ -76,19 +81,21 @@ class NewTask:
     range: KeyRange
 
 
-_TOLD = {
-    TenantState.AWAITING_SNAPSHOT: EventKind.TENANT_REGISTERED,
-    TenantState.ACTIVE: EventKind.TENANT_RESUMED,
-    TenantState.PAUSED: EventKind.TENANT_PAUSED,
-    TenantState.DELETING: EventKind.TENANT_DELETING,
-}
+GIVEN_UP = (TenantState.DELETING, TenantState.DELETED)  #: nothing is taken in or read any more
+
+_TOLD = {TenantState.ACTIVE: EventKind.TENANT_RESUMED, TenantState.PAUSED: EventKind.TENANT_PAUSED}
 _ONE = select(tenants).where(of_asked_tenant(tenants))
 _ALL = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
 _IN_STATE = _ALL.where(tenants.c.state == bindparam("asked_state"))
+_NOT_DELETED = _ALL.where(tenants.c.state != TenantState.DELETED)
+_LOCK = (
+    select(tenants.c.start_ts, tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants)).with_for_update()
+)
 
 
 def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyRange()) -> TenantRow:  # noqa: B008
-    """Make the tenant known. Registering again changes nothing and returns the row that is there."""
+    """Make the tenant known. Registering again changes nothing and returns the row that is there. StateForbids when it
+    is being deleted, or was."""
     for name, value in (("cluster_id", tenant.cluster_id), ("tenant_id", tenant.tenant_id)):
         if not 0 <= value <= INT_MAX:
             raise InvalidInput(f"{name} must lie in 0..2**63-1", value=value)
@@ -107,18 +114,43 @@ def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyR
             end_key=key_range.end,
         )
         row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        if row.state in GIVEN_UP:
+            raise StateForbids(f"Tenant {tenant} was deleted: its id is not used again.", state=row.state)
         if is_new:
             record_event(conn, EventKind.TENANT_REGISTERED, tenant, tenant=tenant)
         return row
 
 
 def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
-    """The tenant's row; NotFound says how to register."""
+    """The tenant's row; NotFound says how to register. TenantDeleted when it is being deleted, or was."""
+    row = look_up_tenant(catalog, tenant)
+    if row.state in GIVEN_UP:
+        raise given_up(tenant)
+    return row
+
+
+def look_up_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
+    """The tenant's row whatever its state is; NotFound says how to register."""
     with catalog.reading() as conn:
         row = conn.execute(_ONE, tenant_ids(tenant)).one_or_none()
     if row is None:
         raise not_registered(tenant)
     return _tenant_row(row)
+
+
+def given_up(tenant: Tenant) -> TenantDeleted:
+    """The error of whoever asks for a tenant that is being deleted, or was."""
+    return TenantDeleted(f"Tenant {tenant} was deleted.", tenant=str(tenant))
+
+
+def lock_tenant(conn: Connection, tenant: Tenant) -> tuple[int, int]:
+    """(start_ts, floor_ts) of a tenant, which stays as it is until the transaction ends. NotFound, TenantDeleted."""
+    row = conn.execute(_LOCK, tenant_ids(tenant)).one_or_none()
+    if row is None:
+        raise not_registered(tenant)
+    if row.state in GIVEN_UP:
+        raise given_up(tenant)
+    return row.start_ts, row.floor_ts
 
 
 def not_registered(tenant: Tenant) -> NotFound:
@@ -132,10 +164,16 @@ def not_registered(tenant: Tenant) -> NotFound:
 
 
 def list_tenants(catalog: Catalog, state: TenantState | None = None) -> list[TenantRow]:
-    """All tenants, or those in one state, ordered by id."""
+    """All tenants that are not DELETED, or those in one state, ordered by id."""
     with catalog.reading() as conn:
-        found = conn.execute(_ALL) if state is None else conn.execute(_IN_STATE, {"asked_state": state})
+        found = conn.execute(_NOT_DELETED) if state is None else conn.execute(_IN_STATE, {"asked_state": state})
         return [_tenant_row(row) for row in found]
+
+
+def every_tenant(catalog: Catalog) -> list[TenantRow]:
+    """All tenants there ever were, ordered by id."""
+    with catalog.reading() as conn:
+        return [_tenant_row(row) for row in conn.execute(_ALL)]
 
 
 def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
@@ -177,8 +215,8 @@ def change_state(
     catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str, actor: str = ""
 ) -> bool:
     """Move a tenant from the state the caller saw to another; False when it was no longer in that state."""
-    if TenantState.AWAITING_SNAPSHOT in (seen, to) and to is not TenantState.DELETING:
-        raise InvalidInput("a tenant leaves AWAITING_SNAPSHOT by activation or deletion only, and never returns to it")
+    if not {seen, to} <= _TOLD.keys():
+        raise InvalidInput("a tenant is paused and resumed here; it begins and ends elsewhere", seen=seen, to=to)
     with catalog.transaction() as conn:
         moved = conn.execute(
             tenants.update().where(of_tenant(tenants, tenant), tenants.c.state == seen).values(state=to, reason=reason)
@@ -196,11 +234,14 @@ def kept_s(row: TenantRow, default_hours: float) -> int:
 
 def set_retention(catalog: Catalog, tenant: Tenant, retention_s: int | None) -> bool:
     """Keep so many seconds of the tenant's log; 0 = all of it, None = as the setting says. False without such a
-    tenant."""
+    tenant. TenantDeleted when there was one."""
     with catalog.transaction() as conn:
-        found = conn.execute(select(tenants.c.start_ts).where(of_tenant(tenants, tenant)).with_for_update()).first()
+        try:
+            lock_tenant(conn, tenant)
+        except NotFound:
+            return False
         conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(retention_s=retention_s))
-        return found is not None
+        return True
 
 
 def _tenant_row(row: Any) -> TenantRow:

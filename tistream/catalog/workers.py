@@ -66,6 +66,8 @@ class Pulse:
     heartbeat_age_ms: int
 
 
+_DECODED_MAX = 1000  # workers whose reports are kept decoded
+
 _ME = workers.c.worker_id == bindparam("asked_worker")
 _NEW_LIFE = (
     workers.update().where(_ME).values(incarnation=workers.c.incarnation + 1, heartbeat_ms=now_ms(), report=None)
@@ -221,6 +223,22 @@ def retire_worker(catalog: Catalog, worker_id: str, incarnation: int) -> None:
             record_event(conn, EventKind.WORKER_GONE, worker_id, incarnation=incarnation)
 
 
+_decoded: dict[str, tuple[str, WorkerReport]] = {}  # by worker: the text of its newest report and what it says
+
+
+def _report(worker_id: str, text: str) -> WorkerReport:
+    """A report is decoded once, however often it is read: a worker's changes every few seconds, and pages, lists and
+    the owner of assignment read all of them. Where two threads decode the same one the later stays."""
+    known = _decoded.get(worker_id)
+    if known is not None and known[0] == text:
+        return known[1]
+    report = decode_report(text)
+    if len(_decoded) >= _DECODED_MAX:
+        _decoded.clear()
+    _decoded[worker_id] = text, report
+    return report
+
+
 def _worker_row(row: Any) -> WorkerRow:
     return WorkerRow(
         worker_id=row.worker_id,
@@ -229,5 +247,5 @@ def _worker_row(row: Any) -> WorkerRow:
         incarnation=row.incarnation,
         state=WorkerState(row.state),
         heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
-        report=decode_report(row.report or "{}"),
+        report=_report(row.worker_id, row.report or "{}"),
     )

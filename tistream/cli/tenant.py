@@ -1,4 +1,4 @@
-"""`tistream tenant register|list|show|pause|resume|retention|rotate-key`."""
+"""`tistream tenant register|list|show|pause|resume|delete|retention|rotate-key`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.output import NoColor, Output, OutputOption, lag, show_data, show_rows
-from tistream.errors import ErrorKind, NotFound, TiStreamError
+from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError
 
 if TYPE_CHECKING:
     from tistream.client import Client
 
-commands = typer.Typer(help="Register, look at, pause and resume tenants.", no_args_is_help=True)
+commands = typer.Typer(help="Register, look at, pause, resume and delete tenants.", no_args_is_help=True)
 _LOOK_EVERY_S = 0.5
 _SHOWN_ONCE = "(shown once)"
 
@@ -115,6 +115,41 @@ def resume(
 ) -> None:
     """Let a paused tenant go on where it was."""
     _do(url, cluster, tenant, "resume", dry_run, output)
+
+
+@commands.command()
+def delete(
+    cluster: Cluster,
+    tenant: Tenant,
+    reason: Annotated[str, typer.Option(help="Told to whoever looks at the tenant.")] = "",
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Give a tenant up, for good: its pushers are refused, its log is removed, its id is not used again.
+
+    It says first what goes, and asks for the tenant's name as CLUSTER/TENANT."""
+    from urllib.parse import urlencode
+
+    from tistream.client import connect
+
+    with connect(url, retry_s=0) as client:
+
+        def ask(**asked: str) -> Any:
+            words = f"?{urlencode(asked)}" if asked else ""
+            return _asked(client, cluster, tenant, lambda base: client.send("DELETE", base + words))
+
+        found = ask(dry_run="true")
+        if not dry_run:
+            if not yes:
+                print(found["words"], file=sys.stderr)
+                typed = typer.prompt(f"Type {cluster}/{tenant} to go on", err=True)
+                if typed.strip() != f"{cluster}/{tenant}":
+                    raise InvalidInput(f"'{typed}' is not {cluster}/{tenant}: nothing was deleted.")
+            found = ask(**({"reason": reason} if reason else {}))
+    _tell(found, output)
 
 
 @commands.command()
@@ -232,9 +267,12 @@ def _do(url: str, cluster: int, tenant: int, verb: str, dry_run: bool, output: O
 
     asked |= {"dry_run": "true"} if dry_run else {}
     with connect(url, retry_s=0) as client:
-        found = _asked(client, cluster, tenant, lambda base: client.post(f"{base}:{verb}", None, **asked))
+        _tell(_asked(client, cluster, tenant, lambda base: client.post(f"{base}:{verb}", None, **asked)), output)
+
+
+def _tell(found: Any, output: Output) -> None:
     if output is Output.TABLE:
-        print(f"{'would happen: ' if dry_run else ''}{found['words']}")
+        print(f"{'would happen: ' if found['dry_run'] else ''}{found['words']}")
     else:
         show_data(found, output)
 

@@ -194,6 +194,7 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
         ("list_events", "GET", "/v1/events", {}),
         ("pause_tenant", "POST", f"{BASE}:pause", {"reason": "the cluster moves"}),
         ("resume_tenant", "POST", f"{BASE}:resume", {}),
+        ("delete_tenant", "DELETE", BASE, {"dry_run": "true"}),
     ]
     return found | {name: _json(http, method, path, query) for name, method, path, query in asked}
 

@@ -57,6 +57,7 @@ from tistream.testing.catalog_suite_assignment import AssignmentSuite
 from tistream.testing.catalog_suite_auth import AuthSuite
 from tistream.testing.catalog_suite_bases import BaseSuite
 from tistream.testing.catalog_suite_compaction import CompactionSuite
+from tistream.testing.catalog_suite_deletion import DeletionSuite
 from tistream.testing.catalog_suite_events import EventSuite
 from tistream.testing.catalog_suite_gauges import GaugeSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
@@ -80,6 +81,7 @@ class CatalogSuite(
     RetentionSuite,
     AuthSuite,
     EventSuite,
+    DeletionSuite,
 ):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 
@@ -198,7 +200,7 @@ class CatalogSuite(
         active, paused = TenantState.ACTIVE, TenantState.PAUSED
         assert change_state(catalog, T, seen=active, to=paused, reason="key revoked")
         assert get_tenant(catalog, T).reason == "key revoked"
-        assert not change_state(catalog, T, seen=active, to=TenantState.DELETING, reason="")
+        assert not change_state(catalog, T, seen=active, to=paused, reason="")
         assert served_watermark(catalog, T) == START
         with pytest.raises(InvalidInput):
             change_state(catalog, T, seen=paused, to=TenantState.AWAITING_SNAPSHOT, reason="")

@@ -7,15 +7,17 @@ from sqlalchemy import event
 
 from tistream import metrics
 from tistream import ts as tso
+from tistream.catalog.committed import TaskAdvance
 from tistream.catalog.engine import Catalog
 from tistream.catalog.gauges import CatalogGauges
 from tistream.catalog.tables import workers
-from tistream.catalog.tasks import assign_task, stop_task
+from tistream.catalog.tasks import assign_task, stop_task, tasks_of_tenants
 from tistream.catalog.tenants import TenantState, change_state, list_tenants, register_tenant
 from tistream.catalog.workers import register_worker, retire_worker
 from tistream.ids import Tenant
-from tistream.testing.catalog_cases import OTHER, START, T, activate, elected
+from tistream.testing.catalog_cases import OTHER, START, T, activate, elected, flush, segment
 from tistream.testing.manual_clock import ManualClock
+from tistream.testing.statements import StatementLog
 
 Shown = dict[tuple[str, ...], float]
 
@@ -111,6 +113,26 @@ class GaugeSuite:
         ran = value(names[1], outcome="ok") - statements
         assert ran >= 3
         assert value("tistream_catalog_statement_seconds_count") - timed == ran
+
+    def test_a_flush_takes_as_many_statements_whatever_it_holds(self, catalog: Catalog) -> None:
+        log, tasks, found = StatementLog(catalog), activate(catalog), list[int]()
+        for n, count in enumerate((1, 100, 1000)):
+            seen = START + 10 * n
+            held = tuple(segment(i, seen + 1, seen + 9, (i, i)) for i in range(count))
+            advance = TaskAdvance(task_id=tasks[0], epoch=0, seen_upper=seen, new_upper=seen + 10, segments=held)
+            with log:
+                assert flush(catalog, f"f/{n}", advance) == {tasks[0]}
+            found.append(log.count)
+        assert found == [4, 4, 4], "upper, kind, object, segments"
+
+    def test_the_tasks_of_some_tenants_are_read_together(self, catalog: Catalog) -> None:
+        log, mine = StatementLog(catalog), activate(catalog)
+        theirs = activate(catalog, OTHER)
+        activate(catalog, Tenant(8, 0))
+        with log:
+            assert [row.task_id for row in tasks_of_tenants(catalog, {OTHER, T, Tenant(8, 9)})] == [*mine, *theirs]
+            assert tasks_of_tenants(catalog, []) == []
+        assert log.count == 1
 
 
 def _slowest(limit: int) -> object:

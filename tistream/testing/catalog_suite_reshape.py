@@ -11,7 +11,7 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.handover import take_tasks
 from tistream.catalog.objects import ObjectState, object_states
 from tistream.catalog.owner import acquire_owner
-from tistream.catalog.reshape import Half, cancel_merge, merge_tasks, request_merge, split_task
+from tistream.catalog.reshape import Half, cancel_merge, merge_tasks, merging_tenants, request_merge, split_task
 from tistream.catalog.snapshots import NewSnapshot, durable_floor, positions
 from tistream.catalog.stores import issue_incarnation
 from tistream.catalog.tasks import (
@@ -214,9 +214,11 @@ class ReshapeSuite:
         rows = [get_task(catalog, task) for task in (low, high)]
         assert [(row.owner, row.epoch, row.merge_with) for row in rows] == [("s1", 1, high), ("s1", 3, low)]
         assert request_merge(catalog, low, high, seen_epochs=(1, 3))
+        assert merging_tenants(catalog) == {T}
         assert [get_task(catalog, task) for task in (low, high)] == rows, "asking again changes nothing"
         cancel_merge(catalog, high)
         assert [get_task(catalog, task).merge_with for task in (low, high)] == [None, None]
+        assert merging_tenants(catalog) == set()
 
     def test_a_task_is_merged_with_one_neighbour_only(self, catalog: Catalog) -> None:
         low, high, _ = owned(catalog)

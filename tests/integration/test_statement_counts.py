@@ -1,0 +1,242 @@
+"""How many statements the catalog is asked, however many tables, stores, tasks and tenants there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, func, select
+
+from dispatcher.worker import DispatcherWorker
+from metaserver.loop import MetaWorker
+from metaserver.reshape import ReshapeSettings
+from tistream.admin import facts
+from tistream.admin.facts import Sources
+from tistream.catalog import committed, tables, workers
+from tistream.catalog import tasks as tasks_of_catalog
+from tistream.catalog.engine import Catalog
+from tistream.catalog.owner import acquire_owner
+from tistream.catalog.reports import TaskReport, WorkerReport
+from tistream.catalog.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
+from tistream.catalog.tasks import list_tasks
+from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.workers import heartbeat, list_workers, register_worker
+from tistream.codec.table_key import record_key
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.objectstore.memory import MemoryStore
+from tistream.testing.manual_clock import ManualClock
+from tistream.testing.sorter_bench import Bench, change
+from tistream.testing.statements import StatementLog
+
+TABLES = (1, 100, 1000)
+T = Tenant(1, 1)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    made.assign("s1")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    made.migrate()
+    yield made
+    made.close()
+
+
+# ---- a flush
+
+
+def per_flush(bench: Bench, counts: tuple[int, ...] = TABLES) -> list[set[int]]:
+    """For each number of tables: how many statements the transactions took that published a row in each of them.
+
+    Those of the tasks that moved are left out: one each, in one transaction or in two."""
+    log = StatementLog(bench.catalog)
+    bench.worker("s1")
+    found, at = [], 20
+    for seq, count in enumerate(counts, 1):
+        keys = [record_key(table, seq) for table in range(1, count + 1)]
+        rows = [row for key in keys for row in change(key, at - 9, at - 8, b"v")]
+        with log:
+            bench.put(seq, *rows, upto=at)
+            bench.wait_for_upper(at)
+        flushes = log.with_a("INSERT INTO segments")
+        assert flushes, "rows were published"
+        found.append({sum(not sql.startswith("UPDATE tasks SET upper") for sql in one) for one in flushes})
+        at += 10
+    return found
+
+
+def test_a_flush_takes_as_many_statements_whatever_the_number_of_tables(bench: Bench) -> None:
+    found = per_flush(bench)
+    assert found == [{3}, {3}, {3}], "kinds of the tasks, objects, segments"
+
+
+def test_a_flush_that_asks_for_each_table_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: a statement for each table that a segment holds."""
+    proper = committed.flush_in
+
+    def chatty(conn: Connection, tenant: Tenant, objects: Any, advances: Any) -> frozenset[int]:
+        for segment in (s for a in advances for s in a.segments):
+            for table in range(segment.table_lo, segment.table_hi + 1):
+                conn.execute(select(func.count()).where(tables.segments.c.table_lo == table))
+        return proper(conn, tenant, objects, advances)
+
+    monkeypatch.setattr(committed, "flush_in", chatty)
+    found = per_flush(bench)
+    assert len(set.union(*found)) > 1
+    assert max(found[2]) > max(found[0]) + 900
+
+
+def test_an_idle_sorter_asks_nothing_of_single_tables(bench: Bench) -> None:
+    """Without a row only the uppers move."""
+    log = StatementLog(bench.catalog)
+    bench.worker("s1")
+    bench.put(1, upto=20)
+    bench.wait_for_upper(20)
+    with log:
+        bench.put(2, upto=30)
+        bench.wait_for_upper(30)
+    assert log.with_a("INSERT INTO segments") == []
+    moved = log.with_a("UPDATE tasks SET upper=")
+    assert moved
+    assert {len(one) for one in moved} <= {1, 2}, "one for each task that moved"
+
+
+# ---- rounds and heartbeats
+
+
+def dispatched(catalog: Catalog, stores: int) -> DispatcherWorker:
+    register_tenant(catalog, T)
+    activate_tenant(catalog, T, 10, [NewTask(kind="data", range=KeyRange())])
+    for store in range(1, stores + 1):
+        issue_incarnation(catalog, T, store)
+    worker = DispatcherWorker(catalog, MemoryStore(), ManualClock(), "d1")
+    worker.refresh()
+    epoch = acquire_owner(catalog, "meta")
+    assert epoch is not None
+    given = [StoreAssignment(p.tenant, p.store_id, "d1", p.epoch) for p in store_places(catalog)]
+    assert assign_stores(catalog, given, owner_epoch=epoch) == stores
+    worker.refresh()
+    assert len(worker._owned) == stores
+    return worker
+
+
+@pytest.mark.parametrize("stores", [1, 50])
+def test_a_round_of_a_dispatcher_is_one_statement_and_one_for_each_store_with_news(
+    catalog: Catalog, stores: int
+) -> None:
+    worker, log = dispatched(catalog, stores), StatementLog(catalog)
+    with log:
+        worker._refresh()
+        worker._refresh()
+    assert log.count == 2
+    for row in worker._owned.values():
+        worker._tail(row).max_cut_ts = 77
+    with log:
+        worker._refresh()
+        worker._refresh()
+    assert log.count == 2 + stores, "the largest cut_ts of each store is written once"
+    with log:
+        worker._heartbeat()
+    assert log.count == 1
+    worker.stop()
+
+
+@pytest.mark.parametrize("count", [2, 2000])
+def test_a_heartbeat_is_one_statement_however_much_it_reports(catalog: Catalog, count: int) -> None:
+    life, log = register_worker(catalog, "s1", "sorter", ""), StatementLog(catalog)
+    with log:
+        heartbeat(catalog, "s1", life, WorkerReport(tasks=tuple(TaskReport(task_id=n, epoch=1) for n in range(count))))
+    assert log.count == 1
+
+
+def many(catalog: Catalog, tenants: int, *, data_tasks: int = 2) -> None:
+    """So many tenants, each with data tasks and a store."""
+    for n in range(tenants):
+        register_tenant(catalog, Tenant(1, n))
+        edges = [b"", *(b"%03d" % i for i in range(1, data_tasks)), b""]
+        ranges = [KeyRange(a, b) for a, b in pairwise(edges)]
+        activate_tenant(catalog, Tenant(1, n), 10, [NewTask(kind="data", range=r) for r in ranges])
+        issue_incarnation(catalog, Tenant(1, n), 1)
+
+
+@pytest.mark.parametrize("tenants", [1, 20])
+def test_a_round_of_assignment_without_news_asks_the_same_of_few_and_of_many(catalog: Catalog, tenants: int) -> None:
+    many(catalog, tenants)
+    lives = {name: register_worker(catalog, name, kind, "") for name, kind in (("s1", "sorter"), ("d1", "dispatcher"))}
+    clock = ManualClock()
+    meta = MetaWorker(catalog, MemoryStore(), clock, "meta-1", reshape=ReshapeSettings(split_bytes_per_s=1e6))
+    for _ in range(3):
+        meta.assign()
+    assert {row.owner for row in list_tasks(catalog)} == {"s1"}
+    for name, life in lives.items():
+        heartbeat(catalog, name, life)
+    clock.advance(5)
+    log = StatementLog(catalog)
+    with log:
+        meta.assign()
+        meta.assign()
+    assert log.count == IDLE_ROUND_STATEMENTS + IDLE_ROUND_WITH_REPORTS
+
+
+IDLE_ROUND_STATEMENTS = 4  # election, pulses, stores, the stamp of tasks
+IDLE_ROUND_WITH_REPORTS = 9  # as well, every two seconds: reports, stores and stamp for them; sorters, merges under way
+
+
+# ---- what is read of many tasks
+
+
+def test_a_round_of_reshaping_reads_only_the_tasks_that_may_change(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many(catalog, 20, data_tasks=3)
+    life = register_worker(catalog, "s1", "sorter", "")
+    clock, settings = ManualClock(), ReshapeSettings(split_bytes_per_s=1e6, merge_bytes_per_s=10, tasks_min=3)
+    meta = MetaWorker(catalog, MemoryStore(), clock, "meta-1", reshape=settings)
+    meta.assign()
+    hot = list_tasks(catalog, Tenant(1, 7))[1]
+    idle = [TaskReport(task_id=row.task_id, epoch=row.epoch, bytes_per_s=1) for row in list_tasks(catalog)]
+    busy = TaskReport(task_id=hot.task_id, epoch=hot.epoch, bytes_per_s=2e6, split_key=b"0015")
+    read = counted(monkeypatch, tasks_of_catalog, "task_row")
+    for said, rows in ((idle, 0), ([busy if r.task_id == hot.task_id else r for r in idle], 3)):
+        heartbeat(catalog, "s1", life, WorkerReport(tasks=tuple(said)))
+        clock.advance(5)
+        before = read()
+        meta.assign()
+        assert read() - before == rows
+
+
+def test_a_report_is_decoded_once_however_often_it_is_read(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(catalog, 1)
+    life = register_worker(catalog, "s1", "sorter", "")
+    decoded = counted(monkeypatch, workers, "decode_report")
+    sources = Sources(catalog=catalog, clock=ManualClock())
+    for version in range(1, 4):
+        heartbeat(catalog, "s1", life, WorkerReport(held_bytes=version))
+        before = decoded()
+        for _ in range(5):
+            assert list_workers(catalog)[0].report.held_bytes == version
+            facts.tasks_page(sources, limit=10)
+            assert facts.worker(sources, "s1")["held_bytes"] == version
+        assert decoded() - before == 1
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Callable[[], int]:
+    """How often a function of a module has been called from now on."""
+    proper, calls = getattr(module, name), [0]
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return proper(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, counting)
+    return lambda: calls[0]
