@@ -26,8 +26,11 @@ NOT_BENCHMARKS = {
     "compaction_large",
     "harness",
     "huge_transaction",
+    "lag",
+    "load",
     "pebble_peer",
     "rows",
+    "scale",
     "sorter_process",
     "store_batches",
 }
