@@ -7,8 +7,9 @@ process with a real pusher for each store, whose feed is modelled (`benchmarks.l
 with commit timestamps of now, open for 5 to 50 ms, each region resolved five times a second, a batch file each second.
 One reader follows the tenant in NDJSON. What it gets is counted: all rows that were committed, in order, each once.
 
-The bars add up to the mean age of a row. Each stage is the difference of two ages that the processes measure of
-themselves (`tistream_file_age_seconds`, `tistream_commit_to_flush_seconds`), and of what the reader sees.
+The bars add up to the mean age of a row. Each stage is the difference of two ages: what the pushers and the metrics of
+the processes say of files (`tistream_stage_seconds`, `tistream_file_age_seconds`), what the catalog shows to somebody
+who looks fifty times a second, and what the reader has.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import argparse
 import json
 import sys
 import tempfile
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.load.deployment import Deployment, Shape, bars, load_now, wait_for
 from benchmarks.load.process import PushProcess
@@ -35,6 +38,9 @@ from tistream.ids import Tenant
 TENANT = Tenant(1, 1)
 WARM_S = 10.0
 GOAL_P99_S = 2.5
+
+Sums = dict[str, tuple[float, float]]  #: family and labels -> sum, count
+Floats = npt.NDArray[np.float64]
 
 
 def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, folder: Path) -> dict[str, Any]:
@@ -49,8 +55,9 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
         for push in pushes:
             push.wait_until_ready()
         wait_for("the tenant is complete", lambda: _complete(d))
-        reader = Reader(d.pull, TENANT.tenant_id)
+        reader, eye = Reader(d.pull, TENANT.tenant_id), Eye(d)
         reader.start()
+        eye.start()
         for push in pushes:
             push.tell("start")
         time.sleep(WARM_S)
@@ -59,18 +66,17 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
         began, load = time.monotonic(), load_now()
         time.sleep(seconds)
         took = time.monotonic() - began
-        ages, marks = reader.ages_s(), list(reader.marks)
+        ages, shown = reader.ages_s(), eye.ages_s(*reader.seen_ms())
         after, then, used_then = _snapshot(d), [push.tell("report") for push in pushes], d.usage()
         load = max(load, load_now())
-        ended = [push.tell("stop") for push in pushes]
+        for push in pushes:
+            push.tell("stop")
         time.sleep(0.2)
         committed = sum(push.tell("report")["committed"] for push in pushes)
-        try:
+        with suppress(TimeoutError):
             wait_for("everything has come", lambda: reader.rows >= committed, 60)
-        except TimeoutError:
-            pass
         reader.stop()
-    del ended
+        eye.stop()
     return {
         "where": str(shape),
         "seconds": took,
@@ -83,7 +89,7 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
         "p99_s": float(np.percentile(ages, 99)),
         "max_s": float(ages.max()),
         "mean_s": float(ages.mean()),
-        "stages": _stages(float(ages.mean()), marks, before, after, told, then),
+        "stages": _stages(float(ages.mean()), float(shown.mean()), before, after, told, then),
         "cpu": {name: (used_then[name].cpu_s - u.cpu_s) / took for name, u in used.items()},
     }
 
@@ -93,9 +99,9 @@ def _complete(d: Deployment) -> bool:
     return bool(rows) and min(row.upper for row in rows) > (int((time.time() - 5) * 1000) << 18)
 
 
-def _snapshot(d: Deployment) -> dict[str, tuple[float, float]]:
+def _snapshot(d: Deployment) -> Sums:
     """(sum, count) of what matters, of all processes."""
-    found: dict[str, tuple[float, float]] = {}
+    found: Sums = {}
     for name in d.processes:
         for (family, labels), value in d.metrics(name).items():
             head, _, what = family.rpartition("_")
@@ -106,18 +112,13 @@ def _snapshot(d: Deployment) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _mean(key: str, before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> float:
+def _mean(key: str, before: Sums, after: Sums) -> float:
     total, n = (a - b for a, b in zip(after[key], before.get(key, (0.0, 0.0)), strict=True))
     return total / n if n else 0.0
 
 
 def _stages(
-    mean_s: float,
-    marks: list[tuple[float, int]],
-    before: dict[str, tuple[float, float]],
-    after: dict[str, tuple[float, float]],
-    told: list[dict[str, Any]],
-    then: list[dict[str, Any]],
+    mean_s: float, visible: float, before: Sums, after: Sums, told: list[dict[str, Any]], then: list[dict[str, Any]]
 ) -> dict[str, float]:
     def of_push(name: str) -> float:
         return sum(float(t[name]) - float(b[name]) for t, b in zip(then, told, strict=True))
@@ -126,19 +127,44 @@ def _stages(
     uploaded = of_push("upload_sum") / of_push("upload_count")
     fetched = _mean("file_age_seconds fetched", before, after)
     absorbed = _mean("file_age_seconds absorbed", before, after)
-    hole = _mean("stage_seconds hole_wait", before, after)
-    visible = _mean("commit_to_flush_seconds", before, after) - hole
-    moved = [(at, ts) for (at, ts), (_, last) in zip(marks[1:], marks[:-1], strict=True) if ts > last]
-    pulled = float(np.mean([at - (ts >> 18) for at, ts in moved])) / 1000 - hole
+    flushed = _mean("stage_seconds flush", before, after)
     return {
         "waits for its batch file": in_file,
         "file encoded and uploaded": uploaded,
         "dispatched": fetched - uploaded,
         "taken in by a sorter": absorbed - fetched,
-        "flushed and visible": visible - absorbed,
-        "pulled": pulled - visible,
-        "waits for open locks, other stores": mean_s - in_file - pulled,
+        "waits for locks, other stores": visible - in_file - absorbed - flushed,
+        "flushed and visible": flushed,
+        "pulled": mean_s - visible,
     }
+
+
+class Eye:
+    """Looks at the catalog: when everything up to where is visible."""
+
+    def __init__(self, d: Deployment) -> None:
+        self._d, self._stop = d, threading.Event()
+        self._seen: list[tuple[float, int]] = []  # (unix ms, lowest upper)
+        self._thread = threading.Thread(target=self._run, name="eye", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def ages_s(self, commit_ms: Floats, pulled_ms: Floats) -> Floats:
+        """Of these rows, when they were visible; no later than when they were pulled."""
+        at, upto = (np.array(x, np.float64) for x in zip(*self._seen, strict=True))
+        first = np.minimum(np.searchsorted(upto, commit_ms), len(at) - 1)
+        ages: Floats = (np.minimum(at[first], pulled_ms) - commit_ms) / 1000
+        return ages
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.02):
+            rows = frontier(self._d.catalog, TENANT)
+            self._seen.append((time.time() * 1000, min(row.upper for row in rows) >> 18))
 
 
 def show(found: dict[str, Any]) -> None:

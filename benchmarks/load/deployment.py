@@ -1,8 +1,8 @@
 """A deployment on this machine: MariaDB, an S3 server (or a folder, or SQLite), and the services as processes.
 
-    with Deployment(folder, Shape(sorters=2)) as d:
-        d.metrics("sorter-1")             everything that it measures of itself
-        d.usage()                         processor seconds and memory of every process
+with Deployment(folder, Shape(sorters=2)) as d:
+    d.metrics("sorter-1")             everything that it measures of itself
+    d.usage()                         processor seconds and memory of every process
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Shape:
 
     def __str__(self) -> str:
         where = f"{'MariaDB' if self.mariadb else 'SQLite'}, {'S3 server' if self.s3 else 'folder'}"
-        return f"{where}; 1 meta server, {self.dispatchers} dispatchers, {self.sorters} sorters, {self.apis} API servers"
+        return (
+            f"{where}; 1 meta server, {self.dispatchers} dispatchers, {self.sorters} sorters, {self.apis} API servers"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 Transactions of TXN_ROWS rows insert into the store's active tables, `rows_per_s` rows in all. A prewrite comes when its
 transaction starts, the commit 5 to 50 ms later; commit timestamps are those of the wall clock. Every region is resolved
-each RESOLVED_S up to the oldest open lock, as TiKV does by default. A tick comes each `flush_s`, and each `idle_s` while
-nothing is written. Regions never change.
+each RESOLVED_S up to the oldest open lock, as TiKV does by default. Ticks come when the pusher's own `Pace` says so.
+Regions never change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import count
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,18 @@ from tistream import ts as tso
 from tistream.change import ROWS, Op, RowKind
 from tistream.codec.table_key import table_prefix
 from tistream.keyrange import KeyRange
+from tistream.pusher.pace import Pace
 from tistream.pusher.schema_push import empty_snapshot
-from tistream.pusher.source import CheckpointOf, Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from tistream.pusher.source import (
+    CheckpointOf,
+    Resolved,
+    Rows,
+    SourceEvent,
+    TenureClosed,
+    TenureOpened,
+    TenureReady,
+    Tick,
+)
 
 FIRST_TABLE_ID = 1_000
 DB_ID = 900
@@ -39,6 +48,7 @@ _OPEN_MS = (5, 50)
 _BIGINT, _VARCHAR = 8, 15
 
 _Stamps = npt.NDArray[np.uint64]
+_Times = npt.NDArray[np.float64]
 
 
 class LoadStore:
@@ -53,8 +63,7 @@ class LoadStore:
         active: int,
         rows_per_s: float,
         bounds: Sequence[bytes],
-        flush_s: float = 1.0,
-        idle_s: float = 1.0,
+        pace: Pace,
         seed: int = 1,
     ) -> None:
         """`bounds`: edges of its regions, pairs of start and end."""
@@ -62,7 +71,7 @@ class LoadStore:
         self._ranges = [KeyRange(bounds[i], bounds[i + 1]) for i in range(0, len(bounds), 2)]
         self._active = list(tables[:active])
         self._rate = rows_per_s if self._active else 0.0
-        self._flush_s, self._idle_s = flush_s, idle_s if self._rate == 0 else flush_s
+        self._pace = pace
         self._rng = np.random.default_rng(seed * 1000 + store_id)
         self._ids = count(1)
         self._tenures: dict[int, int] = {}  # tenure -> place of its region
@@ -74,7 +83,7 @@ class LoadStore:
         self._owed = 0.0
         self._open: list[_Txns] = []
         now = time.monotonic()
-        self._tick_at = now + float(self._rng.random()) * self._idle_s
+        self._ticked_at = now
         self._resolved_at = now
         self._said_ts = 0
         self.going = False  #: whether transactions begin
@@ -90,7 +99,7 @@ class LoadStore:
     def due_at(self) -> float:
         """When something is to be done, monotonic seconds."""
         soon = time.monotonic() + POLL_S if self.going or self._open else float("inf")
-        return min(self._tick_at, soon) if not self._waiting else 0.0
+        return min(self._pace.due_at(self._ticked_at), soon) if not self._waiting else 0.0
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
         pause = min(self.due_at, time.monotonic() + timeout_s) - time.monotonic()
@@ -102,19 +111,15 @@ class LoadStore:
         now, unix_ms = time.monotonic(), time.time() * 1000
         if self._rate:
             events += self._rows(unix_ms)
-        ticks = now >= self._tick_at
+        ticks = now >= self._pace.due_at(self._ticked_at)
         if ticks or (self._rate and now >= self._resolved_at):
             self._resolved_at = now + RESOLVED_S
             events.append(self._resolved(unix_ms))
         if ticks:
-            self._tick_at = max(self._tick_at + self._pause_s, now)
+            self._ticked_at = now
             self._count_cut(unix_ms)
             events.append(Tick(cut_ts=tso.compose(int(unix_ms), 1 << 17)))
         return events
-
-    @property
-    def _pause_s(self) -> float:
-        return self._flush_s if self._rate else self._idle_s
 
     def reopen(self, tenures: Collection[int]) -> None:
         self._waiting += [self._tenures[t] for t in tenures if t in self._tenures]
@@ -175,6 +180,7 @@ class LoadStore:
             if begun:
                 self._owed -= begun
                 yield from self._prewrites(begun, self._made_to, unix_ms)
+                self._pace.wrote()
             self._made_to = unix_ms
         yield from self._commits(unix_ms)
 
@@ -225,16 +231,22 @@ class LoadStore:
 class _Txns:
     """Rows that are prewritten in one region, by the time of their commit."""
 
-    def __init__(self, *, tenure: int, start: _Stamps, commit_ms: npt.NDArray[np.float64], keys: pa.BinaryArray) -> None:
+    def __init__(
+        self, *, tenure: int, start: _Stamps, commit_ms: npt.NDArray[np.float64], keys: pa.BinaryArray
+    ) -> None:
         self.tenure, self.start, self.commit_ms, self.keys = tenure, start, commit_ms, keys
         self.first = 0  #: the first that is not committed
 
     def sort(self) -> None:
         order = np.argsort(self.commit_ms, kind="stable")
-        self.start, self.commit_ms, self.keys = self.start[order], self.commit_ms[order], self.keys.take(pa.array(order))
+        self.start, self.commit_ms, self.keys = (
+            self.start[order],
+            self.commit_ms[order],
+            self.keys.take(pa.array(order)),
+        )
 
 
-def _stamps(ms: npt.NDArray[np.float64], store_id: int) -> _Stamps:
+def _stamps(ms: _Times, store_id: int) -> _Stamps:
     """TSOs of these times; what is left of a millisecond, and the store, tell them apart."""
     whole = np.floor(ms)
     logical = ((ms - whole) * (1 << 16)).astype(np.uint64) * np.uint64(2) + np.uint64(store_id % 2)
@@ -279,7 +291,11 @@ def _batch(kind: RowKind, keys: pa.BinaryArray, start: _Stamps, commit: _Stamps,
 def regions(tables: Sequence[int], stores: int, *, per_table: bool = True) -> dict[int, list[bytes]]:
     """The edges of each store's regions: one for each table in turn, the first with all before and the last with all
     behind; with `per_table` false one for each store's share of the tables."""
-    cuts = [table_prefix(t) for t in tables] if per_table else [table_prefix(tables[len(tables) * i // stores]) for i in range(stores)]
+    cuts = (
+        [table_prefix(t) for t in tables]
+        if per_table
+        else [table_prefix(tables[len(tables) * i // stores]) for i in range(stores)]
+    )
     edges = [b"", *cuts[1:], b""]
     found: dict[int, list[bytes]] = {s: [] for s in range(1, stores + 1)}
     for i in range(len(cuts)):
@@ -290,15 +306,17 @@ def regions(tables: Sequence[int], stores: int, *, per_table: bool = True) -> di
 def schema(ts: int, tables: Sequence[int], *, columns: int = 2) -> bytes:
     """A schema snapshot with these tables, each of an integer key and so many columns in all."""
     known: dict[str, Any] = orjson.loads(empty_snapshot(ts))
-    known["dbs"].append({"id": DB_ID, "db_name": _name("load"), "charset": "utf8mb4", "collate": "utf8mb4_bin", "state": 5})
+    known["dbs"].append(
+        {"id": DB_ID, "db_name": _name("load"), "charset": "utf8mb4", "collate": "utf8mb4_bin", "state": 5}
+    )
     cols = [_column(1, "id", _BIGINT, 4099), *(_column(i, f"c{i}", _VARCHAR, 0) for i in range(2, columns + 1))]
     for t in tables:
-        info = {"id": t, "name": _name(f"t{t}"), "charset": "utf8mb4", "collate": "utf8mb4_bin", "cols": cols}
-        known["tables"].append({"db_id": DB_ID, "info": {**info, **_TABLE}})
+        known["tables"].append({"db_id": DB_ID, "info": {"id": t, "name": _name(f"t{t}"), "cols": cols, **_TABLE}})
     return orjson.dumps(known)
 
 
-_TABLE = MappingProxyType({"index_info": None, "state": 5, "pk_is_handle": True, "is_common_handle": False, "partition": None})
+_TEXT = {"charset": "utf8mb4", "collate": "utf8mb4_bin"}
+_TABLE = {**_TEXT, "index_info": None, "state": 5, "pk_is_handle": True, "is_common_handle": False, "partition": None}
 
 
 def _name(text: str) -> dict[str, str]:
@@ -306,5 +324,5 @@ def _name(text: str) -> dict[str, str]:
 
 
 def _column(column_id: int, name: str, tp: int, flag: int) -> dict[str, Any]:
-    kind = {"Tp": tp, "Flag": flag, "Flen": 20 if tp == _BIGINT else 255, "Decimal": 0, "Charset": "binary" if tp == _BIGINT else "utf8mb4"}
+    kind = {"Tp": tp, "Flag": flag, "Flen": 255, "Charset": "binary" if tp == _BIGINT else "utf8mb4"}
     return {"id": column_id, "name": _name(name), "offset": column_id - 1, "type": kind, "state": 5, "version": 2}

@@ -30,6 +30,7 @@ from tistream.objectstore.metered import open_metered
 from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.control import HttpControl, retrying
 from tistream.pusher.frontier import FrontierReader
+from tistream.pusher.pace import Pace
 from tistream.pusher.schema_push import put_schema_snapshot
 from tistream.pusher.worker import PusherWorker
 
@@ -58,7 +59,11 @@ class Pushers:
     """All of them."""
 
     def __init__(self, load: Load) -> None:
-        self._load, self._clock, self._rand = load, SystemClock(), random.Random(load.first_tenant * 100 + load.only_store)
+        self._load, self._clock, self._rand = (
+            load,
+            SystemClock(),
+            random.Random(load.first_tenant * 100 + load.only_store),
+        )
         self._stop = threading.Event()
         self._http = httpx2.Client(timeout=30.0)
         self.workers: list[tuple[PusherWorker, LoadStore]] = []
@@ -85,15 +90,17 @@ class Pushers:
                 if time.monotonic() - self.began > READY_S:
                     raise TimeoutError("a tenant does not begin")
                 time.sleep(0.1)
+            pace = Pace(self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
             for store_id in [load.only_store] if load.only_store else range(1, load.stores + 1):
                 mine = tables[store_id - 1 :: load.stores]
-                self._add(bucket, control, frontier, store_id, mine, edges[store_id], writes=n < load.writing)
+                self._add(bucket, control, frontier, pace, store_id, mine, edges[store_id], writes=n < load.writing)
 
     def _add(
         self,
         bucket: ObjectStore,
         control: HttpControl,
         frontier: FrontierReader,
+        pace: Pace,
         store_id: int,
         tables: list[int],
         bounds: list[bytes],
@@ -107,8 +114,7 @@ class Pushers:
             active=-(-load.active // load.stores) if writes else 0,
             rows_per_s=load.rows_per_s,
             bounds=bounds,
-            flush_s=load.flush_s,
-            idle_s=load.idle_s,
+            pace=pace,
             seed=control.tenant.tenant_id,
         )
         worker = PusherWorker(
@@ -120,7 +126,7 @@ class Pushers:
     def _control(self, tenant_id: int) -> HttpControl:
         control = HttpControl(self._load.url, Tenant(1, tenant_id))
         control._http.close()
-        control._http = self._http  # noqa: SLF001 - a connection for each of a thousand tenants is not what is measured
+        control._http = self._http  # a connection for each of a thousand tenants is not what is measured
         return control
 
     def _again(self, ask: Callable[[], object]) -> object:
@@ -157,8 +163,8 @@ class Pushers:
         uploads = [worker.uploads() for worker, _ in self.workers]
         committed = sum(source.committed for _, source in self.workers)
         waited_ms = sum(source.waited_ms for _, source in self.workers)
-        upload = next(iter(metrics.STAGE.labels("upstream_flush").collect()), None)
-        values = {s.name.rpartition("_")[2]: s.value for s in upload.samples if s.name.endswith(("_sum", "_count"))} if upload else {}
+        (upload,) = metrics.STAGE.labels("upstream_flush").collect()
+        sums = {s.name.rpartition("_")[2]: s.value for s in upload.samples}
         return {
             "error": self.error,
             "committed": committed,
@@ -166,8 +172,8 @@ class Pushers:
             "stores": len(self.workers),
             "files": sum(u.files for u in uploads),
             "bytes": sum(u.bytes for u in uploads),
-            "upload_sum": values.get("sum", 0.0),
-            "upload_count": values.get("count", 0.0),
+            "upload_sum": sums.get("sum", 0.0),
+            "upload_count": sums.get("count", 0.0),
             "idle": all(worker.wait_until_durable(0.0) for worker, _ in self.workers) if not self.error else True,
         }
 
