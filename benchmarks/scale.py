@@ -29,7 +29,7 @@ from benchmarks.load.deployment import Deployment, Shape, Usage, load_now, usage
 from benchmarks.load.process import PushProcess
 from benchmarks.load.push import Load
 from benchmarks.load.reader import Reader
-from tistream.catalog.tasks import task_places
+from tistream.catalog.tasks import list_tasks, task_places
 from tistream.catalog.tenants import register_tenant
 from tistream.ids import Tenant
 
@@ -56,6 +56,8 @@ def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Pat
         wait_for("all are complete", lambda: _behind(d, behind_s) == 0, START_S)
         found["complete_s"] = time.monotonic() - began
         _say(f"complete after {found['complete_s']:.1f} s; steady state for {seconds:.0f} s")
+        if load.tenants > load.writing:
+            time.sleep(2.2 * load.idle_s)  # services learn that a store is idle from its second file
         wait_for("the reader is there", lambda: reader.lag_s < LAG_BACK_S, 120)
         reader.forget()
         found["steady"] = _steady(d, push, seconds)
@@ -97,9 +99,9 @@ def _used(d: Deployment, push: PushProcess) -> dict[str, Usage]:
 
 def _behind(d: Deployment, seconds: float) -> int:
     """Tasks that are not complete up to so long ago; -1 before there are any."""
-    places = task_places(d.catalog)
+    tasks = list_tasks(d.catalog)
     limit = int((time.time() - seconds) * 1000) << 18
-    return sum(row.upper < limit for row in places) if places else -1
+    return sum(row.upper < limit or row.upper == row.start_ts for row in tasks) if tasks else -1
 
 
 def _failover(d: Deployment, reader: Reader) -> dict[str, Any]:

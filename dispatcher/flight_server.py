@@ -1,7 +1,7 @@
 """The dispatcher's Arrow Flight end: one DoGet per subscription (wire form: `tistream.feed_flight`).
 
 Each stream runs in a thread of the Flight server and pulls from the worker's own Feed; when the client does not read,
-Flight does not ask for more, so nothing piles up here. Something is sent at least each second: a client that has gone
+Flight does not ask for more, so nothing piles up here. Something is sent at least each IDLE_S: a client that has gone
 is noticed then, and its subscription is closed. The port speaks plain gRPC without authentication and belongs on a
 private network.
 """
@@ -9,6 +9,7 @@ private network.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from dispatcher.worker import DispatcherWorker
 from tistream.change import ROWS
 from tistream.errors import ErrorKind, FeedUnavailable, TiStreamError
 from tistream.feed import Feed, FeedStream
-from tistream.feed_flight import IDLE_S, decode_request, encode_batch, encode_error, encode_idle, error_text
+from tistream.feed_flight import IDLE_S, LOOK_S, decode_request, encode_batch, encode_error, encode_idle, error_text
 from tistream.service import Problem
 
 log = structlog.get_logger(__name__)
@@ -51,16 +52,20 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
 
 def _messages(context: Any, stream: FeedStream) -> Iterator[_Message]:
+    said = time.monotonic()
     try:
         while not context.is_cancelled():
             try:
-                batch = stream.next(IDLE_S)
+                batch = stream.next(LOOK_S)
             except TiStreamError as e:
                 if isinstance(e, FeedUnavailable) or e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
                     raise _as_flight(e) from e
                 yield encode_error(e)
                 continue
-            yield encode_idle() if batch is None else encode_batch(batch)
+            now = time.monotonic()
+            if batch is not None or now - said > IDLE_S - LOOK_S:
+                said = now
+                yield encode_idle() if batch is None else encode_batch(batch)
     finally:
         stream.close()
 

@@ -90,7 +90,7 @@ class Pushers:
                 if time.monotonic() - self.began > READY_S:
                     raise TimeoutError("a tenant does not begin")
                 time.sleep(0.1)
-            pace = Pace(self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
+            pace = Pace.of(control.tenant, self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
             for store_id in [load.only_store] if load.only_store else range(1, load.stores + 1):
                 mine = tables[store_id - 1 :: load.stores]
                 self._add(bucket, control, frontier, pace, store_id, mine, edges[store_id], writes=n < load.writing)

@@ -141,7 +141,7 @@ class _TikvPush(PushRun):
             raise InvalidInput("only who pushes all stores knows when the cluster is idle: leave out the ids of stores")
         super().__init__(control, stop, clock, rand)
         self._control, self._options, self._progress = control, options, progress
-        self._pace = Pace(clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s)
+        self._pace = Pace.of(control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s)
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
         self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
         self._board: RegionBoard | None = None
