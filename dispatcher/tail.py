@@ -40,6 +40,8 @@ from tistream.ids import Tenant
 from tistream.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
 
+TICK_SHARE = 0.6  #: a store that had much to say ticks early
+
 _FETCHED, _FILE_AGE = metrics.STAGE.labels("fetch"), metrics.FILE_AGE.labels("fetched")
 _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("dispatcher", "in"), metrics.BYTES.labels("dispatcher", "in")
 
@@ -53,7 +55,7 @@ class TailTiming:
     idle_after_s: float = 5.0  #: a store whose last two files lie further apart is idle ...
     idle_share: float = 6.0  #: ... and looked at so often in the time between them, from the beginning
     idle_poll_max_s: float = 5.0  #: at least this often
-    tick_s: float = 0.0  #: a bit less than the pushers' flush interval: no look so soon after an arrival
+    tick_s: float = 0.0  #: no look so soon after an arrival, nor before TICK_SHARE of the time between the last two
     gap_after_s: float = 3.0  #: missing this long: look into the folder
     list_every_s: float = 15.0  #: ... and again after this long
     retry_s: float = 1.0  #: after a corrupt file or a store that did not answer
@@ -236,7 +238,10 @@ class Tail:
         seen = self._arrived.get(incarnation)
         if seen is not None and seen[0] == seq - 1 and (pause_s := self._idle_pause_s(incarnation)):
             return max(now, seen[1] + pause_s)
-        return max(now, seen[1] + self._timing.tick_s) if seen is not None and seen[0] == seq - 1 else now
+        if seen is None or seen[0] != seq - 1:
+            return now
+        apart_s = self._apart_s.get(incarnation, 0.0) or math.inf
+        return max(now, seen[1] + min(self._timing.tick_s, TICK_SHARE * apart_s))
 
     def _idle_pause_s(self, incarnation: int) -> float:
         """Between looks for the next file of an idle store; 0 = it is none. What ends its idleness is seen as late."""

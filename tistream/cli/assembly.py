@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from tistream.auth.guard import KeyGuard
     from tistream.feed import Feed
 
+_TICK_S = 0.6  # pushers tick each second: a file is not looked for sooner after the one before
+
 
 @dataclass(slots=True)
 class Parts:
@@ -368,7 +370,7 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
         parts.clock,
         name,
         address,
-        timing=TailTiming(poll_s=settings.poll_interval_ms / 1000),
+        timing=TailTiming(poll_s=settings.poll_interval_ms / 1000, tick_s=_TICK_S),
         reclaim_s=settings.reclaim_interval_ms / 1000,
     )
 
