@@ -53,8 +53,7 @@ class TailTiming:
     poll_s: float = 0.1  #: between looks for a file that is due
     poll_max_s: float = 1.0  #: the same for one long missing: the pause grows with a tenth of the time waited
     idle_after_s: float = 5.0  #: a store whose last two files lie further apart is idle ...
-    idle_share: float = 6.0  #: ... and looked at so often in the time between them, from the beginning
-    idle_poll_max_s: float = 5.0  #: at least this often
+    idle_poll_max_s: float = 5.0  #: ... and looked at this often: the pause grows with the time waited
     tick_s: float = 0.0  #: no look so soon after an arrival, nor before TICK_SHARE of the time between the last two
     gap_after_s: float = 3.0  #: missing this long: look into the folder
     list_every_s: float = 15.0  #: ... and again after this long
@@ -236,18 +235,10 @@ class Tail:
     def _first_look(self, incarnation: int, seq: int, now: float) -> float:
         """Not before the pusher's next tick, when we know when the last one was."""
         seen = self._arrived.get(incarnation)
-        if seen is not None and seen[0] == seq - 1 and (pause_s := self._idle_pause_s(incarnation)):
-            return max(now, seen[1] + pause_s)
         if seen is None or seen[0] != seq - 1:
             return now
         apart_s = self._apart_s.get(incarnation, 0.0) or math.inf
         return max(now, seen[1] + min(self._timing.tick_s, TICK_SHARE * apart_s))
-
-    def _idle_pause_s(self, incarnation: int) -> float:
-        """Between looks for the next file of an idle store; 0 = it is none. What ends its idleness is seen as late."""
-        apart_s = self._apart_s.get(incarnation, 0.0)
-        timing = self._timing
-        return min(apart_s / timing.idle_share, timing.idle_poll_max_s) if apart_s > timing.idle_after_s else 0.0
 
     def _load(self, key: BatchKey, slot: _Slot, superseded: bool) -> None:
         """Runs in the pool: read one file and note what came of it."""
@@ -305,6 +296,8 @@ class Tail:
             before = self._arrived.get(key.incarnation, (0, now))
             self._apart_s[key.incarnation] = now - before[1] if before[0] == key.seq - 1 else 0.0
             self._arrived[key.incarnation] = key.seq, now
+        else:
+            self._apart_s.pop(key.incarnation, None)  # it was there before it was asked for
         self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)
         self.files_read, self.bytes_read = self.files_read + 1, self.bytes_read + file.bytes
         if (key.incarnation, key.seq) > self.newest_file:
@@ -321,8 +314,10 @@ class Tail:
             slot.error, slot.tries, slot.probe_at = error, slot.tries + 1, now + timing.retry_s
             return
         waited_s = now - slot.asked_at if slot.asked_at is not None else 0.0
-        pause_s = self._idle_pause_s(key.incarnation)
-        slot.probe_at = now + (pause_s or min(max(waited_s / 10, timing.poll_s), timing.poll_max_s))
+        if self._apart_s.get(key.incarnation, 0.0) > timing.idle_after_s:
+            slot.probe_at = now + min(max(waited_s, 5 * timing.poll_s), timing.idle_poll_max_s)
+        else:
+            slot.probe_at = now + min(max(waited_s / 10, timing.poll_s), timing.poll_max_s)
         slot.error, slot.tries, slot.missed = None, 0, True
         if slot.later and not superseded:
             slot.probe_at = now + timing.poll_s
