@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 CACHE_BYTES = 256 << 20
 REFRESH_S = 0.5
 SWEEP_S = 600.0
-FRUITLESS_MAX = 12  #: rounds of reclaiming without a deletion, until a store is looked at each so many of them only
+FRUITLESS_MAX = 6  #: rounds of reclaiming without a deletion, until a store is looked at each so many of them only
 
 _StoreKey = tuple[Tenant, int]
 

@@ -11,7 +11,7 @@ Relations:
   incarnation whose tenures start at the frontier. The files given up are a gap that ends the old incarnation; nothing
   is lost, because the new opening scans send again what lies above the frontier;
 - no opening scan begins while half of the queue waits: it would fill the rest, and be dropped with it;
-- a pusher that was replaced by a newer one of its store ends (`replaced`), when it has written lately;
+- a pusher that was replaced by a newer one of its store ends (`replaced`);
 - another writer's bytes under one of our keys means that somebody else owns the incarnation: the pusher stops.
 
 What it does not do: run a thread of its own (who owns it calls `step`), pick stores, read anything from the bucket.
@@ -46,7 +46,8 @@ from tistream.service import Backoff
 log = structlog.get_logger(__name__)
 
 _STALLED_WAIT_S = 0.1
-_QUIET_S = 3.0  # who has written nothing for so long does no harm, and need not ask whether it was replaced
+_QUIET_S = 3.0  # who has written nothing for so long asks ...
+_QUIET_CHECK_S = 15.0  # ... only this often whether it was replaced
 _ROWS_IN, _ROWS_OUT = (metrics.ROWS.labels("pusher", way) for way in ("in", "out"))
 _BYTES_OUT = metrics.BYTES.labels("pusher", "out")
 
@@ -81,7 +82,7 @@ class PusherWorker:
         self._stalled = False
         self._never = threading.Event()
         self._come_back_at = 0.0
-        self._offered_at = clock.monotonic()
+        self._offered_at = self._asked_at = clock.monotonic()
         self._come_back_pause = Backoff(first_s=0.1, max_s=5.0, rand=rand)
         self._asked: dict[KeyRange, Frontier] = {}  # the frontier that a region about to open was given
         self._opened_with: dict[int, Frontier] = {}  # tenure -> the frontier it was opened with
@@ -137,8 +138,8 @@ class PusherWorker:
             if self._uploader.wait_until_idle(pause_s):  # then the control plane is what is awaited
                 self._clock.wait(self._never, pause_s)
             return
-        if self._grant is not None and self._clock.monotonic() - self._offered_at < _QUIET_S:
-            self._replaced.check(self._grant.incarnation)
+        if self._grant is not None:
+            self._check_replaced(self._grant.incarnation)
         for event in self._source.poll(timeout_s, self._checkpoint_of):
             if isinstance(event, Rows):
                 _ROWS_IN.inc(event.rows.num_rows)
@@ -183,6 +184,12 @@ class PusherWorker:
         except ObjectConflict as e:
             e.hint = "Another pusher writes as this incarnation of the store. Find it and stop one of the two."
             raise
+
+    def _check_replaced(self, incarnation: int) -> None:
+        now = self._clock.monotonic()
+        if now - self._offered_at < _QUIET_S or now - self._asked_at >= _QUIET_CHECK_S:
+            self._replaced.check(incarnation)
+            self._asked_at = now
 
     def _checkpoint_of(self, region: KeyRange) -> int | None:
         """Where a tenure starts; None: not now. No opening scan begins while many files wait: it would add to them."""
