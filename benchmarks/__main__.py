@@ -31,6 +31,7 @@ NOT_BENCHMARKS = {
     "pebble_peer",
     "rows",
     "scale",
+    "scale_steps",
     "sorter_process",
     "store_batches",
 }

@@ -9,7 +9,7 @@ Regions never change.
 from __future__ import annotations
 
 import struct
-import time
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import count
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tistream import ts as tso
 from tistream.change import ROWS, Op, RowKind
+from tistream.clock import Clock
 from tistream.codec.table_key import table_prefix
 from tistream.keyrange import KeyRange
 from tistream.pusher.pace import Pace
@@ -64,6 +65,7 @@ class LoadStore:
         rows_per_s: float,
         bounds: Sequence[bytes],
         pace: Pace,
+        clock: Clock,
         seed: int = 1,
     ) -> None:
         """`bounds`: edges of its regions, pairs of start and end."""
@@ -71,7 +73,7 @@ class LoadStore:
         self._ranges = [KeyRange(bounds[i], bounds[i + 1]) for i in range(0, len(bounds), 2)]
         self._active = list(tables[:active])
         self._rate = rows_per_s if self._active else 0.0
-        self._pace = pace
+        self._pace, self._clock, self._never = pace, clock, threading.Event()
         self._rng = np.random.default_rng(seed * 1000 + store_id)
         self._ids = count(1)
         self._tenures: dict[int, int] = {}  # tenure -> place of its region
@@ -82,7 +84,7 @@ class LoadStore:
         self._made_to = 0.0
         self._owed = 0.0
         self._open: list[_Txns] = []
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._ticked_at = now
         self._resolved_at = now
         self._said_ts = 0
@@ -98,17 +100,17 @@ class LoadStore:
     @property
     def due_at(self) -> float:
         """When something is to be done, monotonic seconds."""
-        soon = time.monotonic() + POLL_S if self.going or self._open else float("inf")
+        soon = self._clock.monotonic() + POLL_S if self.going or self._open else float("inf")
         return min(self._pace.due_at(self._ticked_at), soon) if not self._waiting else 0.0
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
-        pause = min(self.due_at, time.monotonic() + timeout_s) - time.monotonic()
+        pause = min(self.due_at, self._clock.monotonic() + timeout_s) - self._clock.monotonic()
         if pause > 0:
-            time.sleep(pause)
+            self._clock.wait(self._never, pause)
         events: list[SourceEvent] = []
         if self._waiting:
             events += self._register(checkpoint_of)
-        now, unix_ms = time.monotonic(), time.time() * 1000
+        now, unix_ms = self._clock.monotonic(), float(self._clock.unix_ms())
         if self._rate:
             events += self._rows(unix_ms)
         ticks = now >= self._pace.due_at(self._ticked_at)
@@ -153,7 +155,7 @@ class LoadStore:
             if place in known:
                 del self._tenures[known[place]]
                 yield TenureClosed(tenure=known[place])
-            tenure, now_ts = next(self._ids), tso.compose(int(time.time() * 1000))
+            tenure, now_ts = next(self._ids), tso.compose(self._clock.unix_ms())
             self._tenures[tenure] = place
             self._tenure_of[place] = tenure
             yield TenureOpened(

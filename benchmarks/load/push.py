@@ -115,6 +115,7 @@ class Pushers:
             rows_per_s=load.rows_per_s,
             bounds=bounds,
             pace=pace,
+            clock=self._clock,
             seed=control.tenant.tenant_id,
         )
         worker = PusherWorker(
