@@ -149,6 +149,7 @@ class PusherWorker:
                 del self._opened_with[event.tenure]
             elif isinstance(event, Tick):
                 self._check_cut(event.cut_ts)
+                self._replaced.check(self.incarnation)  # who was quiet asks before it writes again
             for file in self._batcher.handle(event):
                 if not self._offer(file):
                     self._drop()
