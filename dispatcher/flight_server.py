@@ -28,6 +28,7 @@ from tistream.service import Problem
 log = structlog.get_logger(__name__)
 
 STOP_S = 5.0
+QUIET_S = 10.0  #: a stream without a batch for so long is looked after in longer turns: there may be thousands
 
 _Message = tuple[pa.RecordBatch, bytes]
 
@@ -52,17 +53,19 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
 
 def _messages(context: Any, stream: FeedStream) -> Iterator[_Message]:
-    said = time.monotonic()
+    said = came = time.monotonic()
     try:
         while not context.is_cancelled():
             try:
-                batch = stream.next(LOOK_S)
+                quiet = time.monotonic() - came > QUIET_S
+                batch = stream.next(IDLE_S if quiet else LOOK_S)
             except TiStreamError as e:
                 if isinstance(e, FeedUnavailable) or e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
                     raise _as_flight(e) from e
                 yield encode_error(e)
                 continue
             now = time.monotonic()
+            came = now if batch is not None else came
             if batch is not None or now - said > IDLE_S - LOOK_S:
                 said = now
                 yield encode_idle() if batch is None else encode_batch(batch)
