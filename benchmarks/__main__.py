@@ -26,8 +26,12 @@ NOT_BENCHMARKS = {
     "compaction_large",
     "harness",
     "huge_transaction",
+    "lag",
+    "load",
     "pebble_peer",
     "rows",
+    "scale",
+    "scale_steps",
     "sorter_process",
     "store_batches",
 }

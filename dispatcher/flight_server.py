@@ -1,7 +1,7 @@
 """The dispatcher's Arrow Flight end: one DoGet per subscription (wire form: `tistream.feed_flight`).
 
 Each stream runs in a thread of the Flight server and pulls from the worker's own Feed; when the client does not read,
-Flight does not ask for more, so nothing piles up here. Something is sent at least each second: a client that has gone
+Flight does not ask for more, so nothing piles up here. Something is sent at least each IDLE_S: a client that has gone
 is noticed then, and its subscription is closed. The port speaks plain gRPC without authentication and belongs on a
 private network.
 """
@@ -9,6 +9,7 @@ private network.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,12 +22,13 @@ from dispatcher.worker import DispatcherWorker
 from tistream.change import ROWS
 from tistream.errors import ErrorKind, FeedUnavailable, TiStreamError
 from tistream.feed import Feed, FeedStream
-from tistream.feed_flight import IDLE_S, decode_request, encode_batch, encode_error, encode_idle, error_text
+from tistream.feed_flight import IDLE_S, LOOK_S, decode_request, encode_batch, encode_error, encode_idle, error_text
 from tistream.service import Problem
 
 log = structlog.get_logger(__name__)
 
 STOP_S = 5.0
+QUIET_S = 10.0  #: a stream without a batch for so long is looked after in longer turns: there may be thousands
 
 _Message = tuple[pa.RecordBatch, bytes]
 
@@ -51,16 +53,22 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
 
 def _messages(context: Any, stream: FeedStream) -> Iterator[_Message]:
+    said = came = time.monotonic()
     try:
         while not context.is_cancelled():
             try:
-                batch = stream.next(IDLE_S)
+                quiet = time.monotonic() - came > QUIET_S
+                batch = stream.next(IDLE_S if quiet else LOOK_S)
             except TiStreamError as e:
                 if isinstance(e, FeedUnavailable) or e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
                     raise _as_flight(e) from e
                 yield encode_error(e)
                 continue
-            yield encode_idle() if batch is None else encode_batch(batch)
+            now = time.monotonic()
+            came = now if batch is not None else came
+            if batch is not None or now - said > IDLE_S - LOOK_S:
+                said = now
+                yield encode_idle() if batch is None else encode_batch(batch)
     finally:
         stream.close()
 

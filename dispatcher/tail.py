@@ -40,6 +40,8 @@ from tistream.ids import Tenant
 from tistream.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
 
+TICK_SHARE = 0.6  #: a store that had much to say ticks early
+
 _FETCHED, _FILE_AGE = metrics.STAGE.labels("fetch"), metrics.FILE_AGE.labels("fetched")
 _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("dispatcher", "in"), metrics.BYTES.labels("dispatcher", "in")
 
@@ -50,7 +52,9 @@ class TailTiming:
 
     poll_s: float = 0.1  #: between looks for a file that is due
     poll_max_s: float = 1.0  #: the same for one long missing: the pause grows with a tenth of the time waited
-    tick_s: float = 0.0  #: a bit less than the pushers' flush interval: no look so soon after an arrival
+    idle_after_s: float = 5.0  #: a store whose last two files lie further apart is idle ...
+    idle_poll_max_s: float = 5.0  #: ... and looked at this often: the pause grows with the time waited
+    tick_s: float = 0.0  #: no look so soon after an arrival, nor before TICK_SHARE of the time between the last two
     gap_after_s: float = 3.0  #: missing this long: look into the folder
     list_every_s: float = 15.0  #: ... and again after this long
     retry_s: float = 1.0  #: after a corrupt file or a store that did not answer
@@ -125,6 +129,7 @@ class Tail:
         self._lock = threading.Lock()
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last file we had to wait for, and when
+        self._apart_s: dict[int, float] = {}  # incarnation -> from the one before to it, if we waited for both
         self._listeners: set[threading.Event] = set()
         self._reclaimed: dict[int, int] = {}
         self.newest = 0  #: the newest incarnation in the catalog
@@ -230,7 +235,10 @@ class Tail:
     def _first_look(self, incarnation: int, seq: int, now: float) -> float:
         """Not before the pusher's next tick, when we know when the last one was."""
         seen = self._arrived.get(incarnation)
-        return max(now, seen[1] + self._timing.tick_s) if seen is not None and seen[0] == seq - 1 else now
+        if seen is None or seen[0] != seq - 1:
+            return now
+        apart_s = self._apart_s.get(incarnation, 0.0) or math.inf
+        return max(now, seen[1] + min(self._timing.tick_s, TICK_SHARE * apart_s))
 
     def _load(self, key: BatchKey, slot: _Slot, superseded: bool) -> None:
         """Runs in the pool: read one file and note what came of it."""
@@ -267,7 +275,8 @@ class Tail:
     def _explain(self, key: BatchKey, slot: _Slot, superseded: bool) -> bool:
         """After a miss: list the folder if that is due. Whether a later file is there, seen now for the first time."""
         now = self._clock.monotonic()
-        overdue = slot.asked_at is not None and now - slot.asked_at >= self._timing.gap_after_s
+        gap_after_s = max(self._timing.gap_after_s, 2 * self._apart_s.get(key.incarnation, 0.0))
+        overdue = slot.asked_at is not None and now - slot.asked_at >= gap_after_s
         if slot.later or not (superseded or (overdue and now >= slot.list_at)):
             return False
         slot.list_at = now + self._timing.list_every_s
@@ -283,7 +292,12 @@ class Tail:
         """Under the lock: the file is here."""
         key = file.key
         if slot.missed and slot.asked_at is not None:
-            self._arrived[key.incarnation] = key.seq, self._clock.monotonic()
+            now = self._clock.monotonic()
+            before = self._arrived.get(key.incarnation, (0, now))
+            self._apart_s[key.incarnation] = now - before[1] if before[0] == key.seq - 1 else 0.0
+            self._arrived[key.incarnation] = key.seq, now
+        else:
+            self._apart_s.pop(key.incarnation, None)  # it was there before it was asked for
         self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)
         self.files_read, self.bytes_read = self.files_read + 1, self.bytes_read + file.bytes
         if (key.incarnation, key.seq) > self.newest_file:
@@ -300,7 +314,10 @@ class Tail:
             slot.error, slot.tries, slot.probe_at = error, slot.tries + 1, now + timing.retry_s
             return
         waited_s = now - slot.asked_at if slot.asked_at is not None else 0.0
-        slot.probe_at = now + min(max(waited_s / 10, timing.poll_s), timing.poll_max_s)
+        if self._apart_s.get(key.incarnation, 0.0) > timing.idle_after_s:
+            slot.probe_at = now + min(max(waited_s, 5 * timing.poll_s), timing.idle_poll_max_s)
+        else:
+            slot.probe_at = now + min(max(waited_s / 10, timing.poll_s), timing.poll_max_s)
         slot.error, slot.tries, slot.missed = None, 0, True
         if slot.later and not superseded:
             slot.probe_at = now + timing.poll_s

@@ -39,6 +39,7 @@ log = structlog.get_logger(__name__)
 CACHE_BYTES = 256 << 20
 REFRESH_S = 0.5
 SWEEP_S = 600.0
+FRUITLESS_MAX = 6  #: rounds of reclaiming without a deletion, until a store is looked at each so many of them only
 
 _StoreKey = tuple[Tenant, int]
 
@@ -71,6 +72,7 @@ class DispatcherWorker:
         self._tails: dict[_StoreKey, Tail] = {}
         self._noted: dict[_StoreKey, int] = {}
         self._swept: dict[_StoreKey, tuple[int, float]] = {}  # dispatcher epoch and when
+        self._fruitless: dict[_StoreKey, int] = {}  # rounds of reclaiming without a deletion
         self._stopped = threading.Event()
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by `refresh`, an immutable snapshot
@@ -200,8 +202,15 @@ class DispatcherWorker:
             if epoch != row.dispatcher_epoch or now - swept_at >= SWEEP_S:
                 self._reclaimer.sweep(row, tail)
                 epoch, swept_at = row.dispatcher_epoch, now
-            self._reclaimer.reclaim(row, tail)
+            self._reclaim_if_due(key, row, tail)
             self._swept[key] = epoch, swept_at  # not reached after an error: the next round sweeps again
+
+    def _reclaim_if_due(self, key: _StoreKey, row: StoreRow, tail: Tail) -> None:
+        """Of a store that has had nothing to be deleted for long, each so many rounds only."""
+        fruitless = self._fruitless.get(key, 0)
+        if fruitless < FRUITLESS_MAX or fruitless % FRUITLESS_MAX == 0:
+            fruitless = -1 if self._reclaimer.reclaim(row, tail) else fruitless
+        self._fruitless[key] = fruitless + 1
 
     def _heartbeat(self) -> None:
         life, report = self._life(), self._report

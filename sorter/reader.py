@@ -20,6 +20,8 @@ from tistream.ids import Position
 from tistream.service import Backoff, Problem, Repeating
 
 NEXT_TIMEOUT_S = 0.2
+QUIET_S = 10.0  #: a store that has sent nothing for so long ...
+QUIET_TIMEOUT_S = 2.0  #: ... is waited for in longer turns: a sorter may have thousands of such
 
 log = structlog.get_logger(__name__)
 
@@ -64,11 +66,13 @@ class FeedReader:
     def _run(self) -> None:
         stream: FeedStream | None = None
         backoff = Backoff(first_s=0.05, max_s=2.0)
+        came_at = self._clock.monotonic()
         try:
             while not self._stop.is_set():
                 try:
                     stream = stream or self._feed.subscribe(self._request)
-                    batch = stream.next(NEXT_TIMEOUT_S)
+                    quiet = self._clock.monotonic() - came_at > QUIET_S
+                    batch = stream.next(QUIET_TIMEOUT_S if quiet else NEXT_TIMEOUT_S)
                 except Exception as e:  # noqa: BLE001 - whatever it is: shown, and tried again at the same place
                     self._note(e)
                     if not (isinstance(e, TiStreamError) and e.kind in (ErrorKind.RETRY, ErrorKind.CORRUPT)):
@@ -79,6 +83,7 @@ class FeedReader:
                 self._problem = None
                 backoff.reset()
                 if batch is not None:
+                    came_at = self._clock.monotonic()
                     self._pass_on(batch)
         finally:
             _close(stream)

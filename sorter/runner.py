@@ -14,7 +14,7 @@ again.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import structlog
@@ -50,6 +50,9 @@ from tistream.task_state import TaskState
 
 log = structlog.get_logger(__name__)
 
+FEW_BATCHES = 8  #: of an idle tenant, which come seldom
+PASSED_MAX = 6  #: a snapshot of them is due with every so many of the others
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absorbed:
@@ -82,6 +85,7 @@ class TaskRunner:
         self._until: Positions | None = None  # behind which nothing is taken
         self._left_out = False  # whether something came from there
         self._dirty = False
+        self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; looks without one
         self._reopen = False
         self._problem: Problem | None = None
 
@@ -120,7 +124,7 @@ class TaskRunner:
         """Whether nothing may be taken in, written or saved any more."""
         return self.broken is not None or self.spoilt is not None
 
-    def follow(self, store_ids: set[int], feed: Feed, loop: Repeating, clock: Clock) -> None:
+    def follow(self, store_ids: Set[int], feed: Feed, loop: Repeating, clock: Clock) -> None:
         """Have a reader for each store of the tenant."""
         for store_id in sorted(store_ids - self._readers.keys()):
             request = FeedRequest(
@@ -191,6 +195,12 @@ class TaskRunner:
         """Something was written out: the next snapshot can be smaller."""
         self._dirty = True
 
+    def should_save(self) -> bool:
+        """Whether a snapshot is worth its requests now. Of a few batches without a row only the positions would move:
+        whoever gets the task reads them again at once, and their files may wait a while for being deleted."""
+        self._passed += 1
+        return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= PASSED_MAX
+
     def save(self) -> None:
         """Save the state if it has changed. Fenced when the task is somebody else's; a failed try is repeated under a
         new key the next time."""
@@ -208,6 +218,7 @@ class TaskRunner:
         save.done()
         self.durable_n = save.key.n
         self._dirty = False
+        self._unsaved_batches = self._unsaved_rows = self._passed = 0
 
     def stop_at(self, until: Positions) -> None:
         """Take no batches behind these positions: the task is about to be merged."""
@@ -283,6 +294,10 @@ class TaskRunner:
             self._problem = None
             if not batch.closes:
                 self.heard[batch.store_id] = max(batch.cut_ts, self.heard.get(batch.store_id, 0))
+            self._unsaved_batches, self._unsaved_rows = (
+                self._unsaved_batches + 1,
+                self._unsaved_rows + batch.rows.num_rows,
+            )
             self.traffic.note(batch)
 
     def _step(self, step: Callable[[], list[Effect]]) -> None:

@@ -31,7 +31,7 @@ from sorter.standing import Standing
 from sorter.watermark import Stuck
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
-from tistream.catalog.stores import list_stores
+from tistream.catalog.stores import stores_of_tenants
 from tistream.catalog.tasks import TaskRow, count_tasks_of, tasks_owned_by
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
@@ -46,6 +46,7 @@ from tistream.task_state import TaskState
 
 REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
+START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
@@ -243,13 +244,15 @@ class SorterWorker:
             if gone or runner.spoilt is not None:
                 self._drop(task_id)
         errors: list[TiStreamError] = []
+        until = self._clock.monotonic() + START_S
         for row in owned.values():
             if row.error is None and row.task_id not in self._runners:
                 self._each(row.task_id, lambda row=row: self._start(row), errors)  # type: ignore[misc]
+                if self._clock.monotonic() > until:  # the tasks that are here must not wait for all others
+                    break
         for task_id, runner in list(self._runners.items()):
             self._each(task_id, runner.act, errors)
-        for tenant in {runner.row.tenant for runner in self._runners.values()}:
-            self._follow_stores(tenant)
+        self._follow_stores()
         self._merging.look(owned, self._runners)
         self._looked.set()
         _raise_first(errors)
@@ -257,11 +260,13 @@ class SorterWorker:
     def _start(self, row: TaskRow) -> None:
         self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
 
-    def _follow_stores(self, tenant: Tenant) -> None:
-        store_ids = {row.store_id for row in list_stores(self._catalog, tenant)}
+    def _follow_stores(self) -> None:
+        """Have all stores of all tenants followed."""
+        tenants = {runner.row.tenant for runner in self._runners.values()}
+        store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
         for runner in self._runners.values():
-            if runner.row.tenant == tenant and not runner.halted:
-                runner.follow(store_ids, self._feed, self._loop, self._clock)
+            if not runner.halted:
+                runner.follow(store_ids.get(runner.row.tenant, frozenset()), self._feed, self._loop, self._clock)
 
     def _by_tenant(self) -> dict[Tenant, list[TaskRunner]]:
         """The tasks that go on."""
@@ -343,15 +348,16 @@ class SorterWorker:
         if gone:
             self._refresh.hurry()
 
-    def _save_all(self) -> None:
+    def _save_all(self, *, whole: bool = False) -> None:
         errors: list[TiStreamError] = []
         for task_id, runner in list(self._runners.items()):
-            self._each(task_id, runner.save, errors)
+            if whole or runner.should_save():
+                self._each(task_id, runner.save, errors)
         _raise_first(errors)
 
     def _finish(self) -> None:
         """The last flush and snapshot of a life that ends in good order; retire even if they fail."""
-        for step in (self._write_all, self._save_all, self._retire):
+        for step in (self._write_all, lambda: self._save_all(whole=True), self._retire):
             try:
                 step()
             except TiStreamError as e:

@@ -5,7 +5,7 @@
     app_metadata   u32 little-endian length, JSON head, then the regions as one Arrow IPC message without schema
     head           {"store", "incarnation", "seq", "cut_ts", "closes"}   a FeedBatch
                    {"error": {"kind", "code", "class", "message", "facts"}}   an error; the stream goes on
-                   {"idle": true}                                         at least each second: the peer lives
+                   {"idle": true}                                         at least each IDLE_S: the peer lives
 
 Errors that a subscriber may wait out (FeedGap, CorruptObject, a store that does not answer) travel inside the stream,
 typed; it stays open. When the dispatcher cannot serve the store any more the stream ends, and the client looks up the
@@ -30,7 +30,7 @@ import pyarrow.flight as fl
 from tistream import errors
 from tistream.catalog.engine import Catalog
 from tistream.catalog.stores import list_stores
-from tistream.catalog.workers import list_workers
+from tistream.catalog.workers import WorkerKind, list_workers
 from tistream.change import REGIONS, ROWS
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, TiStreamError, invariant
@@ -41,9 +41,11 @@ from tistream.limits import FEED_QUEUE_BATCHES_MAX
 from tistream.service import Backoff
 
 FEED_QUEUE_BYTES_MAX = 64 << 20
-IDLE_S = 1.0  # a server sends something at least this often
+LOOK_S = 1.0  # a server looks this often whether it still serves the store
+IDLE_S = 3.0  # and sends something at least this often
 SILENT_S = 10.0  # a server that sends nothing for this long is taken for dead
 CONNECT_S = 5.0
+ADDRESSES_S = 0.5
 
 Locate = Callable[[Tenant, int], str | None]
 
@@ -150,12 +152,23 @@ def _decode_error(told: Mapping[str, Any]) -> TiStreamError:
     return error
 
 
-def locate_by_catalog(catalog: Catalog) -> Locate:
-    """Where the catalog says a store's dispatcher listens; None when it has none or the dispatcher has no address."""
+def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
+    """Where the catalog says a store's dispatcher listens; None when it has none or the dispatcher has no address.
+
+    Addresses are ADDRESSES_S old at most: thousands of streams may look for one dispatcher at a time, and what a worker
+    reports is long."""
+    time, lock = clock or SystemClock(), threading.Lock()
+    addresses: dict[str, str] = {}
+    read_at = float("-inf")
 
     def locate(tenant: Tenant, store_id: int) -> str | None:
+        nonlocal addresses, read_at
         owner = next((row.dispatcher for row in list_stores(catalog, tenant) if row.store_id == store_id), None)
-        return next((w.address or None for w in list_workers(catalog) if w.worker_id == owner), None)
+        with lock:
+            if time.monotonic() - read_at > ADDRESSES_S:
+                addresses = {w.worker_id: w.address for w in list_workers(catalog, WorkerKind.DISPATCHER)}
+                read_at = time.monotonic()
+            return addresses.get(owner or "") or None
 
     return locate
 

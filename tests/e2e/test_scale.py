@@ -99,7 +99,7 @@ def test_while_the_catalog_is_away_nothing_is_lost_and_after_it_nothing_is_taken
         cluster = ends.enter_context(ServiceCluster(tmp_path, database.url(), SETTINGS))
         cluster.start("meta-1", "api-1", "dispatcher-1", "sorter-1", "sorter-2")
         register(cluster.control)
-        pusher = cluster.push("--capture", str(recording), "--speed", "1")
+        pusher = cluster.push("--capture", str(recording), "--speed", "1.5")
         wait_until_it_flows(cluster)
         settled(cluster, 1.0)
         tasks, stores, before = cluster.tasks(), cluster.stores(), cluster.reached()

@@ -6,7 +6,7 @@ ones, and the older is closed. `max_cut_ts` and `reclaimed_seq` never fall.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,6 +75,8 @@ _PLACES = (
     .where(~_OF_DELETED)
     .order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
 )
+_IDS = select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+_TENANTS_NAMED_MAX = 100  # in a statement
 _HELD_BY = stores.c.dispatcher == bindparam("asked_worker")
 _COUNT_OF_DISPATCHER = select(func.count()).select_from(stores).where(_HELD_BY)
 _NOTE_CUT_TS = stores.update().where(_IS_STORE, stores.c.max_cut_ts < bindparam("seen_cut_ts"))
@@ -111,6 +113,22 @@ def newest_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> int:
 def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow]:
     """The stores of a tenant, or of all, ordered by id."""
     return _read(catalog, _ALL, {}) if tenant is None else _read(catalog, _OF_TENANT, tenant_ids(tenant))
+
+
+def stores_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, set[int]]:
+    """The ids of the stores of these tenants, in one statement; tenants without any are left out. When they are many,
+    those of all tenants are read."""
+    query = _IDS
+    if len(tenants) <= _TENANTS_NAMED_MAX:
+        query = _IDS.where(stores.c.tenant_id.in_(sorted({tenant.tenant_id for tenant in tenants})))
+    found: dict[Tenant, set[int]] = {}
+    with catalog.reading() as conn:
+        rows = conn.execute(query).all()
+    for cluster_id, tenant_id, store_id in rows:
+        tenant = Tenant(cluster_id, tenant_id)
+        if tenant in tenants:
+            found.setdefault(tenant, set()).add(store_id)
+    return found
 
 
 def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> list[StoreRow]:

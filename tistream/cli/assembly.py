@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from sorter.worker import SorterWorker
     from tistream.auth.guard import KeyGuard
     from tistream.feed import Feed
-    from tistream.ids import Tenant
+
+_TICK_S = 0.6  # pushers tick each second: a file is not looked for sooner after the one before
 
 
 @dataclass(slots=True)
@@ -207,17 +208,10 @@ def dispatcher(parts: Parts, name: str) -> Running:
 
 def sorter(parts: Parts, name: str) -> Running:
     """A sorter that subscribes to the dispatchers the catalog names."""
-    from tistream.catalog import stores, workers
-    from tistream.feed_flight import FlightFeed
-
-    def locate(tenant: Tenant, store_id: int) -> str | None:
-        owner = next((s.dispatcher for s in stores.list_stores(parts.catalog, tenant) if s.store_id == store_id), None)
-        return next(
-            (w.address for w in workers.list_workers(parts.catalog, "dispatcher") if w.worker_id == owner), None
-        )
+    from tistream.feed_flight import FlightFeed, locate_by_catalog
 
     allocator.keep_freed_memory()
-    worker = _sorter(parts, name, FlightFeed(locate))
+    worker = _sorter(parts, name, FlightFeed(locate_by_catalog(parts.catalog, parts.clock)))
     probes = _probes(parts, worker, worker.lease_age_s, _of_tasks(parts, [worker]))
     return Running(parts, [worker], probes=probes, drains=worker, drain_timeout_s=parts.settings.sorter.drain_timeout_s)
 
@@ -376,7 +370,7 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
         parts.clock,
         name,
         address,
-        timing=TailTiming(poll_s=settings.poll_interval_ms / 1000),
+        timing=TailTiming(poll_s=settings.poll_interval_ms / 1000, tick_s=_TICK_S),
         reclaim_s=settings.reclaim_interval_ms / 1000,
     )
 

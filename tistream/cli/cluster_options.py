@@ -21,6 +21,15 @@ Key = Annotated[Path | None, typer.Option("--key", help="PEM file: the key of ou
 StoreId = Annotated[
     list[int] | None, typer.Option("--store-id", help="Of a cluster: follow this store only. May be repeated.")
 ]
+IdleInterval = Annotated[
+    float | None,
+    typer.Option(
+        "--idle-interval",
+        min=1,
+        help="Of a cluster: while nothing is written in all of it, a batch file of each store each so many seconds"
+        " instead of each second. The first row ends that at once.",
+    ),
+]
 Seed = Annotated[bool, typer.Option("--seed", help="Of a cluster: also push the rows that lived at the beginning.")]
 HistoryCap = Annotated[
     float,

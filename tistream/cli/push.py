@@ -68,6 +68,7 @@ def push(
     history_cap: of_cluster.HistoryCap = 24.0,
     scans: of_cluster.Scans = 32,
     scan_rate: of_cluster.ScanRate = 16.0,
+    idle_interval: of_cluster.IdleInterval = None,
     table: of_cluster.Table = None,
     database: of_cluster.Database = None,
     index_keys: of_cluster.IndexKeys = True,
@@ -100,7 +101,7 @@ def push(
         to_pd, secured = of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key)
         begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
         limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
-        whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace)
+        whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace, idle_interval_s=idle_interval)
         follow_cluster(url, to, to_pd, replace(whole, spill=spill, spill_bytes_max=spill_mib << 20))
         return
     if log_backup is not None:

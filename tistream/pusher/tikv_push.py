@@ -35,6 +35,7 @@ from tistream.pusher.choice import Choice, check_choice, choose, read_choice
 from tistream.pusher.control import CaptureControl
 from tistream.pusher.frontier import lowest_upper
 from tistream.pusher.left_out import LeftOutSource
+from tistream.pusher.pace import Pace
 from tistream.pusher.push_run import WAIT_S, PushRun
 from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked
 from tistream.pusher.schema_scan import read_schema
@@ -80,6 +81,7 @@ class TikvPushOptions:
     cap_s: float = CAP_S  #: history is held for no longer than this
     scans_max: int = SCANS_MAX  #: opening scans of one store at once
     flush_interval_s: float = 1.0
+    idle_interval_s: float | None = None  #: the same while nothing is written in the whole cluster; None = no other
     filter_loop: bool = False  #: leave out what another change feed wrote
     rate_bytes_s: int = RATE_BYTES_S  #: of the schema and the seed
 
@@ -135,8 +137,11 @@ class _TikvPush(PushRun):
     ) -> None:
         if options.seed and options.store_ids:
             raise InvalidInput("a seed is pushed by one pusher for the whole cluster: leave out the ids of stores")
+        if options.idle_interval_s is not None and options.store_ids:
+            raise InvalidInput("only who pushes all stores knows when the cluster is idle: leave out the ids of stores")
         super().__init__(control, stop, clock, rand)
         self._control, self._options, self._progress = control, options, progress
+        self._pace = Pace.of(control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s)
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
         self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
         self._board: RegionBoard | None = None
@@ -329,7 +334,7 @@ class _TikvPush(PushRun):
                 clock=self._clock,
                 filter_loop=self._options.filter_loop,
                 tls=self._options.tls,
-                flush_interval_s=self._options.flush_interval_s,
+                pace=self._pace,
                 scans_max=self._options.scans_max,
                 numbers=numbers,
             )

@@ -46,6 +46,8 @@ from tistream.service import Backoff
 log = structlog.get_logger(__name__)
 
 _STALLED_WAIT_S = 0.1
+_QUIET_S = 3.0  # who has written nothing for so long asks ...
+_QUIET_CHECK_S = 15.0  # ... only this often whether it was replaced
 _ROWS_IN, _ROWS_OUT = (metrics.ROWS.labels("pusher", way) for way in ("in", "out"))
 _BYTES_OUT = metrics.BYTES.labels("pusher", "out")
 
@@ -80,6 +82,7 @@ class PusherWorker:
         self._stalled = False
         self._never = threading.Event()
         self._come_back_at = 0.0
+        self._offered_at = self._asked_at = clock.monotonic()
         self._come_back_pause = Backoff(first_s=0.1, max_s=5.0, rand=rand)
         self._asked: dict[KeyRange, Frontier] = {}  # the frontier that a region about to open was given
         self._opened_with: dict[int, Frontier] = {}  # tenure -> the frontier it was opened with
@@ -136,7 +139,7 @@ class PusherWorker:
                 self._clock.wait(self._never, pause_s)
             return
         if self._grant is not None:
-            self._replaced.check(self._grant.incarnation)
+            self._check_replaced(self._grant.incarnation)
         for event in self._source.poll(timeout_s, self._checkpoint_of):
             if isinstance(event, Rows):
                 _ROWS_IN.inc(event.rows.num_rows)
@@ -146,6 +149,7 @@ class PusherWorker:
                 del self._opened_with[event.tenure]
             elif isinstance(event, Tick):
                 self._check_cut(event.cut_ts)
+                self._replaced.check(self.incarnation)  # who was quiet asks before it writes again
             for file in self._batcher.handle(event):
                 if not self._offer(file):
                     self._drop()
@@ -182,6 +186,12 @@ class PusherWorker:
             e.hint = "Another pusher writes as this incarnation of the store. Find it and stop one of the two."
             raise
 
+    def _check_replaced(self, incarnation: int) -> None:
+        now = self._clock.monotonic()
+        if now - self._offered_at < _QUIET_S or now - self._asked_at >= _QUIET_CHECK_S:
+            self._replaced.check(incarnation)
+            self._asked_at = now
+
     def _checkpoint_of(self, region: KeyRange) -> int | None:
         """Where a tenure starts; None: not now. No opening scan begins while many files wait: it would add to them."""
         if not self._uploader.wait_until_queued_at_most(self._queue_bytes_max // 2, 0.0):
@@ -212,6 +222,7 @@ class PusherWorker:
         data = encode_batch_file(
             key, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id=self._new_write_id()
         )
+        self._offered_at = self._clock.monotonic()
         taken = self._uploader.offer(str(key), data)
         if taken:
             self.rows += file.rows.num_rows

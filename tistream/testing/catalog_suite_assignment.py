@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
 from tistream.catalog.stores import (
@@ -12,6 +14,7 @@ from tistream.catalog.stores import (
     count_stores_of,
     issue_incarnation,
     store_places,
+    stores_of_tenants,
 )
 from tistream.catalog.tasks import (
     Assignment,
@@ -24,8 +27,9 @@ from tistream.catalog.tasks import (
     tasks_owned_by,
     tasks_stamp,
 )
-from tistream.catalog.tenants import TaskKind, TenantState, change_state
+from tistream.catalog.tenants import TaskKind, TenantState, change_state, register_tenant
 from tistream.catalog.workers import drain_worker, heartbeat, list_workers, pulses, register_worker, retire_worker
+from tistream.ids import Tenant
 from tistream.testing.catalog_cases import OTHER, T, activate, elected
 
 
@@ -75,6 +79,17 @@ class AssignmentSuite:
         assert assign_stores(catalog, wanted, owner_epoch=mine) == 1
         assert store_places(catalog) == [StorePlace(T, 1, 1, "d1"), StorePlace(T, 2, 1, "d9")]
         assert count_stores_of(catalog, "d1") == 1
+
+    @pytest.mark.parametrize("more", [0, 200])
+    def test_the_stores_of_many_tenants_are_known_together(self, catalog: Catalog, more: int) -> None:
+        for store_id in (1, 7):
+            issue_incarnation(catalog, T, store_id)
+        issue_incarnation(catalog, OTHER, 3)
+        same_number = Tenant(T.cluster_id + 1, T.tenant_id)
+        register_tenant(catalog, same_number)
+        issue_incarnation(catalog, same_number, 9)
+        asked = {T, OTHER, *(Tenant(77, n) for n in range(more))}
+        assert stores_of_tenants(catalog, asked) == {T: {1, 7}, OTHER: {3}}
 
     def test_signs_of_life_come_without_reports(self, catalog: Catalog) -> None:
         lives = {name: register_worker(catalog, name, "sorter", "") for name in ("a", "b", "c")}

@@ -32,6 +32,11 @@ class DurableS3:
         """Its address and buckets."""
         return S3Server(endpoint=f"http://127.0.0.1:{self.port}")
 
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 before `start`."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> None:
         """Start (again), and wait until it answers."""
         program = Path(sys.executable).with_name("ministack")

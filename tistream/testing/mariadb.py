@@ -40,6 +40,11 @@ class MariaDBServer:
         """SQLAlchemy's URL of the database `tistream`, through another port if one is given."""
         return f"mysql+pymysql://root@127.0.0.1:{port or self.port}/tistream"
 
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 before `start`."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> None:
         """Start (again), and wait until it answers."""
         log = self._root / "log"

@@ -72,6 +72,11 @@ class TiStreamProcess:
         return self._process.wait(timeout_s)
 
     @property
+    def pid(self) -> int:
+        """Of the process; 0 before `start`."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -295,3 +295,25 @@ def test_a_pusher_faster_than_the_tick_is_not_followed_ever_later() -> None:
         while (left := deadline - world.clock.monotonic()) > 1e-9:
             stream.next(left)
     assert (80 - int(stream._positions[1].seq)) <= 2
+
+
+def test_an_idle_store_is_looked_at_seldom_and_a_busy_one_soon_again() -> None:
+    world = World()
+    stream = world.subscribe()
+    stream.next(0.5)
+    for seq in (1, 2, 3):  # a file each 30 s
+        world.put(seq)
+        assert stream.next(6) is not None
+        assert stream.next(24 if seq < 3 else 0) is None
+    before = sum(world.folder.gets.values())
+    assert stream.next(24) is None
+    assert sum(world.folder.gets.values()) - before <= 9
+    world.put(4)  # something is written, and then there is a file each second
+    assert stream.next(5.1) is not None
+    assert stream.next(0.9) is None
+    for seq in range(5, 9):
+        world.put(seq)
+        assert stream.next(1.1) is not None
+        stream.next(0.9)
+    world.put(9)
+    assert stream.next(0.3) is not None

@@ -108,6 +108,7 @@ class StoreFeed:
         self._events: list[SourceEvent] = []
         self._effects: list[Effect] = []
         self._damage: TiStreamError | None = None
+        self.rows_bytes = 0  #: of rows that came, encoded
         self.fatal: TiStreamError | None = None  #: this store cannot be followed at all
 
     # -- what happens ------------------------------------------------------------------------------------------------
@@ -317,6 +318,7 @@ class StoreFeed:
 
     def _event(self, piece: Piece, event: RegionMessage, now: float) -> None:
         if event.entries is not None:
+            self.rows_bytes += len(event.entries)
             if piece.phase is Phase.SCANNING:
                 self._opening(piece, event.entries, now)
             else:

@@ -13,7 +13,7 @@ Everything that decides is in `feed`; here are the clock, the stream, and the or
 3. pieces that are due are registered, with a TSO fetched right before;
 4. requests go out.
 
-A tick is due at each flush interval, and when limits.BATCH_FILE_BYTES_TARGET has come since the last one.
+A tick is due when the pace says so, and when limits.BATCH_FILE_BYTES_TARGET has come since the last one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tistream import limits
 from tistream.clock import Clock
 from tistream.errors import StoreUnavailable, TiStreamError
 from tistream.keyrange import KeyRange
+from tistream.pusher.pace import Pace
 from tistream.pusher.source import CheckpointOf, SourceEvent
 from tistream.pusher.tikv.board import RegionBoard
 from tistream.pusher.tikv.effects import AskRegions, CloseStream, Moved, OpenStream
@@ -64,18 +65,19 @@ class TikvSource:
         filter_loop: bool = False,
         tls: Tls | None = None,
         flush_interval_s: float = 1.0,
+        pace: Pace | None = None,
         scans_max: int = SCANS_MAX,
         inbox_bytes_max: int = INBOX_BYTES_MAX,
         failures_shown: int = _FAILURES_SHOWN,
         numbers: Iterator[int] | None = None,
         keyspace: KeyspaceKeys = WHOLE,
     ) -> None:
-        """`pd`, `board` and `wanted` speak of the keyspace's keys.
+        """`pd`, `board` and `wanted` speak of the keyspace's keys. `pace`: of all stores; None = each flush interval.
         `numbers`: where tenures get theirs, if somebody else takes some as well."""
         self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
         self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
         self._header: Header | None = None  # made when the cluster's id is known
-        self._flush_interval_s, self._failures_shown = flush_interval_s, failures_shown
+        self._pace, self._failures_shown = pace or Pace(clock, flush_s=flush_interval_s), failures_shown
         self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers, keyspace=keyspace)
         self._inbox = Inbox(inbox_bytes_max)
         self._answers: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
@@ -84,7 +86,7 @@ class TikvSource:
         self._away: StoreUnavailable | None = None  # why the store could not be reached, not said yet
         self._heard = 0  # messages of the current stream
         self._bytes = 0  # taken since the last tick
-        self._next_tick = clock.monotonic() + flush_interval_s
+        self._ticked_at = clock.monotonic()
         self._next_look = 0.0
         self._problems: tuple[Problem, ...] = ()
         self._unfollow = board.follow(self._hear)
@@ -119,7 +121,7 @@ class TikvSource:
 
     def resume(self) -> None:
         self._feed.resume()
-        self._next_tick = self._clock.monotonic() + self._flush_interval_s
+        self._ticked_at = self._clock.monotonic()
         self._bytes = 0
 
     def close(self) -> None:
@@ -141,7 +143,7 @@ class TikvSource:
 
     def _wait(self, timeout_s: float) -> None:
         now = self._clock.monotonic()
-        until = [now + timeout_s, self._next_tick]
+        until = [now + timeout_s, self._pace.due_at(self._ticked_at)]
         due = self._feed.due_at()
         if due is not None:
             until.append(due)
@@ -151,22 +153,22 @@ class TikvSource:
     def _tick_if_due(self) -> None:
         """Raises StoreUnavailable when PD is away: nothing is taken then."""
         now = self._clock.monotonic()
-        if now < self._next_tick and self._bytes < limits.BATCH_FILE_BYTES_TARGET:
+        if now < self._pace.due_at(self._ticked_at) and self._bytes < limits.BATCH_FILE_BYTES_TARGET:
             return
         ts = self._pd.tso()
         self._feed.tick(ts, now)
         self._bytes = 0
-        self._next_tick += self._flush_interval_s
-        if self._next_tick <= now:
-            self._next_tick = now + self._flush_interval_s
+        self._ticked_at = now
 
     def _take_in(self) -> None:
-        now = self._clock.monotonic()
+        now, rows_bytes = self._clock.monotonic(), self._feed.rows_bytes
         messages, ended = self._inbox.take(_POLL_BYTES)
         self._heard += len(messages)
         for message in messages:
             self._bytes += len(message)
             self._feed.message(message, now)
+        if self._feed.rows_bytes != rows_bytes:
+            self._pace.wrote()
         if ended is not None:
             self._lost(ended, now)
         while self._answers:

@@ -1,0 +1,224 @@
+"""A deployment on this machine: MariaDB, an S3 server (or a folder, or SQLite), and the services as processes.
+
+with Deployment(folder, Shape(sorters=2)) as d:
+    d.metrics("sorter-1")             everything that it measures of itself
+    d.usage()                         processor seconds and memory of every process
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tistream.catalog.engine import Catalog
+from tistream.testing.durable_s3 import DurableS3
+from tistream.testing.mariadb import MariaDBServer
+from tistream.testing.ports import free_port
+from tistream.testing.processes import TiStreamProcess, wait_until_ready
+from tistream.testing.s3server import CREDENTIALS
+
+_BUCKET = "load"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What runs."""
+
+    dispatchers: int = 1
+    sorters: int = 2
+    apis: int = 1
+    mariadb: bool = True  #: else SQLite
+    s3: bool = True  #: else a folder
+    settings: tuple[tuple[str, str], ...] = ()  #: TISTREAM_* variables of every process
+
+    def __str__(self) -> str:
+        where = f"{'MariaDB' if self.mariadb else 'SQLite'}, {'S3 server' if self.s3 else 'folder'}"
+        return (
+            f"{where}; 1 meta server, {self.dispatchers} dispatchers, {self.sorters} sorters, {self.apis} API servers"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Of one process, so far."""
+
+    cpu_s: float
+    rss_mb: float
+    threads: int
+
+
+class Deployment:
+    """Use it as a context: at its end every process is killed."""
+
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        self.folder, self.shape = folder, shape
+        self.processes: dict[str, TiStreamProcess] = {}
+        self._ports: dict[str, int] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    @property
+    def control(self) -> str:
+        """The URL of the meta server."""
+        return f"http://127.0.0.1:{self._ports['meta-1']}"
+
+    @property
+    def pull(self) -> str:
+        """The URL of the first API server."""
+        return f"http://127.0.0.1:{self._ports['api-1']}"
+
+    def start(self, *names: str) -> None:
+        """Start `sorter-3`, `dispatcher-2` ..., or start them again."""
+        for name in names:
+            if name not in self.processes:
+                self._ports[name] = free_port()
+                log = self.folder / f"{name}.log"
+                self.processes[name] = TiStreamProcess(*self._args(name), log=log, env=self._environment)
+                self._open.callback(self.processes[name].kill)
+            self.processes[name].start()
+
+    def wait_until_ready(self) -> None:
+        """Wait until every process says that it is."""
+        for name, process in self.processes.items():
+            wait_until_ready(process, f"http://127.0.0.1:{self._ports[name]}")
+
+    def metrics(self, name: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """(family and suffix, labels) -> value."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports[name]}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        return {
+            (s.name, tuple(sorted(s.labels.items()))): s.value
+            for family in text_string_to_metric_families(text)
+            for s in family.samples
+        }
+
+    def counters(self) -> dict[str, Counter[str]]:
+        """Of each process: statements, transactions, and requests to the store by operation."""
+        return {name: _counted(self.metrics(name)) for name in self.processes if name in self._ports}
+
+    def usage(self) -> dict[str, Usage]:
+        """Every process, the servers' too."""
+        pids = {name: p.pid for name, p in self.processes.items() if p.alive}
+        pids |= {name: pid for name, pid in self._servers.items() if pid}
+        return {name: usage_of(pid) for name, pid in pids.items()}
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        shape = self.shape
+        self._servers: dict[str, int] = {}
+        catalog_url, bucket_url = f"sqlite:///{self.folder}/catalog.db", f"file://{self.folder}/bucket"
+        (self.folder / "bucket").mkdir()
+        if shape.mariadb:
+            (self.folder / "db").mkdir()
+            database = MariaDBServer(self.folder / "db")
+            database.start()
+            self._open.callback(database.kill)
+            catalog_url, self._servers["mariadb"] = database.url(), database.pid
+        if shape.s3:
+            bucket = DurableS3(self.folder / "s3")
+            bucket.start()
+            self._open.callback(bucket.kill)
+            bucket.server.create_bucket(_BUCKET)
+            bucket_url, self._servers["s3"] = bucket.server.url(_BUCKET), bucket.pid
+            os.environ.update(CREDENTIALS)
+        self._environment = {
+            **CREDENTIALS,
+            "TISTREAM_CATALOG_URL": catalog_url,
+            "TISTREAM_OBJECT_STORE_URL": bucket_url,
+            "TISTREAM_LOG_LEVEL": "warning",
+            **dict(shape.settings),
+        }
+        self.catalog = Catalog(catalog_url)
+        self._open.callback(self.catalog.close)
+        self.catalog.migrate()
+        self.start("meta-1", *(f"api-{n + 1}" for n in range(shape.apis)))
+        self.start(*(f"dispatcher-{n + 1}" for n in range(shape.dispatchers)))
+        self.start(*(f"sorter-{n + 1}" for n in range(shape.sorters)))
+        self.wait_until_ready()
+
+    def _args(self, name: str) -> tuple[str, ...]:
+        port = str(self._ports[name])
+        match name.partition("-")[0]:
+            case "meta":
+                return ("meta", "--name", name, "--port", port)
+            case "api":
+                return ("serve", "--port", port)
+            case "sorter":
+                return ("sort", "--name", name, "--metrics-port", port)
+            case "dispatcher":
+                return ("dispatch", "--name", name, "--metrics-port", port)
+        raise ValueError(name)
+
+
+def usage_of(pid: int) -> Usage:
+    """What a process has used so far; nothing when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return Usage(cpu_s=0, rss_mb=0, threads=0)
+    return Usage(
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        rss_mb=int(fields[21]) * _PAGE_BYTES / 1e6,
+        threads=int(fields[17]),
+    )
+
+
+def _counted(found: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for (name, labels), value in found.items():
+        match name:
+            case "tistream_catalog_statements_total":
+                counts["SQL"] += value
+            case "tistream_catalog_transactions_total":
+                counts["transactions"] += value
+            case "tistream_object_store_requests_total":
+                counts[dict(labels)["operation"].upper()] += value
+            case "tistream_http_requests_total":
+                counts["HTTP"] += value
+    return counts
+
+
+def wait_for(what: str, is_so: Callable[[], bool], seconds: float = 600.0) -> float:
+    """Wait until it is so; how many seconds that took."""
+    began = time.monotonic()
+    while not is_so():
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"{what} is not so after {seconds:.0f} s")
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def load_now() -> float:
+    """The machine's load of the last minute."""
+    return os.getloadavg()[0]
+
+
+def bars(rows: Mapping[str, float], unit: str, width: int = 40) -> Iterator[str]:
+    """A line with a bar for each value."""
+    longest = max(rows.values(), default=0.0)
+    for name, value in rows.items():
+        bar = "#" * round(width * value / longest) if longest > 0 else ""
+        yield f"{name:34} {value:8.3f} {unit} {bar}"

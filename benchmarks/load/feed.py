@@ -1,0 +1,330 @@
+"""What one modelled TiKV store sends, made column by column: a Source for the real pusher.
+
+Transactions of TXN_ROWS rows insert into the store's active tables, `rows_per_s` rows in all. A prewrite comes when its
+transaction starts, the commit 5 to 50 ms later; commit timestamps are those of the wall clock. Every region is resolved
+each RESOLVED_S up to the oldest open lock, as TiKV does by default. Ticks come when the pusher's own `Pace` says so.
+Regions never change.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+
+from tistream import ts as tso
+from tistream.change import ROWS, Op, RowKind
+from tistream.clock import Clock
+from tistream.codec.table_key import table_prefix
+from tistream.keyrange import KeyRange
+from tistream.pusher.pace import Pace
+from tistream.pusher.schema_push import empty_snapshot
+from tistream.pusher.source import (
+    CheckpointOf,
+    Resolved,
+    Rows,
+    SourceEvent,
+    TenureClosed,
+    TenureOpened,
+    TenureReady,
+    Tick,
+)
+
+FIRST_TABLE_ID = 1_000
+DB_ID = 900
+TXN_ROWS = 5
+RESOLVED_S = 0.2
+POLL_S = 0.02  #: rows are made up for so long at once
+VALUE_BYTES = 120
+_POOL = 4096
+_OPEN_MS = (5, 50)
+_BIGINT, _VARCHAR = 8, 15
+
+_Stamps = npt.NDArray[np.uint64]
+_Times = npt.NDArray[np.float64]
+
+
+class LoadStore:
+    """The feed of one store. `tables`: the ids of all tables whose regions it leads; the first `active` of them are
+    written to. `first` and `last`: whether it also leads what lies before and behind all tables."""
+
+    def __init__(
+        self,
+        store_id: int,
+        tables: Sequence[int],
+        *,
+        active: int,
+        rows_per_s: float,
+        bounds: Sequence[bytes],
+        pace: Pace,
+        clock: Clock,
+        seed: int = 1,
+    ) -> None:
+        """`bounds`: edges of its regions, pairs of start and end."""
+        self._store_id = store_id
+        self._ranges = [KeyRange(bounds[i], bounds[i + 1]) for i in range(0, len(bounds), 2)]
+        self._active = list(tables[:active])
+        self._rate = rows_per_s if self._active else 0.0
+        self._pace, self._clock, self._never = pace, clock, threading.Event()
+        self._rng = np.random.default_rng(seed * 1000 + store_id)
+        self._ids = count(1)
+        self._tenures: dict[int, int] = {}  # tenure -> place of its region
+        self._waiting = list(range(len(self._ranges)))
+        self._tenure_of: dict[int, int] = {}  # place of an active region -> its tenure
+        self._active_places = {t: self._place_of(t) for t in self._active}
+        self._handle = 0
+        self._made_to = 0.0
+        self._owed = 0.0
+        self._open: list[_Txns] = []
+        now = self._clock.monotonic()
+        self._ticked_at = now
+        self._resolved_at = now
+        self._said_ts = 0
+        self.going = False  #: whether transactions begin
+        self.committed = 0  #: rows
+        self.waited_ms = 0.0  #: from each row's commit to the cut of its file, in sum
+        self._uncut: list[tuple[int, int]] = []  # rows, sum of the milliseconds of their commits
+
+    @property
+    def store_id(self) -> int:
+        return self._store_id
+
+    @property
+    def due_at(self) -> float:
+        """When something is to be done, monotonic seconds."""
+        soon = self._clock.monotonic() + POLL_S if self.going or self._open else float("inf")
+        return min(self._pace.due_at(self._ticked_at), soon) if not self._waiting else 0.0
+
+    def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
+        pause = min(self.due_at, self._clock.monotonic() + timeout_s) - self._clock.monotonic()
+        if pause > 0:
+            self._clock.wait(self._never, pause)
+        events: list[SourceEvent] = []
+        if self._waiting:
+            events += self._register(checkpoint_of)
+        now, unix_ms = self._clock.monotonic(), float(self._clock.unix_ms())
+        if self._rate:
+            events += self._rows(unix_ms)
+        ticks = now >= self._pace.due_at(self._ticked_at)
+        if ticks or (self._rate and now >= self._resolved_at):
+            self._resolved_at = now + RESOLVED_S
+            events.append(self._resolved(unix_ms))
+        if ticks:
+            self._ticked_at = now
+            self._count_cut(unix_ms)
+            events.append(Tick(cut_ts=tso.compose(int(unix_ms), 1 << 17)))
+        return events
+
+    def reopen(self, tenures: Collection[int]) -> None:
+        self._waiting += [self._tenures[t] for t in tenures if t in self._tenures]
+
+    def drop(self) -> None:
+        self._tenures.clear()
+        self._tenure_of.clear()
+        self._waiting.clear()
+
+    def resume(self) -> None:
+        raise NotImplementedError("the uploads of a benchmark keep up")
+
+    def close(self) -> None:
+        self.drop()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _place_of(self, table_id: int) -> int:
+        key = table_prefix(table_id)
+        return next(i for i, r in enumerate(self._ranges) if key in r)
+
+    def _register(self, checkpoint_of: CheckpointOf) -> Iterator[SourceEvent]:
+        waiting, self._waiting = self._waiting, []
+        known = {place: tenure for tenure, place in self._tenures.items()}
+        checkpoint_ts: int | None = None
+        for place in waiting:
+            checkpoint_ts = checkpoint_of(self._ranges[place])
+            if checkpoint_ts is None:
+                self._waiting.append(place)
+                continue
+            if place in known:
+                del self._tenures[known[place]]
+                yield TenureClosed(tenure=known[place])
+            tenure, now_ts = next(self._ids), tso.compose(self._clock.unix_ms())
+            self._tenures[tenure] = place
+            self._tenure_of[place] = tenure
+            yield TenureOpened(
+                tenure=tenure,
+                region_id=self._store_id * 10_000_000 + place + 1,
+                version=1,
+                range=self._ranges[place],
+                checkpoint_ts=checkpoint_ts,
+                open_ts=now_ts,
+            )
+            yield TenureReady(tenure=tenure, ready_ts=now_ts + 1)
+
+    def _resolved(self, unix_ms: float) -> Resolved:
+        open_ts = [int(txns.start[txns.first :].min()) - 1 for txns in self._open if txns.first < len(txns.start)]
+        self._said_ts = max(self._said_ts, min([tso.compose(int(unix_ms)), *open_ts]))
+        tenures = np.fromiter(self._tenures, np.int64, len(self._tenures))
+        return Resolved(tenures=tenures, resolved_ts=np.full(len(tenures), self._said_ts, np.uint64))
+
+    def _rows(self, unix_ms: float) -> Iterator[Rows]:
+        if self.going:
+            seconds = min(unix_ms - self._made_to, 1000.0) / 1000 if self._made_to else 0.0
+            self._owed += seconds * self._rate / TXN_ROWS
+            begun = int(self._owed)
+            if begun:
+                self._owed -= begun
+                yield from self._prewrites(begun, self._made_to, unix_ms)
+                self._pace.wrote()
+            self._made_to = unix_ms
+        yield from self._commits(unix_ms)
+
+    def _prewrites(self, txns: int, after_ms: float, upto_ms: float) -> Iterator[Rows]:
+        start_ms = np.sort(self._rng.uniform(after_ms, upto_ms, txns))
+        start = _stamps(start_ms, self._store_id)
+        commit_ms = np.maximum(start_ms + self._rng.uniform(*_OPEN_MS, txns), upto_ms + 1)
+        tables = self._rng.integers(0, len(self._active), txns)
+        for at in range(len(self._active)):
+            mine = np.flatnonzero(tables == at)
+            if not len(mine):
+                continue
+            rows = len(mine) * TXN_ROWS
+            handles = np.arange(self._handle, self._handle + rows)
+            self._handle += rows
+            table_id = self._active[at]
+            made = _Txns(
+                tenure=self._tenure_of[self._active_places[table_id]],
+                start=np.repeat(start[mine], TXN_ROWS),
+                commit_ms=np.repeat(commit_ms[mine], TXN_ROWS),
+                keys=_keys(table_id, handles),
+            )
+            made.sort()
+            self._open.append(made)
+            values = _values().take(pa.array(self._rng.integers(0, _POOL, rows)))
+            zeros = np.zeros(rows, np.uint64)
+            yield Rows(tenure=made.tenure, rows=_batch(RowKind.PREWRITE, made.keys, made.start, zeros, values))
+
+    def _commits(self, unix_ms: float) -> Iterator[Rows]:
+        for txns in self._open:
+            end = int(np.searchsorted(txns.commit_ms, unix_ms, side="right"))
+            if end > txns.first:
+                part = slice(txns.first, end)
+                commit = _stamps(txns.commit_ms[part], self._store_id)
+                self._uncut.append((end - txns.first, int((commit >> np.uint64(18)).sum())))
+                self.committed += end - txns.first
+                keys = txns.keys.slice(txns.first, end - txns.first)
+                values = pa.nulls(len(keys), pa.binary())
+                yield Rows(tenure=txns.tenure, rows=_batch(RowKind.COMMIT, keys, txns.start[part], commit, values))
+                txns.first = end
+        self._open = [txns for txns in self._open if txns.first < len(txns.start)]
+
+    def _count_cut(self, unix_ms: float) -> None:
+        self.waited_ms += sum(rows * unix_ms - total for rows, total in self._uncut)
+        self._uncut.clear()
+
+
+class _Txns:
+    """Rows that are prewritten in one region, by the time of their commit."""
+
+    def __init__(
+        self, *, tenure: int, start: _Stamps, commit_ms: npt.NDArray[np.float64], keys: pa.BinaryArray
+    ) -> None:
+        self.tenure, self.start, self.commit_ms, self.keys = tenure, start, commit_ms, keys
+        self.first = 0  #: the first that is not committed
+
+    def sort(self) -> None:
+        order = np.argsort(self.commit_ms, kind="stable")
+        self.start, self.commit_ms, self.keys = (
+            self.start[order],
+            self.commit_ms[order],
+            self.keys.take(pa.array(order)),
+        )
+
+
+def _stamps(ms: _Times, store_id: int) -> _Stamps:
+    """TSOs of these times; what is left of a millisecond, and the store, tell them apart."""
+    whole = np.floor(ms)
+    logical = ((ms - whole) * (1 << 16)).astype(np.uint64) * np.uint64(2) + np.uint64(store_id % 2)
+    stamps: _Stamps = (whole.astype(np.uint64) << np.uint64(18)) + logical
+    return stamps
+
+
+def _keys(table_id: int, handles: npt.NDArray[np.int64]) -> pa.BinaryArray:
+    flat = np.empty((len(handles), 19), np.uint8)
+    flat[:, :11] = np.frombuffer(table_prefix(table_id) + b"_r", np.uint8)
+    flat[:, 11:] = (handles ^ np.int64(-(2**63))).astype(">i8").view(np.uint8).reshape(-1, 8)
+    offsets = np.arange(0, 19 * len(handles) + 1, 19, dtype=np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(handles), [None, pa.py_buffer(offsets), pa.py_buffer(flat)])
+
+
+@cache
+def _values() -> pa.BinaryArray:
+    """Rows of one VARCHAR in TiDB's format 2."""
+    rng = np.random.default_rng(5)
+    head = struct.pack("<BBHHBH", 0x80, 0, 1, 0, 2, VALUE_BYTES)
+    texts = rng.choice(np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8), (_POOL, VALUE_BYTES))
+    return pa.array([head + text.tobytes() for text in texts], pa.binary())
+
+
+def _batch(kind: RowKind, keys: pa.BinaryArray, start: _Stamps, commit: _Stamps, values: pa.Array) -> pa.RecordBatch:
+    n = len(keys)
+    columns = {
+        "kind": np.full(n, kind, np.uint8),
+        "op": np.full(n, Op.PUT, np.uint8),
+        "key": keys,
+        "start_ts": start,
+        "commit_ts": commit,
+        "generation": np.zeros(n, np.uint64),
+        "value": values,
+        "old_value": pa.nulls(n, pa.binary()),
+        "expire_ts": np.zeros(n, np.uint64),
+        "flags": np.zeros(n, np.uint8),
+    }
+    return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in ROWS], schema=ROWS)
+
+
+def regions(tables: Sequence[int], stores: int, *, per_table: bool = True) -> dict[int, list[bytes]]:
+    """The edges of each store's regions: one for each table in turn, the first with all before and the last with all
+    behind; with `per_table` false one for each store's share of the tables."""
+    cuts = (
+        [table_prefix(t) for t in tables]
+        if per_table
+        else [table_prefix(tables[len(tables) * i // stores]) for i in range(stores)]
+    )
+    edges = [b"", *cuts[1:], b""]
+    found: dict[int, list[bytes]] = {s: [] for s in range(1, stores + 1)}
+    for i in range(len(cuts)):
+        found[i % stores + 1] += [edges[i], edges[i + 1]]
+    return found
+
+
+def schema(ts: int, tables: Sequence[int], *, columns: int = 2) -> bytes:
+    """A schema snapshot with these tables, each of an integer key and so many columns in all."""
+    known: dict[str, Any] = orjson.loads(empty_snapshot(ts))
+    known["dbs"].append(
+        {"id": DB_ID, "db_name": _name("load"), "charset": "utf8mb4", "collate": "utf8mb4_bin", "state": 5}
+    )
+    cols = [_column(1, "id", _BIGINT, 4099), *(_column(i, f"c{i}", _VARCHAR, 0) for i in range(2, columns + 1))]
+    for t in tables:
+        known["tables"].append({"db_id": DB_ID, "info": {"id": t, "name": _name(f"t{t}"), "cols": cols, **_TABLE}})
+    return orjson.dumps(known)
+
+
+_TEXT = {"charset": "utf8mb4", "collate": "utf8mb4_bin"}
+_TABLE = {**_TEXT, "index_info": None, "state": 5, "pk_is_handle": True, "is_common_handle": False, "partition": None}
+
+
+def _name(text: str) -> dict[str, str]:
+    return {"O": text, "L": text}
+
+
+def _column(column_id: int, name: str, tp: int, flag: int) -> dict[str, Any]:
+    kind = {"Tp": tp, "Flag": flag, "Flen": 255, "Charset": "binary" if tp == _BIGINT else "utf8mb4"}
+    return {"id": column_id, "name": _name(name), "offset": column_id - 1, "type": kind, "state": 5, "version": 2}

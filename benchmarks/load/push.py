@@ -1,0 +1,208 @@
+"""A process of pushers: the real ones, of any number of tenants, each store with a modelled feed.
+
+    python -m benchmarks.load.push 'JSON of a Load'
+
+Lines on its input: `start` (transactions begin), `stop` (no more of them), `report` (a line of JSON), the end of input
+ends it. One thread steps all pushers; uploads have threads of their own, as in any pusher.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import httpx2
+import orjson
+
+from benchmarks.load.feed import FIRST_TABLE_ID, LoadStore, regions, schema
+from tistream import metrics
+from tistream import ts as tso
+from tistream.clock import SystemClock
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.ids import Tenant
+from tistream.layout import SchemaSnapKey
+from tistream.objectstore.metered import open_metered
+from tistream.objectstore.protocol import ObjectStore
+from tistream.pusher.control import HttpControl, retrying
+from tistream.pusher.frontier import FrontierReader
+from tistream.pusher.pace import Pace
+from tistream.pusher.schema_push import put_schema_snapshot
+from tistream.pusher.worker import PusherWorker
+
+READY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is pushed. Tenants are 1/`first_tenant` and the following."""
+
+    url: str
+    tenants: int = 1
+    first_tenant: int = 1
+    writing: int = 1  #: of the tenants, the first ones
+    tables: int = 10  #: of each tenant
+    active: int = 10  #: of the tables of a tenant that writes
+    stores: int = 2  #: of each tenant
+    only_store: int = 0  #: this process pushes this one; 0 = all
+    rows_per_s: float = 5000.0  #: of each store of a tenant that writes
+    flush_s: float = 1.0
+    idle_s: float = 1.0  #: of a tenant that does not write
+    region_per_table: bool = True
+
+
+class Pushers:
+    """All of them."""
+
+    def __init__(self, load: Load) -> None:
+        self._load, self._clock, self._rand = (
+            load,
+            SystemClock(),
+            random.Random(load.first_tenant * 100 + load.only_store),
+        )
+        self._stop = threading.Event()
+        self._http = httpx2.Client(timeout=30.0)
+        self.workers: list[tuple[PusherWorker, LoadStore]] = []
+        self.error = ""
+        self.began = time.monotonic()
+
+    def start(self) -> None:
+        """Push the schemas, wait until the tenants are active, and begin to step."""
+        load = self._load
+        tables = list(range(FIRST_TABLE_ID, FIRST_TABLE_ID + load.tables))
+        edges = regions(tables, load.stores, per_table=load.region_per_table)
+        controls = [self._control(load.first_tenant + i) for i in range(load.tenants)]
+        ts = tso.compose(int(time.time() * 1000))
+        text, bucket = schema(ts, tables), None
+        for control in controls:
+            bundle = self._again(control.push_bundle)
+            bucket = bucket or open_metered(bundle.object_store)
+            if load.only_store in (0, 1):
+                put_schema_snapshot(bucket, SchemaSnapKey(tenant=control.tenant, ts=ts), text)
+        assert bucket is not None
+        for n, control in enumerate(controls):
+            frontier = FrontierReader(control, self._clock)
+            while not frontier.read():
+                if time.monotonic() - self.began > READY_S:
+                    raise TimeoutError("a tenant does not begin")
+                time.sleep(0.1)
+            pace = Pace.of(control.tenant, self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
+            for store_id in [load.only_store] if load.only_store else range(1, load.stores + 1):
+                mine = tables[store_id - 1 :: load.stores]
+                self._add(bucket, control, frontier, pace, store_id, mine, edges[store_id], writes=n < load.writing)
+
+    def _add(
+        self,
+        bucket: ObjectStore,
+        control: HttpControl,
+        frontier: FrontierReader,
+        pace: Pace,
+        store_id: int,
+        tables: list[int],
+        bounds: list[bytes],
+        *,
+        writes: bool,
+    ) -> None:
+        load = self._load
+        source = LoadStore(
+            store_id,
+            tables,
+            active=-(-load.active // load.stores) if writes else 0,
+            rows_per_s=load.rows_per_s,
+            bounds=bounds,
+            pace=pace,
+            clock=self._clock,
+            seed=control.tenant.tenant_id,
+        )
+        worker = PusherWorker(
+            source=source, control=control, frontier=frontier, store=bucket, clock=self._clock, rand=self._rand
+        )
+        worker.start(self._stop)
+        self.workers.append((worker, source))
+
+    def _control(self, tenant_id: int) -> HttpControl:
+        control = HttpControl(self._load.url, Tenant(1, tenant_id))
+        control._http.close()
+        control._http = self._http  # a connection for each of a thousand tenants is not what is measured
+        return control
+
+    def _again(self, ask: Callable[[], object]) -> object:
+        return retrying(ask, stop=self._stop, clock=self._clock, rand=self._rand)
+
+    def run(self) -> None:
+        """Step whoever is due until told to end."""
+        due = [(0.0, n) for n in range(len(self.workers))]
+        heapq.heapify(due)
+        try:
+            while not self._stop.is_set() and due:
+                at, n = heapq.heappop(due)
+                if (pause := at - time.monotonic()) > 0:
+                    time.sleep(min(pause, 0.2))
+                    if pause > 0.2:
+                        heapq.heappush(due, (at, n))
+                        continue
+                worker, source = self.workers[n]
+                try:
+                    worker.step()
+                except TiStreamError as e:
+                    if e.kind is not ErrorKind.RETRY:
+                        raise
+                next_at = source.due_at
+                heapq.heappush(due, (next_at if next_at else time.monotonic() + 0.1, n))
+        except Exception as e:  # noqa: BLE001 - told with the next report
+            self.error = repr(e)
+
+    def go(self, going: bool) -> None:
+        for _, source in self.workers:
+            source.going = going
+
+    def report(self) -> dict[str, object]:
+        uploads = [worker.uploads() for worker, _ in self.workers]
+        committed = sum(source.committed for _, source in self.workers)
+        waited_ms = sum(source.waited_ms for _, source in self.workers)
+        (upload,) = metrics.STAGE.labels("upstream_flush").collect()
+        sums = {s.name.rpartition("_")[2]: s.value for s in upload.samples}
+        return {
+            "error": self.error,
+            "committed": committed,
+            "waited_ms": waited_ms,
+            "stores": len(self.workers),
+            "files": sum(u.files for u in uploads),
+            "bytes": sum(u.bytes for u in uploads),
+            "upload_sum": sums.get("sum", 0.0),
+            "upload_count": sums.get("count", 0.0),
+            "idle": all(worker.wait_until_durable(0.0) for worker, _ in self.workers) if not self.error else True,
+        }
+
+    def close(self) -> None:
+        self._stop.set()
+
+
+def main() -> None:
+    pushers = Pushers(Load(**orjson.loads(sys.argv[1])))
+    pushers.start()
+    thread = threading.Thread(target=pushers.run, name="pushers", daemon=True)
+    thread.start()
+    print(orjson.dumps({"ready_s": time.monotonic() - pushers.began}).decode(), flush=True)
+    for line in sys.stdin:
+        match line.strip():
+            case "start":
+                pushers.go(True)
+            case "stop":
+                pushers.go(False)
+        print(orjson.dumps(pushers.report()).decode(), flush=True)
+    pushers.close()
+    thread.join(5)
+
+
+def argument(load: Load) -> str:
+    """The process's argument."""
+    return orjson.dumps(asdict(load)).decode()
+
+
+if __name__ == "__main__":
+    main()
