@@ -51,7 +51,9 @@ def _place(request: Request) -> dict[str, Any]:
     return {
         "here": request.url.path,
         "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
-        "menu": [(path, name) for path, name, right, all_of_it in _MENU if right in rights and (whole or not all_of_it)],
+        "menu": [
+            (path, name) for path, name, right, all_of_it in _MENU if right in rights and (whole or not all_of_it)
+        ],
         "rights": rights,
         "whole": whole,
     }

@@ -1,4 +1,4 @@
-"""Lines to copy: the same question in four ways for a tenant or one of its tables, and how its changes are pushed. Pure.
+"""Lines to copy: the same question in four ways for a tenant or one of its tables, and how changes are pushed. Pure.
 
 ORIGIN stands where the address of this service belongs: a page puts in what the browser sees.
 """
@@ -26,7 +26,7 @@ def copies(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[dict[str,
     spark = "".join(f".option({name!r}, {value!r})" for name, value in names)
     cluster, number = tenant.cluster_id, tenant.tenant_id
     header = '-H "Authorization: Bearer $TISTREAM_KEY" ' if keyed else ""
-    spark += ".option('key', os.environ['TISTREAM_KEY'])" if keyed else ""
+    imports, token = ("import os; ", ".option('key', os.environ['TISTREAM_KEY'])") if keyed else ("", "")
     return [
         {"name": "curl", "text": f"curl -s {header}'{ORIGIN}{path}/changes?start_ts=earliest&format=ndjson'"},
         {"name": "CLI", "text": f"tistream pull{what} --cluster {cluster} --tenant {number} --url {ORIGIN} --follow"},
@@ -37,8 +37,8 @@ def copies(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[dict[str,
         },
         {
             "name": "Spark",
-            "text": f'{"import os; " if keyed else ""}spark.readStream.format("tistream").option("url", "{ORIGIN}").option("cluster", {cluster})'
-            f'.option("tenant", {number}){spark}.load()',
+            "text": f'{imports}spark.readStream.format("tistream").option("url", "{ORIGIN}")'
+            f'.option("cluster", {cluster}).option("tenant", {number}){spark}{token}.load()',
         },
     ]
 

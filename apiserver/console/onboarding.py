@@ -2,7 +2,7 @@
 
     /tenants/register                a form; its script asks POST /v1/tenants, whose answer shows the push bundle once
     /tenants/{c}/{t}/checklist       the steps until the tenant is active, renewed by themselves
-    /tenants/{c}/{t}/connect         how to push and how to pull, in lines to copy; the tenant's page opens it as a dialog
+    /tenants/{c}/{t}/connect         how to push and how to pull, in lines to copy; the tenant's page has it as a dialog
 
 Nothing here makes or shows a secret: the key of a new tenant's pushers is in the answer of the API, and nowhere else.
 """

@@ -166,7 +166,9 @@ def test_the_dialog_says_how_to_connect(site: Site, scheme: str) -> None:
     expect(dialog.get_by_role("heading", name="Connect to tenant 1/1")).to_be_visible()
     curl = dialog.get_by_role("region", name="What pulls as curl")
     path = "/v1/clusters/1/tenants/1"
-    wanted = f"curl -s -H \"Authorization: Bearer $TISTREAM_KEY\" '{site.url}{path}/changes?start_ts=earliest&format=ndjson'"
+    wanted = (
+        f"curl -s -H \"Authorization: Bearer $TISTREAM_KEY\" '{site.url}{path}/changes?start_ts=earliest&format=ndjson'"
+    )
     expect(curl).to_have_text(wanted)
     expect(dialog.get_by_role("region", name="What pushes: Env")).to_contain_text(f"TISTREAM_URL={site.url}")
     site.look(page, "connect", scheme)

@@ -70,7 +70,7 @@ class Ask extends HTMLElement {
     const headers = { "Content-Type": "application/json", "Idempotency-Key": this.#key, ...(token && { "X-CSRF-Token": token }) };
     const answer = await fetch(this.getAttribute("api"), { method: "POST", headers, body });
     const facts = await answer.json();
-    if (answer.ok) this.show({ ...facts, asked });
+    if (answer.ok) this.show({ ...facts, asked, replayed: answer.headers.has("Idempotent-Replayed") });
     else if (answer.status === 401) this.wrong("Your session has ended.", "/login");
     else this.wrong([facts.detail, facts.hint].filter(Boolean).join(" "));
   }
