@@ -61,12 +61,7 @@ def add_pages(routes: APIRouter, services: Services, show: Show) -> None:
             row = own_key(services, who, key_id)
             if request.method == "POST":
                 revoke_own(services, request, who, key_id)
-            return {
-                "words": _words(row, who),
-                "address": f"/keys/{key_id}/revoke",
-                "title": "Revoke key",
-                "back": "/keys",
-            }
+            return {"words": _words(row, who), "title": "Revoke key", "back": "/keys"}
 
         answer = show(request, "confirm.html", facts)
         return RedirectResponse("/keys", 303) if request.method == "POST" and answer.status_code == 200 else answer
