@@ -17,7 +17,7 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
-from apiserver.console import login, operate_routes, pages
+from apiserver.console import key_pages, login, onboarding, operate_routes, pages
 from apiserver.console.copies import ORIGIN, copies
 from apiserver.console.seen import LagsSeen
 from apiserver.deps import Services
@@ -28,14 +28,15 @@ from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
 _HERE = Path(__file__).parent
-_MENU = (
-    ("/overview", "Overview"),
-    ("/tenants", "Tenants"),
-    ("/tasks", "Tasks"),
-    ("/workers", "Workers"),
-    ("/holes", "Holes"),
-    ("/events", "Events"),
-    ("/openapi.json", "API"),
+_MENU = (  #: address, name, the right it needs, whether it is about the whole deployment
+    ("/overview", "Overview", Right.LOOK, False),
+    ("/tenants", "Tenants", Right.LOOK, True),
+    ("/tasks", "Tasks", Right.LOOK, True),
+    ("/workers", "Workers", Right.LOOK, True),
+    ("/holes", "Holes", Right.LOOK, True),
+    ("/events", "Events", Right.LOOK, True),
+    ("/keys", "Keys", Right.KEYS, False),
+    ("/docs", "API", Right.KNOWN, False),
 )
 _HEADERS = {
     "Cache-Control": "no-store",  # a page and its part have the same address
@@ -43,11 +44,18 @@ _HEADERS = {
 }
 
 
-def _place(request: Request) -> dict[str, str]:
-    """Where a page is, for its menu and its twin."""
+def _place(request: Request) -> dict[str, Any]:
+    """Where a page is, for its menu and its twin; who looks at it, for what it offers."""
+    who = access_of(request).principal
+    rights, whole = (who.rights, who.sees_all) if who is not None else (frozenset[Right](), False)
     return {
         "here": request.url.path,
         "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "menu": [
+            (path, name) for path, name, right, all_of_it in _MENU if right in rights and (whole or not all_of_it)
+        ],
+        "rights": rights,
+        "whole": whole,
     }
 
 
@@ -78,6 +86,8 @@ def _router(services: Services) -> APIRouter:
 
     routes.include_router(login.router(services, plain))
     operate_routes.add_pages(routes, services, page)
+    onboarding.add_pages(routes, services, page)
+    key_pages.add_pages(routes, services, page)
 
     @routes.get("/", dependencies=[needs(Right.KNOWN)])
     def home() -> Response:
@@ -98,7 +108,7 @@ def _router(services: Services) -> APIRouter:
     @routes.get("/tenants/{cluster_id}/{tenant_id}", dependencies=[needs(Right.LOOK)])
     def tenant(request: Request, cluster_id: int, tenant_id: int, who: Who, table: str = "") -> Response:
         of = Tenant(cluster_id, tenant_id)
-        lines = {"table": table, "copies": copies(of, table), "origin": ORIGIN}
+        lines = {"table": table, "copies": copies(of, table, keyed=onboarding.asks_for_keys(request)), "origin": ORIGIN}
         return page(request, "tenant.html", lambda: {**pages.tenant(services, of, who), **lines})
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/waterfall.json", dependencies=[needs(Right.LOOK)])
@@ -121,6 +131,6 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.globals.update(version=__version__, integrity=vendored, menu=_MENU)
+    env.globals.update(version=__version__, integrity=vendored)
     env.filters.update(pages.FILTERS)
     return env

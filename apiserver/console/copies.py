@@ -1,4 +1,4 @@
-"""The same question in four ways: lines to copy for a tenant or one of its tables. Pure.
+"""Lines to copy: the same question in four ways for a tenant or one of its tables, and how changes are pushed. Pure.
 
 ORIGIN stands where the address of this service belongs: a page puts in what the browser sees.
 """
@@ -13,8 +13,9 @@ from tistream.ids import Tenant
 ORIGIN = "\ue000"  # of Unicode's private use: in no name of a database that anybody gives
 
 
-def copies(tenant: Tenant, scope: str) -> list[dict[str, str]]:
-    """`scope`: a database, a table as database.table, or nothing for the whole tenant."""
+def copies(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[dict[str, str]]:
+    """How to pull. `scope`: a database, a table as database.table, or nothing for the whole tenant. `keyed`: where keys
+    are asked for; the lines then take one from TISTREAM_KEY, as the command line and the client do by themselves."""
     database, _, table = scope.partition(".")
     path = f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
     path += f"/databases/{quote(database, safe='')}" if database else ""
@@ -24,8 +25,10 @@ def copies(tenant: Tenant, scope: str) -> list[dict[str, str]]:
     python = "".join(f", {name}={value!r}" for name, value in names)
     spark = "".join(f".option({name!r}, {value!r})" for name, value in names)
     cluster, number = tenant.cluster_id, tenant.tenant_id
+    header = '-H "Authorization: Bearer $TISTREAM_KEY" ' if keyed else ""
+    imports, token = ("import os; ", ".option('key', os.environ['TISTREAM_KEY'])") if keyed else ("", "")
     return [
-        {"name": "curl", "text": f"curl -s '{ORIGIN}{path}/changes?start_ts=earliest&format=ndjson'"},
+        {"name": "curl", "text": f"curl -s {header}'{ORIGIN}{path}/changes?start_ts=earliest&format=ndjson'"},
         {"name": "CLI", "text": f"tistream pull{what} --cluster {cluster} --tenant {number} --url {ORIGIN} --follow"},
         {
             "name": "Python",
@@ -34,7 +37,19 @@ def copies(tenant: Tenant, scope: str) -> list[dict[str, str]]:
         },
         {
             "name": "Spark",
-            "text": f'spark.readStream.format("tistream").option("url", "{ORIGIN}").option("cluster", {cluster})'
-            f'.option("tenant", {number}){spark}.load()',
+            "text": f'{imports}spark.readStream.format("tistream").option("url", "{ORIGIN}")'
+            f'.option("cluster", {cluster}).option("tenant", {number}){spark}{token}.load()',
         },
+    ]
+
+
+def push_lines(tenant: Tenant, *, keyed: bool = False) -> list[dict[str, str]]:
+    """How to push: the environment of a pusher, then what reads a living cluster, a recording or TiKV's log backup."""
+    named = f"--cluster {tenant.cluster_id} --tenant {tenant.tenant_id}"
+    environment = f"export TISTREAM_URL={ORIGIN}" + ("\nexport TISTREAM_KEY=KEY" if keyed else "")
+    return [
+        {"name": "Env", "text": environment},
+        {"name": "Cluster", "text": f"tistream push --pd HOST:2379 {named}"},
+        {"name": "Backup", "text": f"tistream push --log-backup s3://BUCKET/PREFIX {named}"},
+        {"name": "Recorded", "text": f"tistream push --capture FOLDER {named}"},
     ]

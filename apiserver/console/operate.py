@@ -99,7 +99,13 @@ def worker(services: Services, worker_id: str) -> dict[str, Any]:
     found = facts.worker(sources, worker_id)
     owned = facts.tasks_page(sources, limit=ROWS, owner=worker_id)
     told = facts.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="worker", subject=worker_id)
-    return {**found, "owned": owned["items"], "owned_more": owned["next_cursor"] is not None, "events": told["items"]}
+    return {
+        **found,
+        "listens_at": found["address"],  # `address` is the page's own to its template
+        "owned": owned["items"],
+        "owned_more": owned["next_cursor"] is not None,
+        "events": told["items"],
+    }
 
 
 def holes(services: Services, who: Tenant | None) -> dict[str, Any]:

@@ -71,18 +71,13 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/v1/keys", operation_id="list_keys", summary="Keys without their secrets", dependencies=mine)
     def listed(who: Who, cluster_id: ClusterId = None, tenant_id: TenantId = None) -> dict[str, Any]:
-        tenant = _tenant(cluster_id, tenant_id)
-        rows = keys.list_keys(services.catalog, who.tenant if tenant is None else tenant)
-        return {"items": [shown(row) for row in rows if _sees(who, row)]}
+        return {"items": [shown(row) for row in listed_keys(services, who, _tenant(cluster_id, tenant_id))]}
 
     @routes.delete(
         "/v1/keys/{key_id}", operation_id="revoke_key", summary="End a key now; safe to repeat", dependencies=mine
     )
     def revoke(request: Request, key_id: KeyId, who: Who) -> dict[str, Any]:
-        _mine(services, who, key_id)
-        keys.revoke_key(services.catalog, key_id)
-        _forget(request)
-        return shown(keys.get_key(services.catalog, key_id))
+        return revoke_own(services, request, who, key_id)
 
     @routes.post(
         "/v1/keys/{key_id}:rotate",
@@ -92,7 +87,7 @@ def router(services: Services) -> APIRouter:
         dependencies=mine,
     )
     def rotate(request: Request, key_id: KeyId, who: Who, how: Rotation | None = None) -> dict[str, Any]:
-        _mine(services, who, key_id)
+        own_key(services, who, key_id)
         overlap_ms = int((how or Rotation()).overlap_hours * _HOUR_MS)
         made = rotated_key(services.catalog, key_id, overlap_ms=overlap_ms, made_by=who.key_id)
         _forget(request)
@@ -175,11 +170,26 @@ def _sees(who: Principal, row: keys.KeyRow) -> bool:
     return who.sees_all or (row.tenant is not None and who.sees(row.tenant))
 
 
-def _mine(services: Services, who: Principal, key_id: str) -> None:
-    """NotFound unless `who` may change the key; the same for one that is not there."""
+def listed_keys(services: Services, who: Principal, tenant: Tenant | None = None) -> list[keys.KeyRow]:
+    """The keys that `who` may see, or those of them that are bound to one tenant; the oldest first."""
+    rows = keys.list_keys(services.catalog, who.tenant if tenant is None else tenant)
+    return [row for row in rows if _sees(who, row)]
+
+
+def own_key(services: Services, who: Principal, key_id: str) -> keys.KeyRow:
+    """The key. NotFound unless `who` may change it; the same for one that is not there."""
     row = keys.get_key(services.catalog, key_id)
     if not (_sees(who, row) and may_give(who, Role(row.role), row.tenant)):
         raise NotFound(f"there is no key {key_id}", key_id=key_id)
+    return row
+
+
+def revoke_own(services: Services, request: Request, who: Principal, key_id: str) -> dict[str, Any]:
+    """End a key that `who` may end. Safe to repeat."""
+    own_key(services, who, key_id)
+    keys.revoke_key(services.catalog, key_id)
+    _forget(request)
+    return shown(keys.get_key(services.catalog, key_id))
 
 
 def _forget(request: Request) -> None:

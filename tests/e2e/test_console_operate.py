@@ -35,6 +35,10 @@ PAGES = {
     "events": "/events",
     "schema": "/tenants/1/1/schema",
     "confirm": "/workers/sorter-1/drain",
+    "register": "/tenants/register",
+    "checklist": "/tenants/1/2/checklist",
+    "connect-page": "/tenants/1/1/connect?table=shop.customers",
+    "keys-none": "/keys",
     "split": "/tasks/3/split",
     "merge": "/tasks/3/merge?with=4",
 }

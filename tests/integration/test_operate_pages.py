@@ -62,6 +62,7 @@ def test_pages_show_what_the_api_answers(site: Operated) -> None:
     text = page(site, "/holes")
     assert all(" ".join(hole["sentence"].split()) in text for hole in still)
     assert all(w["worker_id"] in page(site, "/workers") for w in api["workers"])
+    assert "sorter at sorter-1.example:9000" in page(site, "/workers/sorter-1")
 
 
 def test_words_of_others_are_never_markup(site: Operated) -> None:

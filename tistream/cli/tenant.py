@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tistream.admin.onboarding import checklist
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.output import NoColor, Output, OutputOption, lag, show_data, show_rows
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError
@@ -247,22 +248,6 @@ def _prove(client: Client, push: dict[str, Any], deadline: float) -> int | None:
                 told = str(e)
                 print(f"  … {told}", file=sys.stderr, flush=True)
         time.sleep(_LOOK_EVERY_S)
-
-
-def checklist(found: dict[str, Any], *, has_key: bool, valid_s: int | None = None) -> list[tuple[str, bool, str]]:
-    """(step, whether it is done, what more there is to say) of a tenant as the API shows it, in order. `valid_s`: for
-    how long session credentials of its pushers count; None = there are none."""
-    tasks, stores = found["tasks"], found["stores"]
-    active = found["state"] == "ACTIVE"
-    return [
-        ("registered", True, f": tenant {found['cluster_id']}/{found['tenant_id']}"),
-        *([("key for its pushers made", True, "")] if has_key else []),
-        *([("session credentials are issued", True, f": {valid_s // 60} minutes")] if valid_s else []),
-        ("a pusher has begun", bool(stores) or active, f": {len(stores)} stores" if stores else ""),
-        ("schema snapshot read", active, f": the log is complete above {found['start_ts']}"),
-        ("tasks made", bool(tasks), f": {len(tasks)}"),
-        ("active", active, ""),
-    ]
 
 
 def _do(url: str, cluster: int, tenant: int, verb: str, dry_run: bool, output: Output, **asked: str) -> None:

@@ -1,5 +1,7 @@
 // Custom elements of the console. State comes from the API alone; nothing is kept between pages but the scheme.
 
+import { tellOrigin } from "./forms.js";
+
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (root.dataset.scheme ?? (dark.matches ? "dark" : "light")) === "dark";
@@ -8,7 +10,7 @@ document.getElementById("scheme").addEventListener("click", () => {
   localStorage.scheme = root.dataset.scheme = isDark() ? "light" : "dark";
   dispatchEvent(new Event("scheme"));
 });
-for (const el of document.querySelectorAll(".origin")) el.textContent = location.origin;
+tellOrigin(document);
 
 // With a session, what changes something carries its token: htmx is told in <body>, plain forms get it here.
 document.addEventListener("submit", (event) => {
@@ -184,7 +186,8 @@ class Copy extends HTMLElement {
   connectedCallback() {
     const code = this.querySelector("code"), button = document.createElement("button");
     Object.assign(button, { type: "button", className: "quiet", textContent: "Copy" });
-    button.setAttribute("aria-label", `Copy as ${this.querySelector("b").textContent}`);
+    const what = code.getAttribute("aria-label");
+    button.setAttribute("aria-label", `Copy ${what[0].toLowerCase()}${what.slice(1)}`);
     button.addEventListener("click", async () => {
       try { await navigator.clipboard.writeText(code.textContent); } catch { getSelection().selectAllChildren(code); return; }
       button.textContent = "Copied";

@@ -14,9 +14,9 @@ import pytest
 import structlog
 
 from tistream import credentials
+from tistream.admin.onboarding import checklist
 from tistream.auth.keys import format_key
 from tistream.cli import log
-from tistream.cli.tenant import checklist
 from tistream.client import api
 from tistream.config import LogSettings
 from tistream.errors import ConfigError
