@@ -20,8 +20,8 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
     "no-upper-guard": 4,
-    "no-epoch-guard": 7,
-    "stale-snapshot": 5,
+    "no-epoch-guard": 3,
+    "stale-snapshot": 54,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
     "never-let-go": 0,
@@ -68,7 +68,7 @@ QUICK = {
     "lower-generation-wins": 0,
     "earlier-row-wins": 0,
     "undecided-not-held": 1,
-    "partly-decided-written": 5,
+    "partly-decided-written": 1,
     "commits-not-awaited": 0,
     "watermarks-before-data": 0,
     "duplicates-not-merged": 0,
