@@ -35,7 +35,6 @@ PAGES = {
     "events": "/events",
     "schema": "/tenants/1/1/schema",
     "confirm": "/workers/sorter-1/drain",
-    "register": "/tenants/register",
     "checklist": "/tenants/1/2/checklist",
     "connect-page": "/tenants/1/1/connect?table=shop.customers",
     "keys-none": "/keys",
