@@ -4,6 +4,7 @@
     POST /v1/clusters/{c}/tenants/{t}/push-objects:compare     whether these bytes are under this key
     GET  /v1/clusters/{c}/tenants/{t}/push-schemas             the schema snapshots that were pushed
     GET  /v1/clusters/{c}/tenants/{t}/push-schemas/{ts}        one of them as it lies there
+    DELETE /v1/clusters/{c}/tenants/{t}/push-probes/{name}     what was put to see whether it may be put
 
 Credentials are in their answer and nowhere else: no log has them, and no answer that is kept for a repeated request.
 Comparing tells who has the bytes that they are there, and whoever has not, nothing. Only folders that the tenant's
@@ -24,14 +25,17 @@ from tistream.auth.access import needs
 from tistream.auth.roles import Right
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tenants import TenantState, get_tenant
+from tistream.clock import SystemClock
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound, StateForbids
 from tistream.ids import Tenant
-from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
+from tistream.layout import ProbeKey, SchemaSnapKey, foreign_probe, parse, probe_prefix, schema_snap_prefix
 from tistream.objectstore.keys import check_key
 from tistream.objectstore.protocol import ObjectStore
 
 _INT_MAX = (1 << 63) - 1
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
+_ProbeName = Annotated[str, Path(pattern="^[a-z0-9-]{1,64}$")]
+_FORGOTTEN_MS = 3_600_000  # a probe that is older is one whose check died
 _BASE = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
 
@@ -125,6 +129,16 @@ def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer |
             raise NotFound(f"tenant {tenant} pushed no schema snapshot of {ts}", ts=ts) from e
         return Response(data, media_type="application/zstd")
 
+    @routes.delete(
+        f"{_BASE}/push-probes/{{name}}",
+        status_code=204,
+        operation_id="delete_push_probe",
+        summary="Remove what a check of pushing put into the bucket",
+        description="Pushers cannot delete. Fine when there is none; forgotten ones of this tenant go, too.",
+    )
+    def delete_probe(cluster_id: _Id, tenant_id: _Id, name: _ProbeName) -> None:
+        drop_probes(store, get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant, name, SystemClock().unix_ms())
+
     return routes
 
 
@@ -147,6 +161,15 @@ def issue(catalog: Catalog, issuer: CredentialIssuer | None, tenant: Tenant) -> 
         prefixes=list(push_prefixes(tenant)),
         kms_key_arn=issuer.terms.kms_key_arn,
     )
+
+
+def drop_probes(store: ObjectStore, tenant: Tenant, name: str, now_ms: int) -> None:
+    """Remove the probe of this name, the one that was to be refused, and all of the tenant that were forgotten."""
+    for key in (ProbeKey(tenant=tenant, name=name), foreign_probe(tenant, name)):
+        store.delete(str(key))
+    for info in [*store.list(probe_prefix(tenant))]:
+        if info.modified_ms < now_ms - _FORGOTTEN_MS:
+            store.delete(info.key)
 
 
 def _there(store: ObjectStore, written: Written) -> Literal["same", "other", "nothing"]:

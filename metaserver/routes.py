@@ -13,6 +13,7 @@ keys as hexadecimal. Errors are TiStreamError; the app that includes the router 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -31,7 +32,8 @@ from tistream.catalog.tasks import frontier, get_task, list_tasks, retry_task
 from tistream.catalog.tenants import TenantRow, TenantState, get_tenant, register_tenant
 from tistream.errors import Fenced, NotFound
 from tistream.ids import Tenant
-from tistream.layout import buffer_prefix
+from tistream.layout import ProbeKey, buffer_prefix
+from tistream.objectstore.factory import s3_place
 
 _INT_MAX = (1 << 63) - 1
 _TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
@@ -71,6 +73,10 @@ class PushBundle(Push):
         description="API key of role pusher, shown once: with the first registration; null also where no keys are asked"
     )
     env: dict[str, str] = Field(description="environment of the pusher")
+    check: str = Field(description="command that looks, in this environment, whether pushing would work")
+    aws: str | None = Field(
+        description="aws-cli: one put as a pusher's, with credentials in its environment; null where there is no bucket"
+    )
 
 
 class RegisteredTenant(BaseModel):
@@ -122,7 +128,8 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
         access = bucket_access(row.tenant, store_url, issuer)
         return Push(object_store=store_url, prefix=buffer_prefix(row.tenant), state=row.state, credentials=access)
 
-    _operators_routes(routes, catalog, push_of)
+    kms_key_arn = issuer.terms.kms_key_arn if issuer is not None else ""
+    _operators_routes(routes, catalog, push_of, lambda tenant: aws_line(tenant, store_url, kms_key_arn))
 
     @routes.get(f"{base}/push", operation_id="get_push", summary="Where to push", dependencies=[needs(Right.PUSH)])
     def push(cluster_id: _Id, tenant_id: _Id) -> Push:
@@ -186,7 +193,32 @@ def bucket_access(tenant: Tenant, store_url: str, issuer: CredentialIssuer | Non
     return BucketAccess(by="service", url=url, words=f"{words} {folders}, and nothing else. tistream push renews them.")
 
 
-def _operators_routes(routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantRow], Push]) -> None:
+def check_line(tenant: Tenant) -> str:
+    """The command that looks whether pushing would work."""
+    return f"tistream push --check --cluster {tenant.cluster_id} --tenant {tenant.tenant_id}"
+
+
+def aws_line(tenant: Tenant, store_url: str, kms_key_arn: str = "") -> str | None:
+    """One put of the aws command line below the tenant's folder, of an empty object that nobody reads; None when the
+    store is no bucket."""
+    place = s3_place(store_url)
+    if place is None:
+        return None
+    key = str(ProbeKey(tenant=tenant, name="by-hand"))
+    words = ["aws", "s3api", "put-object", "--bucket", place.bucket]
+    words += ["--key", f"{place.prefix}/{key}" if place.prefix else key]
+    words += ["--region", place.region] if place.region else []
+    words += ["--endpoint-url", place.endpoint] if place.endpoint else []
+    words += ["--server-side-encryption", "aws:kms", "--ssekms-key-id", kms_key_arn] if kms_key_arn else []
+    return shlex.join(words)
+
+
+def _operators_routes(
+    routes: APIRouter,
+    catalog: Catalog,
+    push_of: Callable[[TenantRow], Push],
+    aws_of: Callable[[Tenant], str | None],
+) -> None:
     @routes.post(
         "/v1/tenants",
         status_code=201,
@@ -203,7 +235,9 @@ def _operators_routes(routes: APIRouter, catalog: Catalog, push_of: Callable[[Te
             tenant_id=row.tenant.tenant_id,
             state=row.state,
             start_ts=str(row.start_ts),
-            push=PushBundle(**push_of(row).model_dump(), key=key, env=env),
+            push=PushBundle(
+                **push_of(row).model_dump(), key=key, env=env, check=check_line(row.tenant), aws=aws_of(row.tenant)
+            ),
         )
 
     @routes.post(

@@ -8,10 +8,12 @@
     seeds/cluster-{c}/tenant-{t}/{ts:020d}/{n:06d}.seg
     compacted/cluster-{c}/tenant-{t}/{job}/{range:05d}-{lo:020d}-{hi:020d}.parquet
     bases/cluster-{c}/tenant-{t}/{job}/{range:05d}-{ts:020d}-{n:06d}.seg
+    data_change_buffer/cluster-{c}/tenant-{t}/probe/{name}
+    doctor/{name}/{n}
 
 Numbers are zero padded, so keys of one folder sort in the order in which they were written; a dense `seq` makes a
 missing file visible and lets a reader ask for the next key directly. The optional bucket prefix of a deployment is
-added by the object store, not here.
+added by the object store, not here. Probes show that the bucket can be written to; nobody reads them as data.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 
 from tistream.ids import Tenant
 
+_ID_MAX = (1 << 63) - 1
 _TENANT = r"cluster-(?P<c>\d+)/tenant-(?P<t>\d+)"
 _SCHEMA_SNAP = re.compile(rf"data_change_buffer/{_TENANT}/schema_snap/(?P<ts>\d{{20}})\.json\.zst")
 _BATCH = re.compile(rf"data_change_buffer/{_TENANT}/store-(?P<s>\d+)/(?P<i>\d{{6,}})/file-(?P<n>\d{{12,}})\.seg")
@@ -31,6 +34,7 @@ _SEED = re.compile(rf"seeds/{_TENANT}/(?P<ts>\d{{20}})/(?P<n>\d{{6,}})\.seg")
 _COMPACTED = re.compile(
     rf"compacted/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P<lo>\d{{20}})-(?P<hi>\d{{20}})\.parquet"
 )
+_PROBE = re.compile(rf"data_change_buffer/{_TENANT}/probe/(?P<p>[a-z0-9-]{{1,64}})")
 _BASE = re.compile(rf"bases/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P<ts>\d{{20}})-(?P<n>\d{{6,}})\.seg")
 
 
@@ -50,6 +54,16 @@ def buffer_prefix(tenant: Tenant) -> str:
 def schema_snap_prefix(tenant: Tenant) -> str:
     """Folder of the schema snapshots that a tenant pushed."""
     return f"{buffer_prefix(tenant)}schema_snap/"
+
+
+def probe_prefix(tenant: Tenant) -> str:
+    """Folder of what a tenant's pushers put there to see whether they may."""
+    return f"{buffer_prefix(tenant)}probe/"
+
+
+def examined_prefix(name: str) -> str:
+    """Folder of what somebody who examines the store puts there, and removes."""
+    return f"doctor/{name}/"
 
 
 def incarnation_prefix(tenant: Tenant, store_id: int, incarnation: int) -> str:
@@ -189,7 +203,28 @@ class BaseKey:
         return f"bases/{_scope(self.tenant)}/{self.job}/{self.range_id:05d}-{self.ts:020d}-{self.n:06d}.seg"
 
 
-AnyKey = SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey | BaseKey
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeKey:
+    """Something put to see whether it may be put. Nothing follows from its being there."""
+
+    tenant: Tenant
+    name: str  #: small letters, digits and -
+
+    def __str__(self) -> str:
+        return f"{probe_prefix(self.tenant)}{self.name}"
+
+
+def foreign_probe(tenant: Tenant, name: str) -> ProbeKey:
+    """One in a neighbour's folder, which the tenant's pushers must not be able to put. The neighbour's name begins as
+    the tenant's does, where there is such a name: a policy that forgets the slash lets it through."""
+    longer = tenant.tenant_id * 10
+    other = longer if 0 < longer <= _ID_MAX else tenant.tenant_id ^ 1
+    return ProbeKey(tenant=Tenant(tenant.cluster_id, other), name=name)
+
+
+AnyKey = (
+    SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey | BaseKey | ProbeKey
+)
 
 
 def parse(key: str) -> AnyKey | None:
@@ -209,6 +244,8 @@ def _parse(key: str) -> AnyKey | None:
         return SchemaSnapKey(tenant=_tenant(m), ts=int(m["ts"]))
     if m := _SCHEMAS.fullmatch(key):
         return SchemasKey(tenant=_tenant(m), ts=int(m["ts"]))
+    if m := _PROBE.fullmatch(key):
+        return ProbeKey(tenant=_tenant(m), name=m["p"])
     if m := _SEED.fullmatch(key):
         return SeedKey(tenant=_tenant(m), ts=int(m["ts"]), n=int(m["n"]))
     if m := _COMPACTED.fullmatch(key):

@@ -14,7 +14,8 @@ from tistream.change import Op
 from tistream.cli.main import app
 from tistream.clock import SystemClock
 from tistream.codec.memcomparable import encode_bytes
-from tistream.pusher.tikv.examine import Finding, Verdict, examine
+from tistream.findings import Finding, Verdict
+from tistream.pusher.tikv.examine import examine
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.ranges import whole_cluster
 from tistream.simulator.mvcc import Version

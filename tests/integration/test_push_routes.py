@@ -150,10 +150,10 @@ def test_whether_there_are_session_credentials_is_what_the_bundle_said() -> None
 
 def test_what_the_settings_say_is_what_issues() -> None:
     bucket = ObjectStoreSettings(url="s3://changes/production?region=eu-central-1")
-    assert assembly._issuer(Settings(object_store=bucket)) is None
+    assert assembly.push_issuer(Settings(object_store=bucket)) is None
     push = PushSettings(role_arn=ROLE, duration_s=1200)
-    made = assembly._issuer(Settings(object_store=bucket, push=push))
+    made = assembly.push_issuer(Settings(object_store=bucket, push=push))
     assert made is not None
     assert (made.terms, made.duration_s) == (TERMS, 1200)
     with pytest.raises(ConfigError, match="this store is none"):
-        assembly._issuer(Settings(object_store=ObjectStoreSettings(url="file:///data"), push=push))
+        assembly.push_issuer(Settings(object_store=ObjectStoreSettings(url="file:///data"), push=push))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, select
 from sqlalchemy.engine import URL
@@ -26,6 +26,9 @@ from sqlalchemy.engine import URL
 from tistream.catalog.metered import watch
 from tistream.catalog.tables import now_ms as _now_ms
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 LOCK_WAIT_S = 10
 BUSY_WAIT_S = 30
@@ -224,12 +227,32 @@ def _mysql_engine(url: URL) -> Engine:
     )
 
 
+def newest_revision() -> str:
+    """The revision that `migrate` leads to."""
+    from alembic.script import ScriptDirectory
+
+    return str(ScriptDirectory.from_config(_migrations()).get_current_head())
+
+
+def revisions() -> frozenset[str]:
+    """All revisions that this version knows."""
+    from alembic.script import ScriptDirectory
+
+    return frozenset(script.revision for script in ScriptDirectory.from_config(_migrations()).walk_revisions())
+
+
 def _upgrade(conn: Connection) -> None:
     from alembic import command
+
+    config = _migrations()
+    config.attributes["connection"] = conn
+    command.upgrade(config, "head")
+
+
+def _migrations() -> Config:
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", "tistream.catalog:migrations")
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = conn
-    command.upgrade(config, "head")
+    return config

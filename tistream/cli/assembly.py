@@ -185,7 +185,7 @@ def meta(parts: Parts, name: str) -> Running:
         worker.problems,
         parts.store,
         _guard(parts),
-        issuer=_issuer(parts.settings),
+        issuer=push_issuer(parts.settings),
         more_checks={"lease": lease_holds(worker.lease_age_s)},
         collect=[CatalogGauges(parts.catalog, parts.clock), lease_age(worker.lease_age_s)],
     )
@@ -290,7 +290,7 @@ def _api(
         from metaserver.seed_routes import seed_router
 
         extra.append(retention_router(parts.catalog))
-        issuer = _issuer(parts.settings)
+        issuer = push_issuer(parts.settings)
         extra.append(control_router(parts.catalog, parts.settings.object_store.url, issuer))
         extra.append(push_router(parts.catalog, parts.store, issuer))
         extra.append(seed_router(parts.catalog, parts.store))
@@ -324,7 +324,7 @@ def _guard(parts: Parts) -> KeyGuard | None:
     return KeyGuard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
 
 
-def _issuer(settings: Settings) -> CredentialIssuer | None:
+def push_issuer(settings: Settings) -> CredentialIssuer | None:
     """Who issues credentials for the bucket to pushers; None: they bring their own."""
     from metaserver.push_access import CredentialIssuer
     from metaserver.push_policy import PushTerms

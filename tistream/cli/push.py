@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tistream.cli import cluster_options as of_cluster
 from tistream.cli.options import DEFAULT_URL, ApiKey, Cluster, MetricsHost, MetricsPort, Tenant, Url
+from tistream.cli.output import Output, OutputOption
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ StartTs = Annotated[
 ]
 Snapshot = Annotated[
     Path | None, typer.Option(help="The schema a tenant begins with, as JSON, of a cluster or a log backup.")
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Push nothing: look whether everything is there that this push would need.")
 ]
 PushFolder = Callable[..., "PushResult"]  #: (folder, url, tenant, speed, progress): what was pushed
 
@@ -80,24 +84,28 @@ def push(
     key: of_cluster.Key = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
+    check: Check = False,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Push a change stream: a living cluster's, a recorded one, or that of TiKV's log backup. Give one of --pd,
-    --capture, --replay and --log-backup.
+    --capture, --replay and --log-backup; with --check none is needed.
 
     A recording ends when all of it is durable and, if that takes no longer than some seconds, can be pulled. The others
     are followed until Ctrl-C. A tenant that has not begun yet begins with the schema of now, or of --start-ts; of a
-    log backup it needs --start-ts or --schema-snapshot once, and the log must be whole from that time on.
-    """
+    log backup it needs --start-ts or --schema-snapshot once, and the log must be whole from that time on."""
     from tistream.ids import Tenant as TenantId
 
-    if sum(source is not None for source in (capture, replay, log_backup, pd)) != 1:
+    sources = sum(source is not None for source in (capture, replay, log_backup, pd))
+    if sources > 1 or not (sources or check):
         raise InvalidInput("give one of --pd, --capture, --replay and --log-backup")
-    to = TenantId(cluster, tenant)
+    to, secured = TenantId(cluster, tenant), of_cluster.tls(ca, cert, key)
+    to_pd = None if pd is None else of_cluster.endpoints(pd)
+    if check:
+        return _check(output, url, to, capture, replay, log_backup, to_pd, secured, keyspace)
     _prepare(context, url, to, metrics_host, metrics_port)
-    if pd is not None:
+    if to_pd is not None:
         from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of
 
-        to_pd, secured = of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key)
         begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
         limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
         whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace)
@@ -109,6 +117,17 @@ def push(
         upto = _play(capture, replay, url, to, speed)
     if not wait_until_served(url, to, upto):
         print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
+
+
+def _check(output: Output, url: str, tenant: TenantId, *of_source: Any) -> None:
+    """Look, and end with status 1 when something is missing."""
+    from tistream.cli.doctor import show_findings
+    from tistream.cli.log import configure
+    from tistream.cli.push_check import check_push
+    from tistream.config import LogSettings
+
+    configure(LogSettings(level="error"))
+    show_findings(f"pushing to tenant {tenant} at {url}", check_push(url, tenant, *of_source), output)
 
 
 def _prepare(context: typer.Context, url: str, tenant: TenantId, host: str, port: int | None) -> None:

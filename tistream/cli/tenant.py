@@ -47,7 +47,8 @@ def register(
 ) -> None:
     """Register a tenant. It then awaits its first schema snapshot.
 
-    The answer holds where its pushers write, their environment and, where keys are asked for, a key of theirs: once.
+    The answer holds where its pushers write, their environment, a command that looks whether pushing would work and,
+    where keys are asked for, a key of theirs: once.
     """
     from tistream.client import connect
 
@@ -56,6 +57,8 @@ def register(
         print(json.dumps(made, indent=2), flush=True)
         if str(made["push"].get("key") or "").endswith(_SHOWN_ONCE):
             print("an earlier answer, which was lost, showed the key: tistream tenant rotate-key", file=sys.stderr)
+        if check := made["push"].get("check"):  # a service of an earlier version names none
+            print(f"to look whether pushing would work, where the pushers run: {check}", file=sys.stderr)
         if wait:
             _wait(client, cluster, tenant, time.monotonic() + timeout, made["push"])
 

@@ -1,6 +1,6 @@
 """What a pusher asks of the control plane, and the HTTP end of it.
 
-Requests, all safe to repeat, none on the way of the data but the last three, of pushers with session credentials:
+Requests, all safe to repeat, none on the way of the data but those of pushers with session credentials:
 
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new life of a pusher, and where time stood
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    which life is the newest
@@ -11,6 +11,8 @@ Requests, all safe to repeat, none on the way of the data but the last three, of
     POST /v1/clusters/{c}/tenants/{t}/push-credentials           session credentials for the tenant's prefix
     POST /v1/clusters/{c}/tenants/{t}/push-objects:compare       whether a put arrived
     GET  /v1/clusters/{c}/tenants/{t}/push-schemas[/{ts}]        the schema snapshots that were pushed
+    DELETE /v1/clusters/{c}/tenants/{t}/push-probes/{name}       what a check of pushing put into the bucket
+    GET  /v1/whoami                                              what the key is
 
 A lost answer to the first one costs a number, nothing else: an incarnation without files is empty. Errors: transport
 faults and "try again" answers become ControlUnavailable (kind RETRY); problem documents keep the server's words.
@@ -140,6 +142,20 @@ class SessionControl(Protocol):
         ...
 
 
+class CheckControl(SessionControl, Protocol):
+    """The control plane as who wants to know whether pushing would work sees it."""
+
+    def push_bundle(self) -> PushBundle: ...
+
+    def whoami(self) -> Mapping[str, Any] | None:
+        """What the key is: key_id, name, role, cluster_id, tenant_id, rights. None: this process does not tell."""
+        ...
+
+    def drop_probe(self, name: str) -> None:
+        """Have removed what was put to see whether it may be put."""
+        ...
+
+
 class CaptureControl(Control, SeedControl, Protocol):
     """The control plane as who pushes a whole recording sees it."""
 
@@ -149,7 +165,8 @@ class HttpControl:
 
     def __init__(self, url: str, tenant: Tenant, *, token: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
         self._tenant = tenant
-        self._root = f"{url.rstrip('/')}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
+        self._service = url.rstrip("/")
+        self._root = f"{self._service}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
         key = key_for(url) if token is None else token
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(timeout=timeout_s, headers=headers)
@@ -200,6 +217,16 @@ class HttpControl:
     def pushed_schema(self, ts: int) -> bytes:
         return bytes(self._answer("GET", f"push-schemas/{ts}").content)
 
+    def whoami(self) -> Mapping[str, Any] | None:
+        try:
+            found = orjson.loads(self._sent("GET", f"{self._service}/v1/whoami").content)
+        except NotFound:  # of a meta server that is a process of its own
+            return None
+        return found if isinstance(found, dict) else None
+
+    def drop_probe(self, name: str) -> None:
+        self._answer("DELETE", f"push-probes/{name}")
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -215,7 +242,9 @@ class HttpControl:
             raise TiStreamError("the control plane gave an answer that makes no sense", url=url, cause=repr(e)) from e
 
     def _answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
-        url = f"{self._root}/{path}"
+        return self._sent(method, f"{self._root}/{path}", body)
+
+    def _sent(self, method: str, url: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
         try:
             response = self._http.request(method, url, json=body)
         except httpx2.TransportError as e:

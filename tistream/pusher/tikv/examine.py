@@ -2,8 +2,8 @@
 
     examine(pd, ...) -> findings: name, verdict, words; and facts for programs
 
-A finding is `ok`, `warn` (it works, but look at it) or `fail` (it will not work). Nothing is written to the cluster: PD
-is asked for lists and a timestamp, each store gets an empty change feed stream, and the leader of one key a read.
+Nothing is written to the cluster: PD is asked for lists and a timestamp, each store gets an empty change feed stream,
+and the leader of one key a read.
 
 What is an estimate says so: PD knows what stores wrote in their last heartbeat interval, all replicas together.
 """
@@ -11,15 +11,14 @@ What is an estimate says so: PD knows what stores wrote in their last heartbeat 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Sequence
 
 import grpc
 
 from tistream import ts as tso
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
+from tistream.findings import Finding, Look, Verdict, check, skew
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
@@ -33,7 +32,6 @@ from tistream.pusher.tikv.stream import METADATA, METHOD
 
 _CONNECT_S = 3.0
 _SILENCE_S = 0.3  # a server that does not know the method says so at once
-_SKEW_WARN_MS, _SKEW_FAIL_MS = 1_000, 60_000
 _REPLICAS = 3
 _STREAM_REGIONS = 100_000  # more than this on one store have not been tried
 _FILES_A_MONTH = 2_592_000  # one a second
@@ -42,85 +40,53 @@ _PROBE_KEYS = KeyRange(b"mSchemaVe", b"mSchemaVf")  # around the schema version
 _KEYSPACE_KEYS = KeyRange(b"x\0\0\0", b"x\0\0\1")
 
 
-class Verdict(StrEnum):
-    """Of one check."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The outcome of one check."""
-
-    name: str
-    verdict: Verdict
-    words: str
-    facts: dict[str, object] = field(default_factory=dict)
-
-
 def examine(
     pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock, keyspace: str | None = None
 ) -> list[Finding]:
     """All checks, in an order in which a later one rests on the earlier ones. After PD failed, or when it does not know
     the keyspace, nothing more is asked."""
-    found = [_check("pd", lambda: _pd(pd))]
+    found = [check("pd", lambda: _pd(pd))]
     keys = WHOLE
     if keyspace is not None and found[0].verdict is not Verdict.FAIL:
         spaces: list[KeyspaceKeys] = []
-        found.append(_check("keyspace", lambda: _keyspace(pd, keyspace, spaces)))
+        found.append(check("keyspace", lambda: _keyspace(pd, keyspace, spaces)))
         keys = spaces[0] if spaces else WHOLE
     if found[-1].verdict is Verdict.FAIL:
         return found
     view = KeyspacedPd(pd, keys)
-    found.append(_check("clock", lambda: _clock(pd, clock)))
+    found.append(check("clock", lambda: _clock(pd, clock)))
     stores: list[Store] = []
-    found.append(_check("stores", lambda: _stores(pd, stores)))
-    found += [_check(f"store {store.id}", lambda s=store: _store(s, tls)) for store in stores]  # type: ignore[misc]
+    found.append(check("stores", lambda: _stores(pd, stores)))
+    found += [check(f"store {store.id}", lambda s=store: _store(s, tls)) for store in stores]  # type: ignore[misc]
     regions: list[Region] = []
-    found.append(_check("regions", lambda: _regions(view, wanted, stores, regions)))
-    found.append(_check("history", lambda: _history(pd)))
+    found.append(check("regions", lambda: _regions(view, wanted, stores, regions)))
+    found.append(check("history", lambda: _history(pd)))
     stop = threading.Event()
     reader = KvReader(view, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
     try:
-        found.append(_check("read", lambda: _read(pd, reader)))
+        found.append(check("read", lambda: _read(pd, reader)))
         if keys is WHOLE:
-            found.append(_check("api version", lambda: _api_version(pd, reader)))
+            found.append(check("api version", lambda: _api_version(pd, reader)))
     finally:
         reader.close()
-    found.append(_check("estimate", lambda: _estimate(pd, stores, regions)))
+    found.append(check("estimate", lambda: _estimate(pd, stores, regions)))
     return found
 
 
-def _check(name: str, look: Callable[[], tuple[Verdict, str, dict[str, object]]]) -> Finding:
-    try:
-        verdict, words, facts = look()
-    except TiStreamError as e:
-        return Finding(name=name, verdict=Verdict.FAIL, words=str(e), facts={"code": e.code})
-    return Finding(name=name, verdict=verdict, words=words, facts=facts)
-
-
-_Look = tuple[Verdict, str, dict[str, object]]
-
-
-def _pd(pd: PdClient) -> _Look:
+def _pd(pd: PdClient) -> Look:
     cluster_id = pd.cluster_id
     return Verdict.OK, f"cluster {cluster_id}", {"cluster_id": str(cluster_id)}
 
 
-def _clock(pd: PdClient, clock: Clock) -> _Look:
+def _clock(pd: PdClient, clock: Clock) -> Look:
     before = clock.unix_ms()
     stamp = pd.tso()
     offset_ms = tso.physical_ms(stamp) - (before + clock.unix_ms()) // 2
-    verdict = Verdict.OK if abs(offset_ms) < _SKEW_WARN_MS else Verdict.WARN
-    if abs(offset_ms) >= _SKEW_FAIL_MS:
-        verdict = Verdict.FAIL
-    words = f"PD's clock is {abs(offset_ms)} ms {'ahead of' if offset_ms >= 0 else 'behind'} this machine's"
+    verdict, words = skew("PD's", offset_ms)
     return verdict, words, {"offset_ms": offset_ms, "tso": str(stamp)}
 
 
-def _stores(pd: PdClient, into: list[Store]) -> _Look:
+def _stores(pd: PdClient, into: list[Store]) -> Look:
     found = pd.stores()
     into += [s for s in found if not s.columnar and s.state != StoreState.TOMBSTONE]
     leaving = [s.id for s in into if s.state != StoreState.UP]
@@ -138,7 +104,7 @@ def _stores(pd: PdClient, into: list[Store]) -> _Look:
     return Verdict.WARN if leaving or len(versions) > 1 else Verdict.OK, words, facts
 
 
-def _store(store: Store, tls: Tls | None) -> _Look:
+def _store(store: Store, tls: Tls | None) -> Look:
     facts: dict[str, object] = {"id": store.id, "address": store.address, "version": store.version}
     channel = open_channel(store.address, tls)
     try:
@@ -158,12 +124,12 @@ def _store(store: Store, tls: Tls | None) -> _Look:
         channel.close()
 
 
-def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> _Look:
+def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> Look:
     into.append(find_keyspace(pd, name))
     return Verdict.OK, f"{name} has the keys {into[0].prefix.hex()}...", {"id": into[0].id}
 
 
-def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> _Look:
+def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Look:
     into += {region.id: region for part in wanted for region in regions_of(pd, part)}.values()
     leads = {store.id: sum(r.leader_store_id == store.id for r in into) for store in stores}
     headless = sum(not r.leader_store_id for r in into)
@@ -177,7 +143,7 @@ def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store
     return Verdict.OK if max(leads.values(), default=0) <= _STREAM_REGIONS else Verdict.WARN, words, facts
 
 
-def _history(pd: PdClient) -> _Look:
+def _history(pd: PdClient) -> Look:
     safe, now = pd.gc_safe_point(), pd.tso()
     if not safe:
         return Verdict.OK, "nothing was ever collected", {"safe_point": "0"}
@@ -189,7 +155,7 @@ def _history(pd: PdClient) -> _Look:
     )
 
 
-def _read(pd: PdClient, reader: KvReader) -> _Look:
+def _read(pd: PdClient, reader: KvReader) -> Look:
     pairs = sum(len(page.keys) for page in reader.read(_PROBE_KEYS, pd.tso()))
     if not pairs:
         words = "no schema version is kept here: there is no TiDB, or it has keyspaces and --keyspace should name one"
@@ -197,7 +163,7 @@ def _read(pd: PdClient, reader: KvReader) -> _Look:
     return Verdict.OK, "keys can be read at a timestamp", {}
 
 
-def _api_version(pd: PdClient, reader: KvReader) -> _Look:
+def _api_version(pd: PdClient, reader: KvReader) -> Look:
     try:
         for _ in reader.read(_KEYSPACE_KEYS, pd.tso(), ApiVersion.V2):
             break
@@ -208,7 +174,7 @@ def _api_version(pd: PdClient, reader: KvReader) -> _Look:
     return Verdict.OK, "API V2; keys without a keyspace are followed", {"api_version": "V2"}
 
 
-def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> _Look:
+def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> Look:
     files = len(stores) * _FILES_A_MONTH
     facts: dict[str, object] = {"files_per_month": files, "put_dollars_per_month": round(files * _PUT_PRICE, 2)}
     words = f"one file a second of each store, {files:,} puts a month (${files * _PUT_PRICE:,.2f} at S3's list price)"
