@@ -11,7 +11,7 @@ from tistream.findings import Finding, Verdict, check, skew
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
 AT = 1_795_000_000_000  # a whole second
-DATE = {"date": "Thu, 19 Nov 2026 01:46:40 GMT"}  # the same
+DATE = {"date": "Wed, 18 Nov 2026 11:06:40 GMT"}  # the same
 
 
 @pytest.mark.parametrize(
