@@ -17,6 +17,7 @@ from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import PushTerms, session_policy
 from metaserver.push_routes import drop_probes
+from tistream.catalog.deletion import delete_tenant
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
 from tistream.cli.main import app
@@ -159,7 +160,7 @@ def pause(catalog: Catalog) -> None:
 
 def delete(catalog: Catalog) -> None:
     activate(catalog)
-    change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.DELETING, reason="", actor="ann")
+    delete_tenant(catalog, T, seen=TenantState.ACTIVE)
 
 
 @pytest.mark.parametrize(("prepare", "verdict"), [(activate, "ok"), (pause, "warn"), (delete, "fail")])
