@@ -33,7 +33,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield f"sqlite:///{tmp_path_factory.mktemp('catalog')}/catalog.db"
     else:
         with mariadb() as server:
-            yield new_database(server)
+            yield new_database(server, "doctor")
 
 
 def verdicts(found: list[Finding]) -> dict[str, Verdict]:
@@ -135,7 +135,11 @@ def test_a_store_that_is_well_and_the_role_of_pushers(
 
 
 def test_credentials_that_the_store_refuses(guarded: GuardedS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    role = guarded.make_role("writers", [{"Effect": "Allow", "Action": "s3:PutObject", "Resource": "*"}])
+    made = guarded.client("sts").assume_role(RoleArn=role, RoleSessionName="doctor")["Credentials"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", made["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", made["SecretAccessKey"])
+    monkeypatch.setenv("AWS_SESSION_TOKEN", made["SessionToken"])
     status, found = doctor("--object-store", guarded.url)
     assert (status, list(found)) == (1, ["object store"])
     assert "the store refused" in found["object store"]["words"]

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
+from tistream.catalog.deletion import delete_tenant
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
 from tistream.cli import assembly
@@ -85,10 +86,11 @@ def test_without_a_role_there_are_none_and_a_tenant_that_goes_gets_none(world: W
         assert "push.role_arn" in refused.json()["hint"]
     activate_tenant(world.catalog, T, 5, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
     with world.http(Issuer(TERMS, duration_s=900)) as http:
-        for state, status in ((TenantState.PAUSED, 201), (TenantState.DELETING, 409)):
-            seen = TenantState.ACTIVE if state is TenantState.PAUSED else TenantState.PAUSED
-            assert change_state(world.catalog, T, seen=seen, to=state, reason="")
-            assert http.post(f"{BASE}/push-credentials").status_code == status
+        assert change_state(world.catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
+        assert http.post(f"{BASE}/push-credentials").status_code == 201
+        assert delete_tenant(world.catalog, T, seen=TenantState.PAUSED)
+        gone = http.post(f"{BASE}/push-credentials")
+        assert (gone.status_code, gone.json()["code"]) == (410, "TS-1016")
 
 
 def test_comparing_tells_of_the_tenants_folders_only(world: World) -> None:

@@ -24,8 +24,8 @@ _OTHER = b"other bytes under the same key"
 
 
 def examine_push(control: CheckControl, open_bucket: Callable[[str], ObjectStore], name: str) -> list[Finding]:
-    """All checks. After the control plane, the credentials or the first put have failed nothing more is tried. `name`
-    is a new one: small letters and digits."""
+    """All checks. After the control plane, the credentials, the first put or its being seen have failed nothing more is
+    tried. `name` is a new one: small letters and digits."""
     looks = _Push(control, open_bucket, name)
     found = [check("control plane", looks.control_plane)]
     if found[0].verdict is Verdict.FAIL:
@@ -37,7 +37,10 @@ def examine_push(control: CheckControl, open_bucket: Callable[[str], ObjectStore
     found.append(put)
     if put.verdict is Verdict.FAIL:
         return found
-    found.append(check("the service sees it", looks.seen))
+    seen = check("the service sees it", looks.seen)
+    found.append(seen)
+    if seen.verdict is Verdict.FAIL:
+        return found
     found.append(check("create if absent", looks.create_if_absent))
     found.append(check("a neighbour's folder", looks.neighbour))
     found.append(check("removed", looks.removed))
@@ -104,8 +107,8 @@ class _Push:
     def seen(self) -> Look:
         there = self._control.compare(self._probe, len(_WORDS), hashlib.sha256(_WORDS).hexdigest())
         if there != "same":
-            words = f"{self._probe} was put, and the service does not see it: it looks into another bucket or folder"
-            return Verdict.FAIL, words, {"there": there}
+            words = f"{self._probe} was put (and stays), and the service does not see it"
+            return Verdict.FAIL, f"{words}: it looks into another bucket or folder", {"there": there}
         return Verdict.OK, "what was put is what the service finds", {"there": there}
 
     def create_if_absent(self) -> Look:

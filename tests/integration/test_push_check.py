@@ -1,0 +1,223 @@
+"""`tistream push --check`: what is well, and what each thing that is not looks like; and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from metaserver import push_access
+from metaserver.app import create_app
+from metaserver.push_access import CredentialIssuer
+from metaserver.push_policy import PushTerms, session_policy
+from metaserver.push_routes import drop_probes
+from tistream.catalog.deletion import delete_tenant
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
+from tistream.cli.main import app
+from tistream.cli.server import HttpServer
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.layout import ProbeKey, buffer_prefix, foreign_probe
+from tistream.objectstore.factory import open_store
+from tistream.objectstore.memory import MemoryStore
+from tistream.objectstore.protocol import ObjectStore
+from tistream.testing.careless_s3 import careless_s3
+from tistream.testing.guarded_s3 import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
+from tistream.testing.s3server import REGION, S3Server
+
+T = Tenant(1, 1)
+RECORDING = str(files("tistream") / "recording")
+ALL = ["control plane", "key", "tenant", "credentials", "put", "the service sees it", "create if absent"]
+ALL += ["a neighbour's folder", "removed"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedS3]:
+    with pytest.MonkeyPatch.context() as patch, guarded_s3(tmp_path_factory.mktemp("s3")) as made:
+        for name, value in ROOT.items():
+            patch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def terms(server: GuardedS3) -> PushTerms:
+    role = server.make_role("pusher", [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}])
+    return PushTerms(bucket=BUCKET, prefix=FOLDER, role_arn=role)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    made.migrate()
+    register_tenant(made, T)
+    yield made
+    made.close()
+
+
+@contextmanager
+def control_plane(
+    catalog: Catalog, told: str, store: ObjectStore, issuer: CredentialIssuer | None = None
+) -> Iterator[str]:
+    """The address of one that names the bucket `told` and looks into `store` itself."""
+    http = HttpServer(create_app(catalog, told, store=store, issuer=issuer), "127.0.0.1", 0)
+    http.start()
+    try:
+        yield http.url
+    finally:
+        http.stop()
+
+
+def issuer_of(server: GuardedS3, terms: PushTerms) -> CredentialIssuer:
+    return CredentialIssuer(terms, duration_s=900, endpoint=server.endpoint, region=REGION)
+
+
+def look(url: str, *more: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit status, and the checks by name."""
+    done = CliRunner().invoke(app, ["push", "--check", "-c", "1", "-t", "1", "--url", url, "-o", "json", *more])
+    return done.exit_code, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def not_ok(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: check["verdict"] for name, check in found.items() if check["verdict"] != "ok"}
+
+
+def test_session_credentials_that_keep_to_their_folder(server: GuardedS3, terms: PushTerms, catalog: Catalog) -> None:
+    bucket = open_store(server.url)
+    with control_plane(catalog, server.url, bucket, issuer_of(server, terms)) as url:
+        status, found = look(url, "--capture", RECORDING)
+    assert (status, list(found), not_ok(found)) == (0, [*ALL, "recording"], {})
+    assert found["credentials"]["facts"]["valid_s"] == 900
+    assert found["a neighbour's folder"]["facts"] == {"refused": True}
+    assert "tenant-10/" in found["a neighbour's folder"]["words"]
+    assert [*bucket.list("")] == []
+
+
+def test_session_credentials_that_are_too_wide(
+    server: GuardedS3, terms: PushTerms, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_the_slash(*_: object) -> str:
+        policy = json.loads(session_policy(terms, T))
+        puts = policy["Statement"][0]
+        puts["Resource"] = [resource.removesuffix("/*") + "*" for resource in puts["Resource"]]
+        return json.dumps(policy, separators=(",", ":"))
+
+    monkeypatch.setattr(push_access, "session_policy", without_the_slash)
+    bucket = open_store(server.url)
+    with control_plane(catalog, server.url, bucket, issuer_of(server, terms)) as url:
+        status, found = look(url)
+    assert (status, not_ok(found)) == (1, {"a neighbour's folder": "fail"})
+    assert [*bucket.list("")] == [], "what was let through was removed"
+
+
+def test_credentials_of_its_own_and_a_role_that_cannot_be_taken(
+    server: GuardedS3, terms: PushTerms, catalog: Catalog
+) -> None:
+    bucket = open_store(server.url)
+    with control_plane(catalog, server.url, bucket) as url:
+        status, found = look(url)
+    assert (status, not_ok(found)) == (0, {"a neighbour's folder": "warn"})
+    assert "push.role_arn" in found["a neighbour's folder"]["words"]
+    assert [*bucket.list("")] == []
+    absent = PushTerms(bucket=BUCKET, prefix=FOLDER, role_arn=f"{terms.role_arn}-absent")
+    with control_plane(catalog, server.url, bucket, issuer_of(server, absent)) as url:
+        status, found = look(url)
+    assert (status, list(found)[-1], not_ok(found)) == (1, "credentials", {"credentials": "fail"})
+
+
+def test_another_bucket_than_the_services(server: GuardedS3, catalog: Catalog) -> None:
+    bucket = open_store(server.url)
+    with control_plane(catalog, server.url, MemoryStore()) as url:
+        status, found = look(url)
+    assert (status, list(found)[-1], not_ok(found)) == (1, "the service sees it", {"the service sees it": "fail"})
+    (left,) = [info.key for info in bucket.list("")]
+    assert left in found["the service sees it"]["words"]
+    bucket.delete(left)
+
+
+def test_a_store_that_ignores_create_if_absent(server: GuardedS3, catalog: Catalog, tmp_path: Path) -> None:
+    with careless_s3(server.endpoint) as endpoint:
+        careless = S3Server(endpoint=endpoint).url(BUCKET, FOLDER)
+        with control_plane(catalog, careless, open_store(server.url)) as url:
+            found = look(url)[1]
+    assert found["create if absent"]["verdict"] == "fail"
+
+
+def activate(catalog: Catalog) -> None:
+    activate_tenant(catalog, T, 5, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"t", b"u"))])
+
+
+def pause(catalog: Catalog) -> None:
+    activate(catalog)
+    change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="", actor="ann")
+
+
+@pytest.mark.parametrize(("prepare", "verdict"), [(activate, "ok"), (pause, "warn")])
+def test_states_and_a_folder(
+    catalog: Catalog, tmp_path: Path, prepare: Callable[[Catalog], None], verdict: str
+) -> None:
+    prepare(catalog)
+    told = f"file://{tmp_path}/bucket"
+    store = open_store(told)
+    with control_plane(catalog, told, store) as url:
+        status, found = look(url)
+    assert (status, found["tenant"]["verdict"]) == (0, verdict)
+    assert not_ok({name: check for name, check in found.items() if name != "tenant"}) == {}
+    assert [*store.list("")] == []
+
+
+def test_a_folder_that_is_not_here_is_not_made(catalog: Catalog, tmp_path: Path) -> None:
+    with control_plane(catalog, f"file://{tmp_path}/elsewhere", MemoryStore()) as url:
+        status, found = look(url)
+    assert (status, not_ok(found)) == (1, {"credentials": "fail"})
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_nobody_answers_and_a_tenant_that_is_nobodys(catalog: Catalog) -> None:
+    status, found = look("http://127.0.0.1:1")
+    assert (status, not_ok(found)) == (1, {"control plane": "fail"})
+    with control_plane(catalog, "memory://", MemoryStore()) as url:
+        found = look(url, "-t", "7")[1]
+        assert list(found) == ["control plane"]
+        assert "is not registered" in found["control plane"]["words"]
+        activate(catalog)
+        delete_tenant(catalog, T, seen=TenantState.ACTIVE)
+        status, found = look(url)
+    assert (status, found[list(found)[-1]]["verdict"]) == (1, "fail")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "words"),
+    [("--capture", "recording", "lacks a file"), ("--log-backup", "log backup", "no log backup has written")],
+)
+def test_sources_that_are_not_there(catalog: Catalog, tmp_path: Path, option: str, name: str, words: str) -> None:
+    told, empty = f"file://{tmp_path}/bucket", tmp_path / "empty"
+    store = open_store(told)
+    empty.mkdir()
+    with control_plane(catalog, told, store) as url:
+        status, found = look(url, option, str(empty) if option == "--capture" else f"file://{empty}")
+    assert (status, not_ok(found)) == (1, {name: "fail"})
+    assert words in found[name]["words"]
+
+
+def test_forgotten_probes_go_with_the_next_check() -> None:
+    store = MemoryStore()
+    kept = [f"{buffer_prefix(T)}store-1/000001/file-000000000001.seg", str(ProbeKey(tenant=Tenant(1, 2), name="a"))]
+    for key in [
+        *kept,
+        str(ProbeKey(tenant=T, name="a")),
+        str(ProbeKey(tenant=T, name="b")),
+        str(foreign_probe(T, "b")),
+    ]:
+        store.put(key, b"x")
+    now_ms = next(store.list("")).modified_ms
+    drop_probes(store, T, "b", now_ms + 3_599_000)
+    assert {info.key for info in store.list("")} == {*kept, str(ProbeKey(tenant=T, name="a"))}
+    drop_probes(store, T, "c", now_ms + 3_700_000)
+    assert {info.key for info in store.list("")} == set(kept)
