@@ -427,6 +427,9 @@ class Transactions:
         return f"s{number}" if tp == VARCHAR else number / 4 if tp == DOUBLE else number
 
     def _columns(self, key: bytes) -> list[Json]:
+        if key not in self._table_of:  # written before a DDL of another table, by a transaction that writes it again
+            self.places()
+            self.places(rows=HANDLES)
         columns: list[Json] = self._schema.tables[self._table_of[key]][1]["cols"]
         return columns
 

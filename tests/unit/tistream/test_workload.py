@@ -24,6 +24,7 @@ from tistream.keyrange import KeyRange
 from tistream.pusher.batcher import Batcher, BatchFile
 from tistream.pusher.model_source import ModelSource
 from tistream.simulator.cluster import Cluster, Subscription
+from tistream.simulator.ddl import HANDLES
 from tistream.simulator.profiles import DDL, DEFAULT, OLD_TRANSACTIONS, PIPELINED, PROFILES, TINY, Profile, new_cluster
 from tistream.simulator.transactions import CommittedRow
 from tistream.simulator.workload import Workload
@@ -357,3 +358,13 @@ def test_regions_tile_the_key_space_whatever_happens() -> None:
         assert [r.range.start for r in regions] == [b"", *(r.range.end for r in regions[:-1])]
         assert regions[-1].range == KeyRange(regions[-1].range.start, b"")
         assert not {r.store_id for r in regions} & cluster.dead_stores
+
+
+def test_a_row_is_written_again_after_a_ddl_of_another_table() -> None:
+    """A transaction that is pipelined may do so: it finds the columns of a row that nobody has looked for since."""
+    made, _ = new(1, DEFAULT)
+    key, table_id = made._txns.places(rows=HANDLES)[-1]
+    columns = made._txns._columns(key)
+    made._schema.version += 1
+    assert key not in dict(made._txns.places())
+    assert made._txns._columns(key) == columns == made._schema.tables[table_id][1]["cols"]
