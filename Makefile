@@ -64,7 +64,7 @@ sim: $(STAMP_DEV) $(COMPILED)
 	SIM_SEEDS=$${SIM_SEEDS:-500} $(BIN)/pytest -n 2 tests/sim
 
 e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN)
-	$(BIN)/pytest tests/e2e
+	$(BIN)/pytest -n 2 --dist loadfile tests/e2e
 
 check: lint types imports unit
 
