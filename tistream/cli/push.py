@@ -33,6 +33,9 @@ StartTs = Annotated[
 Snapshot = Annotated[
     Path | None, typer.Option(help="The schema a tenant begins with, as JSON, of a cluster or a log backup.")
 ]
+UntilCaughtUp = Annotated[
+    bool, typer.Option(help="Of a log backup: end when everything up to its global checkpoint is pushed.")
+]
 Check = Annotated[
     bool, typer.Option("--check", help="Push nothing: look whether everything is there that this push would need.")
 ]
@@ -64,9 +67,7 @@ def push(
     speed: Annotated[str, typer.Option(help="Of a recording: N times real time, or max.")] = "1",
     start_ts: StartTs = None,
     schema_snapshot: Snapshot = None,
-    until_caught_up: Annotated[
-        bool, typer.Option(help="Of a log backup: end when everything up to its global checkpoint is pushed.")
-    ] = False,
+    until_caught_up: UntilCaughtUp = False,
     store_id: of_cluster.StoreId = None,
     seed: of_cluster.Seed = False,
     history_cap: of_cluster.HistoryCap = 24.0,
