@@ -170,7 +170,7 @@ class _Demo:
                 self._tick(part.name)
         self._tick("tenant 1/1 registered; three pushers play the recorded change stream of a real TiDB")
         self._out.print(addresses(self._service.url), highlight=False)
-        said = "  (the first start compiles the row decoders: that takes some seconds once)\n"
+        said = "  (where `tistream compile` never ran, the first rows wait some seconds for their decoders, once)\n"
         self._out.print(said, style="dim", highlight=False)
 
     def _tick(self, what: str) -> None:
