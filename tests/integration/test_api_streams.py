@@ -242,7 +242,8 @@ def test_a_consumer_that_takes_nothing_is_closed_with_its_cursor(growing: Stream
 
 def test_a_reader_that_goes_away_frees_everything(growing: StreamWorld) -> None:
     with growing.stream(start_ts="latest") as answer:
-        next(lines_of(answer))
+        lines = lines_of(answer)  # held on to: without it httpx closes the connection
+        next(lines)
         assert growing.following.open_now("streams") == 1
     eventually(lambda: growing.following.open_now("streams") == 0, "it is counted no more")
     eventually(lambda: growing.following.waker.waiting == 0, "nobody waits")

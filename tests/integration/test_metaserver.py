@@ -347,6 +347,8 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
             "state": "AWAITING_SNAPSHOT",
             "key": None,
             "env": {"TISTREAM_URL": "http://testserver"},
+            "check": "tistream push --check --cluster 1 --tenant 1",
+            "aws": "aws s3api put-object --bucket bucket --key data_change_buffer/cluster-1/tenant-1/probe/by-hand",
         },
     }
     assert http.post("/v1/tenants", json=body).json() == first.json()

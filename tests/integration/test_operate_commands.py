@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatc
         made, _url = site
         assert made.http.post("/v1/workers/sorter-4:undrain").status_code == 200
 
-    monkeypatch.setattr("tistream.cli.operate.time.sleep", pause)
+    monkeypatch.setattr("tistream.cli.operate.time", SimpleNamespace(sleep=pause))  # not that of all threads
     followed = run(site, "events", "--follow", "--limit", "1", "--kind", "worker")
     assert followed.splitlines()[-1].endswith("worker sorter-4 returned  by API")
 
