@@ -55,6 +55,8 @@ def _raw(whole: Connection) -> Any:
 
 class TestCatalogOnQuickConnections(CatalogSuite):
     test_the_schema_is_the_sum_of_the_migrations = None  # type: ignore[assignment]  # Alembic needs SQLAlchemy's
+    # statements are counted by SQLAlchemy's events, and the short way has none
+    test_a_flush_takes_as_many_statements_whatever_it_holds = None  # type: ignore[assignment]
 
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
