@@ -8,6 +8,8 @@ This is the reference that the sorter and the pusher are compared with. It keeps
 - commits at or below `upper` are duplicates, equal (key, commit_ts) above it must be the same change;
 - a commit gets its value from the best prewrite there is when W(key) reaches it; none = BrokenPromise; a PUT without a
   value is never better than one with it;
+- where the tenures' times do not tell the newer of two prewrites, the COMMIT's own value does; without one the commit
+  is `undecided` and holds `upper`, until a new tenure sends the change whole;
 - an undecided prewrite dies once W(key) > cut_ts of the file that brought it.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tistream.change import Op, RowKind
@@ -38,6 +40,15 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class _Commit:
+    """What a COMMIT row says; its value may be missing."""
+
+    start_ts: int
+    op: int
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Prewrite:
     change: Change
     generation: int
@@ -56,12 +67,13 @@ class WatermarkOracle:
     served: dict[tuple[bytes, int], Change] = field(default_factory=dict)  #: (key, commit_ts) -> change
     duplicates: int = 0  #: commits that came again
     dead: int = 0  #: prewrites dropped as rolled back
+    undecided: frozenset[tuple[bytes, int]] = frozenset()  #: (key, commit_ts) that wait for a new tenure
     upper: int = 0
     _bounds: list[bytes] = field(default_factory=lambda: [b""])  # start of each slice
     _w: list[int | None] = field(default_factory=lambda: [None])
     _waiting: list[tuple[KeyRange, int, int]] = field(default_factory=list)
     _prewrites: dict[tuple[bytes, int], list[_Prewrite]] = field(default_factory=dict)
-    _pending: dict[tuple[bytes, int], Change | int] = field(default_factory=dict)  # a change, or a COMMIT's start_ts
+    _pending: dict[tuple[bytes, int], Change | _Commit] = field(default_factory=dict)
     _order: int = 0
 
     def __post_init__(self) -> None:
@@ -112,19 +124,22 @@ class WatermarkOracle:
                 )
                 self._prewrites.setdefault((key, start_ts), []).append(found)
             case RowKind.COMMIT:
-                self._commit(key, commit_ts, start_ts)
+                self._commit(key, commit_ts, _Commit(start_ts, row["op"], row["value"]))
             case RowKind.COMMITTED:
                 self._commit(key, commit_ts, Change(start_ts, row["op"], row["value"], row["old_value"]))
             case RowKind.ROLLBACK:
                 if start_ts not in self._pending_starts(key):
                     self._prewrites.pop((key, start_ts), None)
 
-    def _commit(self, key: bytes, commit_ts: int, what: Change | int) -> None:
+    def _commit(self, key: bytes, commit_ts: int, what: Change | _Commit) -> None:
         known = self.served.get((key, commit_ts))
         if known is not None or commit_ts <= self.upper:
             self.duplicates += 1
-            same = known is None or known == what or known.start_ts == what
-            if not same:
+            if (
+                known is not None
+                and known != what
+                and not (isinstance(what, _Commit) and known.start_ts == what.start_ts)
+            ):
                 raise BrokenPromise("a change came again with another value", key=key, commit_ts=commit_ts)
             return
         before = self._pending.get((key, commit_ts))
@@ -137,7 +152,7 @@ class WatermarkOracle:
             self._pending[key, commit_ts] = what
 
     def _pending_starts(self, key: bytes) -> set[int]:
-        return {w for (k, _), w in self._pending.items() if k == key and isinstance(w, int)}
+        return {w.start_ts for (k, _), w in self._pending.items() if k == key and isinstance(w, _Commit)}
 
     # -- watermarks ------------------------------------------------------------------------------------------------
 
@@ -161,35 +176,43 @@ class WatermarkOracle:
 
     def _serve(self) -> None:
         watermark, highest = self.watermark, max(w or 0 for w in self._w)
+        undecided = set()
+        for (key, commit_ts), what in self._pending.items():
+            if isinstance(what, _Commit) and commit_ts <= min(highest, self._w_of(key) or 0):
+                change = self._matched(key, what, commit_ts)
+                if change is None:
+                    undecided.add((key, commit_ts))
+                else:
+                    self._pending[key, commit_ts] = change
+        self.undecided = frozenset(undecided)
+        if watermark is None:
+            return
+        upper = min([watermark, *(commit_ts - 1 for _, commit_ts in undecided)])
         for (key, commit_ts), what in list(self._pending.items()):
-            if commit_ts > highest or commit_ts > (self._w_of(key) or 0):
-                continue
-            change = what if isinstance(what, Change) else self._matched(key, what, commit_ts)
-            self._pending[key, commit_ts] = change
-            if watermark is not None and commit_ts <= watermark:
+            if commit_ts <= upper and isinstance(what, Change):
                 del self._pending[key, commit_ts]
-                self.served[key, commit_ts] = change
-        if watermark is not None:
-            self.upper = max(self.upper, watermark)
+                self.served[key, commit_ts] = what
+        self.upper = max(self.upper, upper)
 
-    def _matched(self, key: bytes, start_ts: int, commit_ts: int) -> Change:
-        found = self._prewrites.get((key, start_ts))
+    def _matched(self, key: bytes, said: _Commit, commit_ts: int) -> Change | None:
+        found = [p for p in self._prewrites.get((key, said.start_ts), ()) if said.op in (Op.NONE, p.change.op)]
         if not found:
-            raise BrokenPromise("a commit without its prewrite", key=key, start_ts=start_ts, commit_ts=commit_ts)
-        found = [p for p in found if p.change.op != Op.PUT or p.change.value] or found
+            raise BrokenPromise("a commit without its prewrite", key=key, start_ts=said.start_ts, commit_ts=commit_ts)
+        found = [p for p in found if not _is_fake(p.change)] or found
         generation = max(p.generation for p in found)
-        best, *others = sorted((p for p in found if p.generation == generation), key=lambda p: p.order, reverse=True)
-        for other in others:
-            if other.change == best.change or other.tenure == best.tenure:
-                continue
-            if other.tenure[2] > best.ready_ts > 0:
-                best = other
-            elif not best.tenure[2] > other.ready_ts > 0:
-                raise BrokenPromise("cannot tell which prewrite is the newer", key=key, start_ts=start_ts)
-        return best.change
+        last = {p.tenure: p for p in sorted(found, key=lambda p: p.order) if p.generation == generation}.values()
+        if not (said.value and all(_is_fake(p.change) for p in last)):
+            for p in last:
+                if all(p.change == q.change or p.tenure[2] > q.ready_ts > 0 for q in last):
+                    return p.change
+        if not said.value:
+            return None
+        exact = {p.change for p in last if p.change.value == said.value}
+        agreed = exact or {replace(p.change, value=said.value) for p in last if p.change.op == Op.PUT}
+        return agreed.pop() if len(agreed) == 1 else None
 
     def _bury(self) -> None:
-        decided = {(key, w) for (key, _), w in self._pending.items() if isinstance(w, int)}
+        decided = {(key, w.start_ts) for (key, _), w in self._pending.items() if isinstance(w, _Commit)}
         for (key, start_ts), found in list(self._prewrites.items()):
             w = self._w_of(key)
             if w is None or (key, start_ts) in decided:
@@ -214,6 +237,10 @@ class WatermarkOracle:
         first = bisect_left(self._bounds, part.start)
         end = bisect_left(self._bounds, part.end) if part.end else len(self._bounds)
         return [(at, self._w[at]) for at in range(first, end)]
+
+
+def _is_fake(change: Change) -> bool:
+    return change.op == Op.PUT and not change.value
 
 
 def batch_files(

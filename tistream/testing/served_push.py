@@ -5,7 +5,7 @@
         push.changes
 
 The judge takes the batch files as they appear, a WatermarkOracle for each followed range, and publishes the frontier
-that new tenures start at, as sorters would.
+that new tenures start at, as sorters would; where a commit stays undecided it asks for new tenures, once for each.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class ServedPush:
         self._taken: dict[tuple[int, int], int] = {}
         self._judge_at = 0.0
         self.control = MemoryControl(Tenant(1, 2))
+        self._asked: list[set[tuple[bytes, int]]] = [set() for _ in wanted]  # commits, for each range
+        self._reopen_ids = [0 for _ in wanted]
         self._publish()
         self._pd = PdClient([served.pd_address])
         self._board = RegionBoard(self._pd, wanted, clock=clock, refresh_s=refresh_s)
@@ -88,7 +90,12 @@ class ServedPush:
     @property
     def watermark(self) -> int:
         """What is complete in every range; 0 while something was never promised."""
-        return min(oracle.watermark or 0 for oracle in self.oracles)
+        return min(0 if oracle.watermark is None else oracle.upper for oracle in self.oracles)
+
+    @property
+    def reopened(self) -> bool:
+        """Whether new tenures were asked for, because a commit stayed undecided."""
+        return any(self._asked)
 
     @property
     def changes(self) -> dict[tuple[bytes, int], Change]:
@@ -145,4 +152,11 @@ class ServedPush:
         self._publish()
 
     def _publish(self) -> None:
-        self.control.entries = [FrontierEntry(range=o.range, upper=o.upper, reopen_id=0) for o in self.oracles]
+        for at, (oracle, asked) in enumerate(zip(self.oracles, self._asked, strict=True)):
+            if oracle.undecided - asked:
+                asked |= oracle.undecided
+                self._reopen_ids[at] += 1
+        self.control.entries = [
+            FrontierEntry(range=o.range, upper=o.upper, reopen_id=reopen_id)
+            for o, reopen_id in zip(self.oracles, self._reopen_ids, strict=True)
+        ]
