@@ -355,6 +355,8 @@ def _told(event: EventRow) -> str:
             return f"{subject} stopped: {detail.get('error')}"
         case "task.split":
             return f"{subject} was split into {' and '.join(map(str, detail.get('parts', ())))}"
+        case "task.merge_asked":
+            return f"{subject} and {detail.get('right')} are to be merged by {detail.get('to') or 'nobody yet'}"
         case "task.merged":
             return f"{subject} was put together of {' and '.join(map(str, detail.get('halves', ())))}"
         case "task.retried":

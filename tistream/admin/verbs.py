@@ -122,7 +122,7 @@ def merge(sources: Sources, task_id: int, other: int, *, dry_run: bool, actor: s
     both = f"Tasks {left.task_id} and {right.task_id}"
     words = f"{both} go to {owner}, which puts one task in their place once both are at one watermark."
     seen = (left.epoch, right.epoch)
-    if not dry_run and not request_merge(sources.catalog, left.task_id, right.task_id, seen_epochs=seen):
+    if not dry_run and not request_merge(sources.catalog, left.task_id, right.task_id, seen_epochs=seen, actor=actor):
         raise ChangedMeanwhile("One of the tasks was given to somebody else meanwhile.", task_id=task_id)
     return _outcome("merge", f"{left.task_id}, {right.task_id}", dry_run, words, to=owner)
 

@@ -44,6 +44,7 @@ class EventKind(StrEnum):
     TASK_STOPPED = "task.stopped"
     TASK_RETRIED = "task.retried"
     TASK_SPLIT = "task.split"
+    TASK_MERGE_ASKED = "task.merge_asked"  #: by a person; TASK_MERGED is told when it is done
     TASK_MERGED = "task.merged"
     STORE_ASSIGNED = "store.assigned"
     TENANT_REGISTERED = "tenant.registered"

@@ -103,11 +103,18 @@ def split_task(
 
 
 def request_merge(
-    catalog: Catalog, left_id: int, right_id: int, *, seen_epochs: tuple[int, int], owner_epoch: int | None = None
+    catalog: Catalog,
+    left_id: int,
+    right_id: int,
+    *,
+    seen_epochs: tuple[int, int],
+    owner_epoch: int | None = None,
+    actor: str = "",
 ) -> bool:
     """Have two neighbours merged by the owner of the left one (of the right one, when that has none), who is given
     both; it does so when it has brought them to one place. Until then each row names the other in `merge_with`.
-    Repeating it changes nothing but the owner, if the two have been given to different ones meanwhile.
+    Repeating it changes nothing but the owner, if the two have been given to different ones meanwhile. The `actor` who
+    asks for it is told of in an event.
 
     False when the caller lost: see `split_task`. NotFound, InvalidInput when they are not neighbours of one tenant and
     kind with one `start_ts`, or one of them is a DDL task or stopped.
@@ -125,6 +132,9 @@ def request_merge(
                 _unask(conn, row)
             moved = {} if row.owner == owner else {"owner": owner, "epoch": row.epoch + 1}
             conn.execute(_GIVE, {"asked_task": row.task_id, "merge_with": other, **moved})
+        if actor:
+            asked = {"right": right_id, "to": owner}
+            record_event(conn, EventKind.TASK_MERGE_ASKED, left_id, tenant=left.tenant, actor=actor, **asked)
         return True
     return False
 
