@@ -32,6 +32,7 @@ READERS = 2
 _LOOK_S = 0.1
 TABLES = range(FIRST_TABLE_ID, DDL_JOB_TABLE_ID)
 _DATABASE_AWAY = {Harm.KILL, Harm.REFUSE}
+_ASLEEP = {Harm.KILL, Harm.PAUSE}
 
 Say = Callable[[str], None]
 
@@ -49,7 +50,8 @@ class Report:
     findings: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
     healed_s: float | None = None  #: from the end of the harm until everything was readable; None = not in time
-    takeovers: int = 0
+    takeovers: list[float] = field(default_factory=list)  #: seconds, rising
+    returned: int = 0  #: of them: the worker came back before anybody took over
     takeover_p50_s: float | None = None
     takeover_p99_s: float | None = None
     lag_p50_s: float | None = None  #: of the log behind the upstream, looked at ten times a second, harm and all
@@ -130,7 +132,7 @@ class _Run:
             holding = {}
         self._rig.begin(event)
         self._going.append(event)
-        if event.harm in (Harm.KILL, Harm.PAUSE) and event.target in self._rig.processes:
+        if event.harm in _ASLEEP and event.target in self._rig.processes:
             self._takeovers.harmed(event.target, holding, self._clock.monotonic())
         if event.target == "database" and event.harm in _DATABASE_AWAY:
             self._takeovers.void()
@@ -138,6 +140,8 @@ class _Run:
     def _end(self, event: Event) -> None:
         self._going.remove(event)
         self._rig.end(event)
+        if event.harm is Harm.PAUSE:
+            self._takeovers.back(event.target, self._clock.monotonic())
 
     def _look(self) -> None:
         for name in self._rig.revive():
@@ -146,12 +150,20 @@ class _Run:
         if any(e.target == "database" and e.harm in _DATABASE_AWAY for e in self._going):
             self._takeovers.void()
             return
+        self._hold()
         try:
             self._takeovers.seen(self._rig.holding(), self._clock.monotonic())
             behind_ms = self._clock.unix_ms() - tso.physical_ms(self._rig.upper())
         except CatalogUnavailable:
             return
         self._lags.append(max(0.0, behind_ms / 1000))
+
+    def _hold(self) -> None:
+        """Without a meta server, or with all workers of a kind asleep, nothing can be taken over."""
+        asleep = {event.target for event in self._going if event.harm in _ASLEEP}
+        for kind in ("meta", "sorter", "dispatcher"):
+            if asleep.issuperset(name for name in self._rig.processes if name.startswith(kind)):
+                self._takeovers.hold(self._clock.monotonic(), "" if kind == "meta" else kind)
 
     def _heal(self, judges: list[Judge]) -> None:
         """No more harm, no more changes: how long until every reader has everything."""
@@ -176,7 +188,7 @@ class _Run:
         report, times = self._report, self._takeovers.seconds
         report.findings, report.events = dict(found), dict(self._counts)
         report.committed, report.read = len(truth), min(len(judge.got) for judge in judges)
-        report.takeovers = len(times)
+        report.takeovers, report.returned = sorted(round(s, 1) for s in times), self._takeovers.returned
         report.takeover_p50_s, report.takeover_p99_s = percentile(times, 0.5), percentile(times, 0.99)
         report.lag_p50_s, report.lag_p99_s = percentile(self._lags, 0.5), percentile(self._lags, 0.99)
 

@@ -1,13 +1,16 @@
 """How long what a dead or sleeping worker had was without an owner.
 
 Looked at from outside, in the catalog's own rows: an item (a store or a task) counts as taken over when its epoch is
-higher than at the moment of the harm, whoever has it then. Pure.
+higher than at the moment of the harm, whoever has it then. A sleeper may come back before anybody has given away what
+it had, if those who could were hurt too: then its time ended when it came back. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+RETURN_S = 20.0  #: what a worker that came back had may still be given to another: its lease had run out
 
 Item = tuple[object, ...]
 Holding = Mapping[Item, tuple[str | None, int]]  #: item -> (worker, epoch)
@@ -18,6 +21,7 @@ class _Case:
     worker: str
     since_s: float
     waiting: dict[Item, int]  # item -> epoch at the moment of the harm
+    back_s: float | None = None  # since when it is awake again
 
 
 @dataclass(slots=True)
@@ -25,10 +29,15 @@ class Takeovers:
     """Times of all cases so far, in seconds."""
 
     seconds: list[float] = field(default_factory=list)
+    returned: int = 0  #: cases that ended because the worker came back before anybody took over
     _cases: list[_Case] = field(default_factory=list)
 
     def harmed(self, worker: str, holding: Holding, now_s: float) -> None:
         """A worker was killed or paused, while this was who held what."""
+        for case in self._cases:
+            if case.worker == worker:
+                self._return(case)
+        self._cases = [case for case in self._cases if case.waiting]
         waiting = {item: epoch for item, (owner, epoch) in holding.items() if owner == worker}
         if waiting:
             self._cases.append(_Case(worker=worker, since_s=now_s, waiting=waiting))
@@ -41,7 +50,27 @@ class Takeovers:
                     del case.waiting[item]
             if not case.waiting:
                 self.seconds.append(now_s - case.since_s)
+            elif case.back_s is not None and now_s - case.back_s > RETURN_S:
+                self._return(case)
         self._cases = [case for case in self._cases if case.waiting]
+
+    def back(self, worker: str, now_s: float) -> None:
+        """A worker that was paused goes on."""
+        for case in self._cases:
+            if case.worker == worker and case.back_s is None:
+                case.back_s = now_s
+
+    def hold(self, now_s: float, kind: str = "") -> None:
+        """Nobody is awake who could take over what workers of this kind had, or of any: their time begins now."""
+        for case in self._cases:
+            if case.back_s is None and case.worker.startswith(kind):
+                case.since_s = now_s
+
+    def _return(self, case: _Case) -> None:
+        if case.back_s is not None:
+            case.waiting.clear()
+            self.returned += 1
+            self.seconds.append(max(0.0, case.back_s - case.since_s))
 
     def void(self) -> None:
         """Nobody can take anything over now, for the database is away: the open cases tell nothing."""

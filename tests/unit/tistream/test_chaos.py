@@ -8,7 +8,7 @@ import pytest
 from tistream.change import Op
 from tistream.chaos.judge import Judge, known
 from tistream.chaos.plan import BUCKET, CONTROL, DATABASE, OVERLAP_MAX, PROCESS, Harm, schedule
-from tistream.chaos.takeover import Takeovers, percentile
+from tistream.chaos.takeover import RETURN_S, Takeovers, percentile
 from tistream.limits import LEASE_MS
 
 TARGETS = {"sorter-1": PROCESS, "sorter-2": PROCESS, "database": DATABASE, "bucket": BUCKET, "control": CONTROL}
@@ -102,6 +102,43 @@ def test_an_item_is_taken_over_when_its_epoch_has_risen() -> None:
     assert takeovers.seconds == []
     takeovers.seen({**before, ("task", 1): ("s2", 4), ("task", 2): ("s1", 8)}, 110.5)
     assert takeovers.seconds == [10.5]
+
+
+def test_a_sleeper_that_comes_back_before_anybody_took_over_ends_its_time() -> None:
+    holding = {("task", 1): ("s1", 3)}
+    takeovers = Takeovers()
+    takeovers.harmed("s1", holding, 100.0)
+    takeovers.back("s2", 101.0)
+    takeovers.back("s1", 113.0)
+    takeovers.seen(holding, 113.0 + RETURN_S)
+    assert (takeovers.seconds, takeovers.returned) == ([], 0), "it may still be given to another"
+    takeovers.seen(holding, 114.0 + RETURN_S)
+    assert (takeovers.seconds, takeovers.returned) == ([13.0], 1)
+    takeovers.harmed("s1", holding, 200.0)
+    takeovers.back("s1", 212.0)
+    takeovers.seen({("task", 1): ("s2", 4)}, 214.0)
+    assert (takeovers.seconds, takeovers.returned) == ([13.0, 14.0], 1), "its lease had run out"
+
+
+def test_a_sleeper_that_is_hurt_again_is_another_case() -> None:
+    holding = {("task", 1): ("s1", 3)}
+    takeovers = Takeovers()
+    takeovers.harmed("s1", holding, 100.0)
+    takeovers.back("s1", 112.0)
+    takeovers.harmed("s1", holding, 118.0)
+    takeovers.seen({("task", 1): ("s2", 4)}, 128.5)
+    assert (takeovers.seconds, takeovers.returned) == ([12.0, 10.5], 1)
+
+
+def test_while_nobody_could_take_over_no_time_passes() -> None:
+    holding = {("task", 1): ("sorter-1", 3), ("store", 1): ("dispatcher-1", 2)}
+    takeovers = Takeovers()
+    takeovers.harmed("sorter-1", holding, 100.0)
+    takeovers.harmed("dispatcher-1", holding, 101.0)
+    takeovers.hold(104.0)
+    takeovers.hold(106.0, "sorter")
+    takeovers.seen({("task", 1): ("sorter-2", 4), ("store", 1): ("dispatcher-2", 3)}, 112.0)
+    assert sorted(takeovers.seconds) == [6.0, 8.0]
 
 
 def test_while_the_database_is_away_nothing_is_measured() -> None:
