@@ -19,7 +19,7 @@ import pytest
 from compactor.job import JobEnd, JobSettings, compact_tenant, planned
 from compactor.local import LocalExecutor
 from compactor.plan import PlanSettings
-from compactor.spark import SparkExecutor
+from compactor.spark import WAVES, SparkExecutor, run_lines
 from compactor.task import merge, read_inputs
 from metaserver.collect import Collector
 from tistream.catalog import tables
@@ -88,6 +88,19 @@ def test_pulls_are_the_same_and_files_are_in_the_order_of_sparks_own_sort(
         written = in_signed(pq.read_table(tmp_path / "bucket" / piece.object_key))
         assert written.to_pylist() == by_spark.to_pylist()
         assert written.equals(in_signed(merge(inputs[piece.task_id])))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tasks_share_the_lines_of_a_plan_and_answer_in_its_order(session: SparkSession) -> None:
+    cores = session.sparkContext.defaultParallelism
+    plan = [f"line {n}" for n in range(WAVES * cores + 5)]
+    told: list[tuple[int, int]] = []
+    lines = run_lines(session, "shares", plan, str.upper, SystemClock(), lambda *done: told.append(done))
+    assert lines == [line.upper() for line in plan]
+    (job,) = session.sparkContext.statusTracker().getJobIdsForGroup("shares")
+    (stage,) = session.sparkContext.statusTracker().getJobInfo(job).stageIds
+    assert session.sparkContext.statusTracker().getStageInfo(stage).numTasks == WAVES * cores
+    assert all(done <= total == len(plan) for done, total in told)
 
 
 def start_driver(folder: Path) -> subprocess.Popen[bytes]:
