@@ -172,7 +172,7 @@ def test_an_old_browser_says_where_a_form_comes_from(site: Operated) -> None:
 
 def test_parts_are_asked_for_with_the_address_of_the_page(site: Operated) -> None:
     html = site.http.get("/tasks?tenant=1/1&stopped=false").text
-    assert 'hx-get="/tasks?tenant=1/1&amp;stopped=false"' in html
+    assert 'data-live="/tasks?tenant=1/1&amp;stopped=false"' in html
     part = page(site, "/tasks?tenant=1/1", **{"HX-Request": "true"})
     assert part.startswith("Tasks 6")
 
