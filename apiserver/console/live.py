@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, TypeVar
+from urllib.parse import unquote
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.routing import APIRoute
@@ -76,8 +77,8 @@ class LiveParts:
 
     def find(self, address: str) -> Part:
         """The part behind an address. InvalidInput unless the route that would answer it is a live one."""
-        path = address.partition("?")[0]
-        if address.isprintable() and "#" not in address:
+        path = unquote(address.partition("?")[0])  # as the application reads it: a %2F must not pass for a name
+        if (address + path).isprintable() and "#" not in address:
             answers = next((r for r in self._routes if r.path_regex.match(path)), None)
             if answers is not None and answers.endpoint in self._seconds:
                 return Part(address=address, every_s=self._seconds[answers.endpoint])

@@ -177,6 +177,7 @@ def test_rows_are_for_those_who_may_read_them(site: Site) -> None:
         "/v1/tenants", "/tasks.json", "/tasks/1.json", "/tasks/1/move", "/tenants/1/1/delete", "/tenants/1/1/connect",
         "/live?part=/overview", "/static/console.css", "/login", "/", "", "overview", "//overview", "/overview#x",
         "http://testserver/overview", "/metrics", "/openapi.json", "/overview/", "/nowhere", "/overview\n",
+        "/workers/sorter-1%2Fdrain", "/tasks/1%2Fmove", "/tasks/1%2Ejson", "/tenants/1/1%2Fdelete", "/tasks/1%0A",
     ],
 )  # fmt: skip
 def test_no_other_address_is_let_through(site: Site, part: str) -> None:
