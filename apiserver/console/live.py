@@ -3,6 +3,7 @@
     GET /live?part=/overview&part=/tenants/1/1/waterfall      the parts that the page shows
     GET /live?part=/tenants/1/1&tail=1/1&tail_start=TS        with the newest rows of a tenant
 
+    event: begin     {}                                   the stream is there; parts follow as they are made
     event: part      {"part", "status", "over", "html"}   it changed; `over`: refused or gone, never asked for again
     event: trouble   {"part", "status"}                   it cannot be made now; it is tried again
     event: tail      {"cursor", "events", "over", "words"}

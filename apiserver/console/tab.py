@@ -85,7 +85,7 @@ class Tab:
 
     async def run(self) -> None:
         """Tell the tab until the process stops or its key ends."""
-        await self._send(f"retry: {_AGAIN_MS}\n\n".encode())
+        await self._send(f"retry: {_AGAIN_MS}\n\n".encode() + _event("begin", {}))
         asking = [asyncio.ensure_future(self._follow(part)) for part in self._parts]
         if self._tail is not None:
             asking.append(asyncio.ensure_future(self._follow_tail(self._tail)))

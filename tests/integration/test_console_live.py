@@ -94,6 +94,7 @@ def test_parts_are_told_as_a_direct_request_would_get_them(site: Site) -> None:
     with site.tab(*parts, key=key) as told:
         assert told["answer"].headers["content-type"].startswith("text/event-stream")
         assert told["answer"].headers["cache-control"] == "no-store"
+        assert next(told["events"])["event"] == "begin", "before anything is looked at"
         got: dict[str, Told] = {}
         while len(got) < len(parts):
             event = until(told, "part")

@@ -60,6 +60,7 @@ function open() {
   on("part", (told) => { troubled.delete(told.part); swap(told); });
   on("trouble", ({ part }) => troubled.add(part));
   on("tail", (told) => tail?.show(told));
+  on("begin", () => {});
   on("beat", () => {});
   on("end", ({ reason }) => { if (reason === "signed-out") signIn(); else again(); });
   source.onerror = () => { if (mine === life) again(); };

@@ -36,7 +36,7 @@ class Service:
     async def send(self, piece: bytes | memoryview) -> None:
         now = asyncio.get_running_loop().time()
         for words in bytes(piece).decode().split("\n\n"):
-            if words.startswith("event: "):
+            if words.startswith("event: ") and "begin" not in words.partition("\n")[0]:
                 name, _, data = words.removeprefix("event: ").partition("\ndata: ")
                 self.told.append((now, name, orjson.loads(data)))
 
