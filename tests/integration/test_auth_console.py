@@ -114,7 +114,7 @@ def test_what_a_browser_is_refused_is_a_page_and_for_programs_a_problem(site: Si
         assert is_problem(site.get(path, headers=browser), 403, "TS-1081"), path
 
 
-def test_a_defect_is_a_page_too(site: Site) -> None:
+def test_a_fault_of_the_catalog_is_a_page_too(site: Site) -> None:
     with site.parts.catalog.transaction() as conn:
         conn.exec_driver_sql("ALTER TABLE workers RENAME TO workers_away")
     try:
