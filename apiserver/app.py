@@ -56,8 +56,9 @@ def create_app(
         app.include_router(extra)
     app.include_router(docs.router())
     openapi.install(app)
-    console.install(app, services)
+    console.install(app, services, following)
     auth.install(app, services.catalog, guard)
+    console.problem_pages(app)
     return app
 
 

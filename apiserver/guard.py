@@ -4,7 +4,8 @@
 
 A caller is who authentication says, or an address; a tenant is that of the path. Each has a bucket of requests and one
 of bytes, in this process; 0 is no bound. The answer to what is too much names the bucket and says when to ask again;
-every other answer says what is left. Probes and the console's own files are never refused.
+every other answer says what is left. Probes and the console's own files are never refused, nor is its stream: the parts
+that it tells are counted as the requests that they are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tistream.clock import Clock
 from tistream.errors import RateLimited, TooLarge
 
 _TENANT = re.compile(r"/v1/clusters/(\d{1,19})/tenants/(\d{1,19})(?:/|$)")
-_FREE = re.compile(r"/(?:livez|readyz|healthz|version|metrics|static/.*|problems(?:/.*)?)")
+_FREE = re.compile(r"/(?:livez|readyz|healthz|version|metrics|live|static/.*|problems(?:/.*)?)")
 _MIB = 1 << 20
 BODY_BYTES_MAX = 16 << 20
 

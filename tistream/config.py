@@ -52,7 +52,9 @@ class ServerSettings(_Section):
         "none", description="keys: each request shows an API key; none: whoever reaches the port may do everything"
     )
     slow_consumer_s: float = Field(30, gt=0, description="who takes nothing of an answer for so long is cut off")
-    caller_streams_max: int = Field(256, ge=1, description="streams that one caller may have open")
+    caller_streams_max: int = Field(
+        256, ge=1, description="streams that one caller may have open; of the console's tabs as many more"
+    )
     caller_waits_max: int = Field(1024, ge=1, description="pulls that may wait at once for one caller")
     caller_requests_per_s: float = Field(0, ge=0, description="requests of one caller; 0 = no bound")
     caller_mib_per_s: float = Field(0, ge=0, description="MiB sent to one caller; 0 = no bound")

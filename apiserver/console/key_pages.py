@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from apiserver.console.live import LiveParts
 from apiserver.console.onboarding import asks_for_keys
 from apiserver.deps import Services
 from apiserver.routes.keys import KeyId, listed_keys, own_key, revoke_own, shown
@@ -39,7 +40,7 @@ _MEANINGS = {
 }
 
 
-def add_pages(routes: APIRouter, services: Services, show: Show) -> None:
+def add_pages(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     """Put the pages under the console's router."""
     mine = [needs(Right.KEYS, filtered=True)]
 
@@ -48,6 +49,7 @@ def add_pages(routes: APIRouter, services: Services, show: Show) -> None:
         return _keys(services, who, ended=ended, keyed=asks_for_keys(request))
 
     @routes.get("/keys", dependencies=mine)
+    @live.every(3)
     def keys_page(request: Request, who: Who, ended: bool = False) -> Response:
         return show(request, "keys.html", lambda: _keys(services, who, ended=ended, keyed=asks_for_keys(request)))
 

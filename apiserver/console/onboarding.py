@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from apiserver.console.copies import ORIGIN, copies, push_lines
+from apiserver.console.live import LiveParts
 from apiserver.deps import Id, Services
 from apiserver.routes import tenants as tenant_routes
 from tistream.admin.onboarding import checklist
@@ -30,7 +31,7 @@ _Table = Annotated[str, Query(max_length=200)]
 _Asked = Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)]
 
 
-def add_pages(routes: APIRouter, services: Services, show: Show) -> None:
+def add_pages(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     """Put the pages under the console's router, before those of one tenant."""
     _add_register(routes, services, show)
 
@@ -39,6 +40,7 @@ def add_pages(routes: APIRouter, services: Services, show: Show) -> None:
         return steps(services, Tenant(cluster_id, tenant_id))
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/checklist", dependencies=[needs(Right.LOOK)])
+    @live.every(1)
     def checklist_page(request: Request, cluster_id: Id, tenant_id: Id) -> Response:
         return show(request, "checklist.html", lambda: steps(services, Tenant(cluster_id, tenant_id)))
 

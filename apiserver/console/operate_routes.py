@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from apiserver.console import operate
+from apiserver.console.live import LiveParts
 from apiserver.deps import Id, Services
 from tistream.admin import verbs
 from tistream.auth.access import access_of, needs
+from tistream.auth.bodies import read_body
 from tistream.auth.roles import Right
+from tistream.catalog.tenants import GIVEN_UP, look_up_tenant
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 
 Show = Callable[[Request, str, Callable[[], dict[str, Any]]], Response]  #: renders a template with facts
 Verb = Callable[[bool], dict[str, Any]]  #: does it, or says with `dry_run` what it would do
+
+_FORM_BYTES_MAX = 16 << 10
 
 _Tenant = Annotated[str | None, Query(alias="tenant", max_length=40)]
 _Cursor = Annotated[str | None, Query(max_length=40)]
@@ -33,15 +38,24 @@ _Key = Annotated[str | None, Query(max_length=20_000)]
 _Other = Annotated[int, Query(alias="with", ge=0, le=(1 << 63) - 1)]
 
 
-def add_pages(routes: APIRouter, services: Services, show: Show) -> None:
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form that was sent; empty for a page that is only looked at."""
+    body = await read_body(request.receive, _FORM_BYTES_MAX) if request.method == "POST" else b""
+    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
+
+
+_Form = Annotated[dict[str, str], Depends(_form)]
+
+
+def add_pages(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     """Put the operators' pages under the console's router."""
-    _add_tasks(routes, services, show)
-    _add_workers(routes, services, show)
-    _add_tenants(routes, services, show)
-    _add_lists(routes, services, show)
+    _add_tasks(routes, services, show, live)
+    _add_workers(routes, services, show, live)
+    _add_tenants(routes, services, show, live)
+    _add_lists(routes, services, show, live)
 
 
-def _add_tasks(routes: APIRouter, services: Services, show: Show) -> None:
+def _add_tasks(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     sources = operate.sources_of(services)
 
     def tasks(
@@ -52,6 +66,7 @@ def _add_tasks(routes: APIRouter, services: Services, show: Show) -> None:
     routes.get("/tasks.json", dependencies=[needs(Right.LOOK)])(tasks)
 
     @routes.get("/tasks", dependencies=[needs(Right.LOOK)])
+    @live.every(3)
     def tasks_page(
         request: Request, tenant: _Tenant = None, cursor: _Cursor = None, owner: _Worker = None, stopped: bool = False
     ) -> Response:
@@ -62,6 +77,7 @@ def _add_tasks(routes: APIRouter, services: Services, show: Show) -> None:
         return operate.task(services, task_id)
 
     @routes.get("/tasks/{task_id}", dependencies=[needs(Right.LOOK)])
+    @live.every(3)
     def task_page(request: Request, task_id: Id) -> Response:
         return show(request, "task.html", lambda: operate.task(services, task_id))
 
@@ -94,7 +110,7 @@ def _add_tasks(routes: APIRouter, services: Services, show: Show) -> None:
         return _asked(request, show, verb, title=f"Let task {task_id} try again", back=f"/tasks/{task_id}")
 
 
-def _add_workers(routes: APIRouter, services: Services, show: Show) -> None:
+def _add_workers(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     sources = operate.sources_of(services)
 
     @routes.get("/workers.json", dependencies=[needs(Right.LOOK)])
@@ -102,6 +118,7 @@ def _add_workers(routes: APIRouter, services: Services, show: Show) -> None:
         return operate.workers(services)
 
     @routes.get("/workers", dependencies=[needs(Right.LOOK)])
+    @live.every(3)
     def workers_page(request: Request) -> Response:
         return show(request, "workers.html", lambda: operate.workers(services))
 
@@ -110,6 +127,7 @@ def _add_workers(routes: APIRouter, services: Services, show: Show) -> None:
         return operate.worker(services, worker_id)
 
     @routes.get("/workers/{worker_id}", dependencies=[needs(Right.LOOK)])
+    @live.every(3)
     def worker_page(request: Request, worker_id: str) -> Response:
         return show(request, "worker.html", lambda: operate.worker(services, worker_id))
 
@@ -129,7 +147,7 @@ def _add_workers(routes: APIRouter, services: Services, show: Show) -> None:
         return _asked(request, show, verb, title=title, back=f"/workers/{quote(worker_id)}")
 
 
-def _add_tenants(routes: APIRouter, services: Services, show: Show) -> None:
+def _add_tenants(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     sources = operate.sources_of(services)
 
     @routes.get("/tenants.json", dependencies=[needs(Right.LOOK)])
@@ -137,6 +155,7 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show) -> None:
         return operate.all_tenants(services)
 
     @routes.get("/tenants", dependencies=[needs(Right.LOOK)])
+    @live.every(3)
     def tenants_page(request: Request) -> Response:
         return show(request, "tenants.html", lambda: operate.all_tenants(services))
 
@@ -170,13 +189,31 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show) -> None:
 
         return _asked(request, show, verb, title=f"Resume tenant {tenant}", back="/tenants")
 
+    @routes.api_route(
+        "/tenants/{cluster_id}/{tenant_id}/delete", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)]
+    )
+    def delete(request: Request, cluster_id: Id, tenant_id: Id, form: _Form) -> Response:
+        tenant = Tenant(cluster_id, tenant_id)
 
-def _add_lists(routes: APIRouter, services: Services, show: Show) -> None:
+        def verb(dry_run: bool) -> dict[str, Any]:
+            typed, reason = (form.get(name, "").strip() for name in ("typed", "reason"))
+            if not dry_run and typed != str(tenant):
+                raise InvalidInput(f"'{typed[:80]}' is not {tenant}: nothing was deleted.", tenant=str(tenant))
+            over = look_up_tenant(services.catalog, tenant).state in GIVEN_UP
+            done = verbs.delete(sources, tenant, reason=reason[:500], dry_run=dry_run, actor=_actor(request))
+            return {**done, "over": over, "name": str(tenant)}
+
+        title = f"Delete tenant {tenant}"
+        return _asked(request, show, verb, title=title, back="/tenants", template="tenant_delete.html")
+
+
+def _add_lists(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     @routes.get("/holes.json", dependencies=[needs(Right.LOOK)])
     def holes_json(tenant: _Tenant = None) -> dict[str, Any]:
         return operate.holes(services, _tenant(tenant))
 
     @routes.get("/holes", dependencies=[needs(Right.LOOK)])
+    @live.every(3)
     def holes_page(request: Request, tenant: _Tenant = None) -> Response:
         return show(request, "holes.html", lambda: operate.holes(services, _tenant(tenant)))
 
@@ -185,6 +222,7 @@ def _add_lists(routes: APIRouter, services: Services, show: Show) -> None:
         return operate.events(services, cursor, kind, _tenant(tenant))
 
     @routes.get("/events", dependencies=[needs(Right.LOOK)])
+    @live.every(3)
     def events_page(request: Request, tenant: _Tenant = None, cursor: _Cursor = None, kind: _Kind = None) -> Response:
         return show(request, "events.html", lambda: operate.events(services, cursor, kind, _tenant(tenant)))
 
@@ -194,15 +232,17 @@ def _actor(request: Request) -> str:
     return f"console {who.key_id}" if who is not None and who.key_id else "console"
 
 
-def _asked(request: Request, show: Show, verb: Verb, *, title: str, back: str) -> Response:
+def _asked(
+    request: Request, show: Show, verb: Verb, *, title: str, back: str, template: str = "confirm.html"
+) -> Response:
     """GET: what would happen, with a form. POST: do it, and back."""
     if request.method == "GET":
-        return show(request, "confirm.html", lambda: {**verb(True), "title": title, "back": back})
+        return show(request, template, lambda: {**verb(True), "title": title, "back": back})
 
     def do() -> dict[str, Any]:
         return {**verb(False), "title": title, "back": back}
 
-    answer = show(request, "confirm.html", do)
+    answer = show(request, template, do)
     return RedirectResponse(back, 303) if answer.status_code == 200 else answer
 
 

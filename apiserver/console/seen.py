@@ -1,6 +1,6 @@
 """Lags as the overview saw them: what a percentile and a small line are made of. In memory, of this process.
 
-There is a sample whenever somebody looks at the overview (its page asks every two seconds), at most one a second; the
+There is a sample whenever somebody looks at the overview (an open tab: every two seconds), at most one a second; the
 newest SAMPLES_MAX are kept. Nobody samples while nobody looks, and nothing is made up for that time.
 """
 

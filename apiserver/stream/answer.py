@@ -11,7 +11,7 @@ the connection is left to the server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -19,13 +19,12 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from apiserver.stream.pump import Pump
-from apiserver.stream.pump import Send as SendPiece
-
 log = structlog.get_logger(__name__)
 
 HANGUP = "tistream.hangup"
 _PIECE_BYTES = 256 << 10
+
+SendPiece = Callable[[bytes | memoryview], Awaitable[None]]
 
 
 class Hangup(Protocol):
@@ -36,6 +35,20 @@ class Hangup(Protocol):
 
     def abort_after(self, seconds: float) -> None:
         """Drop the connection, read or not, when so much time has passed."""
+
+
+class Loop(Protocol):
+    """What fills the body of a stream."""
+
+    @property
+    def place(self) -> str:
+        """How far it is, for the log."""
+
+    async def run(self) -> None:
+        """Send until it is over."""
+
+    def rest(self, reason: str) -> bytes:
+        """The last words to one who was too slow."""
 
 
 class SlowConsumer(Exception):
@@ -103,11 +116,11 @@ class PageAnswer(Response):
 
 
 class StreamAnswer(Response):
-    """A body without an end of its own. `pump` makes the stream's loop, `held` is released when it is over."""
+    """A body without an end of its own. `loop` makes what fills it, `held` is released when it is over."""
 
     def __init__(
         self,
-        pump: Callable[[SendPiece], Pump],
+        loop: Callable[[SendPiece], Loop],
         *,
         media_type: str,
         headers: Mapping[str, str],
@@ -116,14 +129,14 @@ class StreamAnswer(Response):
     ) -> None:
         super().__init__(None, 200, headers, media_type)
         del self.headers["content-length"]
-        self._pump, self._slow_s, self._held = pump, slow_s, held
+        self._loop, self._slow_s, self._held = loop, slow_s, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         outlet = _Outlet(scope, send, self._slow_s)
-        pump = self._pump(outlet.send)
-        del self._pump  # it holds the first page, and the stream may be open for days
-        running = asyncio.ensure_future(pump.run())
+        loop = self._loop(outlet.send)
+        del self._loop  # it holds the first page, and the stream may be open for days
+        running = asyncio.ensure_future(loop.run())
         away = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait({running, away}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,8 +144,8 @@ class StreamAnswer(Response):
                 running.result()
                 await outlet.send(b"", more=False)
         except SlowConsumer:
-            log.warning("a stream's consumer took nothing", path=scope["path"], cursor=pump.delivered.cursor)
-            await outlet.force(pump.rest("slow-consumer"))
+            log.warning("a stream's consumer took nothing", path=scope["path"], place=loop.place)
+            await outlet.force(loop.rest("slow-consumer"))
         finally:
             self._held.close()
             for task in (running, away):

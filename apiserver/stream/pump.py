@@ -73,6 +73,11 @@ class Pump:
         """Up to where everything has been given to the socket."""
         return self._delivered
 
+    @property
+    def place(self) -> str:
+        """The cursor of what was delivered."""
+        return self._delivered.cursor
+
     async def run(self) -> None:
         """Stream until the end is reached, the process stops, or something fails for good."""
         has_more, start = await self._following.run(self._begin)

@@ -5,6 +5,7 @@ Needs Debian's chromium. Screenshots go to artefacts/console, for people to look
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -20,10 +21,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from tistream.catalog.stores import issue_incarnation, note_cut_ts
 from tistream.catalog.tasks import list_tasks, stop_task
 from tistream.catalog.tenants import register_tenant
-from tistream.cli.server import HttpServer
 from tistream.ids import Tenant
 from tistream.testing.api_world import ApiWorld, api_world
 from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
+from tistream.testing.stream_world import served
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
@@ -80,14 +81,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         LogBuilder(world.catalog, world.store, tenant=STOPPED).activate()
         task = list_tasks(world.catalog, STOPPED)[3]
         assert stop_task(world.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
-        server = HttpServer(world.http.app, "127.0.0.1", 0)  # type: ignore[arg-type]
-        server.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with sync_playwright() as playwright:
+        with served(world.http.app) as server, sync_playwright() as playwright:  # type: ignore[arg-type]
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
             yield Site(world, server.url, browser)
             browser.close()
-        server.stop()
 
 
 @pytest.mark.parametrize(("name", "scheme", "width"), list(product(PAGES, SCHEMES, WIDTHS)))
@@ -200,10 +198,13 @@ def test_title_and_icon_tell_the_lag_and_follow_it(site: Site) -> None:
     assert late >= 2, "the stopped tenant of this log is late"
     expect(page).to_have_title("▲ Overview · TiStream")
     expect(page.locator("#icon")).to_have_attribute("href", "/static/icon-bad.svg")
-    page.route("**/overview", lambda route: route.fulfill(body='<p data-late="1">amber</p>'))
+    told = {"part": "/overview", "over": False, "html": '<p data-late="1">amber</p>'}
+    body = f"event: part\ndata: {json.dumps(told)}\n\n"
+    page.route("**/live?*", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.reload()
     expect(page).to_have_title("◐ Overview · TiStream")
     expect(page.locator("#icon")).to_have_attribute("href", "/static/icon-late.svg")
-    page.unroute("**/overview")
+    page.unroute("**/live?*")
     expect(page).to_have_title("▲ Overview · TiStream")
     page.context.close()
 
@@ -238,14 +239,17 @@ def test_the_scheme_is_switched_and_remembered_and_the_chart_follows(site: Site)
 def test_a_service_that_is_away_is_said_to_be_and_the_page_stays(site: Site) -> None:
     page = site.open("/overview")
     expect(page.locator("#away")).to_be_hidden()
-    page.route("**/overview", lambda route: route.abort())
+    page.route("**/live?*", lambda route: route.abort())
+    page.reload()
     expect(page.locator("#away")).to_be_visible()
     expect(page.locator("tbody tr")).to_have_count(3)
-    page.unroute("**/overview")
+    page.unroute("**/live?*")
     expect(page.locator("#away")).to_be_hidden()
-    page.route("**/overview", lambda route: route.fulfill(status=503, body='{"detail":"not now"}'))
+    trouble = 'event: trouble\ndata: {"part": "/overview", "status": 503}\n\n'
+    page.route("**/live?*", lambda route: route.fulfill(body=trouble, content_type="text/event-stream"))
+    page.reload()
     expect(page.locator("#away")).to_be_visible()
-    expect(page.locator("main")).not_to_contain_text("not now")
+    expect(page.locator("tbody tr")).to_have_count(3)
     page.context.close()
 
 

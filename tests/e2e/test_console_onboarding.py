@@ -19,11 +19,11 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tistream.auth.roles import Role
 from tistream.catalog.stores import issue_incarnation
-from tistream.cli.server import HttpServer
 from tistream.ids import Tenant
 from tistream.testing import auth_site
 from tistream.testing.auth_site import MINE
 from tistream.testing.log_builder import LogBuilder
+from tistream.testing.stream_world import served
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
@@ -78,14 +78,11 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
     with auth_site.auth_site(tmp_path_factory.mktemp("console")) as auth:
-        server = HttpServer(auth.app, "127.0.0.1", 0)  # type: ignore[arg-type]
-        server.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with sync_playwright() as playwright:
+        with served(auth.app) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
             yield Site(auth, server.url, browser)
             browser.close()
-        server.stop()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

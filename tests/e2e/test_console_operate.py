@@ -19,8 +19,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tistream.catalog.tasks import get_task
 from tistream.catalog.workers import WorkerState, get_worker
-from tistream.cli.server import HttpServer
 from tistream.testing.operated import Operated, operated
+from tistream.testing.stream_world import served
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
@@ -70,14 +70,11 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
     with operated(tmp_path_factory.mktemp("console")) as cluster:
-        server = HttpServer(cluster.http.app, "127.0.0.1", 0)  # type: ignore[arg-type]
-        server.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with sync_playwright() as playwright:
+        with served(cluster.http.app) as server, sync_playwright() as playwright:  # type: ignore[arg-type]
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
             yield Site(cluster, server.url, browser)
             browser.close()
-        server.stop()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

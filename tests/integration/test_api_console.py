@@ -196,6 +196,18 @@ def test_problems_of_this_process_are_shown(world: ApiWorld) -> None:
         assert http.get("/healthz").json() == {"status": "problems", "problems": [problem]}
 
 
+def test_a_defect_is_a_page_that_says_nothing_of_its_inside(world: ApiWorld) -> None:
+    def broken() -> list[dict[str, object]]:
+        raise RuntimeError("the inside")
+
+    with TestClient(create_app(replace(world.services, problems=broken)), raise_server_exceptions=False) as http:
+        answer = http.get("/overview", headers={"Accept": "text/html"})
+        assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
+        assert "Something went wrong here" in Markup(answer.text).text
+        assert "the inside" not in answer.text
+        assert http.get("/overview").headers["content-type"] == "application/problem+json"
+
+
 def test_htmx_gets_the_part_alone(world: ApiWorld) -> None:
     for path in ("/overview", "/tenants/1/1"):
         part, whole = page(world, path, **{"HX-Request": "true"}), page(world, path)

@@ -85,6 +85,49 @@ def test_a_browser_without_a_session_is_led_to_the_login(site: Site) -> None:
     assert site.get("/v1/tenants", headers={"Accept": "text/html"}).status_code == 401
 
 
+def test_what_a_browser_is_refused_is_a_page_and_for_programs_a_problem(site: Site) -> None:
+    _, answer = log_in(site, site.key(Role.VIEWER, MINE))
+    site.http.cookies.clear()
+    me = cookie(answer)
+    browser = {**me, "Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for method, path, status, heading in (
+        ("GET", "/tasks", 403, "Not for this key"),
+        ("GET", "/tenants/2/7", 404, "Not found"),
+        ("GET", "/nowhere", 404, "Not found"),
+        ("POST", "/logout", 403, "Not for this key"),  # without its CSRF token
+        ("GET", "/tenants/1/1?table=" + "x" * 20, 200, "Cluster 1"),
+    ):
+        page = site.ask(method, path, headers=browser)
+        assert page.status_code == status, path
+        assert page.headers["content-type"].startswith("text/html")
+        assert f"<h1>{heading}" in page.text
+        assert int(page.headers["content-length"]) == len(page.content)
+        assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+        assert 'href="/overview"' in page.text
+        assert 'href="/tasks"' not in page.text, "the menu is that of the key"
+        if status != 200:
+            assert page.headers["cache-control"] == "no-store"
+            assert is_problem(site.ask(method, path, headers=me), status, "TS-1010" if status == 404 else "TS-1081")
+            part = site.ask(method, path, headers={**browser, "HX-Request": "true"})
+            assert (part.status_code, "<html" in part.text, "<h2>" in part.text) == (status, False, True)
+    for path in ("/tasks.json", "/v1/tasks"):
+        assert is_problem(site.get(path, headers=browser), 403, "TS-1081"), path
+
+
+def test_a_fault_of_the_catalog_is_a_page_too(site: Site) -> None:
+    with site.parts.catalog.transaction() as conn:
+        conn.exec_driver_sql("ALTER TABLE workers RENAME TO workers_away")
+    try:
+        answer = site.get("/workers", site.key(Role.OWNER), headers={"Accept": "text/html"})
+    finally:
+        with site.parts.catalog.transaction() as conn:
+            conn.exec_driver_sql("ALTER TABLE workers_away RENAME TO workers")
+    assert answer.status_code in (500, 503)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "workers_away" not in answer.text
+    assert "<h1>" in answer.text
+
+
 def test_what_changes_something_needs_the_sessions_csrf_token(site: Site) -> None:
     _, answer = log_in(site, site.key(Role.OWNER))
     site.http.cookies.clear()

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from apiserver.app import create_app
 from apiserver.console.strips import CELLS_MAX, lag_class, lag_strip, owner_colours, owner_strip
 from tistream.catalog.tasks import get_task, list_tasks
-from tistream.catalog.tenants import TenantState, get_tenant
+from tistream.catalog.tenants import TenantState, get_tenant, look_up_tenant
 from tistream.catalog.workers import WorkerState, get_worker
 from tistream.testing.api_world import api_world
 from tistream.testing.log_builder import TENANT
@@ -142,6 +142,27 @@ def test_a_form_says_what_would_happen_and_does_it_when_it_is_ours(site: Operate
     assert site.http.post(path, headers=OURS).status_code in (404, 409), "it was done already, and a page says so"
 
 
+def test_a_tenant_is_deleted_when_its_name_is_typed(site: Operated) -> None:
+    catalog, path = site.world.catalog, "/tenants/1/1/delete"
+    assert 'href="/tenants/1/1/delete"' in site.http.get("/tenants/1/1").text
+    assert "ends, and there is no way back" in page(site, path)
+    for typed in ("", "1/2", "1", "11", "TENANT 1/1"):
+        answer = site.http.post(path, headers=OURS, data={"typed": typed}, follow_redirects=False)
+        assert answer.status_code == 400, typed
+        assert "nothing was deleted" in answer.text
+    sent = {"typed": " 1/1 ", "reason": "moved"}
+    assert site.http.post(path, headers={"Sec-Fetch-Site": "cross-site"}, data=sent).status_code == 403
+    assert get_tenant(catalog, TENANT).state is TenantState.ACTIVE, "nothing so far did it"
+    answer = site.http.post(path, headers=OURS, data=sent, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/tenants")
+    row = look_up_tenant(catalog, TENANT)
+    assert (row.state, row.reason) == (TenantState.DELETING, "moved")
+    again = page(site, path)
+    assert "is being deleted already" in again
+    assert "Type 1/1" not in again
+    assert page(site, "/tenants/9/9/delete", 404)
+
+
 def test_a_task_is_merged_with_a_neighbour_of_its_own(site: Operated) -> None:
     left, right = (site.tasks[n].task_id for n in (0, 1))
     html = page(site, f"/tasks/{right}")
@@ -172,7 +193,7 @@ def test_an_old_browser_says_where_a_form_comes_from(site: Operated) -> None:
 
 def test_parts_are_asked_for_with_the_address_of_the_page(site: Operated) -> None:
     html = site.http.get("/tasks?tenant=1/1&stopped=false").text
-    assert 'hx-get="/tasks?tenant=1/1&amp;stopped=false"' in html
+    assert 'data-live="/tasks?tenant=1/1&amp;stopped=false"' in html
     part = page(site, "/tasks?tenant=1/1", **{"HX-Request": "true"})
     assert part.startswith("Tasks 6")
 

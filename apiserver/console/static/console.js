@@ -1,6 +1,7 @@
 // Custom elements of the console. State comes from the API alone; nothing is kept between pages but the scheme.
 
 import { tellOrigin } from "./forms.js";
+import { look, tailIs, upToDate } from "./live.js";
 
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -20,10 +21,6 @@ document.addEventListener("submit", (event) => {
   Object.assign(field, { type: "hidden", name: "csrf", value: token });
   form.append(field);
 }, true);
-
-const away = document.getElementById("away");
-document.addEventListener("htmx:error", () => { away.hidden = false; });
-document.addEventListener("htmx:after:request", (event) => { away.hidden = event.detail.ctx.response.status < 400; });
 
 /** Title and icon say how late it is: what [data-late] of the page says, kept as parts are swapped. */
 const title = document.title, icon = document.getElementById("icon");
@@ -60,9 +57,10 @@ function line(className, parts) {
   return row;
 }
 
-/** The lag over the last minutes: `src` answers {lag_ms}. A sentence below says the same in words. */
+/** The lag over the last minutes, as [data-lag-ms] of the page says it. A sentence below says the same in words. */
 class LagChart extends HTMLElement {
   static #SPAN_S = 120;
+  static #REPEAT_S = 3; // what was not told anew for so long is still so, as long as the page is up to date
   static #STEPS_S = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
   #times = [];
   #lags = [];
@@ -82,19 +80,17 @@ class LagChart extends HTMLElement {
     for (const [source, event] of [[window, "scheme"], [window, "resize"], [dark, "change"]]) source.removeEventListener(event, this.redraw);
   }
   async run() {
+    this.sample(document.querySelector("[data-lag-ms]")?.dataset.lagMs);
     while (this.isConnected) {
-      if (!document.hidden) await this.poll();
       await pause(1000);
+      const told = document.querySelector("[data-lag-ms]")?.dataset.lagMs;
+      if (upToDate() && (told !== this.told || Date.now() / 1000 - this.#times.at(-1) > LagChart.#REPEAT_S)) this.sample(told);
     }
   }
-  async poll() {
-    try {
-      const answer = await fetch(this.getAttribute("src"));
-      if (!answer.ok) return;
-      const facts = await answer.json();
-      this.#times.push(Date.now() / 1000);
-      this.#lags.push(facts.lag_ms === null ? null : facts.lag_ms / 1000);
-    } catch { return; } // the next poll tries again; the page shows what it had
+  sample(told) {
+    this.told = told;
+    this.#times.push(Date.now() / 1000);
+    this.#lags.push(told ? Number(told) / 1000 : null);
     while (this.#times[0] < this.#times.at(-1) - LagChart.#SPAN_S) { this.#times.shift(); this.#lags.shift(); }
     this.plot.setData([this.#times, this.#lags]);
     this.say();
@@ -125,11 +121,13 @@ class LagChart extends HTMLElement {
 }
 customElements.define("ts-lag-chart", LagChart);
 
-/** The newest decoded changes of `src`, from timestamp `start` on; `filter` and `pause` name an input and a button. */
+/** The newest decoded changes of `tenant`, from timestamp `start` on; `filter` and `pause` name an input and a button. */
 class Tail extends HTMLElement {
   static #ROWS_MAX = 120;
   static #SIGNS = { insert: "+", update: "~", delete: "−", ddl: "≡" };
   #paused = false;
+  #over = false;
+  #cursor = null;
   connectedCallback() {
     this.tabIndex = 0;
     this.setAttribute("role", "log");
@@ -142,24 +140,24 @@ class Tail extends HTMLElement {
     button.addEventListener("click", () => {
       this.#paused = !this.#paused;
       button.setAttribute("aria-pressed", this.#paused);
+      look(); // the stream goes on without rows, or from the last one that was shown
     });
-    this.run();
+    tailIs({
+      query: () => this.#paused || this.#over ? null : { tail: this.getAttribute("tenant"), ...this.#from() },
+      show: (told) => this.#tell(told),
+    });
   }
-  async run() {
-    let position = `start_ts=${this.getAttribute("start")}`;
-    while (this.isConnected) {
-      if (this.#paused || document.hidden) { await pause(300); continue; }
-      try {
-        const answer = await fetch(`${this.getAttribute("src")}?${position}&format=ndjson&limit=2000&wait=5`);
-        if (!answer.ok) throw new Error(answer.statusText);
-        const text = await answer.text();
-        if (this.#paused) continue; // paused while the answer was on its way: it is asked for again later
-        const events = text.split("\n").filter(Boolean).map((event) => JSON.parse(event));
-        position = `cursor=${answer.headers.get("TiStream-Next-Cursor")}`;
-        this.show(events.filter((event) => event.type !== "resolved").slice(-Tail.#ROWS_MAX));
-        if (answer.headers.get("TiStream-Has-More") !== "true") await pause(300);
-      } catch { await pause(2000); } // the service is away: keep trying
-    }
+  #from() {
+    return this.#cursor ? { tail_cursor: this.#cursor } : { tail_start: this.getAttribute("start") };
+  }
+  #tell({ cursor, events, over, words }) {
+    this.#cursor = cursor ?? this.#cursor;
+    if (!this.#paused) this.show(events);
+    if (!over) return;
+    this.#over = true;
+    if (this.children.length) this.prepend(line("error", [["b", "!"], ["span", words]]));
+    else this.textContent = words;
+    look();
   }
   show(events) {
     if (events.length && !this.children.length) this.textContent = "";

@@ -96,7 +96,6 @@ class Ask extends HTMLElement {
       }
     }
     this.replaceChildren(view);
-    globalThis.htmx?.process(this);
     this.querySelector("[tabindex='-1']")?.focus();
   }
 }

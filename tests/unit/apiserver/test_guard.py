@@ -24,6 +24,7 @@ def app_with(limits: RateLimits, clock: ManualClock) -> TestClient:
     def answer(c: int, t: int, size: int = 10) -> PlainTextResponse:
         return PlainTextResponse("x" * size)
 
+    @app.get("/live")
     @app.get("/livez")
     def livez() -> str:
         return "ok"
@@ -52,6 +53,7 @@ def test_an_empty_bucket_refuses_by_name_and_says_when_it_is_not() -> None:
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
     assert (refused.json()["code"], refused.json()["facts"]["bucket"]) == ("TS-1090", "caller-requests")
     assert http.get("/livez").status_code == 200, "probes are never refused"
+    assert http.get("/live").status_code == 200, "nor is the console's stream: its parts are"
     clock.advance(2)
     assert http.get(TENANT.format(1)).status_code == 200
 

@@ -1,0 +1,43 @@
+"""What each page knows besides its facts: where it is, who looks at it, and what they may open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from tistream.auth.access import ACCESS, Access
+from tistream.auth.roles import Right
+
+HEADERS = {
+    "Cache-Control": "no-store",  # a page and its part have the same address
+    "Vary": "HX-Request",
+}
+_MENU = (  #: address, name, the right it needs, whether it is about the whole deployment
+    ("/overview", "Overview", Right.LOOK, False),
+    ("/tenants", "Tenants", Right.LOOK, True),
+    ("/tasks", "Tasks", Right.LOOK, True),
+    ("/workers", "Workers", Right.LOOK, True),
+    ("/holes", "Holes", Right.LOOK, True),
+    ("/events", "Events", Right.LOOK, True),
+    ("/keys", "Keys", Right.KEYS, False),
+    ("/docs", "API", Right.KNOWN, False),
+)
+
+
+def place_of(request: HTTPConnection) -> dict[str, Any]:
+    """For the templates. Nobody is known on a page that was refused before anybody asked who it is."""
+    access = request.scope.get(ACCESS, Access(principal=None))
+    who = access.principal
+    rights, whole = (who.rights, who.sees_all) if who is not None else (frozenset[Right](), False)
+    return {
+        "here": request.url.path,
+        "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "menu": [
+            (path, name) for path, name, right, all_of_it in _MENU if right in rights and (whole or not all_of_it)
+        ],
+        "rights": rights,
+        "whole": whole,
+        "part": request.headers.get("HX-Request") == "true",
+        "csrf": access.csrf,
+    }

@@ -1,0 +1,290 @@
+"""Open tabs of the console in a real browser: one stream keeps each up to date, through outages and without being seen.
+
+Needs Debian's chromium. Screenshots go to artefacts/console, for people to look at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from fastapi import FastAPI
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tistream.auth.keys import parse_key
+from tistream.auth.roles import Role
+from tistream.catalog.keys import revoke_key
+from tistream.catalog.stores import issue_incarnation
+from tistream.catalog.tenants import TenantState, look_up_tenant, register_tenant
+from tistream.cli import assembly
+from tistream.cli.server import HttpServer
+from tistream.ids import Tenant
+from tistream.limits import KEY_CACHE_MS
+from tistream.testing import auth_site
+from tistream.testing.auth_site import MINE, OTHER
+from tistream.testing.log_builder import LogBuilder
+from tistream.testing.stream_world import eventually
+
+CHROMIUM = "/usr/bin/chromium"
+ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
+HIDE = """(hidden) => {
+    Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event('visibilitychange'));
+}"""
+expect.set_options(timeout=60_000)  # a busy machine is slow, not wrong
+
+
+@dataclass
+class Site:
+    """A service that asks for keys and can be stopped and started, and a browser."""
+
+    auth: auth_site.Site
+    browser: Browser
+    server: HttpServer
+    app: FastAPI
+    complaints: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def tabs(self) -> int:
+        return int(self.app.state.following.open_now("tabs"))
+
+    def open(
+        self, path: str, role: Role = Role.OWNER, tenant: Tenant | None = None, *, key: str = "", scheme: str = "light"
+    ) -> Page:
+        """Signed in with a new key of this role."""
+        code = self.auth.ask("POST", "/v1/console-codes", key or self.auth.key(role, tenant)).json()["code"]
+        page = self.browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900}).new_page()  # type: ignore[arg-type]
+        page.set_default_timeout(60_000)
+        self.complaints.clear()
+        page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
+        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("request", lambda request: self.asked.append(request.url.removeprefix(self.server.url)))
+        page.goto(f"{self.server.url}/login#{code}")
+        expect(page).to_have_url(self.server.url + "/overview")
+        self.asked.clear()
+        page.goto(self.server.url + path)
+        return page
+
+    def look(self, page: Page, name: str, scheme: str) -> None:
+        """At both widths: nothing sticks out, and axe finds nothing."""
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth") == width, f"{name} sticks out at {width}"
+        found = Axe().run(page)
+        assert found.violations_count == 0, (name, found.generate_report())
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def start(self) -> None:
+        """Again, on the same port, as another process would."""
+        self.app = assembly._api(self.auth.parts, [], control=True)
+        port = urlsplit(self.server.url).port
+        self.server = HttpServer(self.app, "127.0.0.1", port or 0, self.app.state.following.close)
+        self.server.start()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    with auth_site.auth_site(tmp_path_factory.mktemp("console")) as auth:
+        server = HttpServer(auth.app, "127.0.0.1", 0, auth.app.state.following.close)
+        server.start()
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+            made = Site(auth, browser, server, auth.app)
+            yield made
+            browser.close()
+        made.stop()
+
+
+def pieces(asked: list[str]) -> list[str]:
+    """What a page asked for besides files."""
+    return [address for address in asked if not address.startswith(("/static/", "data:"))]
+
+
+def test_a_page_lives_by_one_stream_and_asks_for_nothing_else(site: Site) -> None:
+    page = site.open("/tenants/1/1")
+    expect(page.locator("#waterfall .slowest")).to_be_visible()
+    expect(page.locator("ts-tail div").first).to_be_visible()
+    expect(page.locator("ts-lag-chart p")).to_contain_text("now, at most")
+    before = page.locator("#stores").inner_text()
+    issue_incarnation(site.auth.parts.catalog, MINE, 40)
+    expect(page.locator("#stores")).to_have_text(str(int(before) + 1))
+    expect(page.locator("#lag")).not_to_have_text("")
+    page.wait_for_timeout(3000)
+    told, stream = pieces(site.asked)
+    assert told == "/tenants/1/1"
+    assert stream.startswith("/live?part=%2Ftenants%2F1%2F1&part=%2Ftenants%2F1%2F1%2Fwaterfall&tail=1%2F1&")
+    assert site.complaints == []
+    page.context.close()
+
+
+def test_every_listing_follows_by_its_stream(site: Site) -> None:
+    page = site.open("/tenants")
+    new = Tenant(77, 1)
+    expect(page.get_by_role("link", name="77/1", exact=True)).to_have_count(0)
+    register_tenant(site.auth.parts.catalog, new)
+    expect(page.get_by_role("link", name="77/1", exact=True)).to_have_count(1)
+    assert pieces(site.asked) == ["/tenants", "/live?part=%2Ftenants"]
+    page.context.close()
+
+
+def test_focus_and_selection_stay_where_they_are(site: Site) -> None:
+    page = site.open("/tenants")
+    page.get_by_role("link", name="2/7", exact=True).focus()
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('thead'))")
+    page.evaluate("window.kept = document.activeElement")
+    selected = page.evaluate("String(getSelection())")
+    register_tenant(site.auth.parts.catalog, Tenant(78, 1))
+    expect(page.get_by_role("link", name="78/1", exact=True)).to_have_count(1)
+    assert page.evaluate("document.activeElement === window.kept")
+    assert page.evaluate("document.activeElement.textContent") == "2/7"
+    assert page.evaluate("String(getSelection())") == selected
+    page.context.close()
+
+
+def test_a_hidden_tab_has_no_stream(site: Site) -> None:
+    eventually(lambda: site.tabs == 0, "no tab is left of the tests before")
+    page = site.open("/overview")
+    expect(page.locator("#tenants")).to_be_visible()
+    eventually(lambda: site.tabs == 1, "it has a stream")
+    page.evaluate(HIDE, True)
+    eventually(lambda: site.tabs == 0, "it has none while nobody sees it")
+    register_tenant(site.auth.parts.catalog, Tenant(79, 1))
+    page.evaluate(HIDE, False)
+    eventually(lambda: site.tabs == 1, "it has one again")
+    expect(page.get_by_role("link", name="cluster 79 · tenant 1")).to_be_visible()
+    expect(page.locator("#away")).to_be_hidden()
+    assert site.complaints == []
+    page.context.close()
+
+
+def test_the_tail_pauses_and_goes_on_with_what_it_missed(site: Site) -> None:
+    page = site.open("/tenants/1/1")
+    expect(page.locator("ts-tail div").first).to_be_visible()
+    page.locator("#pause").click()
+    page.wait_for_function("performance.getEntriesByType('resource').length > 0")
+    eventually(lambda: "tail" not in _polled(page, site)[-1], "the stream goes on without rows")
+    rows = page.locator("ts-tail div").count()
+    page.locator("#pause").click()
+    eventually(lambda: "tail_cursor=" in _polled(page, site)[-1], "it asks for what came since")
+    assert page.locator("ts-tail div").count() == rows, "nothing is shown twice"
+    page.context.close()
+
+
+def _polled(page: Page, site: Site) -> list[str]:
+    page.wait_for_timeout(50)  # lets the browser tell what it asked for
+    return pieces(site.asked)
+
+
+def test_without_streams_the_parts_are_fetched(site: Site) -> None:
+    page = site.open("/login")
+    page.route("**/live?*", lambda route: route.abort())
+    page.goto(site.server.url + "/tenants")
+    expect(page.locator("#away")).to_be_visible()
+    register_tenant(site.auth.parts.catalog, Tenant(80, 1))
+    expect(page.get_by_role("link", name="80/1", exact=True)).to_have_count(1)
+    expect(page.locator("#away")).to_be_hidden()
+    page.unroute("**/live?*")
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_stopped_service_is_said_to_be_away_until_it_is_back(site: Site, scheme: str) -> None:
+    page = site.open("/overview", scheme=scheme)
+    expect(page.locator("#away")).to_be_hidden()
+    eventually(lambda: site.tabs >= 1, "the page has its stream")
+    site.stop()
+    expect(page.locator("#away")).to_have_text(re.compile("^Live updates interrupted, trying again"))
+    expect(page.locator("#away")).to_be_visible()
+    expect(page.locator("#tenants")).to_be_visible()
+    site.look(page, "away", scheme)
+    number = 81 if scheme == "light" else 82
+    register_tenant(site.auth.parts.catalog, Tenant(number, 1))
+    site.start()
+    expect(page.get_by_role("link", name=f"cluster {number} · tenant 1")).to_be_visible()
+    expect(page.locator("#away")).to_be_hidden()
+    assert [c for c in site.complaints if "ERR_CONNECTION_REFUSED" not in c and "ERR_INCOMPLETE" not in c] == []
+    page.context.close()
+
+
+def test_who_is_signed_out_is_led_to_the_login(site: Site) -> None:
+    key = site.auth.key(Role.OWNER)
+    page = site.open("/tenants/2/7", key=key)
+    expect(page.locator("#state")).to_be_visible()
+    revoke_key(site.auth.parts.catalog, parse_key(key).key_id)
+    site.auth.clock.advance(KEY_CACHE_MS / 1000 + 0.1)
+    expect(page).to_have_url(f"{site.server.url}/login?next=%2Ftenants%2F2%2F7")
+    expect(page.get_by_label("Login code or API key")).to_be_visible()
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_tenant_is_deleted_from_its_page_and_open_pages_say_so(site: Site, scheme: str) -> None:
+    gone, catalog = Tenant(90, 1 if scheme == "light" else 2), site.auth.parts.catalog
+    LogBuilder(catalog, site.auth.parts.store, tenant=gone).activate()
+    watching = site.open("/tasks", Role.VIEWER)
+    expect(watching.locator("tbody tr").first).to_be_visible()
+    page = site.open(f"/tenants/{gone}", Role.OPERATOR, scheme=scheme)
+    site.look(page, "tenant-steer", scheme)
+    page.get_by_role("link", name="Delete tenant…").click()
+    expect(page.locator(".sentence")).to_contain_text(f"Tenant {gone} (ACTIVE) ends, and there is no way back")
+    site.look(page, "delete", scheme)
+    page.get_by_label(f"Type {gone} to go on").fill("90/3")
+    page.get_by_role("button", name=f"Delete tenant {gone}").click()
+    assert page.evaluate("document.querySelector('#typed').matches(':invalid')")
+    assert look_up_tenant(catalog, gone).state is TenantState.ACTIVE
+    page.get_by_label(f"Type {gone} to go on").fill(str(gone))
+    page.get_by_label("Reason").fill("moved away")
+    page.get_by_role("button", name=f"Delete tenant {gone}").click()
+    expect(page).to_have_url(f"{site.server.url}/tenants")
+    row = look_up_tenant(catalog, gone)
+    assert (row.state, row.reason) == (TenantState.DELETING, "moved away")
+    expect(page.locator("tbody tr", has_text=str(gone))).to_contain_text("deleting")
+    assert site.complaints == []
+    for each in (page, watching):
+        each.context.close()
+
+
+def test_a_part_that_is_gone_says_so_and_stays_said(site: Site) -> None:
+    gone = Tenant(91, 1)
+    register_tenant(site.auth.parts.catalog, gone)
+    page = site.open(f"/tenants/{gone}/checklist", Role.OPERATOR)
+    expect(page.locator(".steps")).to_be_visible()
+    with site.auth.parts.catalog.transaction() as conn:
+        conn.exec_driver_sql("UPDATE tenants SET state = 'DELETED' WHERE cluster_id = 91")
+    expect(page.locator("main")).to_contain_text("Gone")
+    expect(page.locator(".steps")).to_have_count(0)
+    eventually(lambda: pieces(site.asked)[-1].startswith("/live"), "it had a stream")
+    assert site.complaints == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_a_browser_is_refused_is_a_page(site: Site, scheme: str) -> None:
+    page = site.open("/overview", Role.VIEWER, MINE, scheme=scheme)
+    for path, heading, words in (
+        ("/tasks", "Not for this key", "for one tenant only"),
+        (f"/tenants/{OTHER}", "Not found", "is not registered"),
+        ("/tenants/x/1", "Not found", "no such tenant"),
+        ("/nowhere", "Not found", "There is no GET /nowhere"),
+    ):
+        page.goto(site.server.url + path)
+        expect(page.get_by_role("heading", name=heading)).to_be_visible()
+        expect(page.locator("main")).to_contain_text(words)
+        expect(page.get_by_role("link", name="Back to the overview")).to_be_visible()
+        expect(page.get_by_role("navigation").get_by_role("link", name="Overview")).to_be_visible()
+        if path == "/tasks":
+            site.look(page, "refused", scheme)
+    assert [c for c in site.complaints if "403" not in c and "404" not in c] == []
+    page.context.close()
