@@ -31,6 +31,8 @@ from benchmarks.harness import Result
 from benchmarks.pebble_peer import PebblePeer
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from dispatcher.flight_server import FlightFeedServer
+from dispatcher.subscription import Nothing
+from dispatcher.tail import Wake
 from tistream.catalog.committed import find_segments
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner
@@ -100,7 +102,7 @@ def _measure(given: Workload, folder: Path) -> Run:
     catalog.migrate()
     feed = PreparedFeed(given)
     server = FlightFeedServer("127.0.0.1", 0)
-    server.feed = feed
+    server.source = feed
     _set_up(catalog, f"grpc://127.0.0.1:{server.port}", given)
     command = [sys.executable, "-m", "benchmarks.sorter_process", *urls]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -175,13 +177,13 @@ def _prove(catalog: Catalog, bucket: str, given: Workload) -> None:
 
 
 class PreparedFeed:
-    """A Feed of prepared batches. Those behind the warm-up come when `everything` is set."""
+    """A Source of prepared batches. Those behind the warm-up come when `everything` is set."""
 
     def __init__(self, given: Workload) -> None:
         self.given = given
         self.everything = threading.Event()
 
-    def subscribe(self, request: FeedRequest) -> PreparedStream:
+    def open(self, request: FeedRequest, wake: Wake) -> PreparedStream:
         return PreparedStream(self, request)
 
 
@@ -191,12 +193,12 @@ class PreparedStream:
         self._at = request.positions.get(1, Position(seq=0)).seq
         self._batches = feed.given.batches[request.store_id]
 
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        if self._at >= WARM_TICKS and not self._feed.everything.wait(timeout_s):
-            return None
-        if self._at == len(self._batches):
-            time.sleep(timeout_s)
-            return None
+    def check(self) -> None:
+        """All stores are served."""
+
+    def look(self) -> FeedBatch | Nothing:
+        if self._at == len(self._batches) or (self._at >= WARM_TICKS and not self._feed.everything.is_set()):
+            return None, time.monotonic() + 0.05
         self._at += 1
         return self._batches[self._at - 1]
 

@@ -29,6 +29,7 @@ import math
 import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Protocol
 
 from dispatcher.cache import DecodedFile, FileCache
 from dispatcher.router import directory
@@ -93,6 +94,12 @@ class Failed:
 Outcome = Found | Pending | Absent | Failed
 
 
+class Wake(Protocol):
+    """Who wants to know: an Event, or something like it. `set` is called from any thread and never waits for long."""
+
+    def set(self) -> None: ...
+
+
 @dataclass(slots=True)
 class _Slot:
     """What is known of a file that is not in the cache."""
@@ -130,7 +137,7 @@ class Tail:
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last file we had to wait for, and when
         self._apart_s: dict[int, float] = {}  # incarnation -> from the one before to it, if we waited for both
-        self._listeners: set[threading.Event] = set()
+        self._listeners: set[Wake] = set()
         self._reclaimed: dict[int, int] = {}
         self.newest = 0  #: the newest incarnation in the catalog
         self.max_cut_ts = 0  #: the largest cut_ts read so far
@@ -138,12 +145,12 @@ class Tail:
         self.newest_file = (0, 0)  #: incarnation and seq of the newest file that was read
         self.newest_at_s = clock.monotonic()  #: when
 
-    def listen(self, wake: threading.Event) -> None:
+    def listen(self, wake: Wake) -> None:
         """Set `wake` whenever something has become known."""
         with self._lock:
             self._listeners.add(wake)
 
-    def leave(self, wake: threading.Event) -> None:
+    def leave(self, wake: Wake) -> None:
         """Undo `listen`. When the last one leaves, what was read for nobody is dropped."""
         with self._lock:
             self._listeners.discard(wake)

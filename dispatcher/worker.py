@@ -20,7 +20,7 @@ from dispatcher.cache import FileCache
 from dispatcher.reclaim import Reclaimer
 from dispatcher.reporting import Reporter
 from dispatcher.subscription import Subscription
-from dispatcher.tail import Tail, TailTiming
+from dispatcher.tail import Tail, TailTiming, Wake
 from tistream import metrics
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
@@ -147,6 +147,10 @@ class DispatcherWorker:
 
     def subscribe(self, request: FeedRequest) -> FeedStream:
         """Open a stream. FeedUnavailable, with the owner's name, when the store is not mine."""
+        return self.open(request)
+
+    def open(self, request: FeedRequest, wake: Wake | None = None) -> Subscription:
+        """`subscribe`, for who looks when `wake` is set instead of waiting for each stream."""
         key = request.tenant, request.store_id
         if key not in self._owned:
             self.refresh()  # it may have become mine a moment ago
@@ -159,7 +163,7 @@ class DispatcherWorker:
             )
         tail = self._tail(row)
         self._reclaimer.learn(row, tail)
-        return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock)
+        return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock, wake=wake)
 
     def refresh(self) -> None:
         """Learn what I own and tell the catalog how far its files reach."""
