@@ -37,6 +37,7 @@ from tistream.feed_wire import (
 from tistream.limits import FEED_QUEUE_BATCHES_MAX
 
 FEED_QUEUE_BYTES_MAX = 64 << 20
+CLOSE_S = 5.0
 CREDIT_SHARE = 4  #: credit is given back when so large a part of it (a quarter) has been taken
 
 Arrived = FeedBatch | TiStreamError | Fine
@@ -96,8 +97,7 @@ class Exchange:
     """Safe to use from several threads. Raises nothing once it is made: who subscribes learns from the mailbox."""
 
     def __init__(self, client: fl.FlightClient, name: str, clock: Clock) -> None:
-        """Begin. ArrowException or OSError when that is refused at once."""
-        self._clock = clock
+        self._client, self._clock = client, clock
         self._lock = threading.Lock()  # of the mailboxes
         self._to_say: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._mailboxes: dict[int, Mailbox] = {}
@@ -105,14 +105,9 @@ class Exchange:
         self.heard = False  #: whether the dispatcher has said anything
         self.heard_at = clock.monotonic()
         self.ended: Exception | None = None
-        descriptor = fl.FlightDescriptor.for_command(FEED_COMMAND)
-        self._writer, self._reader = client.do_exchange(descriptor)
-        self._threads = [
-            threading.Thread(target=self._read, name=name, daemon=True),
-            threading.Thread(target=self._write, name=f"{name} says", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._reader: fl.FlightStreamReader | None = None  # not before it is connected
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def subscribe(self, request: FeedRequest, arrived: threading.Event) -> Mailbox:
         """Ask for a subscription; `arrived` is set whenever something has come for it."""
@@ -150,21 +145,39 @@ class Exchange:
                 return
             self.ended = cause
             mailboxes, self._mailboxes = list(self._mailboxes.values()), {}
+            reader = self._reader
         for mailbox in mailboxes:
             mailbox.end(cause)
         self._to_say.put(None)
-        self._reader.cancel()
+        if reader is not None:
+            reader.cancel()
 
     def close(self) -> None:
-        """End it, and wait until it has."""
+        """End it, and wait until it has, but not for a dispatcher that does not let itself be reached."""
         self.fail(EOFError("the feed was closed"))
-        for thread in self._threads:
-            thread.join()
+        self._thread.join(CLOSE_S)
 
-    def _read(self) -> None:
+    def _run(self) -> None:
+        try:
+            writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(FEED_COMMAND))
+        except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
+            self.fail(e)
+            return
+        with self._lock:
+            self._reader = reader
+            if self.ended is not None:
+                reader.cancel()
+        saying = threading.Thread(target=self._write, args=(writer,), name=f"{self._thread.name} says", daemon=True)
+        saying.start()
+        self._read(reader)
+        saying.join()
+        with suppress(pa.ArrowException, OSError):
+            writer.close()
+
+    def _read(self, reader: fl.FlightStreamReader) -> None:
         try:
             while self.ended is None:
-                chunk = self._reader.read_chunk()
+                chunk = reader.read_chunk()
                 self.heard, self.heard_at = True, self._clock.monotonic()
                 self._deliver(decode_news(chunk.data, chunk.app_metadata))
         except StopIteration:
@@ -172,14 +185,12 @@ class Exchange:
         except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
             self.fail(e)
 
-    def _write(self) -> None:
+    def _write(self, writer: fl.FlightStreamWriter) -> None:
         try:
             while (command := self._to_say.get()) is not None:
-                self._writer.write_metadata(encode_command(command))
+                writer.write_metadata(encode_command(command))
         except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
             self.fail(e)
-        with suppress(pa.ArrowException, OSError):
-            self._writer.close()
 
     def _deliver(self, told: tuple[int, News] | None) -> None:
         if told is None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import orjson
-import pyarrow as pa
 import pyarrow.flight as fl
 
 from tistream.catalog.engine import Catalog
@@ -97,12 +96,12 @@ class FlightFeed:
             raise FeedUnavailable(store=request.store_id, tenant=str(request.tenant))
         try:
             exchange = self._exchange(address)
-        except (pa.ArrowException, OSError) as e:
+        except ConnectionError as e:
             raise _unavailable(request, e, address) from e
         return exchange.subscribe(request, arrived)
 
     def _exchange(self, address: str) -> Exchange:
-        """The exchange with this dispatcher, a new one if need be."""
+        """The exchange with this dispatcher, a new one if need be. ConnectionError when it is too early for one."""
         with self._lock:
             peer = self._peers.get(address)
             if peer is None:
