@@ -31,8 +31,6 @@ from benchmarks.harness import Result
 from benchmarks.pebble_peer import PebblePeer
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from dispatcher.flight_server import FlightFeedServer
-from dispatcher.subscription import Nothing
-from dispatcher.tail import Wake
 from tistream.catalog.committed import find_segments
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import acquire_owner
@@ -42,7 +40,7 @@ from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.workers import WorkerKind, list_workers, register_worker
 from tistream.change import COMMITTED
 from tistream.codec.committed_file import decode_committed_segment
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.factory import open_store

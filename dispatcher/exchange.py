@@ -13,21 +13,18 @@ subscription is closed: nothing stays behind of a client that has gone.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
 import pyarrow as pa
 import structlog
 
-from dispatcher.tail import Wake
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, FeedUnavailable, InvalidInput, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Wake, Watched
 from tistream.feed_wire import (
     IDLE_S,
     SILENT_S,
@@ -42,6 +39,7 @@ from tistream.feed_wire import (
     encode_fine,
     encode_idle,
 )
+from tistream.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -53,24 +51,18 @@ TURN = 64  #: subscriptions that are looked at before anything else is thought o
 Send = Callable[[pa.RecordBatch | None, bytes], None]
 
 
-class Watched(Protocol):
-    """An open subscription that is looked at. Used from one thread at a time."""
+class Served(Watched, Protocol):
+    """A subscription to a store that may go elsewhere."""
 
     def check(self) -> None:
         """FeedUnavailable when the store is no longer served here."""
         ...
 
-    def look(self) -> FeedBatch | tuple[TiStreamError | None, float]:
-        """The next batch if it is here, else what is in the way, and when to look again (monotonic seconds)."""
-        ...
-
-    def close(self) -> None: ...
-
 
 class Source(Protocol):
     """Where subscriptions are opened."""
 
-    def open(self, request: FeedRequest, wake: Wake) -> Watched:
+    def open(self, request: FeedRequest, wake: Wake) -> Served:
         """FeedUnavailable when the store is not served here."""
         ...
 
@@ -82,13 +74,12 @@ class _Sub:
     number: int
     batches_max: int
     bytes_max: int
-    stream: Watched | None = None
+    stream: Served | None = None
     refused: TiStreamError | None = None
     left: bool = False
     sent: deque[int] = field(default_factory=deque)  #: the bytes of each batch that is sent and not taken
     sent_bytes: int = 0
     told: str | None = None  #: the error that the sorter knows; "" = that nothing is in the way
-    look_at: float = 0.0
 
     @property
     def has_credit(self) -> bool:
@@ -113,11 +104,10 @@ class Exchange:
     def __init__(self, source: Source, send: Send, clock: Clock) -> None:
         """`send(rows, metadata)` raises ArrowException or OSError when the sorter has gone. It may wait."""
         self._source, self._send, self._clock = source, send, clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # of the subscriptions and their credit
         self._subs: dict[int, _Sub] = {}
         self._last = 0  # the largest number so far
-        self._due: dict[int, None] = {}  # to be looked at, in this order
-        self._times: list[tuple[float, int]] = []  # when else; stale ones are passed over
+        self._turns = Turns(clock)
         self._closed = False
         self._unanswered_since: float | None = None  # the first `idle` that was not answered yet
 
@@ -139,7 +129,7 @@ class Exchange:
             case Taken(sub=number, batches=batches):
                 self._credit(number, batches)
             case Unsubscribe(sub=number):
-                with self._changed:
+                with self._lock:
                     sub = self._subs.get(number)
                     if sub is not None:
                         sub.left = True
@@ -148,17 +138,13 @@ class Exchange:
                 pass
 
     def hurry(self, number: int) -> None:
-        """Look at this subscription, if it is there."""
-        with self._changed:
-            if number in self._subs:
-                self._due[number] = None
-                self._changed.notify()
+        """Look at this subscription."""
+        self._turns.hurry(number)
 
     def close(self) -> None:
         """Have `run` end."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
+        self._turns.wake()
 
     def run(self) -> None:
         """Serve until it is closed, or the sorter has gone."""
@@ -167,7 +153,7 @@ class Exchange:
         except (pa.ArrowException, OSError) as e:
             log.info("a sorter has gone", cause=str(e).split("\n")[0])
         finally:
-            with self._changed:
+            with self._lock:
                 self._closed = True
                 subs, self._subs = list(self._subs.values()), {}
             for sub in subs:
@@ -190,29 +176,12 @@ class Exchange:
                 self._unanswered_since = now if since is None else since
                 self._send(None, encode_idle())
                 idle_at = now + IDLE_S
-            for sub in self._take_due(min(check_at, idle_at)):
-                self._look(sub)
+            for number in self._turns.take(min(check_at, idle_at), TURN):
+                sub = self._subs.get(number)
+                if sub is not None:
+                    self._look(sub)
             now = self._clock.monotonic()
         self._send(None, encode_bye())
-
-    def _take_due(self, until: float) -> list[_Sub]:
-        """Wait until some are due, but not beyond `until`; the first TURN of those that are."""
-        with self._changed:
-            now = self._clock.monotonic()
-            if not self._due and not self._closed:
-                at = min(self._times[0][0], until) if self._times else until
-                if at > now:
-                    self._changed.wait(at - now)
-                    now = self._clock.monotonic()
-            while self._times and self._times[0][0] <= now:
-                at, number = heapq.heappop(self._times)
-                sub = self._subs.get(number)
-                if sub is not None and sub.look_at == at:
-                    self._due[number] = None
-            turn = list(islice(self._due, TURN))
-            for number in turn:
-                del self._due[number]
-            return [self._subs[number] for number in turn if number in self._subs]
 
     def _look(self, sub: _Sub) -> None:
         """One batch of it, or what is in the way, if it may be sent to."""
@@ -233,13 +202,12 @@ class Exchange:
             return
         error, until = found
         self._tell(sub, error)
-        sub.look_at = min(until, self._clock.monotonic() + LOOK_S)
-        with self._changed:
-            heapq.heappush(self._times, (sub.look_at, sub.number))
+        if sub.number in self._subs:
+            self._turns.at(sub.number, min(until, self._clock.monotonic() + LOOK_S))
 
     def _send_batch(self, sub: _Sub, batch: FeedBatch) -> None:
         size = batch.rows.nbytes + batch.regions.nbytes
-        with self._changed:
+        with self._lock:
             sub.sent.append(size)
             sub.sent_bytes += size
         sub.told = ""
@@ -260,7 +228,7 @@ class Exchange:
 
     def _check(self) -> None:
         """End the subscriptions of stores that are not served here any more."""
-        with self._changed:
+        with self._lock:
             subs = list(self._subs.values())
         for sub in subs:
             if sub.stream is not None and not sub.left:
@@ -270,8 +238,9 @@ class Exchange:
                     self._end(sub, e)
 
     def _end(self, sub: _Sub, error: TiStreamError | None) -> None:
-        with self._changed:
+        with self._lock:
             self._subs.pop(sub.number, None)
+        self._turns.forget(sub.number)
         _close(sub)
         if error is not None and not sub.left:
             self._send(None, encode_error(sub.number, error, over=True))
@@ -283,14 +252,14 @@ class Exchange:
             raise InvalidInput("a subscription without room for a batch", sub=asked.sub)
         self._last = asked.sub
         sub = _Sub(asked.sub, asked.batches, asked.nbytes)
-        with self._changed:
+        with self._lock:
             self._subs[asked.sub] = sub
         try:
             stream = self._source.open(asked.request, _Waker(self, asked.sub))
         except Exception as e:  # noqa: BLE001 - of this subscription only: its sorter hears of it
             sub.refused = _told(e)
         else:
-            with self._changed:
+            with self._lock:
                 sub.stream = stream
                 gone = self._closed
             if gone:
@@ -298,7 +267,7 @@ class Exchange:
         self.hurry(asked.sub)
 
     def _credit(self, number: int, batches: int) -> None:
-        with self._changed:
+        with self._lock:
             sub = self._subs.get(number)
             if sub is None:
                 return  # it has ended meanwhile

@@ -21,12 +21,12 @@ import structlog
 
 from dispatcher.cache import DecodedFile
 from dispatcher.router import route
-from dispatcher.tail import Absent, Failed, Found, Pending, Tail, Wake
+from dispatcher.tail import Absent, Failed, Found, Pending, Tail
 from tistream import metrics
 from tistream.change import REGIONS, ROWS
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position
 from tistream.limits import PREFETCH_FILES_MAX
 
@@ -36,9 +36,6 @@ _CORRUPT_TRIES_MAX = 3  # of a superseded incarnation's file, before the incarna
 _ROWS_OUT, _BYTES_OUT = metrics.ROWS.labels("dispatcher", "out"), metrics.BYTES.labels("dispatcher", "out")
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROWS)
 _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
-
-
-Nothing = tuple[TiStreamError | None, float]  #: what is in the way, if anything; when to look again
 
 
 class Subscription:

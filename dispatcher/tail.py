@@ -29,7 +29,6 @@ import math
 import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
 
 from dispatcher.cache import DecodedFile, FileCache
 from dispatcher.router import directory
@@ -37,6 +36,7 @@ from tistream import metrics, ts
 from tistream.clock import Clock
 from tistream.codec.batch_file import decode_batch_file
 from tistream.errors import FeedGap, ObjectNotFound, TiStreamError
+from tistream.feed import Wake
 from tistream.ids import Tenant
 from tistream.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
@@ -92,12 +92,6 @@ class Failed:
 
 
 Outcome = Found | Pending | Absent | Failed
-
-
-class Wake(Protocol):
-    """Who wants to know: an Event, or something like it. `set` is called from any thread and never waits for long."""
-
-    def set(self) -> None: ...
 
 
 @dataclass(slots=True)

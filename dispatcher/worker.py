@@ -20,7 +20,7 @@ from dispatcher.cache import FileCache
 from dispatcher.reclaim import Reclaimer
 from dispatcher.reporting import Reporter
 from dispatcher.subscription import Subscription
-from dispatcher.tail import Tail, TailTiming, Wake
+from dispatcher.tail import Tail, TailTiming
 from tistream import metrics
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
@@ -28,7 +28,7 @@ from tistream.catalog.stores import StoreRow, count_stores_of, list_stores, note
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, FeedUnavailable
-from tistream.feed import FeedRequest, FeedStream
+from tistream.feed import FeedRequest, FeedStream, Wake
 from tistream.ids import Tenant
 from tistream.limits import HEARTBEAT_MS, PREFETCH_FILES_MAX
 from tistream.objectstore.protocol import ObjectStore

@@ -116,6 +116,10 @@ class Publisher:
         """Whether a flush has objects still to write."""
         return any(self._under_way.values())
 
+    def is_busy_with(self, tenant: Tenant) -> bool:
+        """Whether a flush of this tenant has objects still to write."""
+        return bool(self._under_way.get(tenant))
+
     def writes(self, publication: Publication) -> bool:
         """Whether a flush of this task is under way."""
         flushes = (flush for of_tenant in self._under_way.values() for flush in of_tenant)

@@ -1,7 +1,8 @@
 """A sorter process: it owns what the catalog says it owns, and runs one core per task.
 
     heartbeat thread   registers this life, then says that it goes on; fenced -> everything stops
-    reader threads     one per task and store, into a bounded inbox per task
+    feeds thread       moves batches of all subscriptions into a bounded inbox per task (where a feed can only be waited
+                       for: a thread for each task and store)
     loop thread        all the rest, in turns: tasks and stores from the catalog, batches into the cores, flushes,
                        snapshots. The cores are touched by nobody else.
 
@@ -14,15 +15,18 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from sorter import measures
 from sorter.core import CoreStats
+from sorter.inbox import Inbox
 from sorter.memory import Memory
 from sorter.merging import Merging
 from sorter.publisher import Publisher
+from sorter.pump import Pump
+from sorter.reader import FeedReader, Reader
 from sorter.reporting import Reporter
 from sorter.runner import TaskRunner
 from sorter.saved import RowsOutOfReach
@@ -36,7 +40,7 @@ from tistream.catalog.tasks import TaskRow, count_tasks_of, tasks_owned_by
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
-from tistream.feed import Feed
+from tistream.feed import Feed, FeedRequest, WatchedFeed
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET, FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
@@ -49,6 +53,7 @@ RELIEF_INTERVAL_S = 1.0
 START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
+SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
 TURN_INTERVAL_S = 0.05
 ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
@@ -82,6 +87,9 @@ class SorterWorker:
         self._incarnation = 0
         self._publisher: Publisher | None = None
         self._runners: dict[int, TaskRunner] = {}
+        self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same, none of the lists empty
+        self._touched: dict[Tenant, None] = {}  # of which something may be written out
+        self._sweep_due_s = clock.monotonic()
         self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
         self._looked = threading.Event()
         self._state = threading.Lock()  # held during a turn; others look between two turns
@@ -104,8 +112,12 @@ class SorterWorker:
             f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
         )
 
+        self._pump = Pump(feed, self._loop, clock) if isinstance(feed, WatchedFeed) else None
+
     def start(self) -> None:
         """Begin: register, then take up the tasks that are assigned."""
+        if self._pump is not None:
+            self._pump.start()
         self._heartbeat.start()
         self._loop.start()
 
@@ -122,6 +134,8 @@ class SorterWorker:
         """Write out and save what there is, as far as store and catalog allow, and end this life."""
         self._loop.stop()
         self._heartbeat.stop()
+        if self._pump is not None:
+            self._pump.stop()
         with self._state:
             for runner in [*self._runners.values(), *self._leaving]:
                 runner.stop()
@@ -129,17 +143,21 @@ class SorterWorker:
             if not self._heartbeat.crashed and not self._loop.crashed and self._publisher is not None:
                 self._finish()
             self._runners.clear()
+            self._tenants.clear()
 
     def crash(self) -> None:
         """End as a process that is killed does, for drills: nothing more is written out or saved, nobody is told, and
         what it held in memory is gone. Others learn of it when its lease runs out. `stop` then finds nothing to do."""
         self._loop.stop()
         self._heartbeat.stop()
+        if self._pump is not None:
+            self._pump.stop()
         with self._state:
             for runner in [*self._runners.values(), *self._leaving]:
                 runner.stop()
             self._leaving.clear()
             self._runners.clear()
+            self._tenants.clear()
             self._publisher, self.reports = None, ()
 
     @property
@@ -258,7 +276,8 @@ class SorterWorker:
         _raise_first(errors)
 
     def _start(self, row: TaskRow) -> None:
-        self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
+        runner = self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
+        self._tenants.setdefault(row.tenant, []).append(runner)
 
     def _follow_stores(self) -> None:
         """Have all stores of all tenants followed."""
@@ -266,19 +285,24 @@ class SorterWorker:
         store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
         for runner in self._runners.values():
             if not runner.halted:
-                runner.follow(store_ids.get(runner.row.tenant, frozenset()), self._feed, self._loop, self._clock)
+                runner.follow(store_ids.get(runner.row.tenant, frozenset()), self._read)
 
-    def _by_tenant(self) -> dict[Tenant, list[TaskRunner]]:
-        """The tasks that go on."""
-        found: dict[Tenant, list[TaskRunner]] = {}
-        for runner in self._runners.values():
-            if not runner.halted:
-                found.setdefault(runner.row.tenant, []).append(runner)
-        return found
+    def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:
+        """Begin a subscription."""
+        if self._pump is not None:
+            return self._pump.read(request, inbox)
+        reader = FeedReader(self._feed, request, inbox, self._loop, self._clock)
+        reader.start()
+        return reader
 
-    def _has_a_full_file(self) -> bool:
-        """Whether some tenant's tasks together could write a file of the target size now."""
-        sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._by_tenant().values())
+    def _going_on(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
+        """The tasks of these tenants that go on."""
+        found = {tenant: [r for r in self._tenants.get(tenant, ()) if not r.halted] for tenant in tenants}
+        return {tenant: runners for tenant, runners in found.items() if runners}
+
+    def _has_a_full_file(self, tenants: Iterable[Tenant]) -> bool:
+        """Whether the tasks of one of these tenants together could write a file of the target size now."""
+        sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._going_on(tenants).values())
         try:
             return any(size >= COMMITTED_FILE_BYTES_TARGET for size in sizes)
         except RowsOutOfReach:
@@ -286,19 +310,23 @@ class SorterWorker:
 
     def _absorb(self) -> bool:
         """Let every task take what has come, as far as there is memory for it; whether there is more to do at once."""
-        took = more = False
+        took: dict[Tenant, None] = {}
+        more = False
         for runner in self._runners.values():
+            if not runner.more and not runner.inbox.count:
+                continue  # nearly all of very many
             room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
             began = self._clock.monotonic()
             until = began + ABSORB_S
             absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)  # noqa: B023
-            took = took or absorbed.batches > 0
+            self._touched[runner.row.tenant] = None
             if absorbed.batches:
+                took[runner.row.tenant] = None
                 measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
             more = more or absorbed.more
             if self._memory is not None:
                 self._memory.took(absorbed.nbytes, settling=runner.core.settling)
-        if took and self._has_a_full_file():
+        if took and self._has_a_full_file(took):
             self._flush.hurry()
         return more
 
@@ -309,18 +337,26 @@ class SorterWorker:
         runners = self._runners.values()
         self._memory.relieve([(r.task_id, r.held_bytes(), r.core) for r in runners], self._publisher.held_bytes())
 
-    def _write_out(self) -> None:
-        """Flush every tenant; what one tenant's flush raises does not keep the others back."""
+    def _write_out(self, *, whole: bool = False) -> None:
+        """Flush the tenants of which something has come or is not finished, and now and then, or when it is to be the
+        `whole`, every tenant. What one tenant's flush raises does not keep the others back."""
         assert self._publisher is not None
         errors: list[TiStreamError] = []
-        by_tenant = self._by_tenant()
-        self._publisher.keep(by_tenant)
+        now_s = self._clock.monotonic()
+        touched, self._touched = self._touched, {}
+        if whole or now_s >= self._sweep_due_s:
+            self._sweep_due_s = now_s + SWEEP_S
+            by_tenant = self._going_on(self._tenants)
+            self._publisher.keep(by_tenant)
+        else:
+            by_tenant = self._going_on(touched)
         for tenant, runners in by_tenant.items():
             before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
             try:
                 for task_id in self._publisher.flush(tenant, [runner.publication for runner in runners]):
                     self._drop(task_id)
             except TiStreamError as e:
+                self._touched[tenant] = None
                 if e.kind is not ErrorKind.RETRY:
                     raise
                 errors.append(e)
@@ -330,14 +366,16 @@ class SorterWorker:
             if moved:
                 seconds = self._clock.monotonic() - began
                 measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
+            if moved or self._publisher.is_busy_with(tenant):
+                self._touched[tenant] = None
         _raise_first(errors)
 
     def _write_all(self) -> None:
         """Flush until nothing is under way."""
         assert self._publisher is not None
-        self._write_out()
+        self._write_out(whole=True)
         while self._publisher.busy:
-            self._write_out()
+            self._write_out(whole=True)
 
     def _merge_tasks(self) -> None:
         """Go on with the merges that are wanted; a task that came of one is loaded with the next look around."""
@@ -381,6 +419,10 @@ class SorterWorker:
     def _drop(self, task_id: int) -> None:
         runner = self._runners.pop(task_id, None)
         if runner is not None:
+            of_tenant = self._tenants[runner.row.tenant]
+            of_tenant.remove(runner)
+            if not of_tenant:
+                del self._tenants[runner.row.tenant]
             runner.ask_to_stop()
             self._leaving.append(runner)
             log.info("task dropped", task=task_id, epoch=runner.row.epoch)

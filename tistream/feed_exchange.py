@@ -19,7 +19,7 @@ import pyarrow.flight as fl
 
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Wake
 from tistream.feed_wire import (
     FEED_COMMAND,
     SILENT_S,
@@ -46,7 +46,7 @@ Arrived = FeedBatch | TiStreamError | Fine
 class Mailbox:
     """What has come for one subscription and was not taken yet. Taken from by one thread."""
 
-    def __init__(self, exchange: Exchange, sub: int, arrived: threading.Event) -> None:
+    def __init__(self, exchange: Exchange, sub: int, arrived: Wake) -> None:
         self._exchange, self._sub, self._arrived = exchange, sub, arrived
         self._queue: deque[Arrived] = deque()
         self._taken = self._taken_bytes = 0  # without the credit given back
@@ -109,7 +109,7 @@ class Exchange:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def subscribe(self, request: FeedRequest, arrived: threading.Event) -> Mailbox:
+    def subscribe(self, request: FeedRequest, arrived: Wake) -> Mailbox:
         """Ask for a subscription; `arrived` is set whenever something has come for it."""
         with self._lock:
             self._last_sub += 1

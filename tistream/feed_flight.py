@@ -23,9 +23,9 @@ from tistream.catalog.stores import store_places
 from tistream.catalog.workers import WorkerKind, list_workers
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError, invariant
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.feed_exchange import Arrived, Exchange, Mailbox
-from tistream.feed_wire import Fine, decode_error
+from tistream.feed_wire import decode_error
 from tistream.ids import Position, Tenant
 from tistream.service import Backoff
 
@@ -80,6 +80,10 @@ class FlightFeed:
         """A stream that connects when it is first read, and again whenever it has to."""
         return FlightStream(self, request, self._clock)
 
+    def watch(self, request: FeedRequest, wake: Wake) -> FlightStream:
+        """The same for who looks, when `wake` is set, instead of waiting for each."""
+        return FlightStream(self, request, self._clock, wake)
+
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
@@ -89,7 +93,7 @@ class FlightFeed:
                 peer.exchange.close()
             peer.client.close()
 
-    def open(self, request: FeedRequest, arrived: threading.Event) -> Mailbox:
+    def open(self, request: FeedRequest, arrived: Wake) -> Mailbox:
         """A subscription at the store's present owner. FeedUnavailable when there is none, or it cannot be reached."""
         address = self._locate(request.tenant, request.store_id)
         if address is None:
@@ -122,13 +126,14 @@ class FlightFeed:
 
 
 class FlightStream:
-    """A FeedStream that outlives its connections."""
+    """A FeedStream that outlives its connections. `look` says what is here now, `next` waits."""
 
-    def __init__(self, feed: FlightFeed, request: FeedRequest, clock: Clock) -> None:
+    def __init__(self, feed: FlightFeed, request: FeedRequest, clock: Clock, wake: Wake | None = None) -> None:
         self._feed, self._request, self._clock = feed, request, clock
         self._positions = dict(request.positions)
         self._mailbox: Mailbox | None = None
         self._arrived = threading.Event()
+        self._wake = wake or self._arrived
         self._backoff = Backoff(first_s=0.05, max_s=2.0, rand=random.Random())
         self._connect_at = 0.0
         self._error: TiStreamError | None = None  # what was last said to be in the way
@@ -137,23 +142,32 @@ class FlightStream:
         deadline = self._clock.monotonic() + timeout_s
         while True:
             self._arrived.clear()
+            known, found = str(self._error), self.look()
+            if isinstance(found, FeedBatch):
+                return found
+            error, until = found
+            now = self._clock.monotonic()
+            if error is not None and (str(error) != known or now >= deadline):
+                raise copy.copy(error)
+            if now >= deadline:
+                return None
+            self._clock.wait(self._arrived, min(max(min(until, deadline) - now, 0.001), WAIT_S))
+
+    def look(self) -> FeedBatch | Nothing:
+        """The next batch if it is here, else what is in the way and when to look again."""
+        while True:
             news = self._step()
             if isinstance(news, FeedBatch):
                 self._error = None
                 return news
-            if isinstance(news, Fine):
-                self._error = None
-            elif news is not None and str(news) != str(self._error):
-                self._error = news
-                raise copy.copy(news)
+            if news is not None:
+                self._error = news if isinstance(news, TiStreamError) else None
+                continue
             now = self._clock.monotonic()
-            if now >= deadline:
-                if self._error is not None:
-                    raise copy.copy(self._error)
-                return None
-            if news is None:
-                until = deadline if self._mailbox else min(deadline, self._connect_at)
-                self._clock.wait(self._arrived, min(max(until - now, 0.001), WAIT_S))
+            if self._mailbox is not None:
+                return self._error, now + WAIT_S
+            if now < self._connect_at:
+                return self._error, self._connect_at
 
     def close(self) -> None:
         self._disconnect()
@@ -192,7 +206,7 @@ class FlightStream:
         return batch
 
     def _connect(self) -> Mailbox:
-        return self._feed.open(replace(self._request, positions=dict(self._positions)), self._arrived)
+        return self._feed.open(replace(self._request, positions=dict(self._positions)), self._wake)
 
     def _lost(self, mailbox: Mailbox, cause: Exception) -> TiStreamError | None:
         """The subscription is gone. One that had worked is renewed silently; else the subscriber hears of it."""
@@ -200,7 +214,6 @@ class FlightStream:
         if mailbox.heard:
             self._backoff.reset()
             self._connect_at = 0.0
-            self._arrived.set()
             return None
         self._connect_at = self._clock.monotonic() + self._backoff.next_s()
         return _lost_error(self._request, cause)

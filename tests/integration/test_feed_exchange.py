@@ -12,11 +12,9 @@ import pytest
 
 import dispatcher.exchange
 from dispatcher.flight_server import FlightFeedServer
-from dispatcher.subscription import Nothing
-from dispatcher.tail import Wake
 from tistream.change import ROWS
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.feed_exchange import FEED_QUEUE_BYTES_MAX
 from tistream.feed_flight import FlightFeed, FlightStream
 from tistream.feed_wire import FEED_COMMAND, Subscribe, Taken, encode_command

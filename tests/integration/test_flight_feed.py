@@ -12,12 +12,10 @@ import pytest
 
 from dispatcher.exchange import Source
 from dispatcher.flight_server import FlightFeedServer
-from dispatcher.subscription import Nothing
-from dispatcher.tail import Wake
 from tistream.change import REGIONS, ROWS
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.feed_flight import FlightFeed, FlightStream
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
