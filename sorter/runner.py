@@ -50,7 +50,7 @@ from tistream.task_state import TaskState
 log = structlog.get_logger(__name__)
 
 FEW_BATCHES = 8  #: of an idle tenant, which come seldom
-PASSED_MAX = 6  #: a snapshot of them is due with every so many of the others
+PASSED_MAX = 30  #: a snapshot of them is due with every so many of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

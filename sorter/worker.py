@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import structlog
 
 from sorter import measures
+from sorter.activity import Activity
 from sorter.core import CoreStats
 from sorter.inbox import Inbox
 from sorter.memory import Memory
 from sorter.merging import Merging
+from sorter.owned import Owned
 from sorter.publisher import Publisher
 from sorter.pump import Pump
 from sorter.reader import FeedReader, Reader
@@ -36,7 +39,7 @@ from sorter.watermark import Stuck
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
 from tistream.catalog.stores import stores_of_tenants
-from tistream.catalog.tasks import TaskRow, count_tasks_of, tasks_owned_by
+from tistream.catalog.tasks import TaskRow, count_tasks_of
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
@@ -45,7 +48,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET, FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Backoff, Problem, Repeating
+from tistream.service import Problem, Repeating
 from tistream.task_state import TaskState
 
 REFRESH_INTERVAL_S = 0.5
@@ -55,6 +58,7 @@ LOOK_INTERVAL_S = 1.0
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
 SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
+SAVE_S = 0.2  #: that a turn spends on snapshots, and one snapshot more
 TURN_INTERVAL_S = 0.05
 ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
 
@@ -88,25 +92,27 @@ class SorterWorker:
         self._publisher: Publisher | None = None
         self._runners: dict[int, TaskRunner] = {}
         self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same, none of the lists empty
+        self._owned = Owned(catalog, clock)
         self._touched: dict[Tenant, None] = {}  # of which something may be written out
         self._sweep_due_s = clock.monotonic()
         self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
         self._looked = threading.Event()
         self._state = threading.Lock()  # held during a turn; others look between two turns
-        self._refresh = _Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
-        self._flush = _Activity(f"{worker_id}/flush", flush_interval_s, clock)
-        self._save = _Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._refresh = Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
+        self._flush = Activity(f"{worker_id}/flush", flush_interval_s, clock)
+        self._save = Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._to_save: deque[int] = deque()
         self._merging = Merging(catalog, store, clock)
-        self._merge = _Activity(f"{worker_id}/merge", TURN_INTERVAL_S, clock)
+        self._merge = Activity(f"{worker_id}/merge", TURN_INTERVAL_S, clock)
         self._memory = None if spill is None else Memory(spill)
-        self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
+        self._relief = Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
         self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or TELL_PAUSES say
         self._tell_due_s = 0.0
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by the loop, an immutable snapshot
         self._said: WorkerReport | None = None  # the last one that a heartbeat carried
-        self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
+        self._look = Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
             f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
@@ -232,7 +238,9 @@ class SorterWorker:
                 self._memory.release()
             if self._merging.wanted:
                 self._merge.run_if_due(self._merge_tasks)
-            self._save.run_if_due(self._save_all)
+            if self._to_save:
+                self._save.hurry()
+            self._save.run_if_due(self._save_some)
             self._look.run_if_due(self._look_at_watermarks)
         if busy:
             self._loop.wake()
@@ -255,7 +263,7 @@ class SorterWorker:
     def _look_around(self) -> None:
         """Start and stop runners as the catalog says; each task by itself."""
         self._leaving = [runner for runner in self._leaving if runner.is_stopping]
-        owned = {row.task_id: row for row in tasks_owned_by(self._catalog, self.name, self._incarnation)}
+        owned = self._owned.look(self.name, self._incarnation, is_here=self._is_here)
         for task_id, runner in list(self._runners.items()):
             row = owned.get(task_id)
             gone = row is None or row.epoch != runner.row.epoch or row.error is not None
@@ -274,6 +282,10 @@ class SorterWorker:
         self._merging.look(owned, self._runners)
         self._looked.set()
         _raise_first(errors)
+
+    def _is_here(self, task_id: int) -> bool:
+        runner = self._runners.get(task_id)
+        return runner is not None and runner.spoilt is None
 
     def _start(self, row: TaskRow) -> None:
         runner = self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
@@ -386,16 +398,26 @@ class SorterWorker:
         if gone:
             self._refresh.hurry()
 
-    def _save_all(self, *, whole: bool = False) -> None:
+    def _save_some(self) -> None:
+        """Save those of which a snapshot is due, for SAVE_S; what is left goes on with the next turn."""
+        if not self._to_save:
+            self._to_save.extend(task_id for task_id, runner in self._runners.items() if runner.should_save())
+        until, errors = self._clock.monotonic() + SAVE_S, list[TiStreamError]()
+        while self._to_save and self._clock.monotonic() < until:
+            task_id = self._to_save.popleft()
+            if task_id in self._runners:
+                self._each(task_id, self._runners[task_id].save, errors)
+        _raise_first(errors)
+
+    def _save_all(self) -> None:
         errors: list[TiStreamError] = []
         for task_id, runner in list(self._runners.items()):
-            if whole or runner.should_save():
-                self._each(task_id, runner.save, errors)
+            self._each(task_id, runner.save, errors)
         _raise_first(errors)
 
     def _finish(self) -> None:
         """The last flush and snapshot of a life that ends in good order; retire even if they fail."""
-        for step in (self._write_all, lambda: self._save_all(whole=True), self._retire):
+        for step in (self._write_all, self._save_all, self._retire):
             try:
                 step()
             except TiStreamError as e:
@@ -430,51 +452,6 @@ class SorterWorker:
     def _drop_all(self) -> None:
         for task_id in list(self._runners):
             self._drop(task_id)
-
-
-class _Activity:
-    """Something the loop does every so often; when it fails, the problem is shown and the pause grows."""
-
-    def __init__(self, name: str, interval_s: float, clock: Clock) -> None:
-        self.name = name
-        self._interval_s = interval_s
-        self._clock = clock
-        self._backoff = Backoff(first_s=min(interval_s, 0.2), max_s=max(interval_s, 5.0))
-        self._due_s = clock.monotonic()
-        self._problem: Problem | None = None
-
-    def every(self, interval_s: float) -> None:
-        """From now on so often, if it was less often."""
-        self._interval_s = min(self._interval_s, interval_s)
-        self.hurry()
-
-    def hurry(self) -> None:
-        """Do not wait for the interval, unless the last try failed."""
-        if self._problem is None:
-            self._due_s = self._clock.monotonic()
-
-    def run_if_due(self, step: Callable[[], None]) -> None:
-        """Run the step when its time has come. Errors that may pass, or concern one object, stay here."""
-        if self._clock.monotonic() < self._due_s:
-            return
-        try:
-            step()
-        except TiStreamError as e:
-            if e.kind is not ErrorKind.RETRY and not isinstance(e, CorruptObject):
-                raise
-            problem = Problem.of(self.name, e)
-            if problem != self._problem:
-                log.warning("will try again", activity=self.name, error=str(e))
-            self._problem = problem
-            self._due_s = self._clock.monotonic() + self._backoff.next_s()
-            return
-        self._problem = None
-        self._backoff.reset()
-        self._due_s = self._clock.monotonic() + self._interval_s
-
-    def problems(self) -> list[Problem]:
-        problem = self._problem
-        return [] if problem is None else [problem]
 
 
 def _raise_first(errors: list[TiStreamError]) -> None:
