@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
@@ -56,6 +56,7 @@ RELIEF_INTERVAL_S = 1.0
 START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
+QUIET_AT_ONCE = 50  #: tenants of which only watermarks move, in one transaction
 SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
 SAVE_S = 0.2  #: that a turn spends on snapshots, and one snapshot more
@@ -362,25 +363,52 @@ class SorterWorker:
             self._publisher.keep(by_tenant)
         else:
             by_tenant = self._going_on(touched)
-        for tenant, runners in by_tenant.items():
-            before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
-            try:
-                for task_id in self._publisher.flush(tenant, [runner.publication for runner in runners]):
-                    self._drop(task_id)
-            except TiStreamError as e:
-                self._touched[tenant] = None
-                if e.kind is not ErrorKind.RETRY:
-                    raise
-                errors.append(e)
-            moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
-            for runner in moved:
-                runner.note_flush()
-            if moved:
-                seconds = self._clock.monotonic() - began
-                measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
-            if moved or self._publisher.is_busy_with(tenant):
-                self._touched[tenant] = None
+        for group in self._groups(by_tenant):
+            self._flush_group(group, errors)
         _raise_first(errors)
+
+    def _groups(self, by_tenant: dict[Tenant, list[TaskRunner]]) -> Iterator[dict[Tenant, list[TaskRunner]]]:
+        """What is flushed at once: those of which only watermarks move together, the others each by itself."""
+        assert self._publisher is not None
+        quiet: dict[Tenant, list[TaskRunner]] = {}
+        for tenant, runners in by_tenant.items():
+            try:
+                is_quiet = self._publisher.is_quiet(tenant, [runner.publication for runner in runners])
+            except RowsOutOfReach:
+                is_quiet = False  # the flush meets it again, and shows it
+            if is_quiet:
+                quiet[tenant] = runners
+            else:
+                yield {tenant: runners}
+        tenants = list(quiet)
+        for at in range(0, len(tenants), QUIET_AT_ONCE):
+            yield {tenant: quiet[tenant] for tenant in tenants[at : at + QUIET_AT_ONCE]}
+
+    def _flush_group(self, group: dict[Tenant, list[TaskRunner]], errors: list[TiStreamError]) -> None:
+        assert self._publisher is not None
+        runners = [runner for of_tenant in group.values() for runner in of_tenant]
+        before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
+        try:
+            if len(group) == 1:
+                ((tenant, of_tenant),) = group.items()
+                gone = self._publisher.flush(tenant, [runner.publication for runner in of_tenant])
+            else:
+                gone = self._publisher.flush_quiet({t: [r.publication for r in rs] for t, rs in group.items()})
+            for task_id in gone:
+                self._drop(task_id)
+        except TiStreamError as e:
+            self._touched |= dict.fromkeys(group)
+            if e.kind is not ErrorKind.RETRY:
+                raise
+            errors.append(e)
+        moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
+        for runner in moved:
+            runner.note_flush()
+            self._touched[runner.row.tenant] = None
+        if moved:
+            seconds = self._clock.monotonic() - began
+            measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
+        self._touched |= {tenant: None for tenant in group if self._publisher.is_busy_with(tenant)}
 
     def _write_all(self) -> None:
         """Flush until nothing is under way."""

@@ -37,6 +37,7 @@ from tistream.pusher.worker import PusherWorker
 
 READY_S = 600.0
 IDLE_THREADS = 6
+STEP_S = 15.0  #: a pusher is stepped at least this often: it asks whether it was replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +164,14 @@ class Pushers:
                 except TiStreamError as e:
                     if e.kind is not ErrorKind.RETRY:
                         raise
-                next_at = source.due_at
-                heapq.heappush(due, (next_at if next_at else time.monotonic() + 0.1, n))
+                next_at, now = source.due_at, time.monotonic()
+                heapq.heappush(due, (min(next_at, now + STEP_S) if next_at else now + 0.1, n))
         except Exception as e:  # noqa: BLE001 - told with the next report
             self.error = repr(e)
 
     def go(self, going: bool) -> None:
         for _, source in self.workers:
-            source.going = going
+            source.going = going and source.writes
 
     def report(self) -> dict[str, object]:
         uploads = [worker.uploads() for worker, _ in self.workers]
