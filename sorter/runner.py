@@ -50,7 +50,8 @@ from tistream.task_state import TaskState
 log = structlog.get_logger(__name__)
 
 FEW_BATCHES = 8  #: of an idle tenant, which come seldom
-PASSED_MAX = 30  #: a snapshot of them is due with every so many of the others
+PASSED_MAX = 6  #: a snapshot of them is due with every so many of the others ...
+SELDOM_MAX = 30  #: ... and where very many tasks are, with so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +198,15 @@ class TaskRunner:
         """Something was written out: the next snapshot can be smaller."""
         self._dirty = True
 
-    def should_save(self) -> bool:
-        """Whether a snapshot is worth its requests now. Of a few batches without a row only the positions would move:
+    def should_save(self, *, seldom: bool = False) -> bool:
+        """Whether a snapshot is worth its requests now; `seldom`: one of very many tasks. Of a few batches without a row only the positions would move:
         whoever gets the task reads them again at once, and their files may wait a while for being deleted."""
         self._passed += 1
-        return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= PASSED_MAX
+        return (
+            self._unsaved_rows > 0
+            or self._unsaved_batches >= FEW_BATCHES
+            or self._passed >= (SELDOM_MAX if seldom else PASSED_MAX)
+        )
 
     def save(self) -> None:
         """Save the state if it has changed. Fenced when the task is somebody else's; a failed try is repeated under a

@@ -429,7 +429,8 @@ class SorterWorker:
     def _save_some(self) -> None:
         """Save those of which a snapshot is due, for SAVE_S; what is left goes on with the next turn."""
         if not self._to_save:
-            self._to_save.extend(task_id for task_id, runner in self._runners.items() if runner.should_save())
+            seldom = len(self._runners) >= MANY
+            self._to_save.extend(id_ for id_, runner in self._runners.items() if runner.should_save(seldom=seldom))
         until, errors = self._clock.monotonic() + SAVE_S, list[TiStreamError]()
         while self._to_save and self._clock.monotonic() < until:
             task_id = self._to_save.popleft()
