@@ -64,6 +64,8 @@ def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Pat
         found["steady"] = _steady(d, push, seconds)
         ages = reader.ages_s()
         found["p50_s"], found["p99_s"] = (float(np.percentile(ages, q)) for q in (50, 99))
+        _say(f"p50 {found['p50_s']:.2f} s, p99 {found['p99_s']:.2f} s; load {load_now():.1f}")
+        _say(json.dumps(found["steady"]))
         if kill:
             found["failover"] = _failover(d, reader)
         push.tell("stop")

@@ -16,7 +16,9 @@ log = structlog.get_logger(__name__)
 class Activity:
     """Something the loop does every so often; when it fails, the problem is shown and the pause grows."""
 
-    def __init__(self, name: str, interval_s: float, clock: Clock) -> None:
+    def __init__(self, name: str, interval_s: float, clock: Clock, *, pauses: int = 0) -> None:
+        """`pauses`: between two of them at least so many times as long as one takes."""
+        self._pauses = pauses
         self.name = name
         self._interval_s = interval_s
         self._clock = clock
@@ -36,7 +38,8 @@ class Activity:
 
     def run_if_due(self, step: Callable[[], None]) -> None:
         """Run the step when its time has come. Errors that may pass, or concern one object, stay here."""
-        if self._clock.monotonic() < self._due_s:
+        began_s = self._clock.monotonic()
+        if began_s < self._due_s:
             return
         try:
             step()
@@ -51,7 +54,8 @@ class Activity:
             return
         self._problem = None
         self._backoff.reset()
-        self._due_s = self._clock.monotonic() + self._interval_s
+        now_s = self._clock.monotonic()
+        self._due_s = now_s + max(self._interval_s, self._pauses * (now_s - began_s))
 
     def problems(self) -> list[Problem]:
         problem = self._problem

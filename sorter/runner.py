@@ -199,14 +199,12 @@ class TaskRunner:
         self._dirty = True
 
     def should_save(self, *, seldom: bool = False) -> bool:
-        """Whether a snapshot is worth its requests now; `seldom`: one of very many tasks. Of a few batches without a row only the positions would move:
-        whoever gets the task reads them again at once, and their files may wait a while for being deleted."""
+        """Whether a snapshot is worth its requests now. Of a few batches without a row only the positions would move:
+        whoever gets the task reads them again at once, and their files may wait a while for being deleted, a longer one
+        (`seldom`) where very many tasks are."""
         self._passed += 1
-        return (
-            self._unsaved_rows > 0
-            or self._unsaved_batches >= FEW_BATCHES
-            or self._passed >= (SELDOM_MAX if seldom else PASSED_MAX)
-        )
+        passed_max = SELDOM_MAX if seldom else PASSED_MAX
+        return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
 
     def save(self) -> None:
         """Save the state if it has changed. Fenced when the task is somebody else's; a failed try is repeated under a

@@ -55,6 +55,7 @@ REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
 START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
+LOOK_PAUSES = 20  #: between two looks at the watermarks of very many tasks, so many times as long as one takes
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
 QUIET_AT_ONCE = 50  #: tenants of which only watermarks move, in one transaction
 SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
@@ -113,7 +114,7 @@ class SorterWorker:
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by the loop, an immutable snapshot
         self._said: WorkerReport | None = None  # the last one that a heartbeat carried
-        self._look = Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
+        self._look = Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock, pauses=LOOK_PAUSES)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
             f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
