@@ -398,6 +398,11 @@ def test_a_server_that_says_nonsense_is_left_with_a_reason(world: World) -> None
         def do_exchange(self, context: object, descriptor: object, reader: object, writer: object) -> None:
             writer.begin(ROWS)  # type: ignore[attr-defined]
             writer.write_metadata(b"\x05\x00\x00\x00hello")  # type: ignore[attr-defined]
+            try:
+                while True:
+                    reader.read_chunk()  # type: ignore[attr-defined]
+            except (StopIteration, pa.ArrowException):
+                return  # the client has left
 
     with Nonsense("grpc://127.0.0.1:0") as server:
         world.port = server.port
