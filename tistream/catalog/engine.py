@@ -16,7 +16,6 @@ not happen. An error while committing is not: the caller must read back.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 CONNECTIONS_MAX = 15  #: of a process to a MySQL catalog
-FRESH_S = 1.0  #: after its last use a connection is taken to be there still
 LOCK_WAIT_S = 10
 BUSY_WAIT_S = 30
 SOCKET_WAIT_S = 60
@@ -214,9 +212,10 @@ def _mysql_engine(url: URL) -> Engine:
         f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_WAIT_S}, "
         "sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'"
     )
-    engine = create_engine(
+    return create_engine(
         url,
         isolation_level="READ COMMITTED",
+        pool_pre_ping=True,
         pool_size=CONNECTIONS_MAX,
         max_overflow=0,  # a connection beyond the pool would be made for one transaction, which costs more than it does
         pool_use_lifo=True,
@@ -230,21 +229,6 @@ def _mysql_engine(url: URL) -> Engine:
             "write_timeout": SOCKET_WAIT_S,
         },
     )
-
-    @event.listens_for(engine, "checkin")
-    def _used(_connection: Any, record: Any) -> None:
-        record.info["used_s"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def _still_there(connection: Any, record: Any, _proxy: Any) -> None:
-        if time.monotonic() - record.info.get("used_s", float("-inf")) < FRESH_S:
-            return  # asking costs as much as the statement that comes
-        try:
-            connection.ping(reconnect=False)
-        except Exception as e:  # whatever it is: the pool makes another
-            raise exc.DisconnectionError from e
-
-    return engine
 
 
 def newest_revision() -> str:
