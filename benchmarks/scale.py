@@ -35,6 +35,7 @@ from tistream.ids import Tenant
 
 LAG_BACK_S = 5.0
 START_S = 900.0
+LOOK_S = 2.0  #: looking at all tasks costs something itself
 
 
 def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Path) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Pat
         push.tell("start")
         behind_s = load.idle_s + 10
         _say("pushing; waiting until all tenants are complete")
-        wait_for("all are complete", lambda: _behind(d, behind_s) == 0, START_S)
+        wait_for("all are complete", lambda: _behind(d, behind_s) == 0, START_S, pause_s=LOOK_S)
         found["complete_s"] = time.monotonic() - began
         _say(f"complete after {found['complete_s']:.1f} s; steady state for {seconds:.0f} s")
         if load.tenants > load.writing:
@@ -63,6 +64,8 @@ def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Pat
         found["steady"] = _steady(d, push, seconds)
         ages = reader.ages_s()
         found["p50_s"], found["p99_s"] = (float(np.percentile(ages, q)) for q in (50, 99))
+        _say(f"p50 {found['p50_s']:.2f} s, p99 {found['p99_s']:.2f} s; load {load_now():.1f}")
+        _say(json.dumps(found["steady"]))
         if kill:
             found["failover"] = _failover(d, reader)
         push.tell("stop")
@@ -113,10 +116,12 @@ def _failover(d: Deployment, reader: Reader) -> dict[str, Any]:
     _say(f"killing {dead}, which has {had} of {len(places)} tasks")
     began = time.monotonic()
     d.processes[dead].kill()
-    given_s = wait_for("others have its tasks", lambda: all(row.owner != dead for row in task_places(d.catalog)), 300)
+    given_s = wait_for(
+        "others have its tasks", lambda: all(row.owner != dead for row in task_places(d.catalog)), 300, pause_s=0.5
+    )
     wait_for("the lag is back", lambda: reader.lag_s < LAG_BACK_S, 300)
     back_s = time.monotonic() - began
-    wait_for("all are complete", lambda: _behind(d, 40) == 0, 300)
+    wait_for("all are complete", lambda: _behind(d, 40) == 0, 300, pause_s=LOOK_S)
     all_s = time.monotonic() - began
     return {"killed": dead, "tasks": had, "given_s": given_s, "lag_back_s": back_s, "all_back_s": all_s}
 

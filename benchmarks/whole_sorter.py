@@ -40,7 +40,7 @@ from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.workers import WorkerKind, list_workers, register_worker
 from tistream.change import COMMITTED
 from tistream.codec.committed_file import decode_committed_segment
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.factory import open_store
@@ -100,7 +100,7 @@ def _measure(given: Workload, folder: Path) -> Run:
     catalog.migrate()
     feed = PreparedFeed(given)
     server = FlightFeedServer("127.0.0.1", 0)
-    server.feed = feed
+    server.source = feed
     _set_up(catalog, f"grpc://127.0.0.1:{server.port}", given)
     command = [sys.executable, "-m", "benchmarks.sorter_process", *urls]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -175,13 +175,13 @@ def _prove(catalog: Catalog, bucket: str, given: Workload) -> None:
 
 
 class PreparedFeed:
-    """A Feed of prepared batches. Those behind the warm-up come when `everything` is set."""
+    """A Source of prepared batches. Those behind the warm-up come when `everything` is set."""
 
     def __init__(self, given: Workload) -> None:
         self.given = given
         self.everything = threading.Event()
 
-    def subscribe(self, request: FeedRequest) -> PreparedStream:
+    def open(self, request: FeedRequest, wake: Wake) -> PreparedStream:
         return PreparedStream(self, request)
 
 
@@ -191,12 +191,12 @@ class PreparedStream:
         self._at = request.positions.get(1, Position(seq=0)).seq
         self._batches = feed.given.batches[request.store_id]
 
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        if self._at >= WARM_TICKS and not self._feed.everything.wait(timeout_s):
-            return None
-        if self._at == len(self._batches):
-            time.sleep(timeout_s)
-            return None
+    def check(self) -> None:
+        """All stores are served."""
+
+    def look(self) -> FeedBatch | Nothing:
+        if self._at == len(self._batches) or (self._at >= WARM_TICKS and not self._feed.everything.is_set()):
+            return None, time.monotonic() + 0.05
         self._at += 1
         return self._batches[self._at - 1]
 

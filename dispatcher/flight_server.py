@@ -1,16 +1,14 @@
-"""The dispatcher's Arrow Flight end: one DoGet per subscription (wire form: `tistream.feed_flight`).
+"""The dispatcher's Arrow Flight end: one exchange for each sorter process (wire form: `tistream.feed_wire`).
 
-Each stream runs in a thread of the Flight server and pulls from the worker's own Feed; when the client does not read,
-Flight does not ask for more, so nothing piles up here. Something is sent at least each IDLE_S: a client that has gone
-is noticed then, and its subscription is closed. The port speaks plain gRPC without authentication and belongs on a
-private network.
+Each exchange has two threads, however many subscriptions it carries: the Flight server's own reads what the sorter
+says, the other one looks at the subscriptions and sends (`dispatcher.exchange`). What cannot be understood ends the
+exchange with an error that says why. The port speaks plain gRPC without authentication and belongs on a private
+network.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -18,59 +16,94 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import structlog
 
+from dispatcher.exchange import Exchange, Source
 from dispatcher.worker import DispatcherWorker
 from tistream.change import ROWS
-from tistream.errors import ErrorKind, FeedUnavailable, TiStreamError
-from tistream.feed import Feed, FeedStream
-from tistream.feed_flight import IDLE_S, LOOK_S, decode_request, encode_batch, encode_error, encode_idle, error_text
+from tistream.clock import Clock, SystemClock
+from tistream.errors import ErrorKind, FeedUnavailable, InvalidInput, TiStreamError
+from tistream.feed_wire import FEED_COMMAND, decode_command, error_text
 from tistream.service import Problem
 
 log = structlog.get_logger(__name__)
 
 STOP_S = 5.0
-QUIET_S = 10.0  #: a stream without a batch for so long is looked after in longer turns: there may be thousands
-
-_Message = tuple[pa.RecordBatch, bytes]
 
 
 class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Serves a Feed. It listens from construction on; set `feed` to make it answer."""
+    """Serves subscriptions of a Source. It listens from construction on; set `source` to make it answer."""
 
-    def __init__(self, host: str, port: int = 0) -> None:
+    def __init__(self, host: str, port: int = 0, clock: Clock | None = None) -> None:
         """`port` 0 takes a free one; `port` then tells which."""
         super().__init__(f"grpc://{host}:{port}")
-        self.feed: Feed | None = None
+        self.source: Source | None = None
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._exchanges: set[Exchange] = set()
+        self._stopping = False
 
-    def do_get(self, context: Any, ticket: fl.Ticket) -> fl.GeneratorStream:
+    @property
+    def subscriptions(self) -> int:
+        """How many are open."""
+        with self._lock:
+            return sum(exchange.count for exchange in self._exchanges)
+
+    def do_exchange(self, context: Any, descriptor: fl.FlightDescriptor, reader: Any, writer: Any) -> None:
         try:
-            request = decode_request(ticket.ticket)
-            if self.feed is None:
-                raise FeedUnavailable("the dispatcher is starting")
-            stream = self.feed.subscribe(request)
+            exchange = self._begin(descriptor, writer)
         except TiStreamError as e:
             raise _as_flight(e) from e
-        return fl.GeneratorStream(ROWS, _messages(context, stream))
+        thread = threading.Thread(target=exchange.run, name="feed exchange", daemon=True)
+        thread.start()
+        try:
+            while exchange.is_open:
+                exchange.obey(decode_command(memoryview(reader.read_chunk().app_metadata or b"")))
+        except StopIteration:
+            pass  # the sorter has nothing more to say
+        except InvalidInput as e:
+            log.warning("a client of the feed is not understood", error=str(e))
+            raise _as_flight(e) from e
+        except (pa.ArrowException, OSError) as e:
+            log.info("a sorter has gone", cause=str(e).split("\n")[0])
+        finally:
+            exchange.close()
+            thread.join()
+            with self._lock:
+                self._exchanges.discard(exchange)
 
+    def shutdown(self) -> None:
+        """End every exchange and stop listening. A client that does not read what was sent could hold the server up for
+        ever: it is waited for no longer than STOP_S."""
+        with self._lock:
+            self._stopping = True
+            for exchange in self._exchanges:
+                exchange.close()
+        shutdown = threading.Thread(target=super().shutdown, name="feed stop", daemon=True)
+        shutdown.start()
+        shutdown.join(STOP_S)
+        if shutdown.is_alive():
+            log.warning("a client does not read its stream; the Flight port is left to the end of the process")
 
-def _messages(context: Any, stream: FeedStream) -> Iterator[_Message]:
-    said = came = time.monotonic()
-    try:
-        while not context.is_cancelled():
-            try:
-                quiet = time.monotonic() - came > QUIET_S
-                batch = stream.next(IDLE_S if quiet else LOOK_S)
-            except TiStreamError as e:
-                if isinstance(e, FeedUnavailable) or e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
-                    raise _as_flight(e) from e
-                yield encode_error(e)
-                continue
-            now = time.monotonic()
-            came = now if batch is not None else came
-            if batch is not None or now - said > IDLE_S - LOOK_S:
-                said = now
-                yield encode_idle() if batch is None else encode_batch(batch)
-    finally:
-        stream.close()
+    def _begin(self, descriptor: fl.FlightDescriptor, writer: Any) -> Exchange:
+        """A new exchange. InvalidInput when the client wants something else, FeedUnavailable when it is too early or
+        too late."""
+        if descriptor.command != FEED_COMMAND:
+            raise InvalidInput("this port serves one exchange", asked=bytes(descriptor.command or b"")[:100])
+        if self.source is None:
+            raise FeedUnavailable("the dispatcher is starting")
+
+        def send(rows: pa.RecordBatch | None, metadata: bytes) -> None:
+            if rows is None:
+                writer.write_metadata(metadata)
+            else:
+                writer.write_with_metadata(rows, metadata)
+
+        exchange = Exchange(self.source, send, self._clock)
+        with self._lock:
+            if self._stopping:
+                raise FeedUnavailable("the dispatcher is stopping")
+            self._exchanges.add(exchange)
+        writer.begin(ROWS)
+        return exchange
 
 
 def _as_flight(error: TiStreamError) -> fl.FlightError:
@@ -98,20 +131,15 @@ class FlightDispatcher:
 
     def start(self) -> None:
         self.worker.start()
-        self._server.feed = self.worker
+        self._server.source = self.worker
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         return self.worker.wait_until_ready(timeout_s)
 
     def stop(self) -> None:
-        """The worker first: its streams end by themselves, so that the server can stop. A client that does not read
-        what was sent could hold the server up for ever; it is waited for no longer than STOP_S."""
+        """The worker first: its subscriptions end by themselves."""
         self.worker.stop()
-        shutdown = threading.Thread(target=self._server.shutdown, name=f"{self.name}-flight-stop", daemon=True)
-        shutdown.start()
-        shutdown.join(STOP_S)
-        if shutdown.is_alive():
-            log.warning("a client does not read its stream; the Flight port is left to the end of the process")
+        self._server.shutdown()
 
     def problems(self) -> list[Problem]:
         return self.worker.problems()

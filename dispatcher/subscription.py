@@ -5,8 +5,8 @@ as its next file is not there) and keeps what a sorter holds small. An old incar
 that stays corrupt: nobody is left to repair it, and any contiguous end is safe (see `dispatcher.tail`). The newest
 one waits.
 
-An error is raised at once when it is new at this place, afterwards once per call when the call's time is up. Errors
-never move the position. Used from one thread.
+`look` says what is there now, and never waits; `next` waits. There, an error is raised at once when it is new at this
+place, afterwards once per call when the call's time is up. Errors never move the position. Used from one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tistream import metrics
 from tistream.change import REGIONS, ROWS
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position
 from tistream.limits import PREFETCH_FILES_MAX
 
@@ -41,21 +41,32 @@ _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
 class Subscription:
     """A FeedStream over a Tail."""
 
-    def __init__(self, tail: Tail, request: FeedRequest, *, check: Callable[[], None], clock: Clock) -> None:
-        """`check` raises FeedUnavailable when the store is no longer served here."""
-        self._tail, self._request, self._check, self._clock = tail, request, check, clock
+    def __init__(
+        self,
+        tail: Tail,
+        request: FeedRequest,
+        *,
+        check: Callable[[], None],
+        clock: Clock,
+        wake: Wake | None = None,
+    ) -> None:
+        """`check` raises FeedUnavailable when the store is no longer served here. `wake` is for who uses `look`: it is
+        set whenever another look may find more."""
+        self._tail, self._request, self._clock = tail, request, clock
+        self.check = check
         self._positions = dict(request.positions)
         self._ahead = 0
         self._raised: tuple[str, str] | None = None  # place and code of the error that the subscriber knows
-        self._wake = threading.Event()
+        self._arrived = threading.Event()
+        self._wake = wake or self._arrived
         self._open = True
         tail.listen(self._wake)
 
     def next(self, timeout_s: float) -> FeedBatch | None:
         deadline = self._clock.monotonic() + timeout_s
         while True:
-            self._check()
-            self._wake.clear()
+            self.check()
+            self._arrived.clear()
             found = self._step()
             if isinstance(found, FeedBatch):
                 self._raised = None
@@ -68,15 +79,20 @@ class Subscription:
                 self._raised = None
             if now >= deadline:
                 return None
-            self._clock.wait(self._wake, max(0.001, min(until, deadline) - now))
+            self._clock.wait(self._arrived, max(0.001, min(until, deadline) - now))
+
+    def look(self) -> FeedBatch | Nothing:
+        """The next batch if it can be had now, else what is in the way and when to look again (monotonic seconds).
+        FeedUnavailable when the store is no longer served here."""
+        self.check()
+        return self._step()
 
     def close(self) -> None:
         if self._open:
             self._open = False
             self._tail.leave(self._wake)
 
-    def _step(self) -> FeedBatch | tuple[TiStreamError | None, float]:
-        """The next batch if it can be had now, else what is in the way and when to look again."""
+    def _step(self) -> FeedBatch | Nothing:
         newest = self._tail.newest
         for incarnation in range(1, newest + 1):
             position = self._positions.get(incarnation, Position(seq=0))

@@ -36,6 +36,7 @@ from tistream import metrics, ts
 from tistream.clock import Clock
 from tistream.codec.batch_file import decode_batch_file
 from tistream.errors import FeedGap, ObjectNotFound, TiStreamError
+from tistream.feed import Wake
 from tistream.ids import Tenant
 from tistream.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
@@ -56,7 +57,8 @@ class TailTiming:
     idle_poll_max_s: float = 5.0  #: ... and looked at this often: the pause grows with the time waited
     tick_s: float = 0.0  #: no look so soon after an arrival, nor before TICK_SHARE of the time between the last two
     gap_after_s: float = 3.0  #: missing this long: look into the folder
-    list_every_s: float = 15.0  #: ... and again after this long
+    list_every_s: float = 15.0  #: ... and again after this long, or as long as was waited already, ...
+    list_every_max_s: float = 60.0  #: ... at most
     retry_s: float = 1.0  #: after a corrupt file or a store that did not answer
 
 
@@ -130,7 +132,8 @@ class Tail:
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last file we had to wait for, and when
         self._apart_s: dict[int, float] = {}  # incarnation -> from the one before to it, if we waited for both
-        self._listeners: set[threading.Event] = set()
+        self._empty: dict[int, int] = {}  # incarnation -> the last file that we had to wait for, if it had no row
+        self._listeners: set[Wake] = set()
         self._reclaimed: dict[int, int] = {}
         self.newest = 0  #: the newest incarnation in the catalog
         self.max_cut_ts = 0  #: the largest cut_ts read so far
@@ -138,12 +141,12 @@ class Tail:
         self.newest_file = (0, 0)  #: incarnation and seq of the newest file that was read
         self.newest_at_s = clock.monotonic()  #: when
 
-    def listen(self, wake: threading.Event) -> None:
+    def listen(self, wake: Wake) -> None:
         """Set `wake` whenever something has become known."""
         with self._lock:
             self._listeners.add(wake)
 
-    def leave(self, wake: threading.Event) -> None:
+    def leave(self, wake: Wake) -> None:
         """Undo `listen`. When the last one leaves, what was read for nobody is dropped."""
         with self._lock:
             self._listeners.discard(wake)
@@ -238,6 +241,8 @@ class Tail:
         if seen is None or seen[0] != seq - 1:
             return now
         apart_s = self._apart_s.get(incarnation, 0.0) or math.inf
+        if self._timing.idle_after_s < apart_s < math.inf and seq - 1 == self._empty.get(incarnation):
+            return max(now, seen[1] + self._timing.idle_poll_max_s)
         return max(now, seen[1] + min(self._timing.tick_s, TICK_SHARE * apart_s))
 
     def _load(self, key: BatchKey, slot: _Slot, superseded: bool) -> None:
@@ -279,7 +284,8 @@ class Tail:
         overdue = slot.asked_at is not None and now - slot.asked_at >= gap_after_s
         if slot.later or not (superseded or (overdue and now >= slot.list_at)):
             return False
-        slot.list_at = now + self._timing.list_every_s
+        waited_s = now - slot.asked_at if slot.asked_at is not None else 0.0
+        slot.list_at = now + max(self._timing.list_every_s, min(waited_s, self._timing.list_every_max_s))
         prefix = incarnation_prefix(self.tenant, self.store_id, key.incarnation)
         for info in self._store.list(prefix, after=str(key)):
             found = parse(info.key)
@@ -296,6 +302,7 @@ class Tail:
             before = self._arrived.get(key.incarnation, (0, now))
             self._apart_s[key.incarnation] = now - before[1] if before[0] == key.seq - 1 else 0.0
             self._arrived[key.incarnation] = key.seq, now
+            self._empty[key.incarnation] = key.seq if file.directory.rows.num_rows == 0 else -1
         else:
             self._apart_s.pop(key.incarnation, None)  # it was there before it was asked for
         self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)

@@ -28,7 +28,7 @@ from tistream.catalog.stores import StoreRow, count_stores_of, list_stores, note
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, FeedUnavailable
-from tistream.feed import FeedRequest, FeedStream
+from tistream.feed import FeedRequest, FeedStream, Wake
 from tistream.ids import Tenant
 from tistream.limits import HEARTBEAT_MS, PREFETCH_FILES_MAX
 from tistream.objectstore.protocol import ObjectStore
@@ -147,6 +147,10 @@ class DispatcherWorker:
 
     def subscribe(self, request: FeedRequest) -> FeedStream:
         """Open a stream. FeedUnavailable, with the owner's name, when the store is not mine."""
+        return self.open(request)
+
+    def open(self, request: FeedRequest, wake: Wake | None = None) -> Subscription:
+        """`subscribe`, for who looks when `wake` is set instead of waiting for each stream."""
         key = request.tenant, request.store_id
         if key not in self._owned:
             self.refresh()  # it may have become mine a moment ago
@@ -159,7 +163,7 @@ class DispatcherWorker:
             )
         tail = self._tail(row)
         self._reclaimer.learn(row, tail)
-        return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock)
+        return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock, wake=wake)
 
     def refresh(self) -> None:
         """Learn what I own and tell the catalog how far its files reach."""

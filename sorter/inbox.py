@@ -24,7 +24,7 @@ class Inbox:
         self._batches_max, self._bytes_max = batches_max, bytes_max
         self._room = threading.Condition()
         self._stores: dict[int, deque[tuple[FeedBatch, int]]] = {}  # none of them empty
-        self._count = 0
+        self.count = 0  #: batches held now
         self.bytes = 0  #: held now
 
     def put(self, batch: FeedBatch, timeout_s: float) -> bool:
@@ -34,7 +34,7 @@ class Inbox:
             if not self._room.wait_for(lambda: self._has_room(batch.store_id), timeout_s):
                 return False
             self._stores.setdefault(batch.store_id, deque()).append((batch, size))
-            self._count += 1
+            self.count += 1
             self.bytes += size
             return True
 
@@ -47,13 +47,13 @@ class Inbox:
             batch, size = self._stores[store_id].popleft()
             if not self._stores[store_id]:
                 del self._stores[store_id]
-            self._count -= 1
+            self.count -= 1
             self.bytes -= size
             self._room.notify_all()
             return batch
 
     def _has_room(self, store_id: int) -> bool:
-        return store_id not in self._stores or (self._count < self._batches_max and self.bytes < self._bytes_max)
+        return store_id not in self._stores or (self.count < self._batches_max and self.bytes < self._bytes_max)
 
 
 def batch_bytes(batch: FeedBatch) -> int:

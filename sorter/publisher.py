@@ -8,6 +8,9 @@ A flush of more than FILE_BYTES_TARGET goes on over several calls, one object ea
 waiting; only its transaction moves `upper` and makes all of its objects visible. An object that could not be written is
 written again under a new key, from the same rows; those before it stay.
 
+Tenants of which only watermarks have moved are flushed together, without an object and in one transaction: very many
+idle ones would otherwise cost as much as busy ones.
+
 What the reply says, or its absence, is settled per task by one rule. A task that did not surely advance is read back:
 
 - epoch mine, upper one of the W that I attempted   done, up to that W (an earlier reply may have been lost)
@@ -21,7 +24,7 @@ not become visible is never deleted here, and its key is never used again.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -29,10 +32,17 @@ import structlog
 from sorter.core import TaskCore
 from sorter.output import Output
 from tistream import metrics
-from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush, new_segment, uppers
+from tistream.catalog.committed import (
+    NewSegment,
+    TaskAdvance,
+    advance_uppers,
+    commit_flush,
+    new_segment,
+    uppers,
+)
 from tistream.catalog.engine import Catalog
 from tistream.codec.committed_file import CommittedFileWriter
-from tistream.errors import CatalogUnavailable, Fenced
+from tistream.errors import CatalogUnavailable, Fenced, invariant
 from tistream.ids import Tenant
 from tistream.layout import CommittedKey
 from tistream.objectstore.protocol import ObjectStore
@@ -111,10 +121,35 @@ class Publisher:
             fenced |= self._go_on(tenant, _Flush(tasks))
         return fenced
 
+    def is_quiet(self, tenant: Tenant, publications: Sequence[Publication]) -> bool:
+        """Whether nothing but watermarks would be written of this tenant, and nothing else is to be settled."""
+        return not self._under_way.get(tenant) and not any(p.unsure or p.core.flushable_bytes() for p in publications)
+
+    def flush_quiet(self, tenants: Mapping[Tenant, Sequence[Publication]]) -> frozenset[int]:
+        """`flush` of tenants that are quiet, in one transaction."""
+        pending = [(tenant, p, w) for tenant, ps in tenants.items() for p in ps if (w := p.pending()) is not None]
+        if not pending:
+            return frozenset()
+        taken = [(tenant, _Taken(publication=p, w=w, rows=p.core.take(w))) for tenant, p, w in pending]
+        for _, t in taken:
+            invariant(t.rows.nbytes == 0, "a quiet task has no rows", task=t.task_id)
+            t.publication.attempted.add(t.w)
+        try:
+            advanced = advance_uppers(self._catalog, [(tenant, _advance(t)) for tenant, t in taken])
+        except CatalogUnavailable as e:
+            for _, t in taken:
+                t.publication.unsure = not e.determinate
+            raise
+        return self._conclude([t for _, t in taken], advanced)
+
     @property
     def busy(self) -> bool:
         """Whether a flush has objects still to write."""
         return any(self._under_way.values())
+
+    def is_busy_with(self, tenant: Tenant) -> bool:
+        """Whether a flush of this tenant has objects still to write."""
+        return bool(self._under_way.get(tenant))
 
     def writes(self, publication: Publication) -> bool:
         """Whether a flush of this task is under way."""
@@ -189,12 +224,16 @@ class Publisher:
         except Fenced as e:  # an object was given up as an orphan before its row came: its key is burnt
             log.warning("a committed object was collected before it became visible", error=str(e))
             advanced = frozenset()
-        for t in flush.tasks:
+        return self._conclude(flush.tasks, advanced)
+
+    def _conclude(self, tasks: Sequence[_Taken], advanced: Collection[int]) -> frozenset[int]:
+        """Those that advanced have; the others are read back. Returns the ids of those that were taken away."""
+        for t in tasks:
             if t.task_id in advanced:
                 _done(t.publication, t.w)
             else:
                 t.publication.unsure = True
-        return self._settle([t.publication for t in flush.tasks if t.publication.unsure])
+        return self._settle([t.publication for t in tasks if t.publication.unsure])
 
     def _settle(self, unsure: Sequence[Publication]) -> frozenset[int]:
         """Read back what became of these; the ids of those that were taken away."""

@@ -1,5 +1,7 @@
 """One subscription of one task to one store: a thread that moves batches from the feed into the task's inbox.
 
+For feeds that can only be waited for, as in a single process; `sorter.pump` serves thousands of the others.
+
 The inbox is bounded, so a slow task slows its readers and they the dispatcher. What the feed raises is shown and tried
 again at the same place; nothing is skipped. A stream that failed in an unforeseen way is opened anew, behind the last
 batch that went into the inbox.
@@ -8,7 +10,9 @@ batch that went into the inbox.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import structlog
 
@@ -26,6 +30,26 @@ QUIET_TIMEOUT_S = 2.0  #: ... is waited for in longer turns: a sorter may have t
 log = structlog.get_logger(__name__)
 
 
+class Reader(Protocol):
+    """One subscription of one task to one store, in whatever thread."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def ask_to_stop(self) -> None:
+        """Begin to stop; `join` waits for it."""
+        ...
+
+    def join(self) -> None: ...
+
+    def problems(self) -> list[Problem]:
+        """What the feed raised last, until something came through again."""
+        ...
+
+
+Read = Callable[[FeedRequest, Inbox], Reader]  #: begins one
+
+
 class FeedReader:
     """Reads until it is stopped."""
 
@@ -39,10 +63,6 @@ class FeedReader:
         self._stop = threading.Event()
         self._problem: Problem | None = None
         self._thread = threading.Thread(target=self._run, name=f"feed {self.name}", daemon=True)
-
-    @property
-    def store_id(self) -> int:
-        return self._request.store_id
 
     @property
     def is_alive(self) -> bool:

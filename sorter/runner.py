@@ -23,7 +23,7 @@ from sorter.core import Effect, Positions, TaskCore
 from sorter.inbox import Inbox, batch_bytes
 from sorter.meeting import is_beyond
 from sorter.publisher import Publication
-from sorter.reader import FeedReader
+from sorter.reader import Read, Reader
 from sorter.saved import RowsOutOfReach
 from sorter.saving import Save
 from sorter.snapshot import read_state_file
@@ -31,7 +31,6 @@ from sorter.traffic import Traffic
 from tistream.catalog.engine import Catalog
 from tistream.catalog.snapshots import positions, switch_snapshot
 from tistream.catalog.tasks import TaskRow, get_task, raise_reopen, stop_task
-from tistream.clock import Clock
 from tistream.errors import (
     BrokenPromise,
     CatalogUnavailable,
@@ -42,16 +41,17 @@ from tistream.errors import (
     ObjectConflict,
     StoreUnavailable,
 )
-from tistream.feed import Feed, FeedBatch, FeedRequest
+from tistream.feed import FeedBatch, FeedRequest
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Problem, Repeating
+from tistream.service import Problem
 from tistream.task_state import TaskState
 
 log = structlog.get_logger(__name__)
 
 FEW_BATCHES = 8  #: of an idle tenant, which come seldom
-PASSED_MAX = 6  #: a snapshot of them is due with every so many of the others
+PASSED_MAX = 6  #: a snapshot of them is due with every so many of the others ...
+SELDOM_MAX = 30  #: ... and where very many tasks are, with so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +75,11 @@ class TaskRunner:
         self.inbox = Inbox()
         self.heard: dict[int, int] = {}  #: store -> cut_ts of the newest batch file that the core took
         self.traffic = Traffic(row.task_id)
+        self.more = True  #: whether `absorb` has something to do though nothing has come
         self._catalog = catalog
         self._store = store
-        self._readers: dict[int, FeedReader] = {}
-        self._leaving: list[FeedReader] = []
+        self._readers: dict[int, Reader] = {}
+        self._leaving: list[Reader] = []
         self.spoilt: RowsOutOfReach | None = None  #: why the core is not what its positions say
         self._snapshot_n = row.snapshot_n
         self.durable_n = row.snapshot_n  #: of the newest snapshot that the catalog is known to have
@@ -124,8 +125,10 @@ class TaskRunner:
         """Whether nothing may be taken in, written or saved any more."""
         return self.broken is not None or self.spoilt is not None
 
-    def follow(self, store_ids: Set[int], feed: Feed, loop: Repeating, clock: Clock) -> None:
+    def follow(self, store_ids: Set[int], read: Read) -> None:
         """Have a reader for each store of the tenant."""
+        if store_ids <= self._readers.keys():
+            return
         for store_id in sorted(store_ids - self._readers.keys()):
             request = FeedRequest(
                 tenant=self.row.tenant,
@@ -134,8 +137,7 @@ class TaskRunner:
                 range=self.row.range,
                 positions=self.core.positions().get(store_id, {}),
             )
-            self._readers[store_id] = FeedReader(feed, request, self.inbox, loop, clock)
-            self._readers[store_id].start()
+            self._readers[store_id] = read(request, self.inbox)
 
     def absorb(self, batches_max: int, bytes_max: int, is_late: Callable[[], bool] = lambda: False) -> Absorbed:
         """Give the core what has come, until a bound is reached, or it is late, or W has reached more than one step
@@ -159,6 +161,7 @@ class TaskRunner:
             if late := is_late():
                 break
         more = not self.halted and (late or batches == batches_max or 0 < bytes_max <= size or self.core.settling)
+        self.more = more
         return Absorbed(batches=batches, rows=rows, nbytes=size, more=more)
 
     def held_bytes(self) -> int:
@@ -195,11 +198,13 @@ class TaskRunner:
         """Something was written out: the next snapshot can be smaller."""
         self._dirty = True
 
-    def should_save(self) -> bool:
+    def should_save(self, *, seldom: bool = False) -> bool:
         """Whether a snapshot is worth its requests now. Of a few batches without a row only the positions would move:
-        whoever gets the task reads them again at once, and their files may wait a while for being deleted."""
+        whoever gets the task reads them again at once, and their files may wait a while for being deleted, a longer one
+        (`seldom`) where very many tasks are."""
         self._passed += 1
-        return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= PASSED_MAX
+        passed_max = SELDOM_MAX if seldom else PASSED_MAX
+        return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
 
     def save(self) -> None:
         """Save the state if it has changed. Fenced when the task is somebody else's; a failed try is repeated under a

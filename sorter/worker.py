@@ -1,7 +1,8 @@
 """A sorter process: it owns what the catalog says it owns, and runs one core per task.
 
     heartbeat thread   registers this life, then says that it goes on; fenced -> everything stops
-    reader threads     one per task and store, into a bounded inbox per task
+    feeds thread       moves batches of all subscriptions into a bounded inbox per task (where a feed can only be waited
+                       for: a thread for each task and store)
     loop thread        all the rest, in turns: tasks and stores from the catalog, batches into the cores, flushes,
                        snapshots. The cores are touched by nobody else.
 
@@ -14,15 +15,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
 from sorter import measures
+from sorter.activity import Activity
 from sorter.core import CoreStats
+from sorter.inbox import Inbox
 from sorter.memory import Memory
 from sorter.merging import Merging
+from sorter.owned import MANY, Owned
 from sorter.publisher import Publisher
+from sorter.pump import Pump
+from sorter.reader import FeedReader, Reader
 from sorter.reporting import Reporter
 from sorter.runner import TaskRunner
 from sorter.saved import RowsOutOfReach
@@ -32,24 +39,28 @@ from sorter.watermark import Stuck
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
 from tistream.catalog.stores import stores_of_tenants
-from tistream.catalog.tasks import TaskRow, count_tasks_of, tasks_owned_by
+from tistream.catalog.tasks import TaskRow, count_tasks_of
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
-from tistream.feed import Feed
+from tistream.feed import Feed, FeedRequest, WatchedFeed
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET, FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Backoff, Problem, Repeating
+from tistream.service import Problem, Repeating
 from tistream.task_state import TaskState
 
 REFRESH_INTERVAL_S = 0.5
 RELIEF_INTERVAL_S = 1.0
 START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
+LOOK_PAUSES = 20  #: between two looks at the watermarks of very many tasks, so many times as long as one takes
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
+QUIET_AT_ONCE = 50  #: tenants of which only watermarks move, in one transaction
+SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
+SAVE_S = 0.2  #: that a turn spends on snapshots, and one snapshot more
 TURN_INTERVAL_S = 0.05
 ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
 
@@ -82,30 +93,39 @@ class SorterWorker:
         self._incarnation = 0
         self._publisher: Publisher | None = None
         self._runners: dict[int, TaskRunner] = {}
+        self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same, none of the lists empty
+        self._owned = Owned(catalog, clock)
+        self._touched: dict[Tenant, None] = {}  # of which something may be written out
+        self._sweep_due_s = clock.monotonic()
         self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
         self._looked = threading.Event()
         self._state = threading.Lock()  # held during a turn; others look between two turns
-        self._refresh = _Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
-        self._flush = _Activity(f"{worker_id}/flush", flush_interval_s, clock)
-        self._save = _Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._refresh = Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
+        self._flush = Activity(f"{worker_id}/flush", flush_interval_s, clock)
+        self._save = Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._to_save: deque[int] = deque()
         self._merging = Merging(catalog, store, clock)
-        self._merge = _Activity(f"{worker_id}/merge", TURN_INTERVAL_S, clock)
+        self._merge = Activity(f"{worker_id}/merge", TURN_INTERVAL_S, clock)
         self._memory = None if spill is None else Memory(spill)
-        self._relief = _Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
+        self._relief = Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
         self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or TELL_PAUSES say
         self._tell_due_s = 0.0
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by the loop, an immutable snapshot
         self._said: WorkerReport | None = None  # the last one that a heartbeat carried
-        self._look = _Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock)
+        self._look = Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock, pauses=LOOK_PAUSES)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
             f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
         )
 
+        self._pump = Pump(feed, self._loop, clock) if isinstance(feed, WatchedFeed) else None
+
     def start(self) -> None:
         """Begin: register, then take up the tasks that are assigned."""
+        if self._pump is not None:
+            self._pump.start()
         self._heartbeat.start()
         self._loop.start()
 
@@ -122,6 +142,8 @@ class SorterWorker:
         """Write out and save what there is, as far as store and catalog allow, and end this life."""
         self._loop.stop()
         self._heartbeat.stop()
+        if self._pump is not None:
+            self._pump.stop()
         with self._state:
             for runner in [*self._runners.values(), *self._leaving]:
                 runner.stop()
@@ -129,17 +151,21 @@ class SorterWorker:
             if not self._heartbeat.crashed and not self._loop.crashed and self._publisher is not None:
                 self._finish()
             self._runners.clear()
+            self._tenants.clear()
 
     def crash(self) -> None:
         """End as a process that is killed does, for drills: nothing more is written out or saved, nobody is told, and
         what it held in memory is gone. Others learn of it when its lease runs out. `stop` then finds nothing to do."""
         self._loop.stop()
         self._heartbeat.stop()
+        if self._pump is not None:
+            self._pump.stop()
         with self._state:
             for runner in [*self._runners.values(), *self._leaving]:
                 runner.stop()
             self._leaving.clear()
             self._runners.clear()
+            self._tenants.clear()
             self._publisher, self.reports = None, ()
 
     @property
@@ -214,7 +240,9 @@ class SorterWorker:
                 self._memory.release()
             if self._merging.wanted:
                 self._merge.run_if_due(self._merge_tasks)
-            self._save.run_if_due(self._save_all)
+            if self._to_save:
+                self._save.hurry()
+            self._save.run_if_due(self._save_some)
             self._look.run_if_due(self._look_at_watermarks)
         if busy:
             self._loop.wake()
@@ -237,7 +265,7 @@ class SorterWorker:
     def _look_around(self) -> None:
         """Start and stop runners as the catalog says; each task by itself."""
         self._leaving = [runner for runner in self._leaving if runner.is_stopping]
-        owned = {row.task_id: row for row in tasks_owned_by(self._catalog, self.name, self._incarnation)}
+        owned = self._owned.look(self.name, self._incarnation, is_here=self._is_here)
         for task_id, runner in list(self._runners.items()):
             row = owned.get(task_id)
             gone = row is None or row.epoch != runner.row.epoch or row.error is not None
@@ -245,7 +273,7 @@ class SorterWorker:
                 self._drop(task_id)
         errors: list[TiStreamError] = []
         until = self._clock.monotonic() + START_S
-        for row in owned.values():
+        for row in _in_order(owned.values()):
             if row.error is None and row.task_id not in self._runners:
                 self._each(row.task_id, lambda row=row: self._start(row), errors)  # type: ignore[misc]
                 if self._clock.monotonic() > until:  # the tasks that are here must not wait for all others
@@ -257,8 +285,13 @@ class SorterWorker:
         self._looked.set()
         _raise_first(errors)
 
+    def _is_here(self, task_id: int) -> bool:
+        runner = self._runners.get(task_id)
+        return runner is not None and runner.spoilt is None
+
     def _start(self, row: TaskRow) -> None:
-        self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
+        runner = self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
+        self._tenants.setdefault(row.tenant, []).append(runner)
 
     def _follow_stores(self) -> None:
         """Have all stores of all tenants followed."""
@@ -266,19 +299,24 @@ class SorterWorker:
         store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
         for runner in self._runners.values():
             if not runner.halted:
-                runner.follow(store_ids.get(runner.row.tenant, frozenset()), self._feed, self._loop, self._clock)
+                runner.follow(store_ids.get(runner.row.tenant, frozenset()), self._read)
 
-    def _by_tenant(self) -> dict[Tenant, list[TaskRunner]]:
-        """The tasks that go on."""
-        found: dict[Tenant, list[TaskRunner]] = {}
-        for runner in self._runners.values():
-            if not runner.halted:
-                found.setdefault(runner.row.tenant, []).append(runner)
-        return found
+    def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:
+        """Begin a subscription."""
+        if self._pump is not None:
+            return self._pump.read(request, inbox)
+        reader = FeedReader(self._feed, request, inbox, self._loop, self._clock)
+        reader.start()
+        return reader
 
-    def _has_a_full_file(self) -> bool:
-        """Whether some tenant's tasks together could write a file of the target size now."""
-        sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._by_tenant().values())
+    def _going_on(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
+        """The tasks of these tenants that go on."""
+        found = {tenant: [r for r in self._tenants.get(tenant, ()) if not r.halted] for tenant in tenants}
+        return {tenant: runners for tenant, runners in found.items() if runners}
+
+    def _has_a_full_file(self, tenants: Iterable[Tenant]) -> bool:
+        """Whether the tasks of one of these tenants together could write a file of the target size now."""
+        sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._going_on(tenants).values())
         try:
             return any(size >= COMMITTED_FILE_BYTES_TARGET for size in sizes)
         except RowsOutOfReach:
@@ -286,19 +324,23 @@ class SorterWorker:
 
     def _absorb(self) -> bool:
         """Let every task take what has come, as far as there is memory for it; whether there is more to do at once."""
-        took = more = False
+        took: dict[Tenant, None] = {}
+        more = False
         for runner in self._runners.values():
+            if not runner.more and not runner.inbox.count:
+                continue  # nearly all of very many
             room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
             began = self._clock.monotonic()
             until = began + ABSORB_S
             absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)  # noqa: B023
-            took = took or absorbed.batches > 0
+            self._touched[runner.row.tenant] = None
             if absorbed.batches:
+                took[runner.row.tenant] = None
                 measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
             more = more or absorbed.more
             if self._memory is not None:
                 self._memory.took(absorbed.nbytes, settling=runner.core.settling)
-        if took and self._has_a_full_file():
+        if took and self._has_a_full_file(took):
             self._flush.hurry()
         return more
 
@@ -309,35 +351,72 @@ class SorterWorker:
         runners = self._runners.values()
         self._memory.relieve([(r.task_id, r.held_bytes(), r.core) for r in runners], self._publisher.held_bytes())
 
-    def _write_out(self) -> None:
-        """Flush every tenant; what one tenant's flush raises does not keep the others back."""
+    def _write_out(self, *, whole: bool = False) -> None:
+        """Flush the tenants of which something has come or is not finished, and now and then, or when it is to be the
+        `whole`, every tenant. What one tenant's flush raises does not keep the others back."""
         assert self._publisher is not None
         errors: list[TiStreamError] = []
-        by_tenant = self._by_tenant()
-        self._publisher.keep(by_tenant)
-        for tenant, runners in by_tenant.items():
-            before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
-            try:
-                for task_id in self._publisher.flush(tenant, [runner.publication for runner in runners]):
-                    self._drop(task_id)
-            except TiStreamError as e:
-                if e.kind is not ErrorKind.RETRY:
-                    raise
-                errors.append(e)
-            moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
-            for runner in moved:
-                runner.note_flush()
-            if moved:
-                seconds = self._clock.monotonic() - began
-                measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
+        now_s = self._clock.monotonic()
+        touched, self._touched = self._touched, {}
+        if whole or now_s >= self._sweep_due_s:
+            self._sweep_due_s = now_s + SWEEP_S
+            by_tenant = self._going_on(self._tenants)
+            self._publisher.keep(by_tenant)
+        else:
+            by_tenant = self._going_on(touched)
+        for group in self._groups(by_tenant):
+            self._flush_group(group, errors)
         _raise_first(errors)
+
+    def _groups(self, by_tenant: dict[Tenant, list[TaskRunner]]) -> Iterator[dict[Tenant, list[TaskRunner]]]:
+        """What is flushed at once: those of which only watermarks move together, the others each by itself."""
+        assert self._publisher is not None
+        quiet: dict[Tenant, list[TaskRunner]] = {}
+        for tenant, runners in by_tenant.items():
+            try:
+                is_quiet = self._publisher.is_quiet(tenant, [runner.publication for runner in runners])
+            except RowsOutOfReach:
+                is_quiet = False  # the flush meets it again, and shows it
+            if is_quiet:
+                quiet[tenant] = runners
+            else:
+                yield {tenant: runners}
+        tenants = list(quiet)
+        for at in range(0, len(tenants), QUIET_AT_ONCE):
+            yield {tenant: quiet[tenant] for tenant in tenants[at : at + QUIET_AT_ONCE]}
+
+    def _flush_group(self, group: dict[Tenant, list[TaskRunner]], errors: list[TiStreamError]) -> None:
+        assert self._publisher is not None
+        runners = [runner for of_tenant in group.values() for runner in of_tenant]
+        before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
+        try:
+            if len(group) == 1:
+                ((tenant, of_tenant),) = group.items()
+                gone = self._publisher.flush(tenant, [runner.publication for runner in of_tenant])
+            else:
+                gone = self._publisher.flush_quiet({t: [r.publication for r in rs] for t, rs in group.items()})
+            for task_id in gone:
+                self._drop(task_id)
+        except TiStreamError as e:
+            self._touched |= dict.fromkeys(group)
+            if e.kind is not ErrorKind.RETRY:
+                raise
+            errors.append(e)
+        moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
+        for runner in moved:
+            runner.note_flush()
+            self._touched[runner.row.tenant] = None
+        if moved:
+            seconds = self._clock.monotonic() - began
+            measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
+        self._touched |= {tenant: None for tenant in group if self._publisher.is_busy_with(tenant)}
 
     def _write_all(self) -> None:
         """Flush until nothing is under way."""
         assert self._publisher is not None
-        self._write_out()
+        self._write_out(whole=True)
         while self._publisher.busy:
-            self._write_out()
+            self._write_out(whole=True)
 
     def _merge_tasks(self) -> None:
         """Go on with the merges that are wanted; a task that came of one is loaded with the next look around."""
@@ -348,16 +427,27 @@ class SorterWorker:
         if gone:
             self._refresh.hurry()
 
-    def _save_all(self, *, whole: bool = False) -> None:
+    def _save_some(self) -> None:
+        """Save those of which a snapshot is due, for SAVE_S; what is left goes on with the next turn."""
+        if not self._to_save:
+            seldom = len(self._runners) >= MANY
+            self._to_save.extend(id_ for id_, runner in self._runners.items() if runner.should_save(seldom=seldom))
+        until, errors = self._clock.monotonic() + SAVE_S, list[TiStreamError]()
+        while self._to_save and self._clock.monotonic() < until:
+            task_id = self._to_save.popleft()
+            if task_id in self._runners:
+                self._each(task_id, self._runners[task_id].save, errors)
+        _raise_first(errors)
+
+    def _save_all(self) -> None:
         errors: list[TiStreamError] = []
         for task_id, runner in list(self._runners.items()):
-            if whole or runner.should_save():
-                self._each(task_id, runner.save, errors)
+            self._each(task_id, runner.save, errors)
         _raise_first(errors)
 
     def _finish(self) -> None:
         """The last flush and snapshot of a life that ends in good order; retire even if they fail."""
-        for step in (self._write_all, lambda: self._save_all(whole=True), self._retire):
+        for step in (self._write_all, self._save_all, self._retire):
             try:
                 step()
             except TiStreamError as e:
@@ -381,6 +471,10 @@ class SorterWorker:
     def _drop(self, task_id: int) -> None:
         runner = self._runners.pop(task_id, None)
         if runner is not None:
+            of_tenant = self._tenants[runner.row.tenant]
+            of_tenant.remove(runner)
+            if not of_tenant:
+                del self._tenants[runner.row.tenant]
             runner.ask_to_stop()
             self._leaving.append(runner)
             log.info("task dropped", task=task_id, epoch=runner.row.epoch)
@@ -390,49 +484,9 @@ class SorterWorker:
             self._drop(task_id)
 
 
-class _Activity:
-    """Something the loop does every so often; when it fails, the problem is shown and the pause grows."""
-
-    def __init__(self, name: str, interval_s: float, clock: Clock) -> None:
-        self.name = name
-        self._interval_s = interval_s
-        self._clock = clock
-        self._backoff = Backoff(first_s=min(interval_s, 0.2), max_s=max(interval_s, 5.0))
-        self._due_s = clock.monotonic()
-        self._problem: Problem | None = None
-
-    def every(self, interval_s: float) -> None:
-        """From now on so often, if it was less often."""
-        self._interval_s = min(self._interval_s, interval_s)
-        self.hurry()
-
-    def hurry(self) -> None:
-        """Do not wait for the interval, unless the last try failed."""
-        if self._problem is None:
-            self._due_s = self._clock.monotonic()
-
-    def run_if_due(self, step: Callable[[], None]) -> None:
-        """Run the step when its time has come. Errors that may pass, or concern one object, stay here."""
-        if self._clock.monotonic() < self._due_s:
-            return
-        try:
-            step()
-        except TiStreamError as e:
-            if e.kind is not ErrorKind.RETRY and not isinstance(e, CorruptObject):
-                raise
-            problem = Problem.of(self.name, e)
-            if problem != self._problem:
-                log.warning("will try again", activity=self.name, error=str(e))
-            self._problem = problem
-            self._due_s = self._clock.monotonic() + self._backoff.next_s()
-            return
-        self._problem = None
-        self._backoff.reset()
-        self._due_s = self._clock.monotonic() + self._interval_s
-
-    def problems(self) -> list[Problem]:
-        problem = self._problem
-        return [] if problem is None else [problem]
+def _in_order(rows: Collection[TaskRow]) -> Iterable[TaskRow]:
+    """In which they are started. Of very many those go first that were written out last: their tenants write."""
+    return rows if len(rows) < MANY else sorted(rows, key=lambda row: -row.upper)
 
 
 def _raise_first(errors: list[TiStreamError]) -> None:

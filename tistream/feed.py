@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from tistream.errors import TiStreamError
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 
@@ -63,9 +64,38 @@ class FeedStream(Protocol):
     def close(self) -> None: ...
 
 
+class Wake(Protocol):
+    """Who wants to know: an Event, or something like it. `set` is called from any thread and never waits for long."""
+
+    def set(self) -> None: ...
+
+
+Nothing = tuple[TiStreamError | None, float]  #: what is in the way, if anything; when to look again, monotonic seconds
+
+
+class Watched(Protocol):
+    """An open subscription that is looked at instead of waited for. Used from one thread at a time."""
+
+    def look(self) -> FeedBatch | Nothing:
+        """The next batch if it is here, else what is in the way and when to look again, if nobody was woken before.
+        What is raised ends the subscription."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Feed(Protocol):
     """Where a sorter subscribes."""
 
     def subscribe(self, request: FeedRequest) -> FeedStream:
         """Open a stream. FeedUnavailable when it is known at once that nobody serves the store here."""
+        ...
+
+
+@runtime_checkable
+class WatchedFeed(Protocol):
+    """A Feed for subscriptions by the thousand: one thread looks at all of them."""
+
+    def watch(self, request: FeedRequest, wake: Wake) -> Watched:
+        """Open one; `wake` is set whenever another look may find more. Errors as of `subscribe`."""
         ...

@@ -201,13 +201,13 @@ def _counted(found: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]) -> 
     return counts
 
 
-def wait_for(what: str, is_so: Callable[[], bool], seconds: float = 600.0) -> float:
-    """Wait until it is so; how many seconds that took."""
+def wait_for(what: str, is_so: Callable[[], bool], seconds: float = 600.0, *, pause_s: float = 0.1) -> float:
+    """Wait until it is so, looking each `pause_s`; how many seconds that took."""
     began = time.monotonic()
     while not is_so():
         if time.monotonic() - began > seconds:
             raise TimeoutError(f"{what} is not so after {seconds:.0f} s")
-        time.sleep(0.1)
+        time.sleep(pause_s)
     return time.monotonic() - began
 
 

@@ -98,6 +98,11 @@ class LoadStore:
         return self._store_id
 
     @property
+    def writes(self) -> bool:
+        """Whether it ever has transactions."""
+        return bool(self._active)
+
+    @property
     def due_at(self) -> float:
         """When something is to be done, monotonic seconds."""
         soon = self._clock.monotonic() + POLL_S if self.going or self._open else float("inf")

@@ -3,7 +3,8 @@
     python -m benchmarks.load.push 'JSON of a Load'
 
 Lines on its input: `start` (transactions begin), `stop` (no more of them), `report` (a line of JSON), the end of input
-ends it. One thread steps all pushers; uploads have threads of their own, as in any pusher.
+ends it. One thread steps the pushers that write and IDLE_THREADS the others: a step asks the meta server, and pushers
+of different clusters do not wait for each other. Uploads have threads of their own, as in any pusher.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from tistream.pusher.schema_push import put_schema_snapshot
 from tistream.pusher.worker import PusherWorker
 
 READY_S = 600.0
+IDLE_THREADS = 6
+STEP_S = 15.0  #: a pusher is stepped at least this often: it asks whether it was replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,17 @@ class Pushers:
 
     def run(self) -> None:
         """Step whoever is due until told to end."""
-        due = [(0.0, n) for n in range(len(self.workers))]
+        writes = [n for n, (_, source) in enumerate(self.workers) if source.writes]
+        idle = [n for n, (_, source) in enumerate(self.workers) if not source.writes]
+        parts = [writes, *(idle[i::IDLE_THREADS] for i in range(IDLE_THREADS))]
+        threads = [threading.Thread(target=self._run, args=(part,), name="pushers", daemon=True) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _run(self, numbers: list[int]) -> None:
+        due = [(0.0, n) for n in numbers]
         heapq.heapify(due)
         try:
             while not self._stop.is_set() and due:
@@ -151,14 +164,14 @@ class Pushers:
                 except TiStreamError as e:
                     if e.kind is not ErrorKind.RETRY:
                         raise
-                next_at = source.due_at
-                heapq.heappush(due, (next_at if next_at else time.monotonic() + 0.1, n))
+                next_at, now = source.due_at, time.monotonic()
+                heapq.heappush(due, (min(next_at, now + STEP_S) if next_at else now + 0.1, n))
         except Exception as e:  # noqa: BLE001 - told with the next report
             self.error = repr(e)
 
     def go(self, going: bool) -> None:
         for _, source in self.workers:
-            source.going = going
+            source.going = going and source.writes
 
     def report(self) -> dict[str, object]:
         uploads = [worker.uploads() for worker, _ in self.workers]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 
+from dispatcher.exchange import Source
 from dispatcher.flight_server import FlightFeedServer
 from tistream.change import REGIONS, ROWS
 from tistream.clock import SystemClock
-from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, InvalidInput, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
-from tistream.feed_flight import FlightFeed, FlightStream, decode_request, encode_request
+from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
+from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed_flight import FlightFeed, FlightStream
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX
@@ -45,17 +45,20 @@ def batch(seq: int, incarnation: int = 1, *, closes: bool = False, value_bytes: 
 
 
 class Script:
-    """A Feed that follows a script: batches are sent from the subscriber's position on, errors are raised once."""
+    """A Source that follows a script: batches are sent from the subscriber's position on, errors are told once, and
+    that the store is not served ends a subscription."""
 
     def __init__(self, *steps: FeedBatch | TiStreamError) -> None:
         self.steps = list(steps)
         self.requests: list[FeedRequest] = []
-        self.open = 0
+        self.open_count = 0
         self.sent = 0
-        self.changed = threading.Event()
+        self.served = True
+        self.trouble: TiStreamError | None = None  # for as long as it lasts
 
-    def subscribe(self, request: FeedRequest) -> ScriptStream:
+    def open(self, request: FeedRequest, wake: Wake) -> ScriptStream:
         self.requests.append(request)
+        self.wake = wake
         return ScriptStream(self, request)
 
 
@@ -64,24 +67,28 @@ class ScriptStream:
         self._script = script
         self._at = 0
         self._positions = dict(request.positions)
-        script.open += 1
+        script.open_count += 1
 
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        deadline = CLOCK.monotonic() + timeout_s
-        while True:
-            for step in self._script.steps[self._at :]:
-                self._at += 1
-                if isinstance(step, TiStreamError):
-                    raise step
-                if step.seq > self._positions.get(step.incarnation, Position(seq=0)).seq or step.closes:
-                    self._script.sent += 1
-                    return step
-            if CLOCK.monotonic() >= deadline:
-                return None
-            self._script.changed.wait(0.01)
+    def check(self) -> None:
+        if not self._script.served:
+            raise FeedUnavailable(store=7)
+
+    def look(self) -> FeedBatch | Nothing:
+        if self._script.trouble is not None:
+            return self._script.trouble, CLOCK.monotonic() + 0.01
+        for step in self._script.steps[self._at :]:
+            self._at += 1
+            if isinstance(step, FeedUnavailable):
+                raise step
+            if isinstance(step, TiStreamError):
+                return step, CLOCK.monotonic() + 0.05
+            if step.seq > self._positions.get(step.incarnation, Position(seq=0)).seq or step.closes:
+                self._script.sent += 1
+                return step
+        return None, CLOCK.monotonic() + 0.01
 
     def close(self) -> None:
-        self._script.open -= 1
+        self._script.open_count -= 1
 
 
 class World:
@@ -93,9 +100,9 @@ class World:
         self.feed = FlightFeed(lambda tenant, store: self.address)
         self.streams: list[FlightStream] = []
 
-    def serve(self, script: Script | None) -> FlightFeedServer:
+    def serve(self, script: Source | None) -> FlightFeedServer:
         server = FlightFeedServer("127.0.0.1", 0)
-        server.feed = script
+        server.source = script
         self.servers.append(server)
         self.address = f"grpc://127.0.0.1:{server.port}"
         return server
@@ -137,20 +144,6 @@ def same(a: FeedBatch | None, b: FeedBatch) -> bool:
     )
 
 
-def test_a_request_survives_the_ticket() -> None:
-    request = FeedRequest(
-        tenant=Tenant(1 << 62, 0),
-        store_id=7,
-        task_id=5,
-        range=KeyRange(b"\x00\xff", b""),
-        positions={1: Position(seq=(1 << 62), closed=True), 12: Position(seq=0)},
-    )
-    assert decode_request(encode_request(request)) == request
-    for bad in (b"", b"{}", b"[]", b'{"cluster":1}', encode_request(request).replace(b"00ff", b"zz")):
-        with pytest.raises(InvalidInput):
-            decode_request(bad)
-
-
 def test_batches_arrive_as_they_were_sent(world: World) -> None:
     sent = [batch(1), batch(2), batch(2, closes=True), batch(1, 2)]
     script = Script(*sent)
@@ -187,12 +180,15 @@ def test_errors_arrive_typed_with_their_facts_and_the_stream_goes_on(world: Worl
 
 
 def test_trouble_raises_until_it_is_over_and_not_longer(world: World) -> None:
-    script = Script(FeedGap(missing="file-1"))
+    script = Script()
+    script.trouble = FeedGap(missing="file-1")
     world.serve(script)
     stream = world.subscribe()
-    for _ in range(2):
-        with pytest.raises(FeedGap):
-            stream.next(0.1)
+    with pytest.raises(FeedGap):
+        stream.next(60)
+    with pytest.raises(FeedGap):
+        stream.next(0.1)
+    script.trouble = None
     wait_until(lambda: _quiet(stream))
     script.steps.append(batch(1))
     assert same(stream.next(60), batch(1))
@@ -226,18 +222,18 @@ import pyarrow as pa
 
 class Feed:
     sent = False
-    def subscribe(self, request): return self
+    def open(self, request, wake): return self
+    def check(self): pass
     def close(self): pass
-    def next(self, timeout_s):
+    def look(self):
         if self.sent:
-            threading.Event().wait(timeout_s)
-            return None
+            return None, float("inf")
         self.sent = True
         rows, regions = (pa.RecordBatch.from_pylist([], schema=s) for s in (ROWS, REGIONS))
         return FeedBatch(store_id=7, incarnation=1, seq=1, cut_ts=1, rows=rows, regions=regions)
 
 server = FlightFeedServer("127.0.0.1", 0)
-server.feed = Feed()
+server.source = Feed()
 print(server.port, flush=True)
 server.serve()
 """
@@ -317,9 +313,9 @@ def test_a_client_that_leaves_closes_its_subscription(world: World) -> None:
     world.serve(script)
     stream = world.subscribe()
     assert stream.next(60) is not None
-    assert script.open == 1
+    assert script.open_count == 1
     stream.close()
-    wait_until(lambda: script.open == 0)
+    wait_until(lambda: script.open_count == 0)
 
 
 def test_a_repeat_or_a_gap_from_the_server_is_refused(world: World) -> None:

@@ -139,6 +139,15 @@ def flush_in(
     return frozenset(a.task_id for a in advanced)
 
 
+def advance_uppers(catalog: Catalog, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> frozenset[int]:
+    """`commit_flush` of several tenants without any segment, in one transaction, each task with its own guard. Returns
+    the tasks that advanced; the others were taken away and must be stopped."""
+    _check_advances({}, [a for _, a in advances])
+    with catalog.transaction() as conn:
+        in_order = sorted(advances, key=lambda pair: pair[1].task_id)
+        return frozenset(a.task_id for tenant, a in in_order if _advance(conn, tenant, a))
+
+
 def uppers(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
     """task id -> (epoch, upper), to find out what became of a flush whose reply was lost."""
     wanted = list(task_ids)

@@ -30,6 +30,7 @@ from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 if TYPE_CHECKING:
     from alembic.config import Config
 
+CONNECTIONS_MAX = 15  #: of a process to a MySQL catalog
 LOCK_WAIT_S = 10
 BUSY_WAIT_S = 30
 SOCKET_WAIT_S = 60
@@ -215,6 +216,9 @@ def _mysql_engine(url: URL) -> Engine:
         url,
         isolation_level="READ COMMITTED",
         pool_pre_ping=True,
+        pool_size=CONNECTIONS_MAX,
+        max_overflow=0,  # a connection beyond the pool would be made for one transaction, which costs more than it does
+        pool_use_lifo=True,
         pool_recycle=1800,
         pool_timeout=BUSY_WAIT_S,
         connect_args={

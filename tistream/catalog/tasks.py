@@ -92,6 +92,18 @@ _RUNS = exists().where(
 )
 _HELD_BY = tasks.c.owner == bindparam("asked_worker")
 _OF_WORKER = _ALL.where(_HELD_BY, asked_life_lives(), _RUNS)
+_OWNED_STAMP = (
+    select(
+        func.count(),
+        func.sum(tasks.c.task_id),
+        func.sum(tasks.c.epoch),
+        func.sum(tasks.c.task_id * tasks.c.epoch),
+        func.sum(case((tasks.c.error.is_not(None), tasks.c.task_id))),
+        func.sum(tasks.c.task_id * tasks.c.merge_with),
+    )
+    .select_from(tasks)
+    .where(_HELD_BY, asked_life_lives(), _RUNS)
+)
 _COUNT_OF_WORKER = select(func.count()).select_from(tasks).where(_HELD_BY)
 _ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
 _PLACES = select(
@@ -125,6 +137,14 @@ def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[T
     paused or deleted tenant rest. None when a newer life has registered: an old one must never learn the epochs that
     fence it."""
     return _read(catalog, _OF_WORKER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
+
+
+def owned_stamp(catalog: Catalog, worker_id: str, incarnation: int) -> tuple[int, ...]:
+    """Changes whenever `tasks_owned_by` would give other tasks, epochs, errors or merges; not with their progress. That
+    two different answers have one stamp would be a great coincidence: who relies on it reads again now and then."""
+    with catalog.reading() as conn:
+        asked = {"asked_worker": worker_id, "asked_incarnation": incarnation}
+        return tuple(int(number or 0) for number in conn.execute(_OWNED_STAMP, asked).one())
 
 
 def count_tasks_of(catalog: Catalog, worker_id: str) -> int:

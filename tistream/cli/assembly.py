@@ -200,7 +200,7 @@ def dispatcher(parts: Parts, name: str) -> Running:
     settings = parts.settings.dispatcher
     server = FlightFeedServer(settings.host, settings.port)
     worker = _dispatcher(parts, name, f"grpc://{settings.host}:{server.port}")
-    server.feed = worker
+    server.source = worker
     probes = _probes(parts, worker, worker.lease_age_s, worker.measured)
     timeout_s = settings.drain_timeout_s
     return Running(parts, [worker], closing=server.shutdown, probes=probes, drains=worker, drain_timeout_s=timeout_s)

@@ -297,6 +297,33 @@ def test_a_pusher_faster_than_the_tick_is_not_followed_ever_later() -> None:
     assert (80 - int(stream._positions[1].seq)) <= 2
 
 
+def test_an_idle_store_without_rows_is_not_looked_at_right_after_a_file() -> None:
+    world = World()
+    stream = world.subscribe()
+    stream.next(0.5)
+    for seq in (1, 2, 3):  # a file each 30 s
+        world.folder.put(str(world.key(seq)), batch_bytes(world.key(seq), [(b"a", b"c", [])]))
+        assert stream.next(6) is not None
+        assert stream.next(24 if seq < 3 else 0) is None
+    before = sum(world.folder.gets.values())
+    assert stream.next(4.9) is None
+    assert sum(world.folder.gets.values()) == before
+    world.put(4)
+    assert stream.next(0.2) is not None
+
+
+def test_a_folder_long_without_a_file_is_listed_less_and_less() -> None:
+    world = World()
+    stream = world.subscribe()
+    assert stream.next(40) is None
+    before = world.folder.lists
+    assert 2 <= before <= 3
+    assert stream.next(600) is None
+    assert 8 <= world.folder.lists - before <= 12
+    world.put(2)
+    assert isinstance(error_of(stream, 70), FeedGap)
+
+
 def test_an_idle_store_is_looked_at_seldom_and_a_busy_one_soon_again() -> None:
     world = World()
     stream = world.subscribe()
