@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tistream.catalog.committed import TaskAdvance
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
+from tistream.catalog.reshape import request_merge
 from tistream.catalog.stores import (
     StoreAssignment,
     StorePlace,
@@ -23,6 +25,8 @@ from tistream.catalog.tasks import (
     assign_tasks,
     count_tasks_of,
     get_task,
+    owned_stamp,
+    stop_task,
     task_places,
     tasks_owned_by,
     tasks_stamp,
@@ -30,7 +34,7 @@ from tistream.catalog.tasks import (
 from tistream.catalog.tenants import TaskKind, TenantState, change_state, register_tenant
 from tistream.catalog.workers import drain_worker, heartbeat, list_workers, pulses, register_worker, retire_worker
 from tistream.ids import Tenant
-from tistream.testing.catalog_cases import OTHER, T, activate, elected
+from tistream.testing.catalog_cases import OTHER, START, T, activate, elected, flush
 
 
 class AssignmentSuite:
@@ -119,3 +123,29 @@ class AssignmentSuite:
         assert count_tasks_of(catalog, "sorter-1") == 6
         assert change_state(catalog, T, seen=TenantState.PAUSED, to=TenantState.ACTIVE, reason="")
         assert {row.task_id for row in tasks_owned_by(catalog, "sorter-1", life)} >= {low, high, ddl}
+
+    def test_the_stamp_of_a_workers_tasks_changes_with_all_that_others_decide(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        mine = elected(catalog)
+        life = register_worker(catalog, "sorter-1", "sorter", "")
+        seen = [owned_stamp(catalog, "sorter-1", life)]
+
+        def is_news() -> bool:
+            seen.append(owned_stamp(catalog, "sorter-1", life))
+            return seen[-1] not in seen[:-1]
+
+        for n, task in enumerate((low, high, ddl)):
+            assert assign_task(catalog, task, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
+            assert is_news(), n
+        assert flush(catalog, None, TaskAdvance(task_id=low, epoch=1, seen_upper=START, new_upper=START + 1)) == {low}
+        assert not is_news(), "progress is no news"
+        assert request_merge(catalog, low, high, seen_epochs=(1, 1))
+        assert is_news()
+        assert stop_task(catalog, ddl, epoch=1, error="broken")
+        assert is_news()
+        assert change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
+        assert owned_stamp(catalog, "sorter-1", life) == seen[0], "nothing is here"
+        assert change_state(catalog, T, seen=TenantState.PAUSED, to=TenantState.ACTIVE, reason="")
+        newer = register_worker(catalog, "sorter-1", "sorter", "")
+        assert owned_stamp(catalog, "sorter-1", life) == seen[0], "an old life must not learn the new epochs"
+        assert owned_stamp(catalog, "sorter-1", newer) not in seen

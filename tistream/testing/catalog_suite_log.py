@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tistream.catalog import tables
-from tistream.catalog.committed import NewSegment, TaskAdvance, find_segments, uppers
+from tistream.catalog.committed import NewSegment, TaskAdvance, advance_uppers, find_segments, uppers
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import object_states, stored_bytes, superseded_objects, tombstone
 from tistream.catalog.schema_versions import add_schema_version, latest_schema_version
@@ -70,6 +70,29 @@ class CommittedLogSuite:
         assert flush(catalog, None, advance(low, START, START + 1)) == {low}
         assert get_task(catalog, low).upper == START + 1
         assert stored_bytes(catalog, T) == {}
+
+    def test_uppers_of_several_tenants_move_together_each_behind_its_own_guard(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        foreign, other, _ = activate(catalog, OTHER)
+        assert assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+        wanted = [
+            (OTHER, advance(foreign, START, START + 10)),
+            (T, advance(ddl, START - 1, START + 10)),  # not the upper that it has
+            (T, advance(high, START, START + 10)),  # not the epoch that it has
+            (T, advance(other, START, START + 10)),  # not a task of this tenant
+            (T, advance(low, START, START + 10)),
+        ]
+        assert advance_uppers(catalog, wanted) == {low, foreign}
+        moved = {low: (0, START + 10), foreign: (0, START + 10)}
+        assert uppers(catalog, [low, high, ddl, foreign, other]) == {
+            high: (1, START),
+            ddl: (0, START),
+            other: (0, START),
+            **moved,
+        }
+        with pytest.raises(TiStreamError):
+            advance_uppers(catalog, [(T, advance(low, START + 10, START + 20, segment()))])
+        assert uppers(catalog, [low]) == {low: (0, START + 10)}
 
     def test_a_stale_epoch_leaves_nothing(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)

@@ -1,0 +1,70 @@
+"""Very many tasks of a sorter are not read over and over, and nothing that others decide is missed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sorter import owned
+from sorter.owned import REREAD_S, Owned
+from tistream.catalog.committed import TaskAdvance
+from tistream.catalog.engine import Catalog
+from tistream.catalog.tasks import assign_task, stop_task
+from tistream.catalog.workers import register_worker
+from tistream.testing.catalog_cases import START, activate, elected, flush
+from tistream.testing.manual_clock import ManualClock
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    made.migrate()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tasks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """Three tasks of one sorter, which is very many here."""
+    monkeypatch.setattr(owned, "MANY", 3)
+    found = activate(catalog)
+    assert register_worker(catalog, "s", "sorter", "") == 1
+    for task in found:
+        assert assign_task(catalog, task, worker_id="s", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+    return found
+
+
+def advance(catalog: Catalog, task: int, upper: int, to: int) -> None:
+    assert flush(catalog, None, TaskAdvance(task_id=task, epoch=1, seen_upper=upper, new_upper=to)) == {task}
+
+
+def test_progress_is_not_read_again_before_its_time(catalog: Catalog, tasks: tuple[int, int, int]) -> None:
+    clock = ManualClock()
+    looked, low = Owned(catalog, clock), tasks[0]
+    assert {id_: row.epoch for id_, row in looked.look("s", 1, is_here=lambda _: False).items()} == dict.fromkeys(
+        tasks, 1
+    )
+    assert looked.look("s", 1, is_here=lambda _: True)[low].upper == START
+    advance(catalog, low, START, START + 5)
+    assert looked.look("s", 1, is_here=lambda _: True)[low].upper == START
+    clock.advance(REREAD_S)
+    assert looked.look("s", 1, is_here=lambda _: True)[low].upper == START + 5
+
+
+def test_the_row_of_a_task_that_is_not_here_is_new(catalog: Catalog, tasks: tuple[int, int, int]) -> None:
+    looked, low = Owned(catalog, ManualClock()), tasks[0]
+    looked.look("s", 1, is_here=lambda _: True)
+    advance(catalog, low, START, START + 5)
+    assert looked.look("s", 1, is_here=lambda task: task != low)[low].upper == START + 5
+
+
+def test_what_others_decide_is_seen_at_once(catalog: Catalog, tasks: tuple[int, int, int]) -> None:
+    looked, (low, high, ddl) = Owned(catalog, ManualClock()), tasks
+    looked.look("s", 1, is_here=lambda _: True)
+    looked.look("s", 1, is_here=lambda _: True)
+    assert stop_task(catalog, high, epoch=1, error="broken")
+    assert looked.look("s", 1, is_here=lambda _: True)[high].error == "broken"
+    assert assign_task(catalog, low, worker_id="other", seen_epoch=1, owner_epoch=elected(catalog)) == 2
+    assert looked.look("s", 1, is_here=lambda _: True).keys() == {high, ddl}
