@@ -20,7 +20,7 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
     "no-upper-guard": 4,
-    "no-epoch-guard": 3,
+    "no-epoch-guard": 39,
     "stale-snapshot": 54,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
@@ -31,7 +31,7 @@ QUICK = {
     "assignment-keeps-epoch": 0,
     "never-read-back": 1,
     "own-file-deleted": 1,
-    "commit-before-put": 6,
+    "commit-before-put": 0,
     "first-object-only": 0,
     "later-puts-not-checked": 4,
     "reclaim-from-memory": 0,
@@ -83,7 +83,7 @@ QUICK = {
     "opens-above-frontier": 0,
     "scan-from-above": 0,
     "scan-without-prewrites": 0,
-    "scan-behind-live": 5,
+    "scan-behind-live": 2,
     "bytes-change-on-retry": 0,
 }
 

@@ -160,7 +160,7 @@ def _commit_before_put() -> Iterator[None]:
     from sorter.publisher import Publisher
 
     late = "for key, data in vars(self).pop('late', {}).items():\n        self._store.put(key, data)"
-    old = "    for t in flush.tasks:\n        if t.task_id in advanced:"
+    old = "    return self._conclude("
     with (
         reworded(Publisher, "_write", ("self._store.put(key, data)", "vars(self).setdefault('late', {})[key] = data")),
         reworded(Publisher, "_publish", (old, f"    {late}\n{old}")),
