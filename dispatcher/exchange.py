@@ -39,7 +39,7 @@ from tistream.feed_wire import (
     encode_fine,
     encode_idle,
 )
-from tistream.turns import Turns
+from tistream.turns import Turns, Waker
 
 log = structlog.get_logger(__name__)
 
@@ -86,18 +86,6 @@ class _Sub:
         return len(self.sent) < self.batches_max and self.sent_bytes < self.bytes_max
 
 
-class _Waker:
-    """Set by a tail: look at this subscription."""
-
-    __slots__ = ("_exchange", "_number")
-
-    def __init__(self, exchange: Exchange, number: int) -> None:
-        self._exchange, self._number = exchange, number
-
-    def set(self) -> None:
-        self._exchange.hurry(self._number)
-
-
 class Exchange:
     """The state of one exchange. `run` has a thread of its own."""
 
@@ -133,13 +121,9 @@ class Exchange:
                     sub = self._subs.get(number)
                     if sub is not None:
                         sub.left = True
-                self.hurry(number)
+                self._turns.hurry(number)
             case Live():
                 pass
-
-    def hurry(self, number: int) -> None:
-        """Look at this subscription."""
-        self._turns.hurry(number)
 
     def close(self) -> None:
         """Have `run` end."""
@@ -198,7 +182,7 @@ class Exchange:
             return
         if isinstance(found, FeedBatch):
             self._send_batch(sub, found)
-            self.hurry(sub.number)
+            self._turns.hurry(sub.number)
             return
         error, until = found
         self._tell(sub, error)
@@ -255,7 +239,7 @@ class Exchange:
         with self._lock:
             self._subs[asked.sub] = sub
         try:
-            stream = self._source.open(asked.request, _Waker(self, asked.sub))
+            stream = self._source.open(asked.request, Waker(self._turns, asked.sub))
         except Exception as e:  # noqa: BLE001 - of this subscription only: its sorter hears of it
             sub.refused = _told(e)
         else:
@@ -264,7 +248,7 @@ class Exchange:
                 gone = self._closed
             if gone:
                 stream.close()
-        self.hurry(asked.sub)
+        self._turns.hurry(asked.sub)
 
     def _credit(self, number: int, batches: int) -> None:
         with self._lock:
@@ -275,7 +259,7 @@ class Exchange:
                 raise InvalidInput("more batches were taken than sent", sub=number, taken=batches, sent=len(sub.sent))
             for _ in range(batches):
                 sub.sent_bytes -= sub.sent.popleft()
-        self.hurry(number)
+        self._turns.hurry(number)
 
 
 def _close(sub: _Sub) -> None:

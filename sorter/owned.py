@@ -24,11 +24,15 @@ class Owned:
     def look(self, worker_id: str, incarnation: int, *, is_here: Callable[[int], bool]) -> Mapping[int, TaskRow]:
         """Task id -> its row. Of a task that `is_here` the progress may be an old one; everything that another decides
         (epoch, error, merge) is new, and so is the whole row of a task that is not here yet."""
-        if len(self._rows) >= MANY and self._clock.monotonic() - self._read_s < REREAD_S:
-            starts = any(row.error is None and not is_here(task_id) for task_id, row in self._rows.items())
-            if not starts and owned_stamp(self._catalog, worker_id, incarnation) == self._stamp:
+        stamp: tuple[int, ...] = ()
+        if len(self._rows) >= MANY:
+            stamp = owned_stamp(self._catalog, worker_id, incarnation)  # before the rows: what comes between is news
+            is_fresh = self._clock.monotonic() - self._read_s < REREAD_S
+            if stamp == self._stamp and is_fresh and not self._starts(is_here):
                 return self._rows
-        stamp = owned_stamp(self._catalog, worker_id, incarnation) if len(self._rows) >= MANY else ()
         self._rows = {row.task_id: row for row in tasks_owned_by(self._catalog, worker_id, incarnation)}
         self._stamp, self._read_s = stamp, self._clock.monotonic()
         return self._rows
+
+    def _starts(self, is_here: Callable[[int], bool]) -> bool:
+        return any(row.error is None and not is_here(task_id) for task_id, row in self._rows.items())

@@ -12,24 +12,19 @@ unforeseen way is opened anew, behind the last batch that went into the inbox.
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from itertools import count
 
-import structlog
-
 from sorter.inbox import Inbox
+from sorter.reader import Followed
 from tistream.clock import Clock
 from tistream.errors import ErrorKind
 from tistream.feed import FeedBatch, FeedRequest, Watched, WatchedFeed
-from tistream.ids import Position
-from tistream.service import Backoff, Problem, Repeating
-from tistream.turns import Turns
+from tistream.service import Backoff, Repeating
+from tistream.turns import Turns, Waker
 
 TURN = 64  #: subscriptions that are looked at, at most, before others may come
 WAIT_S = 5.0
 FULL_S = 0.02  #: until an inbox without room is tried again
-
-log = structlog.get_logger(__name__)
 
 
 class Pump:
@@ -73,27 +68,15 @@ class Pump:
                     self.turns.forget(number)
 
 
-class _Wake:
-    __slots__ = ("_number", "_turns")
-
-    def __init__(self, turns: Turns, number: int) -> None:
-        self._turns, self._number = turns, number
-
-    def set(self) -> None:
-        self._turns.hurry(self._number)
-
-
-class PumpedReader:
+class PumpedReader(Followed):
     """One subscription of one task to one store."""
 
     def __init__(self, pump: Pump, number: int, request: FeedRequest, inbox: Inbox) -> None:
-        self.name = f"task {request.task_id} store {request.store_id}"
-        self._pump, self._number = pump, number
-        self._request, self._inbox = request, inbox
+        super().__init__(request)
+        self._pump, self._number, self._inbox = pump, number, inbox
         self._stream: Watched | None = None
         self._held: FeedBatch | None = None  # it found no room
         self._backoff = Backoff(first_s=0.05, max_s=2.0)
-        self._problem: Problem | None = None
         self._stopping = False
         self._ended = threading.Event()
 
@@ -109,11 +92,6 @@ class PumpedReader:
     def join(self) -> None:
         self._ended.wait()
 
-    def problems(self) -> list[Problem]:
-        """What the feed raised last, until something came through again."""
-        problem = self._problem
-        return [] if problem is None else [problem]
-
     def step(self) -> bool:
         """For the pump: move a batch, if one is here and there is room; False when it is to end."""
         if self._stopping:
@@ -121,7 +99,7 @@ class PumpedReader:
         if self._held is not None and not self._pass_on(self._held):
             return True
         try:
-            self._stream = self._stream or self._pump.feed.watch(self._request, _Wake(self._pump.turns, self._number))
+            self._stream = self._stream or self._pump.feed.watch(self._request, Waker(self._pump.turns, self._number))
             found = self._stream.look()
         except Exception as e:  # noqa: BLE001 - whatever it is: shown, and tried again at the same place
             self._note(e)
@@ -160,8 +138,7 @@ class PumpedReader:
             self._again(self._pump.clock.monotonic() + FULL_S)
             return False
         self._held = None
-        at = Position(seq=batch.seq, closed=batch.closes)
-        self._request = replace(self._request, positions={**self._request.positions, batch.incarnation: at})
+        self._went_in(batch)
         self._pump.loop.wake()
         return True
 
@@ -170,9 +147,3 @@ class PumpedReader:
         self._held = None  # it comes again: the position is behind the last one that went in
         if stream is not None:
             stream.close()
-
-    def _note(self, error: Exception) -> None:
-        problem = Problem.of(self.name, error)
-        if problem != self._problem:
-            log.warning("the feed failed, will try again", reader=self.name, error=str(error))
-        self._problem = problem

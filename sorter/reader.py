@@ -25,7 +25,7 @@ from tistream.service import Backoff, Problem, Repeating
 
 NEXT_TIMEOUT_S = 0.2
 QUIET_S = 10.0  #: a store that has sent nothing for so long ...
-QUIET_TIMEOUT_S = 2.0  #: ... is waited for in longer turns: a sorter may have thousands of such
+QUIET_TIMEOUT_S = 2.0  #: ... is waited for in longer turns: each takes a thread out of its sleep
 
 log = structlog.get_logger(__name__)
 
@@ -50,18 +50,41 @@ class Reader(Protocol):
 Read = Callable[[FeedRequest, Inbox], Reader]  #: begins one
 
 
-class FeedReader:
+class Followed:
+    """What a reader knows of its subscription, in whatever thread: where it goes on, and what is wrong now."""
+
+    def __init__(self, request: FeedRequest) -> None:
+        self.name = f"task {request.task_id} store {request.store_id}"
+        self._request = request
+        self._problem: Problem | None = None
+
+    def problems(self) -> list[Problem]:
+        """What the feed raised last, until something came through again."""
+        problem = self._problem
+        return [] if problem is None else [problem]
+
+    def _went_in(self, batch: FeedBatch) -> None:
+        """The batch is in the inbox: a subscription that is opened anew begins behind it."""
+        at = Position(seq=batch.seq, closed=batch.closes)
+        self._request = replace(self._request, positions={**self._request.positions, batch.incarnation: at})
+
+    def _note(self, error: Exception) -> None:
+        problem = Problem.of(self.name, error)
+        if problem != self._problem:
+            log.warning("the feed failed, will try again", reader=self.name, error=str(error))
+        self._problem = problem
+
+
+class FeedReader(Followed):
     """Reads until it is stopped."""
 
     def __init__(self, feed: Feed, request: FeedRequest, inbox: Inbox, loop: Repeating, clock: Clock) -> None:
-        self.name = f"task {request.task_id} store {request.store_id}"
+        super().__init__(request)
         self._feed = feed
-        self._request = request
         self._inbox = inbox
         self._loop = loop  # woken when there is something new
         self._clock = clock
         self._stop = threading.Event()
-        self._problem: Problem | None = None
         self._thread = threading.Thread(target=self._run, name=f"feed {self.name}", daemon=True)
 
     @property
@@ -77,11 +100,6 @@ class FeedReader:
 
     def join(self) -> None:
         self._thread.join()
-
-    def problems(self) -> list[Problem]:
-        """What the feed raised last, until something came through again."""
-        problem = self._problem
-        return [] if problem is None else [problem]
 
     def _run(self) -> None:
         stream: FeedStream | None = None
@@ -112,16 +130,9 @@ class FeedReader:
         while not self._stop.is_set():
             if not self._inbox.put(batch, NEXT_TIMEOUT_S):
                 continue
-            at = Position(seq=batch.seq, closed=batch.closes)
-            self._request = replace(self._request, positions={**self._request.positions, batch.incarnation: at})
+            self._went_in(batch)
             self._loop.wake()
             return
-
-    def _note(self, error: Exception) -> None:
-        problem = Problem.of(self.name, error)
-        if problem != self._problem:
-            log.warning("the feed failed, will try again", reader=self.name, error=str(error))
-        self._problem = problem
 
 
 def _close(stream: FeedStream | None) -> None:

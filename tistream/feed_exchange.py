@@ -34,9 +34,8 @@ from tistream.feed_wire import (
     decode_news,
     encode_command,
 )
-from tistream.limits import FEED_QUEUE_BATCHES_MAX
+from tistream.limits import FEED_QUEUE_BATCHES_MAX, FEED_QUEUE_BYTES_MAX
 
-FEED_QUEUE_BYTES_MAX = 16 << 20  #: for each subscription; a batch of any size passes
 CLOSE_S = 5.0
 CREDIT_SHARE = 4  #: credit is given back when so large a part of it (a quarter) has been taken
 

@@ -21,6 +21,7 @@ FRONTIER_CACHE_MS = 200  # a pusher uses a frontier this old without asking agai
 INCARNATION_CHECK_MS = 2_000  # a pusher asks so often whether it is still the newest one of its store
 PREFETCH_FILES_MAX = 8
 FEED_QUEUE_BATCHES_MAX = 16
+FEED_QUEUE_BYTES_MAX = 16 << 20  # of one subscription, sent and not taken; a batch of any size passes
 INBOX_BYTES_MAX = 32 << 20  # batches that wait for a task's core
 
 LEASE_MS = 10_000  # an owner or worker without a heartbeat for this long may be replaced

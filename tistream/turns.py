@@ -13,6 +13,18 @@ from itertools import islice
 from tistream.clock import Clock
 
 
+class Waker:
+    """Hurries one of them: who is told of news needs to know no more (`tistream.feed.Wake`)."""
+
+    __slots__ = ("_number", "_turns")
+
+    def __init__(self, turns: Turns, number: int) -> None:
+        self._turns, self._number = turns, number
+
+    def set(self) -> None:
+        self._turns.hurry(self._number)
+
+
 class Turns:
     """`take` is for one thread, everything else for any."""
 

@@ -15,12 +15,11 @@ from dispatcher.flight_server import FlightFeedServer
 from tistream.change import ROWS
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
 from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
-from tistream.feed_exchange import FEED_QUEUE_BYTES_MAX
 from tistream.feed_flight import FlightFeed, FlightStream
 from tistream.feed_wire import FEED_COMMAND, Subscribe, Taken, encode_command
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
-from tistream.limits import FEED_QUEUE_BATCHES_MAX
+from tistream.limits import FEED_QUEUE_BATCHES_MAX, FEED_QUEUE_BYTES_MAX
 from tistream.testing.batch_files import tenures_of
 from tistream.testing.proxy import Proxy, Trouble
 
