@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 from typer.main import get_command
 
-from tistream.cli.main import app as command_line
+from tistream.cli.main import command_line
 from tistream.config import known_keys
 from tistream.testing.doc_blocks import blocks_of
 
@@ -58,14 +58,14 @@ def test_every_error_code_is_documented_and_used_once() -> None:
 
 
 def test_every_command_is_documented_and_explained() -> None:
-    commands = dict(REFERENCE._commands("tistream", get_command(command_line)))
+    commands = dict(REFERENCE._commands("tistream", get_command(command_line())))
     assert {"tistream up", "tistream demo", "tistream inspect file", "tistream tenant register"} <= set(commands)
     assert not missing(list(commands))
     assert not [words for words, command in commands.items() if not command.help]
 
 
 def test_every_option_is_explained() -> None:
-    commands = dict(REFERENCE._commands("tistream", get_command(command_line)))
+    commands = dict(REFERENCE._commands("tistream", get_command(command_line())))
     silent = [f"{words} {p.name}" for words, c in commands.items() for p in c.params if not getattr(p, "help", None)]
     assert not silent
 

@@ -81,7 +81,7 @@ def cli_page() -> str:
     from tistream.cli import main
 
     lines = ["# Commands", "", _WRITTEN, "", (main.__doc__ or "").strip(), ""]
-    for words, command in _commands("tistream", get_command(main.app)):
+    for words, command in _commands("tistream", get_command(main.command_line())):
         usage = " ".join([words, *(_usage(p) for p in command.params if p.name != "help")])
         lines += [f"## `{words}`", "", inspect.cleandoc(command.help or ""), "", "```", usage, "```", ""]
         described = [p for p in command.params if getattr(p, "help", None) and p.name != "help"]

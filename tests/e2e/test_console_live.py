@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -28,6 +27,7 @@ from tistream.ids import Tenant
 from tistream.limits import KEY_CACHE_MS
 from tistream.testing import auth_site
 from tistream.testing.auth_site import MINE, OTHER
+from tistream.testing.console_look import look
 from tistream.testing.log_builder import LogBuilder
 from tistream.testing.stream_world import eventually
 
@@ -74,12 +74,7 @@ class Site:
 
     def look(self, page: Page, name: str, scheme: str) -> None:
         """At both widths: nothing sticks out, and axe finds nothing."""
-        for width in (390, 1280):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)
-            assert page.evaluate("document.documentElement.scrollWidth") == width, f"{name} sticks out at {width}"
-        found = Axe().run(page)
-        assert found.violations_count == 0, (name, found.generate_report())
+        look(page, ARTEFACTS, name, scheme)
 
     def stop(self) -> None:
         self.server.stop()

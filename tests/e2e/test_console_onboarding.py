@@ -14,7 +14,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tistream.auth.roles import Role
@@ -22,6 +21,7 @@ from tistream.catalog.stores import issue_incarnation
 from tistream.ids import Tenant
 from tistream.testing import auth_site
 from tistream.testing.auth_site import MINE
+from tistream.testing.console_look import look
 from tistream.testing.log_builder import LogBuilder
 from tistream.testing.stream_world import served
 
@@ -61,12 +61,7 @@ class Site:
 
     def look(self, page: Page, name: str, scheme: str) -> None:
         """At both widths: nothing sticks out; at both, axe finds nothing."""
-        for width in (390, 1280):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)
-            assert page.evaluate("document.documentElement.scrollWidth") == width, f"{name} sticks out at {width}"
-        found = Axe().run(page)
-        assert found.violations_count == 0, (name, found.generate_report())
+        look(page, ARTEFACTS, name, scheme)
         assert self.complaints == []
 
     def _asked(self, url: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tistream.catalog.engine import Catalog
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.errors import InvalidInput
 from tistream.objectstore.local import LocalStore
 from tistream.testing.log_builder import LogBuilder, recording_end
@@ -29,7 +29,7 @@ def words(tmp_path: Path) -> list[str]:
 
 def test_a_log_is_compacted_once(words: list[str]) -> None:
     def report(*more: str) -> dict[str, object]:
-        done = CliRunner().invoke(app, [*words, "--engine=threads", *more], catch_exceptions=False)
+        done = CliRunner().invoke(command_line(), [*words, "--engine=threads", *more], catch_exceptions=False)
         found: dict[str, object] = json.loads(done.stdout)
         return found
 
@@ -43,7 +43,7 @@ def test_a_log_is_compacted_once(words: list[str]) -> None:
 def test_bases_are_built_once(words: list[str]) -> None:
     def report(*more: str) -> dict[str, Any]:
         done = CliRunner().invoke(
-            app, [*words, "--engine=threads", "--lag-s=0", "--base-tail-mb=0", *more], catch_exceptions=False
+            command_line(), [*words, "--engine=threads", "--lag-s=0", "--base-tail-mb=0", *more], catch_exceptions=False
         )
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -59,4 +59,4 @@ def test_bases_are_built_once(words: list[str]) -> None:
 
 def test_a_spark_setting_is_a_pair(words: list[str]) -> None:
     with pytest.raises(InvalidInput, match="NAME=VALUE"):
-        CliRunner().invoke(app, [*words, "--spark-conf=spark.executor.cores"], catch_exceptions=False)
+        CliRunner().invoke(command_line(), [*words, "--spark-conf=spark.executor.cores"], catch_exceptions=False)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tistream.change import Op
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.clock import SystemClock
 from tistream.codec.memcomparable import encode_bytes
 from tistream.findings import Finding, Verdict
@@ -80,13 +80,15 @@ def test_a_cluster_without_tidb() -> None:
 
 def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> None:
     runner = CliRunner()
-    shown = runner.invoke(app, ["doctor", "--pd", served.pd_address])
+    shown = runner.invoke(command_line(), ["doctor", "--pd", served.pd_address])
     assert shown.exit_code == 0
     assert "12 regions would be followed" in " ".join(shown.output.replace("│", " ").split())
-    checks = json.loads(runner.invoke(app, ["doctor", "--pd", served.pd_address, "-o", "json"]).output)["checks"]
+    checks = json.loads(runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "-o", "json"]).output)[
+        "checks"
+    ]
     assert [c["verdict"] for c in checks] == ["ok"] * 11
     served.pd._store_addresses[3] = served.pd_address  # type: ignore[index]
-    assert runner.invoke(app, ["doctor", "--pd", served.pd_address, "-o", "json"]).exit_code == 1
+    assert runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "-o", "json"]).exit_code == 1
 
 
 def test_pd_that_does_not_answer_ends_the_examination() -> None:
@@ -124,4 +126,4 @@ def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
     ],
 )
 def test_options_that_cannot_be(args: list[str], words: str) -> None:
-    assert words in str(CliRunner().invoke(app, ["push", *args]).exception)
+    assert words in str(CliRunner().invoke(command_line(), ["push", *args]).exception)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tistream.catalog.engine import Catalog, newest_revision
 from tistream.catalog.examine import examine_catalog
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.clock import SystemClock
 from tistream.findings import Finding, Verdict
 from tistream.objectstore.factory import open_store
@@ -76,7 +76,7 @@ def test_a_catalog_that_is_away() -> None:
 
 def doctor(*args: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit status, and the checks by name."""
-    done = CliRunner().invoke(app, ["doctor", *args, "-o", "json"])
+    done = CliRunner().invoke(command_line(), ["doctor", *args, "-o", "json"])
     return done.exit_code, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
@@ -147,5 +147,5 @@ def test_credentials_that_the_store_refuses(guarded: GuardedS3, monkeypatch: pyt
 
 def test_nothing_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
-    failed = CliRunner().invoke(app, ["doctor", "--config", str(tmp_path / "empty.toml")])
+    failed = CliRunner().invoke(command_line(), ["doctor", "--config", str(tmp_path / "empty.toml")])
     assert "Say what to look at" in str(failed.exception)

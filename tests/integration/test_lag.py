@@ -18,7 +18,7 @@ from tistream.catalog.reports import StuckReport, TaskReport, WorkerReport
 from tistream.catalog.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.tasks import TaskRow, assign_task, list_tasks
 from tistream.catalog.workers import heartbeat, register_worker
-from tistream.cli.main import app as command_line
+from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.layout import BatchKey
 from tistream.objectstore.metered import MeteredStore
@@ -169,14 +169,14 @@ def test_the_command_draws_it(world: ApiWorld) -> None:
     server.start()
     try:
         run = CliRunner()
-        plain = run.invoke(command_line, ["lag", "--url", server.url])
+        plain = run.invoke(command_line(), ["lag", "--url", server.url])
         assert plain.stdout.startswith("tenant 1/1: 1.00 s behind, complete up to 2026-")
-        drawn = run.invoke(command_line, ["lag", "--why", "-t", "1", "--url", server.url])
+        drawn = run.invoke(command_line(), ["lag", "--why", "-t", "1", "--url", server.url])
         assert "upstream flush" in drawn.stdout
         assert "█" * 32 in drawn.stdout
-        whole = run.invoke(command_line, ["lag", "--why", "-o", "json", "--url", server.url])
+        whole = run.invoke(command_line(), ["lag", "--why", "-o", "json", "--url", server.url])
         assert sum(stage["ms"] for stage in json.loads(whole.stdout)[0]["stages"]) == 1000
-        none = run.invoke(command_line, ["lag", "-c", "9", "--url", server.url])
+        none = run.invoke(command_line(), ["lag", "-c", "9", "--url", server.url])
         assert none.stdout.strip() == "no such tenant"
     finally:
         server.stop()

@@ -16,7 +16,7 @@ from tistream.catalog import tables
 from tistream.catalog.tasks import get_task
 from tistream.catalog.tenants import TenantState, get_tenant, look_up_tenant, register_tenant
 from tistream.catalog.workers import WorkerState, get_worker
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.errors import InvalidInput, NotFound, StateForbids, TiStreamError
 from tistream.ids import Tenant
@@ -47,7 +47,9 @@ def refused(site: tuple[Operated, str], *words: str) -> BaseException | None:
 
 def _run(site: tuple[Operated, str], *words: str) -> Result:
     needs_no_service = words[0] in ("config", "tso")
-    return CliRunner().invoke(app, [*words, *([] if needs_no_service else ["--url", site[1]])], env={"COLUMNS": "200"})
+    return CliRunner().invoke(
+        command_line(), [*words, *([] if needs_no_service else ["--url", site[1]])], env={"COLUMNS": "200"}
+    )
 
 
 def data(site: tuple[Operated, str], *words: str) -> Any:
@@ -129,11 +131,11 @@ def test_a_tenant_is_deleted_by_who_types_its_name(site: tuple[Operated, str]) -
     register_tenant(made.world.catalog, gone)
     assert run(site, *of, "--dry-run").startswith("would happen: Tenant 5/5 (AWAITING_SNAPSHOT) ends, and there is no")
     for typed in ("", "yes\n", "1/1\n"):
-        answer = CliRunner().invoke(app, [*of, "--url", site[1]], input=typed)
+        answer = CliRunner().invoke(command_line(), [*of, "--url", site[1]], input=typed)
         assert answer.exit_code != 0
         assert "there is no way back" in answer.output
     assert get_tenant(made.world.catalog, gone).state is TenantState.AWAITING_SNAPSHOT
-    answer = CliRunner().invoke(app, [*of, "--reason", "a test", "--url", site[1]], input="5/5\n")
+    answer = CliRunner().invoke(command_line(), [*of, "--reason", "a test", "--url", site[1]], input="5/5\n")
     assert (answer.exit_code, look_up_tenant(made.world.catalog, gone).reason) == (0, "a test")
     assert json.loads(run(site, *of, "--yes", "-o", "json"))["state"] == "DELETING"
     assert json.loads(run(site, "tenant", "show", *of[2:]))["state"] == "DELETING"

@@ -20,7 +20,7 @@ from metaserver.push_routes import drop_probes
 from tistream.catalog.deletion import delete_tenant
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -80,7 +80,9 @@ def issuer_of(server: GuardedS3, terms: PushTerms) -> CredentialIssuer:
 
 def look(url: str, *more: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit status, and the checks by name."""
-    done = CliRunner().invoke(app, ["push", "--check", "-c", "1", "-t", "1", "--url", url, "-o", "json", *more])
+    done = CliRunner().invoke(
+        command_line(), ["push", "--check", "-c", "1", "-t", "1", "--url", url, "-o", "json", *more]
+    )
     return done.exit_code, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 

@@ -18,7 +18,7 @@ from tistream.catalog import tables
 from tistream.catalog.engine import Catalog
 from tistream.catalog.retention import raise_floor
 from tistream.catalog.tenants import get_tenant, register_tenant
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.errors import TiStreamError
 from tistream.objectstore.local import LocalStore
@@ -54,7 +54,7 @@ def url(catalog: Catalog) -> Iterator[str]:
 
 
 def run(*words: str, url: str) -> Any:
-    done = CliRunner().invoke(app, [*words, *ME, "--url", url], catch_exceptions=False)
+    done = CliRunner().invoke(command_line(), [*words, *ME, "--url", url], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout) if done.stdout.startswith("{") else done.stdout
 
@@ -161,14 +161,14 @@ def test_a_retention_below_nothing_is_refused(http: TestClient) -> None:
 def test_an_audit_from_the_command_line(tmp_path: Path, catalog: Catalog) -> None:
     store = LocalStore(tmp_path / "bucket")
     where = ["audit", "--catalog", f"sqlite:///{tmp_path}/catalog.db", "--object-store", f"file://{tmp_path}/bucket"]
-    bad = CliRunner().invoke(app, where)
+    bad = CliRunner().invoke(command_line(), where)
     assert bad.exit_code == 1
     assert {fault["object"] for fault in json.loads(bad.stdout)["faults"]} == {"f/1", "f/2"}
     with catalog.transaction() as conn:
         conn.execute(tables.segments.delete())
         conn.execute(tables.objects.delete())
     store.put("committed/cluster-7/tenant-0/s-000001/000000000001.seg", b"nobody's")
-    good = CliRunner().invoke(app, [*where, "--grace-s", "0"])
+    good = CliRunner().invoke(command_line(), [*where, "--grace-s", "0"])
     assert (good.exit_code, json.loads(good.stdout)["orphans"]) == (0, 1)
 
 

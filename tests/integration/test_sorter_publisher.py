@@ -14,7 +14,6 @@ from sorter.publisher import Publication, Publisher
 from tistream.catalog.committed import find_segments, uppers
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import tombstone
-from tistream.catalog.owner import acquire_owner
 from tistream.catalog.tasks import assign_task
 from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.codec.committed_file import decode_committed_segment
@@ -24,6 +23,7 @@ from tistream.keyrange import KeyRange
 from tistream.layout import CommittedKey
 from tistream.limits import SEGMENT_OWN_BYTES_MIN
 from tistream.objectstore.memory import MemoryStore
+from tistream.testing.catalog_cases import elected
 from tistream.testing.sorter_oracle import D, Mark, Row
 from tistream.testing.sorter_world import File, feed_batch
 
@@ -87,9 +87,8 @@ class Bench:
         self.seq = 0
 
     def take_over(self, task_id: int, seen_epoch: int = 0) -> None:
-        owner_epoch = acquire_owner(self.catalog, "meta")
-        assert owner_epoch is not None
-        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, owner_epoch=owner_epoch)
+        epoch = elected(self.catalog)
+        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, owner_epoch=epoch)
 
     def feed(self, upto: int, *keys: bytes, value: bytes = b"v") -> None:
         self.seq += 1

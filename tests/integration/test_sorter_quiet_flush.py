@@ -13,13 +13,13 @@ from sorter.core import TaskCore
 from sorter.publisher import Publication, Publisher
 from tistream.catalog.committed import uppers
 from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
 from tistream.catalog.tasks import assign_task
 from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.memory import MemoryStore
+from tistream.testing.catalog_cases import elected
 from tistream.testing.sorter_oracle import D, Mark, Row
 from tistream.testing.sorter_world import File, feed_batch
 
@@ -63,9 +63,8 @@ class Bench:
         self.catalog.transactions = 0
 
     def take_over(self, task_id: int, seen_epoch: int = 0) -> None:
-        owner_epoch = acquire_owner(self.catalog, "meta")
-        assert owner_epoch is not None
-        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, owner_epoch=owner_epoch)
+        epoch = elected(self.catalog)
+        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, owner_epoch=epoch)
 
     def feed(self, upto: int, *tenants: Tenant, rows: int = 0) -> None:
         self.seq += 1

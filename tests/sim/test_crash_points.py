@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.errors import InvalidInput
 from tistream.sim.boundaries import LATE_S, Boundary, Point, Side, parse_points
 from tistream.sim.crash_points import PAIRS, SCENARIOS, Failure, Plan, enumerate_points, play
@@ -125,13 +125,13 @@ def test_a_broken_rule_that_only_a_crash_shows_is_found(mutant: str, seed: int) 
 def test_the_command_line_says_what_it_played_and_how_to_repeat_a_failure() -> None:
     runner = CliRunner()
     small = ["sim", "--profile", "crash-pairs", "--seed", "2"]
-    good = runner.invoke(app, [*small, "--crash-points", "--every", "60"])
+    good = runner.invoke(command_line(), [*small, "--crash-points", "--every", "60"])
     assert good.exit_code == 0
     assert re.search(r"\d+ boundaries \(\d+ PUT, \d+ DELETE, .*\); \d+ single points, 0 pairs; 0 viol", good.stdout)
-    bad = runner.invoke(app, [*small, "--crash-points", "--every", "3", "--mutant", "commit-before-put"])
+    bad = runner.invoke(command_line(), [*small, "--crash-points", "--every", "3", "--mutant", "commit-before-put"])
     assert bad.exit_code == 1
     repeat = re.search(r"^repeat: tistream (.*)$", bad.stdout, re.MULTILINE)
     assert repeat is not None
-    assert runner.invoke(app, repeat[1].split()).exit_code == 1
+    assert runner.invoke(command_line(), repeat[1].split()).exit_code == 1
     unbroken = [word for word in repeat[1].split() if word not in ("--mutant", "commit-before-put")]
-    assert runner.invoke(app, unbroken).exit_code == 0
+    assert runner.invoke(command_line(), unbroken).exit_code == 0

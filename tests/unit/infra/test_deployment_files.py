@@ -18,7 +18,7 @@ import yaml
 from typer.main import get_command
 
 from tistream import config
-from tistream.cli.main import app as command_line
+from tistream.cli.main import command_line
 
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
@@ -34,7 +34,7 @@ SETTINGS = {config.ENV_PREFIX + key.replace(".", "_").upper() for key in config.
 
 
 def commands() -> dict[str, Any]:
-    return dict(getattr(get_command(command_line), "commands", {}))
+    return dict(getattr(get_command(command_line()), "commands", {}))
 
 
 def flags_of(command: str) -> set[str]:

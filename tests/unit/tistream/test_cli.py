@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from tistream.cli import main as cli
@@ -136,7 +139,7 @@ def test_each_kind_of_error_has_its_exit_status(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_line", lambda arguments: fail)
     assert invoke(monkeypatch, capfd)[0] == status
     assert set(cli.EXIT) == set(ErrorKind)
 
@@ -147,20 +150,42 @@ def test_a_hint_stands_below_the_error(monkeypatch: pytest.MonkeyPatch, capfd: p
         error.hint = "Look into the list."
         raise error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_line", lambda arguments: fail)
     err = invoke(monkeypatch, capfd)[2]
     assert err == "tistream: There is no shop. (database=shop) [TS-1010]\n  Look into the list.\n"
 
 
-def test_nothing_slow_is_imported_before_it_is_needed() -> None:
-    program = "import sys; from tistream.cli import main; import json; print(json.dumps(sorted(sys.modules)))"
+def modules_of(*arguments: str) -> set[str]:
+    """What a new process has imported once it knows the commands that these arguments ask for."""
+    program = (
+        "import json, sys; from tistream.cli import main;"
+        f"main.command_line({arguments!r}); print(json.dumps(sorted(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=30)
-    assert not SLOW_TO_IMPORT & set(json.loads(done.stdout))
+    return set(json.loads(done.stdout))
+
+
+def test_nothing_slow_is_imported_before_it_is_needed() -> None:
+    assert not SLOW_TO_IMPORT & modules_of()
+
+
+def test_a_command_brings_no_other_commands_modules() -> None:
+    assert {name.removeprefix("tistream.cli.") for name in modules_of("tso", "1")} & set(cli.COMMANDS) == {"time"}
+
+
+def test_each_command_stands_in_the_table_of_its_module() -> None:
+    for module, commands in cli.COMMANDS.items():
+        app = typer.Typer()
+        app.callback()(lambda: None)
+        import_module(f"tistream.cli.{module}").add_to(app)
+        assert set(getattr(get_command(app), "commands", {})) == set(commands), module
+    registered = {path.stem for path in Path(cli.__file__).parent.glob("*.py") if "\ndef add_to(" in path.read_text()}
+    assert registered == set(cli.COMMANDS)
 
 
 @pytest.mark.parametrize("words", [[], ["tenant"], ["inspect"], ["up"], ["demo"], ["push"], ["pull"], ["status"]])
 def test_every_command_explains_itself(words: list[str]) -> None:
-    done = CliRunner().invoke(cli.app, [*words, "-h"])
+    done = CliRunner().invoke(cli.command_line(words), [*words, "-h"])
     assert done.exit_code == 0
     assert "Usage:" in done.output
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 from typer.testing import CliRunner
 
-from tistream.cli.main import app
+from tistream.cli.main import command_line
 from tistream.cost import MONTH_S, Load, Prices, levers, month
 
 BIG = Load(stores=100, mb_per_s=100)
@@ -65,11 +65,11 @@ def test_levers_are_compared_with_the_bill_as_it_is() -> None:
 
 
 def test_the_command_prints_the_same() -> None:
-    done = CliRunner().invoke(app, ["cost", "--stores", "100", "--mb-per-s", "100", "-o", "json"])
+    done = CliRunner().invoke(command_line(), ["cost", "--stores", "100", "--mb-per-s", "100", "-o", "json"])
     assert done.exit_code == 0
     printed = json.loads(done.stdout)
     assert printed["usd"] == round(month(BIG).usd, 2)
     assert {p["name"]: p["usd"] for p in printed["positions"]}["batch files, PUT"] == 1296
-    shown = CliRunner().invoke(app, ["cost", "--stores", "100", "--put-price", "10"])
+    shown = CliRunner().invoke(command_line(), ["cost", "--stores", "100", "--put-price", "10"])
     assert "2,592.00" in shown.stdout
-    assert CliRunner().invoke(app, ["cost", "--stores", "0"]).exit_code == 2
+    assert CliRunner().invoke(command_line(), ["cost", "--stores", "0"]).exit_code == 2
