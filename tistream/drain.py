@@ -16,7 +16,7 @@ from tistream.catalog.owner import get_owner
 from tistream.catalog.workers import WorkerKind, WorkerState, pulses
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable
-from tistream.limits import LEASE_MS
+from tistream.limits import LEASE_MS, OWNER_LEASE_MS
 
 if TYPE_CHECKING:
     import threading
@@ -68,7 +68,7 @@ def drain(catalog: Catalog, worker: Drainable, clock: Clock, timeout_s: float, h
 def can_take_over(catalog: Catalog, worker: Drainable) -> bool:
     """Whether an owner lives who could move things, and another worker who could have them."""
     owner = get_owner(catalog)
-    if owner is None or owner.heartbeat_age_ms > LEASE_MS:
+    if owner is None or owner.heartbeat_age_ms > OWNER_LEASE_MS:
         return False
     return any(
         p.kind == worker.kind

@@ -28,7 +28,7 @@ from tistream.errors import CatalogUnavailable, Fenced
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import SchemaSnapKey
-from tistream.limits import LEASE_MS
+from tistream.limits import LEASE_MS, OWNER_LEASE_MS
 from tistream.service import Problem
 from tistream.testing.manual_clock import ManualClock
 from tistream.testing.open_folder import OpenFolder
@@ -148,7 +148,7 @@ def test_only_the_owner_acts_and_a_silent_one_is_replaced(catalog: Catalog, snap
     assert list_stores(catalog, T)[0].dispatcher is None
     first.assign()
     assert list_stores(catalog, T)[0].dispatcher == "d1"
-    age(catalog, tables.owner, LEASE_MS + 1000)
+    age(catalog, tables.owner, OWNER_LEASE_MS + 1000)
     second.assign()
     assert second.owner_epoch == 2
     first.assign()
@@ -164,7 +164,7 @@ def test_an_owner_that_lost_its_place_mid_round_assigns_nothing(catalog: Catalog
     first.assign()
     register_worker(catalog, "d1", "dispatcher", "")
     issue_incarnation(catalog, T, 7)
-    age(catalog, tables.owner, LEASE_MS + 1000)
+    age(catalog, tables.owner, OWNER_LEASE_MS + 1000)
     first._elect = second._elect  # type: ignore[method-assign] - it pauses after renewing, and goes on now
     first.assign()
     assert (first.owner_epoch, second.owner_epoch) == (1, 2)

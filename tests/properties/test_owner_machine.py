@@ -25,14 +25,15 @@ from tistream.catalog.owner import acquire_owner, get_owner, renew_owner
 from tistream.catalog.tasks import assign_task, get_task, list_tasks
 from tistream.catalog.workers import register_worker
 from tistream.errors import Fenced
-from tistream.limits import HEARTBEAT_MS, LEASE_MS
+from tistream.limits import HEARTBEAT_MS, OWNER_LEASE_MS
 from tistream.testing.catalog_cases import activate
 
 _UNIX_EPOCH_JULIAN_DAY = 2440587.5
 _MS_PER_DAY = 86_400_000
 
 names = st.sampled_from(["meta-1", "meta-2", "meta-3"])
-steps_ms = st.sampled_from([0, 1, HEARTBEAT_MS, LEASE_MS - 1, LEASE_MS, LEASE_MS + 1, 10 * LEASE_MS])
+AROUND_MS = (OWNER_LEASE_MS - 1, OWNER_LEASE_MS, OWNER_LEASE_MS + 1)
+steps_ms = st.sampled_from([0, 1, HEARTBEAT_MS, *AROUND_MS, 10 * OWNER_LEASE_MS])
 
 
 @functools.cache
@@ -71,14 +72,14 @@ class OwnerMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
 
-    @rule(ms=st.sampled_from([1, LEASE_MS, 3 * LEASE_MS]))
+    @rule(ms=st.sampled_from([1, OWNER_LEASE_MS, 3 * OWNER_LEASE_MS]))
     def the_clock_jumps_back(self, ms: int) -> None:
         self.now_ms -= ms
 
     @rule(me=names)
     def acquire(self, me: str) -> None:
         stays = self.model["owner"] == me
-        free = self.model["epoch"] == 0 or abs(self.now_ms - self.model["heard_ms"]) > LEASE_MS
+        free = self.model["epoch"] == 0 or abs(self.now_ms - self.model["heard_ms"]) > OWNER_LEASE_MS
         got = acquire_owner(self.catalog, me)
         if not stays and not free:
             assert got is None
@@ -91,7 +92,7 @@ class OwnerMachine(RuleBasedStateMachine):
         assert got == self.model["epoch"]
         self.epochs[me] = got
 
-    @rule(me=names, ms=st.sampled_from([LEASE_MS - 1, LEASE_MS, LEASE_MS + 1]))
+    @rule(me=names, ms=st.sampled_from(AROUND_MS))
     def challenge(self, me: str, ms: int) -> None:
         """Somebody asks when the owner has been silent for this long."""
         self.now_ms = self.model["heard_ms"] + ms

@@ -26,7 +26,7 @@ from tistream.catalog.workers import WorkerKind, WorkerRow, get_worker, list_wor
 from tistream.clock import Clock
 from tistream.errors import CursorInvalid, TiStreamError
 from tistream.ids import Tenant
-from tistream.limits import LEASE_MS
+from tistream.limits import OWNER_LEASE_MS
 
 HOLES_MAX = 200
 _RESTING = (TenantState.PAUSED, TenantState.DELETING)
@@ -110,7 +110,7 @@ def owner(sources: Sources) -> dict[str, Any]:
     row = get_owner(sources.catalog)
     if row is None:
         return {"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}
-    alive = row.heartbeat_age_ms <= LEASE_MS
+    alive = row.heartbeat_age_ms <= OWNER_LEASE_MS
     return {"owner": row.owner, "epoch": row.epoch, "heartbeat_age_ms": row.heartbeat_age_ms, "alive": alive}
 
 

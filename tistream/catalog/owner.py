@@ -18,7 +18,7 @@ from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.tables import now_ms
 from tistream.catalog.tables import owner as owner_table
 from tistream.errors import Fenced, invariant
-from tistream.limits import LEASE_MS
+from tistream.limits import OWNER_LEASE_MS
 
 _t = owner_table.c
 _ROW = _t.id == 1
@@ -51,11 +51,11 @@ class OwnerRow:
 
 def acquire_owner(catalog: Catalog, me: str) -> int | None:
     """Become the owner, or stay it. Returns the epoch: unchanged when the row still names me, one more when the last
-    owner has been silent for longer than LEASE_MS. None when somebody else owns it."""
+    owner has been silent for longer than OWNER_LEASE_MS. None when somebody else owns it."""
     invariant(bool(me), "an owner has a name")
     with catalog.transaction() as conn:
         stayed = conn.execute(_STAY, {"me": me}).rowcount
-        if not stayed and not conn.execute(_TAKE, {"me": me, "lease_ms": LEASE_MS}).rowcount:
+        if not stayed and not conn.execute(_TAKE, {"me": me, "lease_ms": OWNER_LEASE_MS}).rowcount:
             return None
         epoch = int(conn.execute(_EPOCH).scalar_one())
         if not stayed:

@@ -152,7 +152,8 @@ class _Run:
             return
         self._hold()
         try:
-            self._takeovers.seen(self._rig.holding(), self._clock.monotonic())
+            for worker, seconds in self._takeovers.seen(self._rig.holding(), self._clock.monotonic()):
+                self._say(f"what {worker} had was taken over after {seconds:.1f} s")
             behind_ms = self._clock.unix_ms() - tso.physical_ms(self._rig.upper())
         except CatalogUnavailable:
             return

@@ -42,17 +42,21 @@ class Takeovers:
         if waiting:
             self._cases.append(_Case(worker=worker, since_s=now_s, waiting=waiting))
 
-    def seen(self, holding: Holding, now_s: float) -> None:
-        """Who holds what now. A case ends when the last of its items was taken over; one that went away counts too."""
+    def seen(self, holding: Holding, now_s: float) -> list[tuple[str, float]]:
+        """Who holds what now. A case ends when the last of its items was taken over; one that went away counts too.
+        Returns the cases that ended so: (worker, seconds)."""
+        ended: list[tuple[str, float]] = []
         for case in self._cases:
             for item, epoch in list(case.waiting.items()):
                 if item not in holding or holding[item][1] > epoch:
                     del case.waiting[item]
             if not case.waiting:
-                self.seconds.append(now_s - case.since_s)
+                ended.append((case.worker, now_s - case.since_s))
             elif case.back_s is not None and now_s - case.back_s > RETURN_S:
                 self._return(case)
         self._cases = [case for case in self._cases if case.waiting]
+        self.seconds += (seconds for _, seconds in ended)
+        return ended
 
     def back(self, worker: str, now_s: float) -> None:
         """A worker that was paused goes on."""

@@ -50,7 +50,7 @@ _REPLACED = (
     decode_batch_file,
     directory,
 )
-_CONSTANTS = ("LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_MS")
+_CONSTANTS = ("LEASE_MS", "OWNER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_MS")
 #: bounds of the sorter that a scenario may lower
 LIMITS = (
     *("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN"),
@@ -65,7 +65,9 @@ def installed(
 ) -> Iterator[None]:
     """Replace what the rooms' modules took from the standard library. Leases, sweeps and pins are shortened, some of
     LIMITS are lower."""
-    constants = dict(zip(_CONSTANTS, (lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True)) | dict(limits)
+    constants = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True)) | dict(
+        limits
+    )
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
     hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
     instead = dict(

@@ -51,7 +51,7 @@ from tistream.catalog.workers import drain_worker, heartbeat, list_workers, regi
 from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.limits import LEASE_MS
+from tistream.limits import OWNER_LEASE_MS
 from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
 from tistream.testing.catalog_suite_assignment import AssignmentSuite
 from tistream.testing.catalog_suite_auth import AuthSuite
@@ -228,7 +228,7 @@ class CatalogSuite(
     def test_a_lost_owner_epoch_assigns_nothing(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         old = elected(catalog, "meta-1")
-        silence_owner(catalog, LEASE_MS + 1000)
+        silence_owner(catalog, OWNER_LEASE_MS + 1000)
         new = elected(catalog, "meta-2")
         assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=old) is None
         assert get_task(catalog, low).epoch == 0
@@ -310,15 +310,15 @@ class CatalogSuite(
 
     def test_the_owner_stays_while_its_lease_lasts(self, catalog: Catalog) -> None:
         mine = elected(catalog, "meta-1")
-        silence_owner(catalog, LEASE_MS - 5000)
+        silence_owner(catalog, OWNER_LEASE_MS - 2500)
         assert acquire_owner(catalog, "meta-2") is None
         assert elected(catalog, "meta-1") == mine
-        assert owner_age(catalog) < LEASE_MS - 5000
+        assert owner_age(catalog) < OWNER_LEASE_MS - 2500
 
     def test_a_silent_owner_is_replaced_once_and_fenced(self, catalog: Catalog) -> None:
         old = elected(catalog, "meta-1")
-        silence_owner(catalog, LEASE_MS + 1000)
-        assert owner_age(catalog) > LEASE_MS
+        silence_owner(catalog, OWNER_LEASE_MS + 1000)
+        assert owner_age(catalog) > OWNER_LEASE_MS
         won = together(4, lambda i: acquire_owner(catalog, f"meta-{i + 2}"))
         assert sorted(won, key=str) == [old + 1] + [None] * 3
         with pytest.raises(Fenced):
@@ -327,17 +327,17 @@ class CatalogSuite(
 
     def test_an_owner_heard_of_in_the_future_is_replaced(self, catalog: Catalog) -> None:
         old = elected(catalog, "meta-1")
-        silence_owner(catalog, -LEASE_MS - 60_000)  # the database's clock was set back by so much
-        assert owner_age(catalog) > LEASE_MS
+        silence_owner(catalog, -OWNER_LEASE_MS - 60_000)  # the database's clock was set back by so much
+        assert owner_age(catalog) > OWNER_LEASE_MS
         assert acquire_owner(catalog, "meta-2") == old + 1
         silence_owner(catalog, -1000)
         assert acquire_owner(catalog, "meta-3") is None
 
     def test_a_silent_owner_that_nobody_replaced_goes_on(self, catalog: Catalog) -> None:
         mine = elected(catalog)
-        silence_owner(catalog, LEASE_MS + 1000)
+        silence_owner(catalog, OWNER_LEASE_MS + 1000)
         renew_owner(catalog, "meta-1", mine)
-        assert owner_age(catalog) < LEASE_MS
+        assert owner_age(catalog) < OWNER_LEASE_MS
         for me, epoch in (("meta-1", mine + 1), ("meta-1", mine - 1), ("meta-2", mine)):
             with pytest.raises(Fenced):
                 renew_owner(catalog, me, epoch)

@@ -97,10 +97,10 @@ def test_an_item_is_taken_over_when_its_epoch_has_risen() -> None:
     before = {("task", 1): ("s1", 3), ("task", 2): ("s1", 7), ("task", 3): ("s2", 1)}
     takeovers.harmed("s1", before, 100.0)
     takeovers.harmed("nobody", before, 100.0)
-    takeovers.seen(before, 105.0)
+    assert takeovers.seen(before, 105.0) == []
     takeovers.seen({**before, ("task", 1): ("s2", 4)}, 109.0)
     assert takeovers.seconds == []
-    takeovers.seen({**before, ("task", 1): ("s2", 4), ("task", 2): ("s1", 8)}, 110.5)
+    assert takeovers.seen({**before, ("task", 1): ("s2", 4), ("task", 2): ("s1", 8)}, 110.5) == [("s1", 10.5)]
     assert takeovers.seconds == [10.5]
 
 

@@ -17,7 +17,7 @@ from tistream.catalog.workers import WorkerKind, WorkerState, drain_worker, list
 from tistream.clock import SystemClock
 from tistream.drain import can_take_over, drain
 from tistream.errors import CatalogUnavailable
-from tistream.limits import LEASE_MS
+from tistream.limits import OWNER_LEASE_MS
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_it_does_not_wait_where_nobody_can_take_over(catalog: Catalog, there: st
         acquire_owner(catalog, "m1")
     if there == "a silent owner":
         with catalog.transaction() as conn:
-            conn.execute(update(tables.owner).values(heartbeat_ms=tables.owner.c.heartbeat_ms - LEASE_MS - 1000))
+            conn.execute(update(tables.owner).values(heartbeat_ms=tables.owner.c.heartbeat_ms - OWNER_LEASE_MS - 1000))
     if there in ("no owner", "a silent owner"):
         register_worker(catalog, "s2", "sorter", "")
     if there == "another that drains":
