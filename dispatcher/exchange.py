@@ -190,10 +190,9 @@ class Exchange:
             self._turns.at(sub.number, min(until, self._clock.monotonic() + LOOK_S))
 
     def _send_batch(self, sub: _Sub, batch: FeedBatch) -> None:
-        size = batch.rows.nbytes + batch.regions.nbytes
         with self._lock:
-            sub.sent.append(size)
-            sub.sent_bytes += size
+            sub.sent.append(batch.nbytes)
+            sub.sent_bytes += batch.nbytes
         sub.told = ""
         self._send(batch.rows, encode_batch(sub.number, batch))
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sorter.payload import Place, Segment
 from sorter.run import Needles, Run
@@ -122,8 +123,11 @@ def _inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64] | N
     """The rows whose key lies in the range; None when all do."""
     if not range_.start and not range_.end:
         return None
-    mask = pl.DataFrame({"key": pl.Series(pl.from_arrow(keys), dtype=pl.Binary)}).select(_within(range_)).to_series()
-    return None if mask.all() else np.flatnonzero(mask.to_numpy())
+    mask = pc.greater_equal(keys, pa.scalar(range_.start, pa.binary()))
+    if range_.end:
+        mask = pc.and_(mask, pc.less(keys, pa.scalar(range_.end, pa.binary())))
+    inside = mask.to_numpy(zero_copy_only=False)
+    return None if inside.all() else np.flatnonzero(inside)
 
 
 def within(frame: pl.DataFrame, range_: KeyRange) -> pl.DataFrame:

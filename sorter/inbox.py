@@ -23,19 +23,18 @@ class Inbox:
     def __init__(self, batches_max: int = FEED_QUEUE_BATCHES_MAX, bytes_max: int = INBOX_BYTES_MAX) -> None:
         self._batches_max, self._bytes_max = batches_max, bytes_max
         self._room = threading.Condition()
-        self._stores: dict[int, deque[tuple[FeedBatch, int]]] = {}  # none of them empty
+        self._stores: dict[int, deque[FeedBatch]] = {}  # none of them empty
         self.count = 0  #: batches held now
         self.bytes = 0  #: held now
 
     def put(self, batch: FeedBatch, timeout_s: float) -> bool:
         """Put it in; False when there was no room in time."""
-        size = batch_bytes(batch)
         with self._room:
             if not self._room.wait_for(lambda: self._has_room(batch.store_id), timeout_s):
                 return False
-            self._stores.setdefault(batch.store_id, deque()).append((batch, size))
+            self._stores.setdefault(batch.store_id, deque()).append(batch)
             self.count += 1
-            self.bytes += size
+            self.bytes += batch.nbytes
             return True
 
     def take(self) -> FeedBatch | None:
@@ -43,19 +42,14 @@ class Inbox:
         with self._room:
             if not self._stores:
                 return None
-            store_id = min(self._stores, key=lambda store: (self._stores[store][0][0].cut_ts, store))
-            batch, size = self._stores[store_id].popleft()
+            store_id = min(self._stores, key=lambda store: (self._stores[store][0].cut_ts, store))
+            batch = self._stores[store_id].popleft()
             if not self._stores[store_id]:
                 del self._stores[store_id]
             self.count -= 1
-            self.bytes -= size
+            self.bytes -= batch.nbytes
             self._room.notify_all()
             return batch
 
     def _has_room(self, store_id: int) -> bool:
         return store_id not in self._stores or (self.count < self._batches_max and self.bytes < self._bytes_max)
-
-
-def batch_bytes(batch: FeedBatch) -> int:
-    """Memory that a batch takes."""
-    return int(batch.rows.nbytes + batch.regions.nbytes)

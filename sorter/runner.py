@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import structlog
 
 from sorter.core import Effect, Positions, TaskCore
-from sorter.inbox import Inbox, batch_bytes
+from sorter.inbox import Inbox
 from sorter.meeting import is_beyond
 from sorter.publisher import Publication
 from sorter.reader import Read, Reader
@@ -156,7 +156,7 @@ class TaskRunner:
                 self._left_out = True
                 continue
             rows += batch.rows.num_rows
-            size += batch_bytes(batch)
+            size += batch.nbytes
             self._absorb(batch)
             if late := is_late():
                 break

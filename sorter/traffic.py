@@ -13,7 +13,6 @@ from collections import deque
 import numpy as np
 import pyarrow as pa
 
-from sorter.inbox import batch_bytes
 from tistream.catalog.reports import RATE_WINDOW_S
 from tistream.feed import FeedBatch
 from tistream.keyrange import KeyRange
@@ -63,7 +62,7 @@ class Traffic:
     def note(self, batch: FeedBatch) -> None:
         """A batch has been taken."""
         rows = batch.rows.num_rows
-        self._bytes += batch_bytes(batch)
+        self._bytes += batch.nbytes
         if rows:
             self._rows += rows
             self._sample.take(batch.rows.column("key"), self._share)

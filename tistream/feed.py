@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ class FeedRequest:
     positions: Mapping[int, Position] = field(default_factory=dict)  #: incarnation -> consumed so far
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FeedBatch:
     """What one batch file holds for one task, or the news that an incarnation has ended (`closes`)."""
 
@@ -50,6 +51,11 @@ class FeedBatch:
     rows: pa.RecordBatch  #: schema change.ROWS
     regions: pa.RecordBatch  #: schema change.REGIONS
     closes: bool = False
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Memory that it takes. Arrow adds that up anew each time, which is much for a small batch."""
+        return int(self.rows.nbytes + self.regions.nbytes)
 
 
 class FeedStream(Protocol):

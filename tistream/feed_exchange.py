@@ -60,7 +60,7 @@ class Mailbox:
             return None
         if isinstance(news, FeedBatch):
             self._taken += 1
-            self._taken_bytes += news.rows.nbytes + news.regions.nbytes
+            self._taken_bytes += news.nbytes
             if (
                 self._taken * CREDIT_SHARE >= FEED_QUEUE_BATCHES_MAX
                 or self._taken_bytes * CREDIT_SHARE >= FEED_QUEUE_BYTES_MAX

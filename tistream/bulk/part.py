@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from dispatcher.router import directory, route
 from sorter.core import TaskCore
-from sorter.inbox import batch_bytes
 from sorter.memory import Memory
 from sorter.output import Output
 from sorter.publisher import FILE_BYTES_TARGET
@@ -81,7 +80,7 @@ def replay_part(store: ObjectStore, row: PlanRow, attempt: str) -> PartResult:
         core.handle(batch)
         while core.settling:
             core.settle()
-        size = batch_bytes(batch)
+        size = batch.nbytes
         taken += size
         memory.took(size, settling=False)
         if core.flushable_bytes() >= FILE_BYTES_TARGET:
