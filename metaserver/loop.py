@@ -46,7 +46,8 @@ INTERVAL_S = 0.3
 COLLECT_INTERVAL_S = 600.0
 RETENTION_INTERVAL_S = 600.0
 AUDIT_INTERVAL_S = 86_400.0
-REPORTS_S = 2.0  #: between two looks at what workers report
+REPORTS_S = 2.0  #: between two looks at what workers report ...
+REPORTS_PAUSES = 20  #: ... and so many times as long as one takes, where very many items are reported
 
 
 class MetaWorker:
@@ -203,6 +204,8 @@ class MetaWorker:
                 reports[worker.kind].append((worker.worker_id, worker.report))
         for kind, roster in self._rosters.items():
             roster.learn(reports[kind], now_s)
+        took_s = self._clock.monotonic() - now_s
+        self._reports_due_s = now_s + max(REPORTS_S, REPORTS_PAUSES * took_s)
 
 
 def _crew(living: list[Pulse], kind: WorkerKind) -> Crew:

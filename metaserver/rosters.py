@@ -1,8 +1,9 @@
 """One kind of item and its workers, as the catalog has them: read, decided by the balancer, written back.
 
 Tasks may be very many, so all of them are read only when `tasks_stamp` says that somebody else has changed something,
-or after REREAD_S: what this process assigned itself moves the stamp by as much as it knows. What was decided is written
-CHUNK assignments a transaction. An assignment that fails its guard is simply found again in the next round.
+or after REREAD_S: what this process assigned itself moves the stamp by as much as it knows. So are MANY stores or more.
+What was decided is written CHUNK assignments a transaction. An assignment that fails its guard is simply found again in
+the next round.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from metaserver.balance import Balancer
 from metaserver.loads import Load, Loads, store_loads, task_loads
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
-from tistream.catalog.stores import StoreAssignment, StorePlace, assign_stores, store_places
+from tistream.catalog.stores import StoreAssignment, StorePlace, assign_stores, store_places, stores_stamp
 from tistream.catalog.tasks import Assignment, TaskPlace, assign_tasks, task_places, tasks_stamp
 from tistream.catalog.tenants import TaskKind
 
 log = structlog.get_logger(__name__)
 
 REREAD_S = 30.0
+MANY = 100  #: stores, from which on the stamp is asked for first
 CHUNK = 500
 TOLD_MAX = 20  #: moves of a round that are logged one by one
 
@@ -134,8 +136,15 @@ class StoreItems:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._columns: Columns | None = None
+        self._stamp: tuple[int, ...] = ()
+        self._read_s = 0.0
 
     def read(self, now_s: float) -> Columns:
+        if self._columns is not None and len(self._columns.rows) >= MANY:
+            stamp = stores_stamp(self._catalog)  # before the rows: what changes in between is read again
+            if stamp == self._stamp and now_s - self._read_s < REREAD_S:
+                return self._columns
+            self._stamp, self._read_s = stamp, now_s
         rows = store_places(self._catalog)
         if self._columns is None or rows != self._columns.rows:
             tenants = {tenant: i for i, tenant in enumerate(sorted({row.tenant for row in rows}))}

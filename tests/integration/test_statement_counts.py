@@ -13,6 +13,7 @@ from sqlalchemy import Connection, func, select
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
 from metaserver.reshape import ReshapeSettings
+from metaserver.rosters import MANY, REREAD_S, StoreItems
 from tistream.admin import facts
 from tistream.admin.facts import Sources
 from tistream.catalog import committed, tables, workers
@@ -213,6 +214,28 @@ def test_a_round_of_reshaping_reads_only_the_tasks_that_may_change(
         before = read()
         meta.assign()
         assert read() - before == rows
+
+
+def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Catalog) -> None:
+    register_tenant(catalog, T)
+    activate_tenant(catalog, T, 10, [NewTask(kind="data", range=KeyRange())])
+    for store_id in range(1, MANY + 1):
+        issue_incarnation(catalog, T, store_id)
+    stores, log, now_s = StoreItems(catalog), StatementLog(catalog), 0.0
+    first = stores.read(now_s)
+    stores.read(now_s)  # learns the stamp
+    with log:
+        assert stores.read(now_s + REREAD_S / 2) is first
+    assert log.count == 1
+    epoch = acquire_owner(catalog, "meta")
+    assert epoch is not None
+    assert stores.write(first, [(7, "d1")], epoch) == 1
+    assert [owner for owner in stores.read(now_s).owners if owner] == ["d1"]
+    issue_incarnation(catalog, T, MANY + 1)
+    assert len(stores.read(now_s).rows) == MANY + 1
+    with log:
+        stores.read(now_s + REREAD_S)
+    assert log.count == 2, "now and then they are read whatever the stamp says"
 
 
 def test_a_report_is_decoded_once_however_often_it_is_read(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

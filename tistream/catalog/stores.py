@@ -75,6 +75,11 @@ _PLACES = (
     .where(~_OF_DELETED)
     .order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
 )
+_STAMP = (
+    select(func.count(), func.sum(stores.c.store_id), func.sum(stores.c.dispatcher_epoch))
+    .select_from(stores)
+    .where(~_OF_DELETED)
+)
 _IDS = select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
 _TENANTS_NAMED_MAX = 100  # in a statement
 _HELD_BY = stores.c.dispatcher == bindparam("asked_worker")
@@ -170,6 +175,12 @@ def store_places(catalog: Catalog) -> list[StorePlace]:
             StorePlace(Tenant(cluster, tenant), store_id, epoch, dispatcher)
             for cluster, tenant, store_id, epoch, dispatcher in conn.execute(_PLACES)
         ]
+
+
+def stores_stamp(catalog: Catalog) -> tuple[int, ...]:
+    """Changes whenever a store comes, goes or is assigned, but for what happens to cancel out."""
+    with catalog.reading() as conn:
+        return tuple(int(number or 0) for number in conn.execute(_STAMP).one())
 
 
 def count_stores_of(catalog: Catalog, worker_id: str) -> int:

@@ -17,6 +17,7 @@ from tistream.catalog.stores import (
     issue_incarnation,
     store_places,
     stores_of_tenants,
+    stores_stamp,
 )
 from tistream.catalog.tasks import (
     Assignment,
@@ -70,6 +71,19 @@ class AssignmentSuite:
         stamps.append(tasks_stamp(catalog))
         activate(catalog, OTHER)
         stamps.append(tasks_stamp(catalog))
+        assert len(set(stamps)) == len(stamps)
+
+    def test_the_stamp_of_stores_changes_with_every_assignment_and_every_store(self, catalog: Catalog) -> None:
+        stamps = [stores_stamp(catalog)]
+        for tenant, store_id in ((T, 1), (T, 2), (OTHER, 1)):
+            issue_incarnation(catalog, tenant, store_id)
+            stamps.append(stores_stamp(catalog))
+        mine = elected(catalog)
+        assert stores_stamp(catalog) == stamps[-1]
+        assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, owner_epoch=mine)
+        stamps.append(stores_stamp(catalog))
+        register_worker(catalog, "d1", "dispatcher", "")
+        stamps.append(stores_stamp(catalog))
         assert len(set(stamps)) == len(stamps)
 
     def test_many_stores_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
