@@ -8,17 +8,23 @@ The log of a tenant is many segments of several tasks, each with a commit_ts ran
   evenly over its commit_ts: a compacted file's segments reach far beyond one page. The guess decides sizes, nothing
   else;
 - nothing at or above the lowest commit_ts of the first segment left out may be in the page (`safe_end`);
+- a page that has read enough leaves out the last segments again if hardly a row of them would be in it: all segments of
+  a flush begin at about the same commit_ts, so those read of one that is cut in two would be read for nothing;
 - if the rows are still too many, the page ends at the commit_ts of the row that fills it, with all rows of that
   commit_ts: a transaction is never cut in two, and a page always makes progress.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+_ROWS_KEPT = 0.95  # of a page that leaves segments out again, at least
+_BYTES_KEPT = 0.9  # of what it would read, at most: else it is not worth a smaller page
 
 
 class Span(Protocol):
@@ -52,7 +58,9 @@ def plan(
             held_bytes >= stored_bytes
             or (held_rows >= rows and _guessed_rows(segments[:n], after, min(safe_end, upto)) >= rows)
         ):
-            return n, min(safe_end, upto)
+            if held_bytes >= stored_bytes:
+                n = _worth_reading(segments, n, after, upto)
+            return n, min(segments[n].lo_ts - 1, upto)
         held_rows += segment.rows
         held_bytes += segment.length
     if truncated:
@@ -60,6 +68,18 @@ def plan(
         whole = next((n for n, segment in enumerate(segments) if segment.lo_ts == last), 0)
         return whole, min(last - 1, upto)
     return len(segments), upto
+
+
+def _worth_reading(segments: Sequence[Span], n: int, after: int, upto: int) -> int:
+    """How many of the first `n` segments to read: fewer, if those hold nearly all rows of the page and are much less to
+    read. The page then ends below the first one left out, still above `after`."""
+
+    def rows_of(count: int) -> float:
+        return _guessed_rows(segments[:count], after, min(segments[count].lo_ts - 1, upto))
+
+    fewer = bisect_left(range(n), _ROWS_KEPT * rows_of(n), key=rows_of)
+    stored = np.array([s.length for s in segments[:n]], np.int64)
+    return fewer if stored[:fewer].sum() <= _BYTES_KEPT * stored.sum() else n
 
 
 def _guessed_rows(segments: Sequence[Span], after: int, end: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from hypothesis import given
@@ -107,3 +108,36 @@ def test_a_plan_counts_what_lies_below_its_end_not_what_segments_hold() -> None:
     assert merge.plan(segments, after=0, upto=2000, rows=10, stored_bytes=99, truncated=False) == (1, 10)
     assert merge.plan(segments, after=0, upto=2000, rows=500, stored_bytes=99, truncated=False) == (3, 2000)
     assert merge.plan(segments, after=0, upto=2000, rows=500, stored_bytes=2, truncated=False) == (2, 100)
+
+
+def flush(at: int, segments: int = 4) -> list[Long]:
+    """Segments of several tasks that were written together: all begin and end at about the same time."""
+    return [Long(at + n, at + 1000 - n, 1000, 10) for n in range(segments)]
+
+
+def test_a_flush_of_which_hardly_a_row_would_be_in_the_page_is_left_to_the_next() -> None:
+    segments = [*flush(1), *flush(1001), *flush(2001)]
+    plan = partial(merge.plan, segments, after=0, upto=5000, rows=1 << 20, truncated=False)
+    for stored_bytes in (75, 80, 81, 90, 91, 110):
+        assert plan(stored_bytes=stored_bytes) == (8, 2000)
+    assert plan(stored_bytes=111) == (12, 5000), "nothing is left out of what has no end before its last segment"
+    last = merge.plan(segments[8:], after=2000, upto=5000, rows=1 << 20, stored_bytes=15, truncated=False)
+    assert last == (2, 2002), "a flush that is larger than a page is read as far as it goes"
+
+
+def test_a_page_gives_up_neither_many_rows_nor_little_reading() -> None:
+    long = [Long(1, 1000, 1000, 10), Long(101, 1100, 1000, 10), Long(121, 1120, 1000, 10), Long(151, 1150, 1000, 10)]
+    assert merge.plan(long, after=0, upto=5000, rows=1 << 20, stored_bytes=25, truncated=False) == (3, 150)
+    small = [Long(1, 1000, 1000, 100), Long(1001, 2000, 1000, 3), Long(1002, 2000, 1000, 3), Long(1003, 2000, 9, 3)]
+    assert merge.plan(small, after=0, upto=5000, rows=1 << 20, stored_bytes=104, truncated=False) == (3, 1002)
+
+
+def test_a_page_that_is_cut_by_its_rows_reads_what_was_asked_for() -> None:
+    segments = [*flush(1), *flush(1001), *flush(2001)]
+    assert merge.plan(segments, after=0, upto=5000, rows=4001, stored_bytes=1 << 20, truncated=False)[0] == 6
+
+
+def test_all_that_is_read_may_lie_above_the_page() -> None:
+    segments = [Long(5, 9, 2, 10), Long(5, 9, 2, 10), Long(5, 9, 2, 10)]
+    assert merge.plan(segments, after=0, upto=9, rows=100, stored_bytes=10, truncated=False) == (0, 4)
+    assert merge.plan(segments, after=4, upto=9, rows=100, stored_bytes=10, truncated=False) == (3, 9)
