@@ -58,13 +58,13 @@ unit: $(STAMP_DEV) $(COMPILED)
 	$(BIN)/pytest -n 2 tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
 
 integration: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN)
-	$(BIN)/pytest -n 2 tests/integration tests/packaging
+	$(BIN)/pytest -n 3 tests/integration tests/packaging
 
 sim: $(STAMP_DEV) $(COMPILED)
 	SIM_SEEDS=$${SIM_SEEDS:-500} $(BIN)/pytest -n 2 tests/sim
 
 e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN)
-	$(BIN)/pytest -n 2 --dist loadfile tests/e2e
+	$(BIN)/pytest -n 3 --dist loadfile tests/e2e
 
 check: lint types imports unit
 

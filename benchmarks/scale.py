@@ -119,9 +119,9 @@ def _failover(d: Deployment, reader: Reader) -> dict[str, Any]:
     given_s = wait_for(
         "others have its tasks", lambda: all(row.owner != dead for row in task_places(d.catalog)), 300, pause_s=0.5
     )
-    wait_for("the lag is back", lambda: reader.lag_s < LAG_BACK_S, 300)
+    wait_for("the lag is back", lambda: reader.lag_s < LAG_BACK_S, START_S)
     back_s = time.monotonic() - began
-    wait_for("all are complete", lambda: _behind(d, 40) == 0, 300, pause_s=LOOK_S)
+    wait_for("all are complete", lambda: _behind(d, 40) == 0, START_S, pause_s=LOOK_S)
     all_s = time.monotonic() - began
     return {"killed": dead, "tasks": had, "given_s": given_s, "lag_back_s": back_s, "all_back_s": all_s}
 

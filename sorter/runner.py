@@ -125,6 +125,11 @@ class TaskRunner:
         """Whether nothing may be taken in, written or saved any more."""
         return self.broken is not None or self.spoilt is not None
 
+    @property
+    def gets_rows(self) -> bool:
+        """Whether rows have come since the last snapshot."""
+        return self._unsaved_rows > 0
+
     def follow(self, store_ids: Set[int], read: Read) -> None:
         """Have a reader for each store of the tenant."""
         if store_ids <= self._readers.keys():

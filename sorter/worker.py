@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
@@ -31,6 +31,7 @@ from sorter.publisher import Publisher
 from sorter.pump import Pump
 from sorter.reader import FeedReader, Reader
 from sorter.reporting import Reporter
+from sorter.rota import Group, Rota
 from sorter.runner import TaskRunner
 from sorter.saved import RowsOutOfReach
 from sorter.spill import Spill
@@ -57,7 +58,6 @@ START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
 LOOK_PAUSES = 20  #: between two looks at the watermarks of very many tasks, so many times as long as one takes
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
-QUIET_AT_ONCE = 50  #: tenants of which only watermarks move, in one transaction
 SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
 SAVE_S = 0.2  #: that a turn spends on snapshots, and one snapshot more
@@ -96,6 +96,7 @@ class SorterWorker:
         self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same, none of the lists empty
         self._owned = Owned(catalog, clock)
         self._touched: dict[Tenant, None] = {}  # of which something may be written out
+        self._rota = Rota(clock)
         self._sweep_due_s = clock.monotonic()
         self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
         self._looked = threading.Event()
@@ -326,9 +327,7 @@ class SorterWorker:
         """Let every task take what has come, as far as there is memory for it; whether there is more to do at once."""
         took: dict[Tenant, None] = {}
         more = False
-        for runner in self._runners.values():
-            if not runner.more and not runner.inbox.count:
-                continue  # nearly all of very many
+        for runner in self._rota.turn(self._runners):
             room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
             began = self._clock.monotonic()
             until = began + ABSORB_S
@@ -342,7 +341,7 @@ class SorterWorker:
                 self._memory.took(absorbed.nbytes, settling=runner.core.settling)
         if took and self._has_a_full_file(took):
             self._flush.hurry()
-        return more
+        return more or self._rota.waiting
 
     def _relieve(self) -> None:
         """Have rows written to the disk when all tasks together hold too much."""
@@ -364,28 +363,12 @@ class SorterWorker:
             self._publisher.keep(by_tenant)
         else:
             by_tenant = self._going_on(touched)
-        for group in self._groups(by_tenant):
+        for group in self._rota.groups(by_tenant, self._publisher, whole=whole):
             self._flush_group(group, errors)
+        self._touched |= self._rota.left()
         _raise_first(errors)
 
-    def _groups(self, by_tenant: dict[Tenant, list[TaskRunner]]) -> Iterator[dict[Tenant, list[TaskRunner]]]:
-        """What is flushed at once: those of which only watermarks move together, the others each by itself."""
-        assert self._publisher is not None
-        quiet: dict[Tenant, list[TaskRunner]] = {}
-        for tenant, runners in by_tenant.items():
-            try:
-                is_quiet = self._publisher.is_quiet(tenant, [runner.publication for runner in runners])
-            except RowsOutOfReach:
-                is_quiet = False  # the flush meets it again, and shows it
-            if is_quiet:
-                quiet[tenant] = runners
-            else:
-                yield {tenant: runners}
-        tenants = list(quiet)
-        for at in range(0, len(tenants), QUIET_AT_ONCE):
-            yield {tenant: quiet[tenant] for tenant in tenants[at : at + QUIET_AT_ONCE]}
-
-    def _flush_group(self, group: dict[Tenant, list[TaskRunner]], errors: list[TiStreamError]) -> None:
+    def _flush_group(self, group: Group, errors: list[TiStreamError]) -> None:
         assert self._publisher is not None
         runners = [runner for of_tenant in group.values() for runner in of_tenant]
         before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
