@@ -20,7 +20,7 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
     "no-upper-guard": 4,
-    "no-epoch-guard": 39,
+    "no-epoch-guard": 5,
     "stale-snapshot": 54,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
@@ -55,7 +55,7 @@ QUICK = {
     "merged-with-one-half": 0,
     "gap-skipped": 6,
     "gap-accepted": 6,
-    "closed-goes-on": 7,
+    "closed-goes-on": 16,
     "served-by-the-highest": 0,
     "no-admission": 5,
     "counts-before-ready": 0,
