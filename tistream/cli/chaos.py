@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import threading
 from typing import Annotated
 
 import typer
+
+from tistream.cli.run import on_signals
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,8 +36,7 @@ def chaos(
     from tistream.chaos.run import run
 
     stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: stop.set())
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    on_signals(stop.set)
     chosen = secrets.randbelow(1 << 31) if seed is None else seed
     size = Size(sorters=sorters, dispatchers=dispatchers, steps_per_s=rate)
     report = run(minutes * 60, chosen, size, _say, every_s=every, stop=stop)

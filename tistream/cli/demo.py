@@ -74,16 +74,9 @@ class _Time:
         self._began_s = self._clock.monotonic()
         self._ended = threading.Event()
         on_signals(self._ended.set)
-        threading.excepthook = self._thread_ended
 
     def is_over(self, pause_s: float) -> bool:
         return self._ended.wait(pause_s) or (self._limit_s is not None and self.seconds() > self._limit_s)
-
-    def _thread_ended(self, how: threading.ExceptHookArgs) -> None:
-        """Polars raises KeyboardInterrupt in whichever thread has a query under way when Ctrl-C is pressed: that ends
-        the thread a moment before it is stopped anyway, and is nothing to tell."""
-        if not (self._ended.is_set() and issubclass(how.exc_type, KeyboardInterrupt)):
-            threading.__excepthook__(how)
 
     def seconds(self) -> float:
         return self._clock.monotonic() - self._began_s

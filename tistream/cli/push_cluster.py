@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tistream.cli.run import on_signals
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ def follow_cluster(url: str, tenant: Tenant, endpoints: Sequence[str], options: 
     from tistream.pusher.tikv_push import push_cluster
 
     stop, lines = threading.Event(), StatusLines(sys.stderr)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    on_signals(stop.set)
     control = HttpControl(url, tenant)
     try:
         done = push_cluster(endpoints, control, opening(control), options, progress=lines.update, stop=stop)

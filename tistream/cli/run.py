@@ -172,6 +172,11 @@ def wait_for_signal(look: Callable[[], None]) -> None:
 
 
 def on_signals(stop: Callable[[], None]) -> None:
+    """Have `stop` called at Ctrl-C and SIGTERM, in the main thread and nowhere else."""
+    # Polars sets a handler of its own when it is imported, which raises KeyboardInterrupt in whichever thread has a
+    # query under way. What is set after that replaces it.
+    import polars  # noqa: F401
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop())
 

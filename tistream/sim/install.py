@@ -65,9 +65,8 @@ def installed(
 ) -> Iterator[None]:
     """Replace what the rooms' modules took from the standard library. Leases, sweeps and pins are shortened, some of
     LIMITS are lower."""
-    constants = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True)) | dict(
-        limits
-    )
+    shortened = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True))
+    constants = shortened | dict(limits)
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
     hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
     instead = dict(
