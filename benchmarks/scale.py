@@ -34,7 +34,7 @@ from tistream.catalog.tenants import register_tenant
 from tistream.ids import Tenant
 
 LAG_BACK_S = 5.0
-START_S = 900.0
+PATIENCE_S = 900.0
 LOOK_S = 2.0  #: looking at all tasks costs something itself
 
 
@@ -54,7 +54,7 @@ def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Pat
         push.tell("start")
         behind_s = load.idle_s + 10
         _say("pushing; waiting until all tenants are complete")
-        wait_for("all are complete", lambda: _behind(d, behind_s) == 0, START_S, pause_s=LOOK_S)
+        wait_for("all are complete", lambda: _behind(d, behind_s) == 0, PATIENCE_S, pause_s=LOOK_S)
         found["complete_s"] = time.monotonic() - began
         _say(f"complete after {found['complete_s']:.1f} s; steady state for {seconds:.0f} s")
         if load.tenants > load.writing:
@@ -119,9 +119,9 @@ def _failover(d: Deployment, reader: Reader) -> dict[str, Any]:
     given_s = wait_for(
         "others have its tasks", lambda: all(row.owner != dead for row in task_places(d.catalog)), 300, pause_s=0.5
     )
-    wait_for("the lag is back", lambda: reader.lag_s < LAG_BACK_S, START_S)
+    wait_for("the lag is back", lambda: reader.lag_s < LAG_BACK_S, PATIENCE_S)
     back_s = time.monotonic() - began
-    wait_for("all are complete", lambda: _behind(d, 40) == 0, START_S, pause_s=LOOK_S)
+    wait_for("all are complete", lambda: _behind(d, 40) == 0, PATIENCE_S, pause_s=LOOK_S)
     all_s = time.monotonic() - began
     return {"killed": dead, "tasks": had, "given_s": given_s, "lag_back_s": back_s, "all_back_s": all_s}
 

@@ -120,8 +120,7 @@ class Subscription:
         key, routed = file.key, route(file.directory, self._request.range)
         self._positions[key.incarnation] = Position(seq=key.seq)
         _ROWS_OUT.inc(routed.rows.num_rows)
-        _BYTES_OUT.inc(routed.rows.nbytes + routed.regions.nbytes)
-        return FeedBatch(
+        batch = FeedBatch(
             store_id=key.store_id,
             incarnation=key.incarnation,
             seq=key.seq,
@@ -129,6 +128,8 @@ class Subscription:
             rows=routed.rows,
             regions=routed.regions,
         )
+        _BYTES_OUT.inc(batch.nbytes)
+        return batch
 
     def _end(self, incarnation: int, seq: int, *, behind: str) -> FeedBatch:
         if behind:

@@ -81,7 +81,7 @@ class Arrivals:
         numbers: dict[str, npt.NDArray[Any]] = {name: rows.column(name).to_numpy() for name in _NUMBERS}
         numbers["origin"] = origin
         numbers["row_no"] = np.arange(rows.num_rows, dtype=np.uint64) + np.uint64(first_row_no)
-        inside = _inside(rows.column("key"), range_)
+        inside = rows_inside(rows.column("key"), range_)
         if inside is not None:
             place, numbers = place.take(inside), {name: values[inside] for name, values in numbers.items()}
         self.place = place
@@ -119,7 +119,7 @@ class Arrivals:
         return Run(place, {**numbers, **more}, self.origins, hashes=hashes, young=self.segment)
 
 
-def _inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64] | None:
+def rows_inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64] | None:
     """The rows whose key lies in the range; None when all do."""
     if not range_.start and not range_.end:
         return None
@@ -128,16 +128,6 @@ def _inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64] | N
         mask = pc.and_(mask, pc.less(keys, pa.scalar(range_.end, pa.binary())))
     inside = mask.to_numpy(zero_copy_only=False)
     return None if inside.all() else np.flatnonzero(inside)
-
-
-def within(frame: pl.DataFrame, range_: KeyRange) -> pl.DataFrame:
-    """The rows whose key lies in the range."""
-    return frame.filter(_within(range_)) if range_.start or range_.end else frame
-
-
-def _within(range_: KeyRange) -> pl.Expr:
-    inside = pl.col("key") >= pl.lit(range_.start, pl.Binary)
-    return inside & (pl.col("key") < pl.lit(range_.end, pl.Binary)) if range_.end else inside
 
 
 def _tenure_of_rows(batch: FeedBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:

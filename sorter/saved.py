@@ -31,7 +31,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from sorter.arrivals import from_arrow, within
+from sorter.arrivals import from_arrow, rows_inside
 from sorter.kernels import I64, U64, Flags
 from sorter.payload import Place, Segment, columns_of
 from sorter.run import Needles, Run
@@ -133,9 +133,9 @@ def cut(run: Run, range_: KeyRange) -> None:
     if not range_.start and not range_.end:
         return
     at = run.living()
-    keys = pl.Series(pl.from_arrow(run.place.take(at).column("key")), dtype=pl.Binary)
-    inside = within(pl.DataFrame({"key": keys, "row": at}), range_)["row"].to_numpy()
-    run.kill(np.setdiff1d(at, inside, assume_unique=True))
+    inside = rows_inside(run.place.take(at).column("key"), range_)
+    if inside is not None:
+        run.kill(np.delete(at, inside))
 
 
 def has_asked(run: Run) -> bool:

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from sorter import sort_buffer
-from sorter.arrivals import SOURCE, TENURE, empty, from_arrow, to_arrow, within
+from sorter.arrivals import SOURCE, TENURE, empty, from_arrow, to_arrow
 from sorter.choice import Candidate, choose
 from sorter.core import TaskCore
 from sorter.doubt import COMMITS, OPEN, READY, TENURE_ID, TXN, VERSION
@@ -130,7 +130,7 @@ class PlainSortBuffer:
 
     def restore(self, rows: list[Run], range_: KeyRange, upper: int) -> None:
         """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""
-        self.rows = within(frame_from(rows, "ready"), range_)
+        self.rows = _within(frame_from(rows, "ready"), range_)
         self.flushed(upper)
 
     def check(self) -> None:
@@ -256,10 +256,10 @@ class PlainPrewriteBuffer:
     ) -> list[Undecided]:
         """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
         hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
-        held = within(frame_from(commits, "commits"), range_)
+        held = _within(frame_from(commits, "commits"), range_)
         served = held.filter(pl.col("commit_ts") <= upper)
         self.commits = held.join(served, on=VERSION, how="anti")
-        self.open = within(frame_from(open_, "open"), range_).join(served, on=TXN, how="anti")
+        self.open = _within(frame_from(open_, "open"), range_).join(served, on=TXN, how="anti")
         return _named(self.commits.filter(pl.col("asked")))
 
     def check(self, at: Limits, ready: PlainSortBuffer) -> None:
@@ -405,7 +405,7 @@ def arrivals(batch: FeedBatch, range_: KeyRange, first_row_no: int) -> pl.DataFr
         pl.Series("row_no", np.arange(rows.num_rows, dtype=np.uint64) + np.uint64(first_row_no), pl.UInt64),
         _plain_value(),
     )
-    return within(frame, range_)
+    return _within(frame, range_)
 
 
 def _tenure_of_rows(batch: FeedBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -428,3 +428,10 @@ def _plain_value() -> pl.Expr:
     whole = pl.when(op == Op.PUT).then(value.fill_null(b"")).otherwise(nothing)
     said = pl.when(value.bin.size() > 0).then(value).otherwise(nothing)
     return pl.when(pl.col("kind") == RowKind.COMMIT).then(said).otherwise(whole).alias("value")
+
+
+def _within(frame: pl.DataFrame, range_: KeyRange) -> pl.DataFrame:
+    """The rows whose key lies in the range."""
+    if range_.start:
+        frame = frame.filter(pl.col("key") >= pl.lit(range_.start, pl.Binary))
+    return frame.filter(pl.col("key") < pl.lit(range_.end, pl.Binary)) if range_.end else frame
