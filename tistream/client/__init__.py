@@ -1,10 +1,19 @@
-"""The Python client: `connect(url)`, or `connect_async(url)`, then pull."""
+"""The Python client: `connect(url)`, or `connect_async(url)`, then pull.
 
-from tistream.client.aio import AsyncClient, connect_async
+What only some callers need (asyncio, Arrow) is imported when it is first asked for: with it, importing this takes four
+times as long.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tistream.client.api import Client, connect
 from tistream.client.cursors import CursorStore, FileCursorStore, SqlCursorStore
 from tistream.client.exchange import Page, Tenant
-from tistream.client.tables import ArrowPage, Progress
+
+if TYPE_CHECKING:
+    from tistream.client.aio import AsyncClient, connect_async
+    from tistream.client.tables import ArrowPage, Progress
 
 __all__ = [
     "ArrowPage",
@@ -19,3 +28,10 @@ __all__ = [
     "connect",
     "connect_async",
 ]
+_LATER = {"ArrowPage": "tables", "Progress": "tables", "AsyncClient": "aio", "connect_async": "aio"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 import orjson
@@ -33,9 +33,11 @@ from tistream.client.exchange import (
     unreachable,
 )
 from tistream.client.streams import SILENCE_S, STREAMED, Following
-from tistream.client.tables import TablePull
 from tistream.credentials import key_for
 from tistream.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tistream.client.tables import TablePull
 
 
 class Client:
@@ -159,6 +161,8 @@ class Client:
 
     def table(self, cluster_id: int, tenant_id: int, name: str, **more: Any) -> TablePull:
         """The changes of table `name` ("db.table") as Arrow, pandas, polars or DuckDB; `more` as TablePull has it."""
+        from tistream.client.tables import TablePull
+
         return TablePull(self.page, cluster_id, tenant_id, name, **more)
 
     def tenants(self) -> list[Tenant]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import orjson
-import pyarrow as pa
 
 from tistream.errors import (
     AheadOfWatermark,
@@ -33,6 +32,9 @@ from tistream.errors import (
     TsOutOfRange,
     Unauthenticated,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TIMEOUT_S = 120  #: for an answer; the first page after a start may wait until its code is compiled
 WAIT_S = 10  #: of a long poll
@@ -80,6 +82,8 @@ class Page:
 
     def arrow(self) -> pa.Table:
         """The rows of an Arrow answer."""
+        import pyarrow as pa
+
         return pa.ipc.open_stream(self.content).read_all()
 
     def is_last(self, *, follow: bool) -> bool:

@@ -155,18 +155,25 @@ def test_a_hint_stands_below_the_error(monkeypatch: pytest.MonkeyPatch, capfd: p
     assert err == "tistream: There is no shop. (database=shop) [TS-1010]\n  Look into the list.\n"
 
 
+def modules_after(program: str) -> set[str]:
+    """What a new process has imported once it has run this."""
+    whole = f"import json, sys; {program}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, check=True, timeout=30)
+    return set(json.loads(done.stdout))
+
+
 def modules_of(*arguments: str) -> set[str]:
     """What a new process has imported once it knows the commands that these arguments ask for."""
-    program = (
-        "import json, sys; from tistream.cli import main;"
-        f"main.command_line({arguments!r}); print(json.dumps(sorted(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=30)
-    return set(json.loads(done.stdout))
+    return modules_after(f"from tistream.cli import main; main.command_line({arguments!r})")
 
 
 def test_nothing_slow_is_imported_before_it_is_needed() -> None:
     assert not SLOW_TO_IMPORT & modules_of()
+
+
+def test_the_client_that_commands_use_brings_neither_arrow_nor_asyncio() -> None:
+    assert not (SLOW_TO_IMPORT | {"asyncio"}) - {"httpx2"} & modules_after("import tistream.client")
+    assert {"asyncio", "pyarrow"} <= modules_after("from tistream.client import ArrowPage, AsyncClient")
 
 
 def test_a_command_brings_no_other_commands_modules() -> None:
