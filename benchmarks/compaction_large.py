@@ -72,6 +72,7 @@ def _measured(made: Input, session: object, runs: int, ranges: int) -> dict[str,
     for run in range(runs):
         outputs: dict[str, Sequence[Path]] = {}
         for name, side in sides.items():
+            os.sync()  # a side that leaves its files to the page cache must not slow the next one
             begun = time.monotonic()
             with memory if name == "ours" else threading.Lock():
                 outputs[name] = side()

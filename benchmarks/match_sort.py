@@ -36,7 +36,7 @@ ROWS_PER_TICK = 100_000
 RUNS = 11
 SECOND = 1000 << 18
 OLD_HITS = 5_000
-OPEN_ROWS = (100_000, 2_000_000)
+OPEN_ROWS = (100_000, 10_000_000)
 EARLY = 1_000_000
 MEMORY_ROWS = 1_000_000
 FAR = BASE_TS + 10_000 * SECOND
@@ -114,6 +114,8 @@ class RunSorter:
 
     def tick(self, batch: FeedBatch) -> pa.Table:
         self.core.handle(batch)
+        while self.core.settling:
+            self.core.settle()
         w = self.core.pending()
         if w is None:
             return COMMITTED.empty_table()
@@ -216,13 +218,14 @@ def _early(ticks: Ticks) -> Result:
 
 
 def _stalled(ticks: Ticks) -> Result:
-    """All commits are decided, nothing can be written. Each of the ticks 43 to 47 by one of 3 to 7."""
+    """All commits are decided, nothing can be written. Each of the ticks 43 to 53 by one of 3 to 13: a tick in which
+    runs are put together costs two to five times as much, early and late."""
     side = RunSorter()
     seconds = []
-    for n in range(48):
+    for n in range(53):
         batch = ticks.batch(n, stalled=True)
         seconds.append(_seconds(side.tick, batch)[0])
-    early, late = seconds[2:7], seconds[42:47]
+    early, late = seconds[2:13], seconds[42:53]
     return _result("stalled-watermark 45th/5th", [b / a for a, b in zip(early, late, strict=True)], 1.2, "lower")
 
 

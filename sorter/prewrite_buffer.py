@@ -208,7 +208,7 @@ class PrewriteBuffer:
         self._bury(watermarks)
         self.open.tidy()
         self.commits.tidy()
-        ready.runs.tidy()
+        ready.tidy(watermarks.watermark())
         self.settling = False
         return asking
 

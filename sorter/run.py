@@ -10,14 +10,14 @@ whose timestamps cannot contain the wanted one. Cost therefore follows the rows 
 - a feed batch is held for a few of its rows only while it is young. Once the batches of a buffer exceed YOUNG_BYTES,
   the survivors of the oldest are copied together, unless they are most of it anyway;
 - a run of which less than half is alive is copied together;
-- FAN_IN small runs of about one size become one, up to RUN_ROWS.
+- FAN_IN small runs of about one size become one, up to RUN_ROWS, unless the next flush takes from them anyway.
 
 Equal hashes prove nothing: each hit is compared with the whole key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Protocol
@@ -334,16 +334,17 @@ class RunSet:
         """All rows that are equal to a needle leave; how many that were."""
         return sum(run.kill(rows) for run, _found, rows in self.find(needles, ts))
 
-    def tidy(self, sort_by: str | None = None) -> None:
-        """Drop what is empty and copy together what lies too loosely: for each rule at most RUN_ROWS rows."""
+    def tidy(self, is_leaving: Callable[[Run], bool] = lambda run: False) -> None:
+        """Drop what is empty and copy together what lies too loosely: for each rule at most RUN_ROWS rows. Runs of
+        SMALL_ROWS or more that leave soon are not copied to become fewer."""
         self.runs = [run for run in self.runs if run.live]
-        for choose in (self._too_old, self._half_empty, self._of_one_size):
+        for choose in (self._too_old, self._half_empty, lambda: self._of_one_size(is_leaving)):
             chosen = choose()
             if not chosen:
                 continue
             gone = {id(run) for run in chosen}
             at = next(i for i, run in enumerate(self.runs) if id(run) in gone)
-            made = merge(chosen, self.names, sort_by)
+            made = merge(chosen, self.names)
             self.runs = [run for run in self.runs if id(run) not in gone]
             self.runs.insert(at, made)
 
@@ -366,9 +367,11 @@ class RunSet:
     def _half_empty(self) -> list[Run]:
         return _fitting(run for run in self.runs if run.young is None and 2 * run.live < len(run))
 
-    def _of_one_size(self) -> list[Run]:
+    def _of_one_size(self, is_leaving: Callable[[Run], bool]) -> list[Run]:
         tiers: dict[int, list[Run]] = {}
         for run in self.runs:
+            if run.live >= SMALL_ROWS and is_leaving(run):
+                continue
             if run.live * FAN_IN <= RUN_ROWS and FAN_IN * sum(s.nbytes for s in run.segments()) <= 2 * SEGMENT_BYTES:
                 tiers.setdefault((max(run.live, 512).bit_length() - 1) // 3, []).append(run)
         for _tier, runs in sorted(tiers.items()):
@@ -390,18 +393,13 @@ def _thin(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.broadcast_to(np.zeros(1, values.dtype), len(values))
 
 
-def merge(
-    runs: Sequence[Run], names: Sequence[str], sort_by: str | None = None, *, rows: Sequence[I64] | None = None
-) -> Run:
+def merge(runs: Sequence[Run], names: Sequence[str], *, rows: Sequence[I64] | None = None) -> Run:
     """One run with the living rows of these, or the rows that are named, its bytes copied into a segment of its own."""
     living = [run.living() for run in runs] if rows is None else rows
     place = stacked([run.place.take(at) for run, at in zip(runs, living, strict=True)])
     columns = list(runs[0].numbers)
     numbers = {c: np.concatenate([r.numbers[c][at] for r, at in zip(runs, living, strict=True)]) for c in columns}
     origins = _merge_origins(runs, living, numbers)
-    if sort_by is not None:
-        order = np.argsort(numbers[sort_by], kind="stable")
-        place, numbers = place.take(order), {c: values[order] for c, values in numbers.items()}
     return Run(compact(place, names), numbers, origins)
 
 

@@ -87,7 +87,11 @@ class SortBuffer:
 
     def bytes_due(self, w: int) -> int:
         """Bytes of keys and values of the rows at or below w."""
-        return sum(int(run.numbers["size"][at].sum()) for run, at in self._due(w))
+        return sum(_bytes_due(run, w) for run in self.runs if run.live and run.span("commit_ts")[0] <= w)
+
+    def tidy(self, w: int | None) -> None:
+        """Put small runs together. The next flush takes what lies at or below w and copies it then."""
+        self.runs.tidy(lambda run: w is not None and run.span("commit_ts")[0] <= w)
 
     def reach(self, w: int) -> int:
         """The largest watermark up to w whose rows fit one flush; a single commit_ts always does."""
@@ -145,3 +149,12 @@ class SortBuffer:
                 at = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(w)))
                 if len(at):
                     yield run, at
+
+
+def _bytes_due(run: Run, w: int) -> int:
+    """Bytes of its living rows at or below w. What is due whole is asked for again with every batch."""
+    if run.live < len(run) or run.span("commit_ts")[1] > w:
+        return int(run.numbers["size"][run.alive & (run.ts("commit_ts") <= np.uint64(w))].sum())
+    if "bytes" not in run.facts:
+        run.facts["bytes"] = int(run.numbers["size"].sum())
+    return int(run.facts["bytes"])

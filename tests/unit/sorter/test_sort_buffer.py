@@ -74,6 +74,18 @@ def test_a_flush_is_bounded_but_never_cuts_a_commit_ts(monkeypatch: pytest.Monke
     assert buffer.reach(50) == 20
 
 
+def test_the_bytes_that_are_due_are_those_of_the_living_rows_up_to_there() -> None:
+    buffer = SortBuffer()
+    buffer.add(ready((b"a", 1, 10), (b"b", 2, 20), value=b"x" * 9))
+    buffer.add(ready((b"cc", 3, 15), (b"d", 4, 40), value=b"x" * 99))
+    row, long = 1 + 9, 1 + 99
+    for _ in range(2):
+        found = [buffer.bytes_due(w) for w in (9, 10, 15, 39, 40)]
+        assert found == [0, row, row + long + 1, 2 * row + long + 1, 2 * row + 2 * long + 1]
+    buffer.flushed(15)
+    assert [buffer.bytes_due(w) for w in (19, 20, 40)] == [0, row, row + long]
+
+
 def test_restore_cuts_to_the_range_and_drops_what_was_written() -> None:
     buffer = SortBuffer()
     buffer.add(ready((b"a", 1, 10), (b"b", 2, 20), (b"c", 3, 30), (b"d", 4, 40)))
@@ -83,13 +95,27 @@ def test_restore_cuts_to_the_range_and_drops_what_was_written() -> None:
     half.check()
 
 
-def test_many_small_additions_stay_in_few_runs() -> None:
+@pytest.mark.parametrize("w", [None, 999, 9999])
+def test_many_small_additions_stay_in_few_runs(w: int | None) -> None:
     buffer = SortBuffer()
     for i in range(100):
         buffer.add(ready((b"a", i, 1000 + i)))
-        buffer.runs.tidy()
+        buffer.tidy(w)
     assert len(buffer.runs.runs) < 2 * run.FAN_IN
     assert len(taken(buffer, 9999)) == 100
+
+
+def test_what_the_next_flush_takes_is_not_copied_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SMALL_ROWS", 1)
+    buffer = SortBuffer()
+    for i in range(3 * run.FAN_IN):
+        buffer.add(ready((b"a", i, 1000 + i)))
+    before = list(buffer.runs)
+    buffer.tidy(1000 + 3 * run.FAN_IN)
+    assert all(a is b for a, b in zip(buffer.runs, before, strict=True))
+    buffer.tidy(999)
+    assert len(buffer.runs.runs) < run.FAN_IN + 2
+    assert len(taken(buffer, 9999)) == 3 * run.FAN_IN
 
 
 def test_groups_of_one_commit_ts_are_in_order_whatever_their_size() -> None:
