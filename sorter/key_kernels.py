@@ -135,3 +135,14 @@ def reached_rows(
                 lowest = min(lowest, t)
         count[g], least[g] = kept - first[g], lowest
     return out[:found].copy()
+
+
+@kernel
+def raise_to(w: U64, slots: I64, resolved: U64) -> bool:
+    """Raise each slot that is lower than what is said of it; whether any was. A slot may be named several times."""
+    moved = False
+    for i in range(len(slots)):
+        if resolved[i] > w[slots[i]]:
+            w[slots[i]] = resolved[i]
+            moved = True
+    return moved

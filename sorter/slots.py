@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sorter.key_kernels import find_keys, slots_of_keys
+from sorter.key_kernels import find_keys, raise_to, slots_of_keys
 from sorter.payload import Place, Segment
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
@@ -64,7 +64,7 @@ class Bounds:
 class Promises:
     """Rows (checkpoint_ts, resolved_ts] on slots [lo, hi). A resolved_ts of 0 promises nothing (yet)."""
 
-    __slots__ = ("checkpoint", "disjoint", "hi", "lo", "resolved", "row_of", "seq", "slot", "waiting")
+    __slots__ = ("checkpoint", "hi", "lo", "resolved", "row_of", "seq", "slot", "waiting")
 
     def __init__(self, *, checkpoint: Stamps, resolved: Stamps, seq: Stamps, lo: Ints, hi: Ints, slots: Slots) -> None:
         self.checkpoint = checkpoint
@@ -80,7 +80,6 @@ class Promises:
         self.row_of: Ints | None = None  #: the row of each pair; None when every row is one slot
         if (self.hi - self.lo != 1).any():
             self.row_of, self.slot = _pairs(self.lo, self.hi)
-        self.disjoint = not len(self.slot) or int(np.bincount(self.slot).max()) == 1  #: no slot occurs twice
         self.waiting = np.flatnonzero(self._of_pairs(self.checkpoint) > slots.w[self.slot])
 
     def admit(self, slots: Slots) -> Ints:
@@ -143,13 +142,7 @@ class Slots:
     def lift(self, promises: Promises, pairs: Ints | None) -> bool:
         """Lift the slots of these pairs; whether anything moved."""
         slot, resolved = promises.targets(pairs)
-        before = self.w[slot]
-        moved = bool((resolved > before).any())
-        if moved:
-            if promises.disjoint:
-                self.w[slot] = np.maximum(before, resolved)
-            else:
-                np.maximum.at(self.w, slot, resolved)
+        moved = raise_to(self.w, slot, resolved)
         if self.uncovered:
             fresh = slot[(resolved > 0) & ~self.covered[slot]]
             if len(fresh):

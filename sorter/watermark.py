@@ -385,9 +385,8 @@ def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
 
 def _said(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
     """How far each row's tenure is complete; 0 when it says nothing yet. A new array."""
-    ready = regions.column("tenure_ready_ts").to_numpy() != 0
-    resolved = regions.column("resolved_ts").to_numpy()
-    out: Stamps = np.where(ready, resolved, np.uint64(0))
+    ready, resolved = regions.column("tenure_ready_ts").to_numpy(), regions.column("resolved_ts").to_numpy()
+    out: Stamps = resolved.copy() if ready.all() else np.where(ready, resolved, np.uint64(0))
     return out if inside is None else out[inside]
 
 
