@@ -63,12 +63,16 @@ class TiStreamError(Exception):
         self.message = message or (type(self).__doc__ or "").split("\n")[0]
         self.facts = facts
         for name, value in facts.items():
-            setattr(self, name, value)
+            if name not in _OWN:  # a fact never hides what the error itself is
+                setattr(self, name, value)
         super().__init__(self.message)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name}={_show(value)}" for name, value in self.facts.items())
         return f"{self.message} ({shown})" if shown else self.message
+
+
+_OWN = frozenset({"kind", "code", "hint", "message", "facts", "args"})
 
 
 def _show(value: object) -> str:

@@ -115,6 +115,15 @@ def test_accept_chooses_the_form_and_unknown_ones_are_refused(world: ApiWorld) -
     assert world.get(path_of("shop", "acct"), format="xml").json()["code"] == "TS-1001"
 
 
+@pytest.mark.parametrize(("db", "name", "kind"), [("shop", "v_keep", "view"), ("shop_arch", "seq1", "sequence")])
+def test_a_view_and_a_sequence_have_no_rows_and_that_is_said(world: ApiWorld, db: str, name: str, kind: str) -> None:
+    for path in (path_of(db, name), path_of(db, name).replace("/rows", "/definition")):
+        answer = world.get(path)
+        problem = answer.json()
+        assert (answer.status_code, problem["code"], problem["facts"]) == (400, "TS-1001", {"kind": kind})
+        assert f"{db}.{name} is a {kind}" in problem["detail"]
+
+
 def test_headers_say_what_was_read(world: ApiWorld) -> None:
     answer = world.ok(path_of("shop", "acct"), as_of="latest")
     assert answer.headers["TiStream-As-Of"] == answer.headers["TiStream-Resolved-Ts"] == str(END)
