@@ -211,9 +211,11 @@ def sorter(parts: Parts, name: str) -> Running:
     from tistream.feed_flight import FlightFeed, locate_by_catalog
 
     allocator.keep_freed_memory()
-    worker = _sorter(parts, name, FlightFeed(locate_by_catalog(parts.catalog, parts.clock)))
+    feed = FlightFeed(locate_by_catalog(parts.catalog, parts.clock))
+    worker = _sorter(parts, name, feed)
     probes = _probes(parts, worker, worker.lease_age_s, _of_tasks(parts, [worker]))
-    return Running(parts, [worker], probes=probes, drains=worker, drain_timeout_s=parts.settings.sorter.drain_timeout_s)
+    timeout_s = parts.settings.sorter.drain_timeout_s
+    return Running(parts, [worker], closing=feed.close, probes=probes, drains=worker, drain_timeout_s=timeout_s)
 
 
 def api_server(parts: Parts) -> Running:

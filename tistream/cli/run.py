@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -160,7 +161,15 @@ def _run(running: Running) -> None:
         running.close()
     if stopped is not None:
         print(f"tistream: {stopped.source} has stopped: {stopped.message} [{stopped.code}]", file=sys.stderr)
-        raise typer.Exit(_EXIT_STOPPED)
+    _leave(0 if stopped is None else _EXIT_STOPPED)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process, all of whose parts have been closed, without taking the interpreter down first: a thread that is
+    still inside a library, because its peer does not answer, would come back to none and crash the process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def wait_for_signal(look: Callable[[], None]) -> None:
@@ -192,7 +201,6 @@ def _first_of(ended: threading.Event, hurry: threading.Event) -> None:
 
 
 def _default_name(kind: str) -> str:
-    import os
     import socket
 
     return f"{kind}-{socket.gethostname()}-{os.getpid()}"
