@@ -39,7 +39,7 @@ from schemas.saved import Chain, Fetch, Increment
 from schemas.snapshot import SchemaSnapshot
 from schemas.start import SavedTables, Start
 from schemas.timeline import Timeline, VersionIntervals
-from tistream.errors import BrokenPromise, CorruptObject, TsExpired, TsOutOfRange
+from tistream.errors import BrokenPromise, CorruptObject, InvalidInput, TsExpired, TsOutOfRange
 
 _SNAPSHOTS_KEPT = 8
 _DISAGREEMENTS_KEPT = 8
@@ -260,6 +260,13 @@ class History:
         if found is None:
             raise no_table(db, table, self._spelled(db.lower(), ts), ts=ts)
         return found
+
+    def find_base_table(self, db: str, table: str, ts: int) -> Table:
+        """The same, if it has rows. InvalidInput for a view and a sequence."""
+        base = self.find(db, table, ts)
+        if base.kind != "table":
+            raise InvalidInput(f"{base.db}.{base.name} is a {base.kind}: it has no rows of its own.", kind=base.kind)
+        return base
 
     def _spelled(self, db: str, ts: int) -> list[str]:
         """Names of the tables of a database at `ts`; those that never changed are not parsed for it."""

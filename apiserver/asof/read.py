@@ -27,7 +27,7 @@ from tistream.catalog.bases import list_bases
 from tistream.catalog.retention import expired
 from tistream.catalog.seeds import list_seeds
 from tistream.catalog.tenants import get_tenant
-from tistream.errors import AheadOfWatermark, InvalidInput, NotFound
+from tistream.errors import AheadOfWatermark, NotFound
 from tistream.ids import Tenant
 
 _CHOICES_MAX = 10  # of bases, each of which was retired before it could be read
@@ -81,9 +81,7 @@ class TableAsOf:
 def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     """Begin the read. AheadOfWatermark when the timestamp is not served yet; other errors as the module says."""
     history, as_of, resolved, _ = moment(services, request.tenant, request.as_of)
-    table = history.find(request.database, request.table, as_of)
-    if table.kind != "table":
-        raise InvalidInput(f"{table.db}.{table.name} is a {table.kind}: it has no rows of its own.", kind=table.kind)
+    table = history.find_base_table(request.database, request.table, as_of)
     tries = 0
     while True:
         log_start = get_tenant(services.catalog, request.tenant).earliest_ts  # it rises, and bases below it go

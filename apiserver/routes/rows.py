@@ -87,11 +87,7 @@ def router(services: Services, following: Following) -> APIRouter:
         dialect: DialectWord = Dialect.MYSQL,
     ) -> dict[str, Any]:
         history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of)
-        found = history.find(database, table, at)
-        if found.kind != "table":
-            raise InvalidInput(
-                f"{found.db}.{found.name} is a {found.kind}: it has no rows of its own.", kind=found.kind
-            )
+        found = history.find_base_table(database, table, at)
         made = define(history.database(database, at), found, dialect)
         return {
             "database": found.db,
