@@ -1,9 +1,10 @@
 """The rows of a flush in the order of the log, however many there are.
 
 An `Output` is put together when rows are taken and does not change with the buffer: it knows the rows, not their bytes.
-Few rows are one piece. Many are put in order run by run (`prepare`, a few runs at a time; 4 bytes for each row are
-kept), and cut into pieces at rows that were sampled from all runs: a piece is a stretch of the order, put together from
-the stretch of each run that lies in it. Besides what the buffer itself holds, only one piece's bytes are in memory.
+Few rows are one piece, up to twice the size of the others. Many are put in order run by run (`prepare`, a few runs at a
+time; 4 bytes for each row are kept), and cut into pieces at rows that were sampled from all runs: a piece is a stretch
+of the order, put together from the stretch of each run that lies in it. Besides what the buffer itself holds, only one
+piece's bytes are in memory.
 
 Relations: the pieces joined are all rows, once, by (table_id, commit_ts, start_ts, key); they are the same each time.
 """
@@ -23,8 +24,8 @@ from sorter.payload import Place, stacked
 from sorter.run import Run
 from tistream.change import COMMITTED, Op
 
-PIECE_ROWS = 1 << 18  #: of one piece, about
-PIECE_BYTES = 16 << 20  #: of the keys and values of one piece, about
+PIECE_ROWS = 1 << 18  #: of one of several pieces, about
+PIECE_BYTES = 16 << 20  #: of its keys and values, about
 
 NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
 
@@ -51,7 +52,7 @@ class Output:
         """Do a bounded part of the ordering."""
         if self._cuts is not None:
             return
-        if self._weight(self.rows, self.nbytes) <= 1:  # nothing to prepare
+        if self._weight(self.rows, self.nbytes) <= 2:  # one piece: putting it in order twice would cost more
             lengths = np.array([len(at) for at in self._rows], np.int64)
             self._cuts = np.stack([np.zeros(len(lengths), np.int64), lengths], axis=1)
             return

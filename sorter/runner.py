@@ -14,6 +14,7 @@ again.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ from tistream.task_state import TaskState
 
 log = structlog.get_logger(__name__)
 
+BACKLOG_BYTES_MAX = 16 << 20  #: of rows that could be written out; a task with more takes nothing in
 FEW_BATCHES = 8  #: of an idle tenant, which come seldom
 PASSED_MAX = 6  #: a snapshot of them is due with every so many of the others ...
 SELDOM_MAX = 30  #: ... and where very many tasks are, with so many
@@ -168,6 +170,16 @@ class TaskRunner:
         more = not self.halted and (late or batches == batches_max or 0 < bytes_max <= size or self.core.settling)
         self.more = more
         return Absorbed(batches=batches, rows=rows, nbytes=size, more=more)
+
+    def room(self) -> int:
+        """Bytes that it may take in before more is written out: in a flood rows wait where they come from, not here,
+        where they would be held long and cost memory. Before a merge nothing is written, and what is missing comes."""
+        if self.halted or self.publication.upto is not None:
+            return sys.maxsize
+        try:
+            return max(0, BACKLOG_BYTES_MAX - self.core.flushable_bytes())
+        except RowsOutOfReach:
+            return 0  # the flush meets it again, and shows it
 
     def held_bytes(self) -> int:
         """Memory that the task takes."""

@@ -13,7 +13,6 @@ may die at any instruction: what counts is in the catalog and the bucket.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -324,17 +323,20 @@ class SorterWorker:
             return True  # the flush meets it again, and shows it
 
     def _absorb(self) -> bool:
-        """Let every task take what has come, as far as there is memory for it; whether there is more to do at once."""
+        """Let every task take what has come, as far as there is room for it; whether there is more to do at once."""
         took: dict[Tenant, None] = {}
         more = False
         for runner in self._rota.turn(self._runners):
-            room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
+            room = runner.room()
+            if self._memory is not None:
+                room = min(room, self._memory.room(runner.task_id))
             began = self._clock.monotonic()
             until = began + ABSORB_S
             absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)  # noqa: B023
             self._touched[runner.row.tenant] = None
-            if absorbed.batches:
+            if absorbed.batches or not room:
                 took[runner.row.tenant] = None
+            if absorbed.batches:
                 measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
             more = more or absorbed.more
             if self._memory is not None:

@@ -55,6 +55,31 @@ def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
     assert [s.upper for s in worker.stats().values()] == [20, 20]
 
 
+def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sorter.runner.BACKLOG_BYTES_MAX", 2000)
+    put = bench.store.put
+
+    def failing(key: str, data: bytes) -> None:
+        raise StoreUnavailable("503", key=key)
+
+    bench.assign("s1")
+    worker = bench.worker("s1")
+    bench.wait(lambda: len(worker.stats()) == 2, "tasks")
+    monkeypatch.setattr(bench.store, "put", failing)
+    at = [seq * 10 for seq in range(1, 11)]
+    for seq, ts in enumerate(at, 1):
+        bench.put(seq, *change(b"a", ts + 1, ts + 2, b"v" * 999), upto=ts + 10)
+    bench.wait(lambda: worker.stats()[2].watermark == 110, "what the other has no rows of")
+    time.sleep(0.3)
+    assert worker.stats()[1].ready_rows == 2, "a row more than there was room for"
+    monkeypatch.setattr(bench.store, "put", put)
+    bench.wait_for_upper(110)
+    assert bench.served() == [expected(b"a", ts + 1, ts + 2, b"v" * 999) for ts in at]
+    bench.wait(lambda: worker.problems() == [], "problems pass")
+
+
 def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 100)
     monkeypatch.setattr("sorter.worker.RELIEF_INTERVAL_S", 0.02)
