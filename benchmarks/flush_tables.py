@@ -1,12 +1,13 @@
 """A flush of 1,000 tables, and reading one of them back.
 
-The target of the packed flush is what zstd leaves: zstd(1) alone takes 70 % of its time, so even a flush that cost
-nothing else would be 7 times as fast as the Parquet file. The product never writes unpacked segments; there each row is
-copied twice (into its stream, into the file), both times into memory that is touched for the first time.
+Writing: the committed file as the sorter builds it against one Parquet row group per table with the same compression.
+The sizes are those at which a sorter writes: 8 MiB, a file before its time; 16 MiB, as in a flood; 24 MiB, of one that
+catches up. What a row group costs by itself is the same in each; what a row costs is mostly zstd(1) on both sides (70 %
+of our time with 24 MiB), so that the larger the flush, the less can be gained.
 
-Writing: the committed file as the sorter builds it against one Parquet row group per table with the same compression,
-and against memcpy of the rows. The product always compresses; for the two ratios "uncompressed" the compressor of the
-segment writer is replaced by one that hands its input through, so they measure everything else that a file costs.
+The product always compresses; for the two ratios "uncompressed" the compressor of the segment writer is replaced by one
+that hands its input through, so they measure everything else that a file costs, against Parquet without compression and
+against memcpy of the rows.
 
 Reading: what the catalog says of the one segment that holds the table, one range GET, checks and cut to the table,
 against opening the Parquet file and reading its row group from memory. The requests are counted.
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +36,7 @@ from tistream.ids import Tenant
 from tistream.layout import CommittedKey
 from tistream.objectstore.memory import MemoryStore
 
-ROWS = 60_000  # about 24 MB
+SIZES = {8: (20_000, 8.0), 16: (40_000, 8.0), 24: (60_000, 6.0)}  # MiB of a flush, about: its rows, and the target
 TABLES = 1000
 KEY = CommittedKey(tenant=Tenant(1, 1), sorter="benchmark", incarnation=1, seq=1)
 
@@ -65,58 +68,75 @@ class _Through:
 
 
 def run() -> Iterator[Result]:
-    """Four ratios."""
-    rows = committed_rows()
-    batch = rows.combine_chunks().to_batches()[0]
-    source = np.frombuffer(batch.serialize(), np.uint8)
-    target = np.empty_like(source)
-    edges = np.searchsorted(rows["table_id"].to_numpy(), np.arange(TABLES + 1))
+    """Six ratios."""
+    for mib, (count, target) in SIZES.items():
+        flush = _Flush(committed_rows(count))
+        name = f"flush-tables/1000-tables-{mib}-mib"
+        yield compare(
+            f"{name}-zstd-vs-parquet", flush.ours, partial(flush.parquet, "zstd"), proof=flush.same, target=target
+        )
+        if mib == min(SIZES):
+            yield compare(
+                f"{name}-uncompressed-vs-parquet",
+                flush.uncompressed,
+                partial(flush.parquet, "none"),
+                proof=flush.same_raw,
+                target=8,
+            )
+            yield compare(
+                f"{name}-uncompressed-vs-memcpy", flush.uncompressed, flush.memcpy, proof=flush.same_raw, target=0.1
+            )
+    yield _reading(flush.rows, flush.ours(), flush.parquet("zstd"))
 
-    def memcpy() -> npt.NDArray[np.uint8]:
-        np.copyto(target, source)
-        return target
 
-    def ours() -> _File:
-        data, segments = build_committed_file(KEY, [(1, rows)], "w")
+class _Flush:
+    """What is compared, of these rows."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows = rows
+        self._source = np.frombuffer(rows.combine_chunks().to_batches()[0].serialize(), np.uint8)
+        self._target = np.empty_like(self._source)
+        self._edges = np.searchsorted(rows["table_id"].to_numpy(), np.arange(TABLES + 1)).tolist()
+
+    def memcpy(self) -> npt.NDArray[np.uint8]:
+        np.copyto(self._target, self._source)
+        return self._target
+
+    def ours(self) -> _File:
+        data, segments = build_committed_file(KEY, [(1, self.rows)], "w")
         return data, segments[1]
 
-    def uncompressed() -> _File:
+    def uncompressed(self) -> _File:
         compressor = segment_file.zstandard.ZstdCompressor
         segment_file.zstandard.ZstdCompressor = _Through
         try:
-            return ours()
+            return self.ours()
         finally:
             segment_file.zstandard.ZstdCompressor = compressor
 
-    def parquet(compression: str) -> bytes:
+    def parquet(self, compression: str) -> bytes:
         sink = pa.BufferOutputStream()
         level = 1 if compression == "zstd" else None
-        with pq.ParquetWriter(sink, rows.schema, compression=compression, compression_level=level) as writer:
-            for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-                writer.write_table(rows.slice(first, last - first))
+        with pq.ParquetWriter(sink, self.rows.schema, compression=compression, compression_level=level) as writer:
+            for first, last in pairwise(self._edges):
+                writer.write_table(self.rows.slice(first, last - first))
         data: bytes = sink.getvalue().to_pybytes()
         return data
 
-    def same_rows(file: _File, other: bytes) -> bool:
-        return _rows_of(file, packed=True).equals(rows) and pq.read_table(io.BytesIO(other)).cast(COMMITTED).equals(
-            rows
-        )
+    def same(self, file: _File, other: bytes) -> bool:
+        return _rows_of(file, packed=True).equals(self.rows) and self._holds(other)
 
-    def same_raw(file: _File, other: object) -> bool:
-        equal = not isinstance(other, bytes) or pq.read_table(io.BytesIO(other)).cast(COMMITTED).equals(rows)
-        return _rows_of(file, packed=False).equals(rows) and equal
+    def same_raw(self, file: _File, other: object) -> bool:
+        return _rows_of(file, packed=False).equals(self.rows) and (not isinstance(other, bytes) or self._holds(other))
 
-    name = "flush-tables/1000-tables"
-    yield compare(f"{name}-zstd-vs-parquet", ours, lambda: parquet("zstd"), proof=same_rows, target=4.5)
-    yield compare(f"{name}-uncompressed-vs-parquet", uncompressed, lambda: parquet("none"), proof=same_raw, target=8)
-    yield compare(f"{name}-uncompressed-vs-memcpy", uncompressed, memcpy, proof=same_raw, target=0.1)
-    yield _reading(rows, ours(), parquet("zstd"))
+    def _holds(self, parquet: bytes) -> bool:
+        return bool(pq.read_table(io.BytesIO(parquet)).cast(COMMITTED).equals(self.rows))
 
 
-def committed_rows() -> pa.Table:
+def committed_rows(count: int) -> pa.Table:
     """Rows of all tables in the order of a flush."""
-    changes = change_rows(ROWS)
-    tables = np.sort(np.random.default_rng(2).integers(0, TABLES, ROWS))
+    changes = change_rows(count)
+    tables = np.sort(np.random.default_rng(2).integers(0, TABLES, count))
     given = {"table_id": pa.array(tables, pa.int64())}
     columns = [given.get(name) or changes.column(name) for name in COMMITTED.names]
     rows = pa.table(columns, schema=COMMITTED)
