@@ -365,6 +365,7 @@ class SorterWorker:
             self._publisher.keep(by_tenant)
         else:
             by_tenant = self._going_on(touched)
+            self._publisher.forget(touched.keys() - by_tenant.keys())
         for group in self._rota.groups(by_tenant, self._publisher, whole=whole):
             self._flush_group(group, errors)
         self._touched |= self._rota.left()

@@ -10,6 +10,7 @@ import pytest
 
 from sorter import inbox, relief
 from sorter.spill import Spill
+from sorter.worker import SorterWorker
 from tistream.catalog.committed import find_segments
 from tistream.catalog.reports import TaskReport
 from tistream.catalog.snapshots import durable_floor, positions
@@ -134,6 +135,37 @@ def test_a_transaction_that_takes_many_slices_and_objects_is_written_whole(
     found = find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
     assert len({s.object_key for s in found}) > 5
     assert {(s.lo_ts, s.hi_ts) for s in found} == {(25, 25)}
+
+
+def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sorter.output.PIECE_ROWS", 1)
+    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 1)
+    monkeypatch.setattr("sorter.worker.SWEEP_S", 1000.0)
+    put, turn, turns = bench.store.put, SorterWorker._turn, []
+
+    def slowly(key: str, data: bytes) -> None:
+        time.sleep(0.02)
+        put(key, data)
+
+    def counted(worker: SorterWorker) -> None:
+        turns.append(0)
+        turn(worker)
+
+    bench.assign("s1")
+    worker = bench.worker("s1", snapshot_interval_s=1000.0)
+    bench.wait(lambda: len(worker.stats()) == 2, "tasks")
+    monkeypatch.setattr(bench.store, "put", slowly)
+    keys = [b"a%03d" % n for n in range(300)]
+    rows = [row for key in keys for row in change(key, 11, 25, b"v")]
+    bench.put(1, *rows, upto=30)
+    bench.wait(lambda: len(list(bench.store.list("committed/"))) > 3, "a flush is under way")
+    bench.assign("s2")
+    bench.wait(lambda: not worker.stats(), "the tasks have left")
+    monkeypatch.setattr(worker._loop, "_step", lambda: counted(worker))
+    time.sleep(1.0)
+    assert len(turns) < 100, "it has nothing to do"
 
 
 def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Bench) -> None:
