@@ -68,7 +68,7 @@ QUICK = {
     "lower-generation-wins": 0,
     "earlier-row-wins": 0,
     "undecided-not-held": 1,
-    "partly-decided-written": 1,
+    "partly-decided-written": 0,
     "commits-not-awaited": 0,
     "watermarks-before-data": 0,
     "duplicates-not-merged": 0,

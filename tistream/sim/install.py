@@ -54,7 +54,7 @@ _CONSTANTS = ("LEASE_MS", "OWNER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_
 #: bounds of the sorter that a scenario may lower
 LIMITS = (
     *("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN"),
-    *("PATIENCE_S", "FIRST_PAUSE_S"),
+    *("PATIENCE_S", "FIRST_PAUSE_S", "BACKLOG_BYTES_MAX"),
 )
 _QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
 

@@ -308,6 +308,7 @@ PROFILES: dict[str, Profile] = {
                 "FILE_BYTES_TARGET": 150,
                 "SPILL_BYTES_MIN": 0,
                 "ARRAY_BYTES_MIN": 100,
+                "BACKLOG_BYTES_MAX": 300,
             },
             memory_bytes=3000,
             faults=_only(slow=0.05, put_refused=0.04, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.03),
@@ -327,7 +328,7 @@ PROFILES: dict[str, Profile] = {
             tick_s=0.5,
             collect_s=1.0,
             grace_ms=1500,
-            limits={"PATIENCE_S": 3, "FIRST_PAUSE_S": 1},
+            limits={"PATIENCE_S": 3, "FIRST_PAUSE_S": 1, "BACKLOG_BYTES_MAX": 200},
             faults=_only(slow=0.1, put_refused=0.02, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.04)
             | {"db_undone": 0.02, "net_cut": 0.01},
             chaos={"crash": 2, "crash_io": 5, "pause": 3, "double": 1, "stop": 1},
