@@ -161,10 +161,9 @@ class Publisher:
         flushes = (flush for flushes in self._under_way.values() for flush in flushes)
         return sum(t.rows.held_bytes() for flush in flushes for t in flush.tasks)
 
-    def forget(self, tenants: Iterable[Tenant]) -> None:
-        """Forget what is under way for these tenants: all of their tasks have left."""
-        for tenant in tenants:
-            self._under_way.pop(tenant, None)
+    def under_way(self) -> list[Tenant]:
+        """The tenants of which a flush has objects still to write."""
+        return [tenant for tenant, flushes in self._under_way.items() if flushes]
 
     def keep(self, tenants: Collection[Tenant]) -> None:
         """Forget what is under way for other tenants: all of their tasks have left."""

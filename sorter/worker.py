@@ -359,13 +359,12 @@ class SorterWorker:
         errors: list[TiStreamError] = []
         now_s = self._clock.monotonic()
         touched, self._touched = self._touched, {}
+        self._publisher.keep(self._going_on(self._publisher.under_way()))
         if whole or now_s >= self._sweep_due_s:
             self._sweep_due_s = now_s + SWEEP_S
             by_tenant = self._going_on(self._tenants)
-            self._publisher.keep(by_tenant)
         else:
             by_tenant = self._going_on(touched)
-            self._publisher.forget(touched.keys() - by_tenant.keys())
         for group in self._rota.groups(by_tenant, self._publisher, whole=whole):
             self._flush_group(group, errors)
         self._touched |= self._rota.left()

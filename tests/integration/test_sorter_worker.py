@@ -10,7 +10,6 @@ import pytest
 
 from sorter import inbox, relief
 from sorter.spill import Spill
-from sorter.worker import SorterWorker
 from tistream.catalog.committed import find_segments
 from tistream.catalog.reports import TaskReport
 from tistream.catalog.snapshots import durable_floor, positions
@@ -143,18 +142,20 @@ def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
     monkeypatch.setattr("sorter.output.PIECE_ROWS", 1)
     monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 1)
     monkeypatch.setattr("sorter.worker.SWEEP_S", 1000.0)
-    put, turn, turns = bench.store.put, SorterWorker._turn, []
+    put, turns = bench.store.put, []
 
     def slowly(key: str, data: bytes) -> None:
         time.sleep(0.02)
         put(key, data)
 
-    def counted(worker: SorterWorker) -> None:
-        turns.append(0)
-        turn(worker)
-
     bench.assign("s1")
     worker = bench.worker("s1", snapshot_interval_s=1000.0)
+    turn = worker._loop._step
+
+    def counted() -> None:
+        turns.append(0)
+        turn()
+
     bench.wait(lambda: len(worker.stats()) == 2, "tasks")
     monkeypatch.setattr(bench.store, "put", slowly)
     keys = [b"a%03d" % n for n in range(300)]
@@ -163,7 +164,7 @@ def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
     bench.wait(lambda: len(list(bench.store.list("committed/"))) > 3, "a flush is under way")
     bench.assign("s2")
     bench.wait(lambda: not worker.stats(), "the tasks have left")
-    monkeypatch.setattr(worker._loop, "_step", lambda: counted(worker))
+    monkeypatch.setattr(worker._loop, "_step", counted)
     time.sleep(1.0)
     assert len(turns) < 100, "it has nothing to do"
 
