@@ -29,7 +29,7 @@ from tistream.testing import auth_site
 from tistream.testing.auth_site import MINE, OTHER
 from tistream.testing.console_look import look
 from tistream.testing.log_builder import LogBuilder
-from tistream.testing.stream_world import eventually
+from tistream.testing.waiting import eventually
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"

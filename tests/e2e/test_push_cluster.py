@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -16,6 +15,7 @@ from tistream.testing.processes import TiStreamProcess, Up, pull_all, register
 from tistream.testing.replica import compare
 from tistream.testing.served_recording import ServedRecording
 from tistream.testing.ticdc import compare_canal
+from tistream.testing.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +24,6 @@ def push(cluster: ServedRecording, url: str, folder: Path, *more: str) -> TiStre
     """A pusher of the whole cluster, not started yet."""
     args = ("push", "--pd", cluster.pd_address, "--url", url, "--cluster", "1", "--tenant", "1")
     return TiStreamProcess(*args, "--start-ts", str(cluster.start_ts), *more, log=folder / "push.log")
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_cluster_is_pulled_as_tidb_answered_though_its_pusher_is_killed(
@@ -64,7 +57,7 @@ def test_chosen_tables_alone_are_pulled_and_what_is_created_later(
     with ServedRecording(recording) as cluster, Up(tmp_path) as up:
         register(up.url)
         with push(cluster, up.url, tmp_path, "--table", "shop.customers", "--no-index-keys") as pusher:
-            wait_for(lambda: "pushing: stores 1, 2, 3" in pusher.output())
+            eventually(lambda: "pushing: stores 1, 2, 3" in pusher.output())
             cluster.play(speed=12)
             rows = [json.loads(line) for line in pull_all(up.url, last_resolved_ts, format="ndjson").splitlines()]
             assert pusher.alive, pusher.output()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tistream.client import connect
 from tistream.testing.guarded_s3 import BUCKET, FOLDER, GuardedS3, guarded_s3, settings
 from tistream.testing.processes import TiStreamProcess, Up
 from tistream.testing.served_recording import ServedRecording
+from tistream.testing.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -41,20 +41,13 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield made
 
 
-def wait_for(done: Callable[[], bool], said: Callable[[], str]) -> None:
-    deadline = time.monotonic() + 240
-    while not done():
-        assert time.monotonic() < deadline, said()
-        time.sleep(0.1)
-
-
 def test_a_recording_is_pushed_with_nothing_but_the_tenants_key(
     up: KeyedUp, recording: Path, tmp_path: Path, last_resolved_ts: int
 ) -> None:
     of = ("-c", "1", "-t", "1", "--url", up.url)
     owner = {"TISTREAM_KEY": up.owner}
     with TiStreamProcess("tenant", "register", *of, "--wait", log=tmp_path / "register.log", env=owner) as waiting:
-        wait_for(lambda: "start the pushers" in waiting.output(), waiting.output)
+        eventually(lambda: "start the pushers" in waiting.output(), waiting.output)
         (key,) = set(KEY.findall(waiting.output()))
         args = ("push", "--capture", str(recording), *of, "--speed", "max")
         with TiStreamProcess(*args, log=tmp_path / "push.log", env={"TISTREAM_KEY": key}) as pusher:
@@ -83,5 +76,5 @@ def test_a_pusher_of_a_cluster_starts_again_without_reading_the_bucket(
             log = tmp_path / f"push-{n}.log"
             more = ("--start-ts", str(cluster.start_ts))
             with TiStreamProcess(*args, *more, log=log, env={"TISTREAM_KEY": key}) as pusher:
-                wait_for(lambda p=pusher: "pushing: stores 1, 2, 3" in p.output() or not p.alive, pusher.output)
+                eventually(lambda p=pusher: "pushing: stores 1, 2, 3" in p.output() or not p.alive, pusher.output)
                 assert pusher.alive, pusher.output()

@@ -21,7 +21,8 @@ from apiserver.stream.following import FollowLimits
 from tistream.ids import Tenant
 from tistream.testing.api_world import BASE
 from tistream.testing.log_builder import TENANT
-from tistream.testing.stream_world import WAIT_S, StreamWorld, eventually, stream_world
+from tistream.testing.stream_world import StreamWorld, stream_world
+from tistream.testing.waiting import WAIT_S, eventually
 
 IDLE = 150
 

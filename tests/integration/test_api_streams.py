@@ -29,14 +29,13 @@ from tistream.catalog.tenants import TenantState
 from tistream.testing.api_world import BASE, arrow_of, events_of, next_cursor
 from tistream.testing.log_builder import TENANT, recording_end
 from tistream.testing.stream_world import (
-    WAIT_S,
     StreamWorld,
     events_until,
-    eventually,
     lines_of,
     sse_of,
     stream_world,
 )
+from tistream.testing.waiting import WAIT_S, eventually
 
 END = recording_end()
 FLUSHES = 20

@@ -26,7 +26,8 @@ from tistream.limits import KEY_CACHE_MS
 from tistream.testing.api_world import events_of, has_more, next_cursor
 from tistream.testing.auth_site import MINE, NOBODYS, OTHER, auth_site
 from tistream.testing.auth_site import Site as AuthSite
-from tistream.testing.stream_world import WAIT_S, eventually, served, sse_of
+from tistream.testing.stream_world import served, sse_of
+from tistream.testing.waiting import WAIT_S, eventually
 
 Told = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import orjson
 import pyarrow as pa
@@ -22,6 +22,7 @@ from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, FEED_QUEUE_BYTES_MAX
 from tistream.testing.batch_files import tenures_of
 from tistream.testing.proxy import Proxy, Trouble
+from tistream.testing.waiting import eventually
 
 T = Tenant(1, 2)
 LONG_S = 60.0
@@ -125,13 +126,6 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
-
-
 def take(stream: FlightStream, count: int) -> list[int]:
     """The seqs of the next batches, waiting out a dispatcher that cannot be reached."""
     found: list[int] = []
@@ -175,7 +169,7 @@ def test_who_does_not_take_holds_up_nobody_and_is_sent_no_more_than_its_credit(w
     lazy, eager = world.subscribe(7), world.subscribe(8)
     assert take(lazy, 1) == [1]
     assert take(eager, 200) == list(range(1, 201))
-    wait_until(lambda: len(slow.sent) >= FEED_QUEUE_BATCHES_MAX)
+    eventually(lambda: len(slow.sent) >= FEED_QUEUE_BATCHES_MAX)
     quick.grow(201)
     assert take(eager, 1) == [201]
     assert len(slow.sent) <= FEED_QUEUE_BATCHES_MAX + 1
@@ -188,7 +182,7 @@ def test_credit_counts_bytes_too(world: World) -> None:
     world.server.source = Stores(large, small)
     stream, other = world.subscribe(7), world.subscribe(8)
     assert stream.next(LONG_S) is not None
-    wait_until(lambda: len(large.sent) >= 4)  # one is taken, two and the one that reaches beyond are not
+    eventually(lambda: len(large.sent) >= 4)  # one is taken, two and the one that reaches beyond are not
     assert take(other, 1) == [1]
     small.grow(2)
     assert take(other, 1) == [2]
@@ -209,8 +203,8 @@ def test_when_it_is_cut_all_go_on_where_they_were(world: World) -> None:
             store.grow(40 + at)
     for n, (seqs, stream) in enumerate(zip(found, streams, strict=True)):
         assert seqs + take(stream, 43 - 24 - n) == list(range(1, 44))
-    wait_until(lambda: world.server.subscriptions == 5)
-    wait_until(lambda: all(len(store.wakes) == 1 for store in stores))
+    eventually(lambda: world.server.subscriptions == 5)
+    eventually(lambda: all(len(store.wakes) == 1 for store in stores))
 
 
 def test_a_peer_that_hangs_is_left_by_both(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,15 +217,15 @@ def test_a_peer_that_hangs_is_left_by_both(world: World, monkeypatch: pytest.Mon
     writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(FEED_COMMAND))
     request = FeedRequest(tenant=T, store_id=7, task_id=1, range=KeyRange())
     writer.write_metadata(encode_command(Subscribe(sub=1, request=request, batches=1, nbytes=1)))
-    wait_until(lambda: len(store.wakes) == 1)
-    wait_until(lambda: not store.wakes)
+    eventually(lambda: len(store.wakes) == 1)
+    eventually(lambda: not store.wakes)
     reader.cancel()
     client.close()
     stream = world.subscribe(7)
     assert take(stream, 1) == [1]
     world.proxy.trouble = Trouble.HANG
     assert isinstance(trouble(stream), FeedUnavailable)
-    wait_until(lambda: not store.wakes)
+    eventually(lambda: not store.wakes)
     world.proxy.trouble = Trouble.PASS
     store.grow(2)
     assert take(stream, 1) == [2]
@@ -244,7 +238,7 @@ def test_a_client_that_is_gone_leaves_nothing_behind(world: World) -> None:
         assert take(world.subscribe(n), 1) == [1]
     assert world.server.subscriptions == 5
     world.proxy.trouble = Trouble.REFUSE
-    wait_until(lambda: world.server.subscriptions == 0)
+    eventually(lambda: world.server.subscriptions == 0)
     assert not any(store.wakes for store in stores)
 
 
@@ -254,7 +248,7 @@ def test_who_unsubscribes_is_forgotten_and_the_others_go_on(world: World) -> Non
     first, second = world.subscribe(7), world.subscribe(8)
     assert (take(first, 1), take(second, 1)) == ([1], [1])
     first.close()
-    wait_until(lambda: world.server.subscriptions == 1)
+    eventually(lambda: world.server.subscriptions == 1)
     assert not gone.wakes
     gone.grow(2)
     stays.grow(2)
@@ -349,7 +343,7 @@ def test_what_cannot_be_understood_ends_the_exchange_with_a_reason(world: World,
     with pytest.raises(fl.FlightServerError) as raised:
         _speak(world.server.port, hostile)
     assert orjson.loads(raised.value.extra_info)["class"] == "InvalidInput"
-    wait_until(lambda: len(world.server._exchanges) == 1)
+    eventually(lambda: len(world.server._exchanges) == 1)
     store.grow(2)
     assert take(stream, 1) == [2]
 
@@ -366,7 +360,7 @@ def test_numbers_that_make_no_sense_are_refused(world: World) -> None:
         with pytest.raises(fl.FlightServerError) as raised:
             _speak(world.server.port, hostile)
         assert orjson.loads(raised.value.extra_info)["class"] == "InvalidInput"
-    wait_until(lambda: world.server.subscriptions == 0)
+    eventually(lambda: world.server.subscriptions == 0)
 
 
 def test_another_command_is_refused(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -21,6 +21,7 @@ from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX
 from tistream.testing.batch_files import tenures_of
+from tistream.testing.waiting import eventually
 
 T = Tenant(1, 2)
 CLOCK = SystemClock()
@@ -127,13 +128,6 @@ def world() -> Iterator[World]:
         server.shutdown()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
-
-
 def same(a: FeedBatch | None, b: FeedBatch) -> bool:
     assert a is not None
     assert (a.rows.schema, a.regions.schema) == (ROWS, REGIONS)
@@ -189,7 +183,7 @@ def test_trouble_raises_until_it_is_over_and_not_longer(world: World) -> None:
     with pytest.raises(FeedGap):
         stream.next(0.1)
     script.trouble = None
-    wait_until(lambda: _quiet(stream))
+    eventually(lambda: _quiet(stream))
     script.steps.append(batch(1))
     assert same(stream.next(60), batch(1))
 
@@ -277,7 +271,7 @@ def test_nobody_there_is_told_at_once_and_overcome_without_a_batch(world: World)
         stream.next(60)
     assert raised.value.facts["store"] == 7
     world.serve(Script())
-    wait_until(lambda: _is_calm(stream))
+    eventually(lambda: _is_calm(stream))
 
 
 def _is_calm(stream: FlightStream) -> bool:
@@ -299,7 +293,7 @@ def test_a_client_that_does_not_read_stops_the_server(world: World) -> None:
     world.serve(script)
     stream = world.subscribe()
     assert stream.next(60) is not None
-    wait_until(lambda: script.sent >= FEED_QUEUE_BATCHES_MAX)
+    eventually(lambda: script.sent >= FEED_QUEUE_BATCHES_MAX)
     time.sleep(0.5)
     assert script.sent < count
     got = 1
@@ -315,7 +309,7 @@ def test_a_client_that_leaves_closes_its_subscription(world: World) -> None:
     assert stream.next(60) is not None
     assert script.open_count == 1
     stream.close()
-    wait_until(lambda: script.open_count == 0)
+    eventually(lambda: script.open_count == 0)
 
 
 def test_a_repeat_or_a_gap_from_the_server_is_refused(world: World) -> None:

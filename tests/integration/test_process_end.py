@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tistream import config
@@ -16,8 +14,8 @@ from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, registe
 from tistream.cli import assembly
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.testing.waiting import WAIT_S, eventually
 
-WAIT_S = 60.0
 T = Tenant(1, 1)
 
 # A C library that calls back when the process exits, by when the interpreter is gone: as a thread does that comes back
@@ -31,13 +29,6 @@ ctypes.CDLL(None).__cxa_atexit(late, None, None)
 sys.argv[0] = "tistream"
 main()
 """
-
-
-def wait_until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def exchanges() -> list[str]:
@@ -57,7 +48,7 @@ def test_a_sorter_that_has_ended_reads_from_no_dispatcher(tmp_path: Path) -> Non
     for each in made:
         each.start()
     try:
-        wait_until(exchanges)
+        eventually(exchanges)
     finally:
         sorter = made[2]
         sorter.close()

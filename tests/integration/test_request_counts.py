@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ from tistream.service import Service, ServiceGroup
 from tistream.simulator.cluster import Cluster, Region
 from tistream.simulator.mvcc import Version
 from tistream.testing.request_tally import RequestTally
+from tistream.testing.waiting import WAIT_S, eventually
 
 T = Tenant(1, 1)
 S = tso.compose(1_700_000_000_000)
@@ -44,7 +45,6 @@ STORES = (1, 2, 3)
 BUSY, IDLE = 12, 6  # ticks
 FLUSH_S = 0.1
 SNAPSHOT_S = 0.5
-WAIT_S = 120.0
 
 
 class Counted:
@@ -120,7 +120,7 @@ class Counted:
         for _ in range(ticks):
             self.tick(busy=busy)
             time.sleep(FLUSH_S)
-        until(lambda: served_watermark(self.catalog, T) == self.ts)
+        eventually(lambda: served_watermark(self.catalog, T) == self.ts)
         return time.monotonic() - began
 
     def close(self) -> None:
@@ -130,13 +130,6 @@ class Counted:
         self.services.stop()
         self.http.stop()
         self.catalog.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from tistream.catalog.tenants import TenantState, change_state
 from tistream.catalog.workers import list_workers, register_worker
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
-from tistream.testing.sorter_bench import TENANT, WAIT_S, Bench, change, expected
+from tistream.testing.sorter_bench import TENANT, Bench, change, expected
 from tistream.testing.sorter_oracle import C, Mark, P, R, Row
 from tistream.testing.sorter_world import File, feed_batch
+from tistream.testing.waiting import WAIT_S
 
 
 @pytest.fixture

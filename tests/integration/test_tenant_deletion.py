@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,11 +56,11 @@ from tistream.service import ServiceGroup
 from tistream.simulator.cluster import Cluster, Region
 from tistream.simulator.mvcc import Version
 from tistream.testing.batch_files import batch_bytes
+from tistream.testing.waiting import WAIT_S, eventually
 
 GOES, STAYS = Tenant(1, 1), Tenant(1, 2)
 S = tso.compose(1_700_000_000_000)
 FLUSH_S = 0.05
-WAIT_S = 120.0
 
 
 class Bucket(MemoryStore):
@@ -170,7 +169,7 @@ class Site:
         for _ in range(ticks):
             self.goes.tick()
             self.stays.tick()
-        until(lambda: self.goes.is_served() and self.stays.is_served())
+        eventually(lambda: self.goes.is_served() and self.stays.is_served())
 
     def delete(self, **asked: str) -> httpx2.Response:
         answer = httpx2.delete(f"{self.http.url}/v1/clusters/1/tenants/1", params=asked)
@@ -183,7 +182,7 @@ class Site:
     def collect(self) -> None:
         """Rounds of the collector until nothing is left; what is under way shows up in one of the next ones."""
         self.deletion.step()
-        until(lambda: self.deletion.step() == 0)
+        eventually(lambda: self.deletion.step() == 0)
 
     def swept(self) -> None:
         """A round long after the last one."""
@@ -208,7 +207,7 @@ class Site:
         with pytest.raises(TenantDeleted):
             self.read(GOES, self.goes.ts)
         self.stays.tick()
-        until(self.stays.is_served)
+        eventually(self.stays.is_served)
         assert self.read(STAYS, self.stays.ts) == self.stays.commits
 
     def close(self) -> None:
@@ -219,13 +218,6 @@ class Site:
         self.services.stop()
         self.http.stop()
         self.catalog.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -245,9 +237,9 @@ def a_flush_is_under_way(site: Site) -> None:
     site.delete()
     site.collect()
     site.bucket.go.set()
-    until(lambda: any(key.startswith(committed_prefix(GOES)) for key in site.bucket.keys(GOES)))
+    eventually(lambda: any(key.startswith(committed_prefix(GOES)) for key in site.bucket.keys(GOES)))
     site.stays.tick()
-    until(site.stays.is_served)  # its flush comes behind the one that was held
+    eventually(site.stays.is_served)  # its flush comes behind the one that was held
     assert find_segments(site.catalog, GOES, after_ts=0, upto_ts=1 << 62, limit=9) == []
     site.swept()
     site.judge()
@@ -339,7 +331,7 @@ def test_everybody_is_told(site: Site) -> None:
     assert (seen["done"], seen["state"], seen["tasks"], site.state()) == (False, "DELETING", 2, TenantState.ACTIVE)
     assert seen["objects"] > 0 < seen["bytes"]
     assert site.delete(reason="moved away").json()["done"]
-    until(lambda: {tenant for tenant, _ in site.dispatcher._owned} == {STAYS})
+    eventually(lambda: {tenant for tenant, _ in site.dispatcher._owned} == {STAYS})
     assert [row.dispatcher for row in list_stores(site.catalog, GOES)] == [None]
     assert list_tasks(site.catalog, GOES) == []
     for method, path in (

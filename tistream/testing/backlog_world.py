@@ -11,7 +11,6 @@ import functools
 import random
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,11 +43,11 @@ from tistream.simulator.capture import Capture
 from tistream.testing.manual_clock import ManualClock
 from tistream.testing.oracle import Change, batch_files, expected_changes
 from tistream.testing.recording import RECORDING
+from tistream.testing.waiting import eventually
 
 TENANT = Tenant(1, 1)
 CAPTURE = Capture(RECORDING)
 LAST = CAPTURE.meta.last_resolved_ts
-WAIT_S = 60.0
 
 
 class CatalogControl:
@@ -170,11 +169,7 @@ class BacklogWorld:
         self.wait_until(lambda: min(self.uppers()) >= upto)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """At most WAIT_S seconds."""
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, [str(row) for row in list_tasks(self.catalog, TENANT)]
-            time.sleep(0.02)
+        eventually(condition, lambda: [str(row) for row in list_tasks(self.catalog, TENANT)])
 
 
 @contextmanager

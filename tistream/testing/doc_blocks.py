@@ -19,11 +19,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+from tistream.testing.waiting import eventually
 
 SHELL = ("sh", "bash", "console")
 NOT_RUN = "Not run by the tests: "
@@ -194,10 +195,7 @@ def _errors(out: Path) -> str:
 
 
 def _until(done: Callable[[], bool], what: str, out: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, f"{what}:\n{_errors(out)}"
-        time.sleep(0.05)
+    eventually(done, lambda: f"{what}:\n{_errors(out)}")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

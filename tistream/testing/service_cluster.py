@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
@@ -15,8 +14,8 @@ from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 from tistream.testing.ports import free_port
 from tistream.testing.processes import TiStreamProcess, wait_until_ready
+from tistream.testing.waiting import eventually
 
-WAIT_S = 120.0
 Held = Mapping[object, tuple[str | None, int]]  #: task id, or tenant and store -> owner and epoch
 
 
@@ -77,13 +76,12 @@ class ServiceCluster:
 
     def wait_for(self, what: str, done: Callable[[], bool]) -> float:
         """Wait until it is so; how many seconds that took."""
-        began = time.monotonic()
-        while not done():
-            if time.monotonic() - began > WAIT_S:
-                said = "\n".join(f"{name}:\n{p.output()[-1500:]}" for name, p in self.processes.items())
-                raise AssertionError(f"{what} is not so\n{said}")
-            time.sleep(0.05)
-        return time.monotonic() - began
+
+        def said() -> str:
+            outputs = (f"{name}:\n{p.output()[-1500:]}" for name, p in self.processes.items())
+            return "\n".join([f"{what} is not so", *outputs])
+
+        return eventually(done, said)
 
     def _args(self, name: str) -> tuple[str, ...]:
         match name.partition("-")[0]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +26,9 @@ from tistream.objectstore.memory import MemoryStore
 from tistream.testing.memory_feed import MemoryFeed
 from tistream.testing.sorter_oracle import C, Mark, P, Row, Served
 from tistream.testing.sorter_world import File, feed_batch, served
+from tistream.testing.waiting import eventually
 
 TENANT = Tenant(1, 7)
-WAIT_S = 60.0
 
 
 class FlakyCatalog(Catalog):
@@ -110,10 +109,7 @@ class Bench:
         return get_task(self.catalog, task_id)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: {[w.problems() for w in self.workers]}"
-            time.sleep(0.01)
+        eventually(condition, lambda: f"{what}: {[w.problems() for w in self.workers]}")
 
     def wait_for_upper(self, upto: int) -> None:
         self.wait(lambda: all(self.row(t).upper >= upto for t in self.tasks), f"upper {upto}")

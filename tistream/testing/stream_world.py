@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from apiserver.app import create_app
 from apiserver.stream.following import Following, FollowLimits
 from tistream.cli.server import HttpServer
 from tistream.testing.api_world import BASE, ApiWorld, api_world
-
-WAIT_S = 60  # a busy machine is slow, not wrong
+from tistream.testing.waiting import WAIT_S
 
 
 @dataclass
@@ -98,11 +96,3 @@ def sse_of(answer: httpx2.Response) -> Iterator[dict[str, Any]]:
             event = {}
         else:
             event = {}
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +15,7 @@ from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.service import Repeating
 from tistream.testing.batch_files import tenures_of
+from tistream.testing.waiting import eventually
 
 T = Tenant(1, 1)
 CLOCK = SystemClock()
@@ -85,16 +85,9 @@ def world() -> Iterator[World]:
     made.pump.stop()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.002)
-
-
 def take(inbox: Inbox, count: int) -> list[int]:
     found: list[int] = []
-    wait_until(lambda: _take(inbox, found) >= count)
+    eventually(lambda: _take(inbox, found) >= count)
     return found
 
 
@@ -121,9 +114,9 @@ def test_a_full_inbox_holds_up_its_own_subscription_only(world: World) -> None:
     world.files.last = {1: 50, 2: 0}
     world.read(1, full)
     world.read(2, other)
-    wait_until(lambda: full.count == 2)
+    eventually(lambda: full.count == 2)
     for seq in range(1, 40):
-        wait_until(lambda: 2 in world.files.wakes)
+        eventually(lambda: 2 in world.files.wakes)
         world.files.grow(2, seq)
         assert take(other, 1) == [seq]
     assert full.count == 2
@@ -138,7 +131,7 @@ def test_trouble_is_shown_while_it_lasts_and_the_place_is_kept(world: World) -> 
     assert reader.problems() == []
     world.files.trouble[1] = CorruptObject("torn", object="file-3")
     world.files.grow(1, 4)
-    wait_until(lambda: len(reader.problems()) == 1)
+    eventually(lambda: len(reader.problems()) == 1)
     assert reader.problems()[0].facts["object"] == "file-3"
     del world.files.trouble[1]
     assert take(inbox, 2) == [3, 4]
@@ -151,7 +144,7 @@ def test_what_ends_it_has_it_opened_anew_behind_the_last_batch(world: World, err
     inbox = Inbox(batches_max=1)
     world.files.last[1] = 5
     world.read(1, inbox)
-    wait_until(lambda: inbox.count == 1)
+    eventually(lambda: inbox.count == 1)
     world.files.raises[1] = error
     assert take(inbox, 5) == [1, 2, 3, 4, 5]
     assert len(world.files.opened) == 2
@@ -163,7 +156,7 @@ def test_who_is_stopped_is_closed_and_the_others_go_on(world: World) -> None:
     reader = world.read(1, first)
     world.read(2, second)
     assert take(second, 1) == [1]
-    wait_until(lambda: first.count == 1)
+    eventually(lambda: first.count == 1)
     reader.ask_to_stop()
     reader.join()
     assert not reader.is_alive
