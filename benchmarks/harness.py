@@ -16,9 +16,9 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 Better = Literal["higher", "lower"]
 A = TypeVar("A")
@@ -39,6 +39,19 @@ class Result:
     min: float
     max: float
     runs: int
+
+    @classmethod
+    def of(cls, name: str, ratios: Sequence[float], target: float, better: Better = "higher") -> Self:
+        """That of the ratios of several runs."""
+        return cls(
+            name=name,
+            ratio=statistics.median(ratios),
+            better=better,
+            target=target,
+            min=min(ratios),
+            max=max(ratios),
+            runs=len(ratios),
+        )
 
     @property
     def met(self) -> bool:
@@ -75,15 +88,7 @@ def compare(
             b = _seconds(baseline, repeat_baseline)
             a = _seconds(candidate, repeat_candidate)
         ratios.append(b / a if better == "higher" else a / b)
-    return Result(
-        name=name,
-        ratio=statistics.median(ratios),
-        better=better,
-        target=target,
-        min=min(ratios),
-        max=max(ratios),
-        runs=runs,
-    )
+    return Result.of(name, ratios, target, better)
 
 
 def _repetitions(side: Callable[[], object]) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import Better, Result
+from benchmarks.harness import Result
 from benchmarks.rows import BASE_TS, change_rows
 from sorter.core import TaskCore
 from tistream.change import COMMITTED, REGIONS, ROWS, RowKind
@@ -174,7 +173,7 @@ def run() -> Iterator[Result]:
 def _against_dict(ticks: Ticks) -> Result:
     runs, dicts = RunSorter(), DictSorter()
     pairs = _paired([runs.tick, dicts.tick], lambda n: [ticks.batch(n)] * 2, RUNS + 2)
-    return _result("dict", [b / a for a, b in pairs[2:]], 6.0, "higher")
+    return Result.of("match-sort/dict", [b / a for a, b in pairs[2:]], 6.0)
 
 
 def _growth(ticks: Ticks) -> Result:
@@ -202,7 +201,9 @@ def _growth(ticks: Ticks) -> Result:
         return [_at(batch, first + n + 1) for first in firsts]
 
     pairs = _paired([large.tick, small.tick], batches, RUNS + 2)
-    return _result(f"open-rows {OPEN_ROWS[1]:.0e}/{OPEN_ROWS[0]:.0e}", [a / b for a, b in pairs[2:]], 1.2, "lower")
+    return Result.of(
+        f"match-sort/open-rows {OPEN_ROWS[1]:.0e}/{OPEN_ROWS[0]:.0e}", [a / b for a, b in pairs[2:]], 1.2, "lower"
+    )
 
 
 def _early(ticks: Ticks) -> Result:
@@ -214,7 +215,7 @@ def _early(ticks: Ticks) -> Result:
     pairs = _paired(
         [many.tick, none.tick], lambda n: [_at(b := ticks.batch(n), first + n + 1), _at(b, n + 1)], RUNS + 2
     )
-    return _result("early-commits 1e6/0", [a / b for a, b in pairs[2:]], 1.2, "lower")
+    return Result.of("match-sort/early-commits 1e6/0", [a / b for a, b in pairs[2:]], 1.2, "lower")
 
 
 def _stalled(ticks: Ticks) -> Result:
@@ -226,7 +227,9 @@ def _stalled(ticks: Ticks) -> Result:
         batch = ticks.batch(n, stalled=True)
         seconds.append(_seconds(side.tick, batch)[0])
     early, late = seconds[2:13], seconds[42:53]
-    return _result("stalled-watermark 45th/5th", [b / a for a, b in zip(early, late, strict=True)], 1.2, "lower")
+    return Result.of(
+        "match-sort/stalled-watermark 45th/5th", [b / a for a, b in zip(early, late, strict=True)], 1.2, "lower"
+    )
 
 
 def _memory() -> Result:
@@ -238,7 +241,7 @@ def _memory() -> Result:
             for kind in ("runs", "dict")
         ]
         ratios.append(sizes[0] / sizes[1])
-    return _result("memory", ratios, 0.65, "lower")
+    return Result.of("match-sort/memory", ratios, 0.65, "lower")
 
 
 def _paired(
@@ -269,18 +272,6 @@ def _seconds(side: _Tick, batch: FeedBatch) -> tuple[float, pa.Table]:
 
 def _at(batch: FeedBatch, seq: int) -> FeedBatch:
     return FeedBatch(store_id=1, incarnation=1, seq=seq, cut_ts=batch.cut_ts, rows=batch.rows, regions=batch.regions)
-
-
-def _result(name: str, ratios: list[float], target: float, better: Better) -> Result:
-    return Result(
-        name=f"match-sort/{name}",
-        ratio=statistics.median(ratios),
-        better=better,
-        target=target,
-        min=min(ratios),
-        max=max(ratios),
-        runs=len(ratios),
-    )
 
 
 def _grown(kind: str) -> float:

@@ -9,7 +9,6 @@ The rows are decoded in one call and encoded as one page; the page is the table'
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -57,12 +56,4 @@ def _rate(name: str, work: Callable[[], object], rows: int, ticdc: int) -> Resul
         start = time.process_time()
         work()
         ratios.append(rows / (time.process_time() - start) / ticdc)
-    return Result(
-        name=name,
-        ratio=statistics.median(ratios),
-        better="higher",
-        target=3.0,
-        min=min(ratios),
-        max=max(ratios),
-        runs=RUNS,
-    )
+    return Result.of(name, ratios, 3.0)

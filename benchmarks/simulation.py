@@ -7,7 +7,6 @@ what else the machine does counts less.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -37,15 +36,7 @@ def run() -> Iterator[Result]:
         simulated = _cpu_seconds(_runs, 1)
         after = _cpu_seconds(lambda: _bare(steps), BARE_REPEATED)
         ratios.append(simulated / ((before + after) / 2))
-    yield Result(
-        name="simulation/run-in-bare-steps",
-        ratio=statistics.median(ratios),
-        better="lower",
-        target=TARGET,
-        min=min(ratios),
-        max=max(ratios),
-        runs=RUNS,
-    )
+    yield Result.of("simulation/run-in-bare-steps", ratios, TARGET, "lower")
 
 
 def _cpu_seconds(side: Callable[[], object], repeat: int) -> float:

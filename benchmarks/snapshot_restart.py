@@ -12,14 +12,13 @@ In seconds, with so many open rows (ten million, unless told otherwise), on a lo
 from __future__ import annotations
 
 import gc
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import Better, Result
+from benchmarks.harness import Result
 from benchmarks.match_sort import FAR, RunSorter, Ticks, _at, batch_of, held
 from benchmarks.rows import BASE_TS
 from sorter.core import TaskCore
@@ -121,17 +120,9 @@ def run() -> Iterator[Result]:
             reads.append(sides[0].read / sum(sides[0].refers.values()))
             for side in sides:
                 side.save()
-    yield _result("save 1e6/1e4", [a / b for a, b in saves[2:]], 1.2, "lower")
-    yield _result("restart 1e6/1e4", [a / b for a, b in restarts[2:]], 2.0, "lower")
-    yield _result("read", reads[2:], 0.1, "lower")
-
-
-def _result(name: str, ratios: list[float], target: float, better: Better) -> Result:
-    median = statistics.median(ratios)
-    whole = f"snapshot-restart/{name}"
-    return Result(
-        name=whole, ratio=median, better=better, target=target, min=min(ratios), max=max(ratios), runs=len(ratios)
-    )
+    yield Result.of("snapshot-restart/save 1e6/1e4", [a / b for a, b in saves[2:]], 1.2, "lower")
+    yield Result.of("snapshot-restart/restart 1e6/1e4", [a / b for a, b in restarts[2:]], 2.0, "lower")
+    yield Result.of("snapshot-restart/read", reads[2:], 0.1, "lower")
 
 
 def main(rows: int) -> None:

@@ -10,7 +10,6 @@ The two shares are of a second: what one tick of all stores costs, and what it c
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -142,13 +141,15 @@ def run() -> Iterator[Result]:
         return a == b and _agree(slots, plain, regions)
 
     yield compare("watermark-tick/100k-regions-vs-dict", tick_slots, tick_dict, proof=same, target=15, runs=RUNS)
-    yield _share("watermark-tick/100k-regions-share-of-a-second", [_seconds(tick_slots) for _ in range(RUNS)], 0.01)
+    yield Result.of(
+        "watermark-tick/100k-regions-share-of-a-second", [_seconds(tick_slots) for _ in range(RUNS)], 0.01, "lower"
+    )
     took = []
     for _ in range(RUNS):
         regions.split(SPLITS)
         files = Ticks(regions.lists()).next()
         took.append(_seconds(lambda files=files: _tick(slots, files)))  # type: ignore[misc]
-    yield _share("watermark-tick/1000-splits-share-of-a-second", took, 0.2)
+    yield Result.of("watermark-tick/1000-splits-share-of-a-second", took, 0.2, "lower")
 
 
 def _tick(slots: RangeWatermarkMap, files: list[pa.RecordBatch]) -> int | None:
@@ -182,15 +183,3 @@ def _seconds(step: Callable[[], object]) -> float:
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
-
-
-def _share(name: str, seconds: list[float], target: float) -> Result:
-    return Result(
-        name=name,
-        ratio=statistics.median(seconds),
-        better="lower",
-        target=target,
-        min=min(seconds),
-        max=max(seconds),
-        runs=len(seconds),
-    )

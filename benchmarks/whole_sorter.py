@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -76,15 +75,7 @@ def run() -> Iterator[Result]:
         with tempfile.TemporaryDirectory() as folder:
             peer = PebblePeer(Path(folder), given.rows)
             ratios = [measure(given).rows_per_core / peer.measure().rows_per_core for _ in range(RUNS)]
-        yield Result(
-            name=f"whole-sorter/{row_bytes}-byte-rows-vs-pebble",
-            ratio=statistics.median(ratios),
-            better="higher",
-            target=2.0,
-            min=min(ratios),
-            max=max(ratios),
-            runs=RUNS,
-        )
+        yield Result.of(f"whole-sorter/{row_bytes}-byte-rows-vs-pebble", ratios, 2.0)
 
 
 def measure(given: Workload) -> Run:
