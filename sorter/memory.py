@@ -9,9 +9,9 @@ slower than the feed, a task that holds more than its share of the budget takes 
 wait, the feed waits. Others go on up to their share. So all tasks together hold at most twice the budget and a batch
 each, for as long as that lasts.
 
-No task waits for ever unless the disk never takes a row again: what a task holds can all be moved out but for what
-`relief` names; once nothing is left to be moved out, tasks take one batch for each step whatever they hold, because
-only further batches can lift a watermark and so let rows leave. Deciding and flushing never wait for memory.
+For memory no task waits for ever unless the disk never takes a row again: what a task holds can all be moved out but
+for what `relief` names; once nothing is left to be moved out, tasks take one batch for each step whatever they hold,
+because only further batches can lift a watermark and so let rows leave. Deciding and flushing never wait for memory.
 """
 
 from __future__ import annotations

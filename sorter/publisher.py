@@ -123,7 +123,7 @@ class Publisher:
 
     def is_quiet(self, tenant: Tenant, publications: Sequence[Publication]) -> bool:
         """Whether nothing but watermarks would be written of this tenant, and nothing else is to be settled."""
-        return not self._under_way.get(tenant) and not any(p.unsure or p.core.flushable_bytes() for p in publications)
+        return tenant not in self._under_way and not any(p.unsure or p.core.flushable_bytes() for p in publications)
 
     def flush_quiet(self, tenants: Mapping[Tenant, Sequence[Publication]]) -> frozenset[int]:
         """`flush` of tenants that are quiet, in one transaction."""
@@ -145,11 +145,11 @@ class Publisher:
     @property
     def busy(self) -> bool:
         """Whether a flush has objects still to write."""
-        return any(self._under_way.values())
+        return bool(self._under_way)
 
     def is_busy_with(self, tenant: Tenant) -> bool:
         """Whether a flush of this tenant has objects still to write."""
-        return bool(self._under_way.get(tenant))
+        return tenant in self._under_way
 
     def writes(self, publication: Publication) -> bool:
         """Whether a flush of this task is under way."""
@@ -163,7 +163,7 @@ class Publisher:
 
     def under_way(self) -> list[Tenant]:
         """The tenants of which a flush has objects still to write."""
-        return [tenant for tenant, flushes in self._under_way.items() if flushes]
+        return list(self._under_way)
 
     def keep(self, tenants: Collection[Tenant]) -> None:
         """Forget what is under way for other tenants: all of their tasks have left."""
@@ -175,17 +175,22 @@ class Publisher:
         flushes = self._under_way.get(tenant, [])
         for flush in flushes:
             flush.tasks = [t for t in flush.tasks if id(t.publication) in owned]
-        self._under_way[tenant] = [flush for flush in flushes if flush.tasks]
-        return list(self._under_way[tenant])
+        owned_still = [flush for flush in flushes if flush.tasks]
+        self._set_under_way(tenant, owned_still)
+        return owned_still
 
     def _go_on(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
         """Write an object; after the last one make them visible."""
-        if not self._write(tenant, flush):
-            if flush not in self._under_way.setdefault(tenant, []):
-                self._under_way[tenant].append(flush)
-            return frozenset()
-        self._under_way[tenant] = [other for other in self._under_way.get(tenant, []) if other is not flush]
-        return self._publish(tenant, flush)
+        written = self._write(tenant, flush)
+        others = [other for other in self._under_way.get(tenant, []) if other is not flush]
+        self._set_under_way(tenant, others if written else [*others, flush])
+        return self._publish(tenant, flush) if written else frozenset()
+
+    def _set_under_way(self, tenant: Tenant, flushes: list[_Flush]) -> None:
+        if flushes:
+            self._under_way[tenant] = flushes
+        else:
+            self._under_way.pop(tenant, None)
 
     def _write(self, tenant: Tenant, flush: _Flush) -> bool:
         """Do a bounded part of the writing; whether all rows are in objects now."""

@@ -87,6 +87,7 @@ class TaskRunner:
         self.durable_n = row.snapshot_n  #: of the newest snapshot that the catalog is known to have
         self._until: Positions | None = None  # behind which nothing is taken
         self._left_out = False  # whether something came from there
+        self._counted: tuple[int, int] | None = None  # `upper` and `backlog`, unless something has come since
         self._dirty = False
         self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; looks without one
         self._reopen = False
@@ -150,8 +151,10 @@ class TaskRunner:
         """Give the core what has come, until a bound is reached, or it is late, or W has reached more than one step
         decides: that goes first, a step with each call. Without bytes to take nothing comes in. A broken promise halts
         the task."""
-        if not self.halted and self.core.settling:
+        settled = not self.halted and self.core.settling
+        if settled:
             self._step(self.core.settle)
+        bytes_max = min(bytes_max, self._room())
         batches = rows = size = 0
         late = False
         while batches < batches_max and size < bytes_max and not self.halted and not self.core.settling:
@@ -169,17 +172,23 @@ class TaskRunner:
                 break
         more = not self.halted and (late or batches == batches_max or 0 < bytes_max <= size or self.core.settling)
         self.more = more
+        if settled or batches:
+            self._counted = None
         return Absorbed(batches=batches, rows=rows, nbytes=size, more=more)
 
-    def room(self) -> int:
-        """Bytes that it may take in before more is written out: in a flood rows wait where they come from, not here,
-        where they would be held long and cost memory. Before a merge nothing is written, and what is missing comes."""
-        if self.halted or self.publication.upto is not None:
-            return sys.maxsize
-        try:
-            return max(0, BACKLOG_BYTES_MAX - self.core.flushable_bytes())
-        except RowsOutOfReach:
-            return 0  # the flush meets it again, and shows it
+    @property
+    def backlog(self) -> int:
+        """Bytes that could be written out. Counted once, until something comes or is written: for rows of a snapshot it
+        takes a fetch. When they do not come, it is as if there were many, until a flush has had them."""
+        if self.halted:
+            return 0
+        upper = self.core.upper
+        if self._counted is None or self._counted[0] != upper:
+            try:
+                self._counted = upper, self.core.flushable_bytes()
+            except RowsOutOfReach:
+                self._counted = upper, BACKLOG_BYTES_MAX  # the flush meets it again, and shows it
+        return self._counted[1]
 
     def held_bytes(self) -> int:
         """Memory that the task takes."""
@@ -286,6 +295,12 @@ class TaskRunner:
         """The key of a snapshot object that was never used, later than those before."""
         self._snapshot_n += 1
         return SnapshotKey(tenant=self.row.tenant, task_id=self.task_id, epoch=self.row.epoch, n=self._snapshot_n)
+
+    def _room(self) -> int:
+        """Bytes that it may take in before more is written out: in a flood rows wait where they come from, not here,
+        where they would be held long and cost memory. Before a merge it is the other way round: what is missing has to
+        come, and what lies above the other's `upper` is not written."""
+        return sys.maxsize if self.publication.upto is not None else max(0, BACKLOG_BYTES_MAX - self.backlog)
 
     def _switch(self, save: Save, consumed: Positions) -> bool:
         try:

@@ -13,6 +13,7 @@ may die at any instruction: what counts is in the catalog and the bucket.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -32,7 +33,6 @@ from sorter.reader import FeedReader, Reader
 from sorter.reporting import Reporter
 from sorter.rota import Group, Rota
 from sorter.runner import TaskRunner
-from sorter.saved import RowsOutOfReach
 from sorter.spill import Spill
 from sorter.standing import Standing
 from sorter.watermark import Stuck
@@ -316,32 +316,25 @@ class SorterWorker:
 
     def _has_a_full_file(self, tenants: Iterable[Tenant]) -> bool:
         """Whether the tasks of one of these tenants together could write a file of the target size now."""
-        sizes = (sum(r.core.flushable_bytes() for r in runners) for runners in self._going_on(tenants).values())
-        try:
-            return any(size >= COMMITTED_FILE_BYTES_TARGET for size in sizes)
-        except RowsOutOfReach:
-            return True  # the flush meets it again, and shows it
+        backlogs = (sum(r.backlog for r in runners) for runners in self._going_on(tenants).values())
+        return any(backlog >= COMMITTED_FILE_BYTES_TARGET for backlog in backlogs)
 
     def _absorb(self) -> bool:
         """Let every task take what has come, as far as there is room for it; whether there is more to do at once."""
-        took: dict[Tenant, None] = {}
+        had: dict[Tenant, None] = {}  # something to take
         more = False
         for runner in self._rota.turn(self._runners):
-            room = runner.room()
-            if self._memory is not None:
-                room = min(room, self._memory.room(runner.task_id))
+            room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
             began = self._clock.monotonic()
             until = began + ABSORB_S
             absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)  # noqa: B023
-            self._touched[runner.row.tenant] = None
-            if absorbed.batches or not room:
-                took[runner.row.tenant] = None
+            had[runner.row.tenant] = self._touched[runner.row.tenant] = None
             if absorbed.batches:
                 measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
             more = more or absorbed.more
             if self._memory is not None:
                 self._memory.took(absorbed.nbytes, settling=runner.core.settling)
-        if took and self._has_a_full_file(took):
+        if had and self._has_a_full_file(had):
             self._flush.hurry()
         return more or self._rota.waiting
 

@@ -36,7 +36,6 @@ from tistream.feed_wire import (
 )
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, FEED_QUEUE_BYTES_MAX
 
-CLOSE_S = 5.0
 CREDIT_SHARE = 4  #: credit is given back when so large a part of it (a quarter) has been taken
 
 Arrived = FeedBatch | TiStreamError | Fine
@@ -151,10 +150,9 @@ class Exchange:
         if reader is not None:
             reader.cancel()
 
-    def close(self) -> None:
-        """End it, and wait until it has, but not for a dispatcher that does not let itself be reached."""
-        self.fail(EOFError("the feed was closed"))
-        self._thread.join(CLOSE_S)
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has ended."""
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:

@@ -31,6 +31,7 @@ from tistream.service import Backoff
 
 WAIT_S = 10.0  # a subscription looks at least this often whether the dispatcher has become silent
 PLACES_S = 0.5
+CLOSE_S = 5.0  # for all exchanges together
 
 Locate = Callable[[Tenant, int], str | None]
 
@@ -85,12 +86,16 @@ class FlightFeed:
         return FlightStream(self, request, self._clock, wake)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and wait until they are, but not for dispatchers that cannot be reached."""
         with self._lock:
             peers, self._peers = list(self._peers.values()), {}
+        exchanges = [peer.exchange for peer in peers if peer.exchange is not None]
+        for exchange in exchanges:
+            exchange.fail(EOFError("the feed was closed"))
+        until = self._clock.monotonic() + CLOSE_S
+        for exchange in exchanges:
+            exchange.join(max(0.0, until - self._clock.monotonic()))
         for peer in peers:
-            if peer.exchange is not None:
-                peer.exchange.close()
             peer.client.close()
 
     def open(self, request: FeedRequest, arrived: Wake) -> Mailbox:

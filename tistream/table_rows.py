@@ -14,10 +14,9 @@ theirs.
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -35,8 +34,7 @@ BLOCK_BYTES = 4 << 20
 def rows_at(base: Run, changes: Iterable[pa.Table], schema: pa.Schema = STATE) -> Iterator[pa.Table]:
     """The rows (of `schema`, STATE or newest.VERSION) in key order, none deleted. `base` is a run of it; `changes` are
     committed rows (schema change.COMMITTED) in any order, repeated ones among them."""
-    with ExitStack() as stack:
-        yield from alive(merged([base, *_runs(changes, schema, stack)]))
+    yield from alive(merged([base, *_runs(changes, schema)]))
 
 
 def base_rows(store: ObjectStore, row: SeedSegmentRow, ts: int, schema: pa.Schema = STATE) -> pa.Table:
@@ -52,7 +50,7 @@ def base_rows(store: ObjectStore, row: SeedSegmentRow, ts: int, schema: pa.Schem
     return table.select(schema.names).cast(schema)
 
 
-def _runs(changes: Iterable[pa.Table], schema: pa.Schema, stack: ExitStack) -> list[Run]:
+def _runs(changes: Iterable[pa.Table], schema: pa.Schema) -> list[Run]:
     runs: list[Run] = []
     held: list[pa.Table] = []
     size = 0
@@ -63,7 +61,7 @@ def _runs(changes: Iterable[pa.Table], schema: pa.Schema, stack: ExitStack) -> l
             continue
         reduced = newest(pa.concat_tables(held))
         if reduced.nbytes > RUN_BYTES_MAX // 2:  # else there was much of few keys: go on with what is left
-            runs.append(_spilled(reduced, stack))
+            runs.append(_spilled(reduced))
             held, size = [], 0
         else:
             held, size = [reduced], reduced.nbytes
@@ -72,18 +70,18 @@ def _runs(changes: Iterable[pa.Table], schema: pa.Schema, stack: ExitStack) -> l
     return runs
 
 
-def _spilled(table: pa.Table, stack: ExitStack) -> Run:
-    """The run in a temporary file, which lives as long as the stack."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tistream-rows-"))
-    path = Path(folder) / "run.arrow"
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        for block in pieces(table, BLOCK_BYTES):
-            for batch in block.to_batches():
-                writer.write_batch(batch)
-    return _blocks(path, stack)
+def _spilled(table: pa.Table) -> Run:
+    """The run in a mapped file without a name: it goes with who reads it, however that ends."""
+    with tempfile.TemporaryFile(prefix="tistream-rows-") as file:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            for block in pieces(table, BLOCK_BYTES):
+                for batch in block.to_batches():
+                    writer.write_batch(batch)
+        file.flush()
+        return _blocks(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _blocks(path: Path, stack: ExitStack) -> Run:
-    reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path))))
+def _blocks(file: mmap.mmap) -> Run:
+    reader = pa.ipc.open_file(pa.py_buffer(file))
     for n in range(reader.num_record_batches):
         yield pa.Table.from_batches([reader.get_batch(n)])

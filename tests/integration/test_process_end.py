@@ -64,4 +64,7 @@ def test_who_comes_back_from_a_library_too_late_does_not_crash_a_service(tmp_pat
         assert process.stderr is not None
         assert any("Ctrl-C stops it" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0
+        try:
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()  # `with` would wait for it

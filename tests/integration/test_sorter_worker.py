@@ -19,7 +19,7 @@ from tistream.catalog.workers import list_workers, register_worker
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
 from tistream.testing.sorter_bench import TENANT, Bench, change, expected
-from tistream.testing.sorter_oracle import C, Mark, P, R, Row
+from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
 from tistream.testing.sorter_world import File, feed_batch
 from tistream.testing.waiting import WAIT_S
 
@@ -73,6 +73,7 @@ def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
     for seq, ts in enumerate(at, 1):
         bench.put(seq, *change(b"a", ts + 1, ts + 2, b"v" * 999), upto=ts + 10)
     bench.wait(lambda: worker.stats()[2].watermark == 110, "what the other has no rows of")
+    bench.wait(lambda: worker.stats()[1].ready_rows == 2, "what there is room for")
     time.sleep(0.3)
     assert worker.stats()[1].ready_rows == 2, "a row more than there was room for"
     monkeypatch.setattr(bench.store, "put", put)
@@ -317,6 +318,38 @@ def test_rows_that_cannot_be_fetched_cost_a_restart_of_the_task_and_nothing_else
     assert len(fetched) > 3
     assert bench.served() == [expected(b"a", 11, 12, b"1")]
     bench.wait(lambda: again.problems() == [], "over")
+
+
+def test_rows_that_cannot_be_fetched_are_asked_for_only_when_they_would_be_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.assign("s1")
+    first = bench.worker("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
+    bench.wait(lambda: len(first.stats()) == 2, "tasks")
+    ready = [Row(kind=D, key=b"a", start_ts=ts - 1, commit_ts=ts, value=b"1") for ts in (12, 35)]
+    bench.put(1, *ready, upto=20)
+    bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "saved")
+    first.crash()
+    bench.assign("s2")
+    fetch, asked, away = bench.store.get_range, [], True
+
+    def failing(key: str, offset: int, length: int) -> bytes:
+        asked.append(key)
+        if away:
+            raise StoreUnavailable("503", key=key)
+        return fetch(key, offset, length)
+
+    monkeypatch.setattr(bench.store, "get_range", failing)
+    again = bench.worker("s2")
+    bench.put(2, upto=30)
+    bench.wait(lambda: asked and again.problems(), "it is shown")
+    bench.put(3, upto=40)
+    asked.clear()
+    time.sleep(1.0)
+    assert len(asked) < 30, "not with every turn of the loop"
+    away = False
+    bench.wait_for_upper(40)
+    assert bench.served() == [expected(b"a", ts - 1, ts, b"1") for ts in (12, 35)]
 
 
 def test_a_good_end_saves_everything_and_retires(bench: Bench) -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -167,8 +168,10 @@ def _run(running: Running) -> None:
 def _leave(status: int) -> NoReturn:
     """End the process, all of whose parts have been closed, without taking the interpreter down first: a thread that is
     still inside a library, because its peer does not answer, would come back to none and crash the process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it was closed before the process began
+            with suppress(OSError):  # who read it is gone
+                stream.flush()
     os._exit(status)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-WAIT_S = 240.0  #: a busy machine is slow, not wrong
+WAIT_S = 120.0  #: a busy machine is slow, not wrong
 _PAUSE_S = 0.01
 
 
