@@ -17,6 +17,7 @@ from tistream.catalog.owner import acquire_owner
 from tistream.catalog.snapshots import switch_snapshot
 from tistream.catalog.tasks import list_tasks
 from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from tistream.errors import CatalogUnavailable
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 
@@ -116,3 +117,13 @@ def together(count: int, act: Callable[[int], R]) -> list[R]:
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count)))
+
+
+def ended(act: Callable[[], R]) -> R:
+    """What it comes to, tried again as services do: a database may end a circle of waiting by refusing one of them."""
+    while True:
+        try:
+            return act()
+        except CatalogUnavailable as e:
+            if not e.determinate:
+                raise

@@ -40,7 +40,7 @@ from tistream.catalog.tenants import (
 )
 from tistream.errors import InvalidInput, StateForbids, TenantDeleted
 from tistream.ids import Position
-from tistream.testing.catalog_cases import OTHER, START, T, activate, elected, flush, segment, snapshot, together
+from tistream.testing.catalog_cases import OTHER, START, T, activate, elected, ended, flush, segment, snapshot, together
 from tistream.testing.catalog_suite_seeds import seed
 
 ACTIVE, DELETING, DELETED = TenantState.ACTIVE, TenantState.DELETING, TenantState.DELETED
@@ -143,10 +143,10 @@ class DeletionSuite:
 
         def act(i: int) -> object:
             if i == 0:
-                return delete_tenant(catalog, T, seen=ACTIVE)
+                return ended(lambda: delete_tenant(catalog, T, seen=ACTIVE))
             if i == 1:
                 return split_or_gone(catalog, high)
-            flushed.append(flush(catalog, f"g/{i}", advance(low, START + 9, START + 9 + i)))
+            flushed.append(ended(lambda: flush(catalog, f"g/{i}", advance(low, START + 9, START + 9 + i))))
             return None
 
         together(4, act)
@@ -211,6 +211,6 @@ class DeletionSuite:
 def split_or_gone(catalog: Catalog, task: int) -> object:
     """Split a task that may be gone when its turn comes."""
     try:
-        return split_task(catalog, task, b"t\x90", seen_epoch=0)
+        return ended(lambda: split_task(catalog, task, b"t\x90", seen_epoch=0))
     except Exception as e:  # noqa: BLE001 - NotFound when the tombstone was first
         return e

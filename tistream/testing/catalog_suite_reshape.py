@@ -26,7 +26,7 @@ from tistream.catalog.tasks import (
     tasks_owned_by,
 )
 from tistream.catalog.workers import register_worker
-from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, NotFound, TiStreamError
+from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
 from tistream.testing.catalog_cases import (
@@ -36,6 +36,7 @@ from tistream.testing.catalog_cases import (
     T,
     activate,
     elected,
+    ended,
     flush,
     referred,
     segment,
@@ -192,14 +193,10 @@ class ReshapeSuite:
         low, *_ = activate(catalog)
 
         def split(_: int) -> tuple[int, int] | None:
-            while True:
-                try:
-                    return split_task(catalog, low, KEY, seen_epoch=0)
-                except NotFound:
-                    return None
-                except CatalogUnavailable as e:  # a database may end a circle of waiting that way
-                    if not e.determinate:
-                        raise
+            try:
+                return ended(lambda: split_task(catalog, low, KEY, seen_epoch=0))
+            except NotFound:
+                return None
 
         done = [parts for parts in together(4, split) if parts is not None]
         assert len(done) == 1
@@ -338,14 +335,9 @@ class ReshapeSuite:
         assert acquire_owner(catalog, "meta-1")
 
         def act(i: int) -> object:
-            while True:
-                try:
-                    if i:
-                        return flush(catalog, None, advance(right.task_id, START + 5, epoch=1))
-                    return merge_tasks(catalog, left, right, state())
-                except CatalogUnavailable as e:  # a database may end a circle of waiting that way
-                    if not e.determinate:
-                        raise
+            if i:
+                return ended(lambda: flush(catalog, None, advance(right.task_id, START + 5, epoch=1)))
+            return ended(lambda: merge_tasks(catalog, left, right, state()))
 
         merged, flushed = together(2, act)
         assert (merged is None) == (flushed == {right.task_id})
