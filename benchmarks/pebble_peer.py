@@ -12,14 +12,16 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pyarrow as pa
 
 _SOURCE = Path(__file__).parent / "pebble"
 _BUILD_S = 600.0
-_RUN_S = 300.0
+_RUN_S = 600.0
+_CHUNK_ROWS = 100_000
+_COMPACTED_MIN = 1.0  # what it needs for a row rises until then
 _RECORD = struct.Struct("<IIIqQQB")
 _NONE = 0xFFFFFFFF
 _COLUMNS = ("key", "value", "old_value", "table_id", "start_ts", "commit_ts", "op")
@@ -32,6 +34,7 @@ class PeerRun:
     rows: int
     write_s: float
     scan_s: float
+    compacted: float  #: bytes for each byte flushed
 
     @property
     def rows_per_core(self) -> float:
@@ -49,18 +52,21 @@ class PebblePeer:
         shutil.copytree(_SOURCE, source)
         for command in (["go", "mod", "tidy"], ["go", "build", "-o", str(self._program), "."]):
             subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=_BUILD_S)
-        columns = [rows.sort_by("start_ts")[name].to_pylist() for name in _COLUMNS]
         with self._rows.open("wb") as f:
-            for key, value, old_value, *numbers in zip(*columns, strict=True):
-                lengths = [_NONE if part is None else len(part) for part in (key, value, old_value)]
-                f.write(_RECORD.pack(*lengths, *numbers) + key + (value or b"") + (old_value or b""))
+            for batch in rows.sort_by("start_ts").to_batches(max_chunksize=_CHUNK_ROWS):
+                for key, value, old_value, *numbers in zip(*(batch[c].to_pylist() for c in _COLUMNS), strict=True):
+                    lengths = [_NONE if part is None else len(part) for part in (key, value, old_value)]
+                    f.write(_RECORD.pack(*lengths, *numbers) + key + (value or b"") + (old_value or b""))
 
     def measure(self) -> PeerRun:
-        """One run. ValueError when its scan has not met every row once and in order."""
+        """One run. ValueError when its scan has not met every row once and in order, or it has hardly compacted."""
         with tempfile.TemporaryDirectory() as folder:
             command = [str(self._program), str(self._rows), folder]
             told = subprocess.run(command, check=True, capture_output=True, timeout=_RUN_S).stdout
         found = json.loads(told)
         if not found["whole"]:
             raise ValueError("the peer's scan has not met every row once and in order")
-        return PeerRun(rows=found["rows"], write_s=found["write_s"], scan_s=found["scan_s"])
+        run = PeerRun(**{field.name: found[field.name] for field in fields(PeerRun)})
+        if run.compacted < _COMPACTED_MIN:
+            raise ValueError(f"the peer has compacted {run.compacted:.2f} bytes for each it flushed: give it more rows")
+        return run

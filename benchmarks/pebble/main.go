@@ -5,7 +5,8 @@
 // ROWS is a file of records, little endian: u32 key length, u32 value length, u32 old value length (0xffffffff: none),
 // i64 table, u64 start_ts, u64 commit_ts, u8 op, key, value, old value. DIR is an empty folder.
 // Prints one line of JSON: rows, processor seconds of the whole process (user and system, all threads) for writing with
-// flush and for the scan that decodes every row, and whether the scan met all rows in order.
+// flush and for the scan that decodes every row, whether the scan met all rows in order, and bytes compacted for each
+// byte flushed.
 package main
 
 import (
@@ -74,26 +75,23 @@ func check(err error) {
 	}
 }
 
-func read(path string) []row {
-	data, err := os.ReadFile(path)
-	check(err)
+// next gives the record at an offset of ROWS, and the offset behind it. Nothing is copied.
+func next(data []byte, at int) (r row, end int) {
 	le := binary.LittleEndian
-	var rows []row
-	for at := 0; at < len(data); {
-		k, v, o := int(le.Uint32(data[at:])), le.Uint32(data[at+4:]), le.Uint32(data[at+8:])
-		r := row{table: le.Uint64(data[at+12:]), startTs: le.Uint64(data[at+20:]), commitTs: le.Uint64(data[at+28:]), op: data[at+36]}
-		at += 37
-		r.key, at = data[at:at+k], at+k
-		if v != absent {
-			r.value, at = data[at:at+int(v)], at+int(v)
-		}
-		if o != absent {
-			r.old, at = data[at:at+int(o)], at+int(o)
-		}
-		rows = append(rows, r)
+	k, v, o := int(le.Uint32(data[at:])), le.Uint32(data[at+4:]), le.Uint32(data[at+8:])
+	r = row{table: le.Uint64(data[at+12:]), startTs: le.Uint64(data[at+20:]), commitTs: le.Uint64(data[at+28:]), op: data[at+36]}
+	at += 37
+	r.key, at = data[at:at+k], at+k
+	if v != absent {
+		r.value, at = data[at:at+int(v)], at+int(v)
 	}
-	return rows
+	if o != absent {
+		r.old, at = data[at:at+int(o)], at+int(o)
+	}
+	return r, at
 }
+
+func (r *row) size() int { return len(r.key) + len(r.value) + len(r.old) }
 
 func sortKey(buf []byte, r *row) []byte {
 	be := binary.BigEndian
@@ -128,14 +126,19 @@ func decode(b []byte) (r row) {
 }
 
 func main() {
-	rows := read(os.Args[1])
+	data, err := os.ReadFile(os.Args[1])
+	check(err)
 	db, err := pebble.Open(os.Args[2], options())
 	check(err)
 	began, wall := processorSeconds(), time.Now()
 	var kb, vb []byte
+	var r row
+	rows, bytesIn := 0, 0
 	batch := db.NewBatch()
-	for i := range rows {
-		kb, vb = sortKey(kb, &rows[i]), encode(vb, &rows[i])
+	for at := 0; at < len(data); rows++ {
+		r, at = next(data, at)
+		bytesIn += r.size()
+		kb, vb = sortKey(kb, &r), encode(vb, &r)
 		check(batch.Set(kb, vb, pebble.NoSync))
 		if batch.Len() >= batchBytes {
 			check(batch.Commit(pebble.NoSync))
@@ -155,17 +158,18 @@ func main() {
 		inOrder = inOrder && bytes.Compare(last, it.Key()) < 0
 		last = append(last[:0], it.Key()...)
 		count++
-		size += len(r.key) + len(r.value) + len(r.old)
+		size += r.size()
 	}
 	check(it.Close())
 	scanned := processorSeconds()
-	want := 0
-	for i := range rows {
-		want += len(rows[i].key) + len(rows[i].value) + len(rows[i].old)
+	var flushed, compacted uint64
+	for _, level := range db.Metrics().Levels {
+		flushed, compacted = flushed+level.BytesFlushed, compacted+level.BytesCompacted
 	}
 	check(json.NewEncoder(os.Stdout).Encode(map[string]any{
-		"rows": count, "bytes": size, "whole": count == len(rows) && size == want && inOrder,
-		"write_s": written - began, "scan_s": scanned - written,
+		"rows": count, "bytes": size, "whole": count == rows && size == bytesIn && inOrder,
+		"compacted": float64(compacted) / float64(flushed),
+		"write_s":   written - began, "scan_s": scanned - written,
 		"write_wall_s": writtenWall.Sub(wall).Seconds(), "scan_wall_s": time.Since(writtenWall).Seconds(),
 	}))
 	check(db.Close())

@@ -16,6 +16,7 @@ from tistream.sim.mutants import MUTANTS
 from tistream.sim.profiles import PROFILES, profile_of
 from tistream.sim.run import run
 from tistream.sim.scheduler import Process, Scheduler
+from tistream.testing.waiting import eventually
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "6"))
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.txt"))
@@ -191,6 +192,26 @@ def test_the_same_seed_twice_is_the_same_run_in_any_process() -> None:
     assert there[0] == first.trace_hash
     assert there == back[::-1]
     assert len(set(there)) == len(seeds)
+
+
+def test_a_command_that_is_killed_leaves_no_process_behind() -> None:
+    command = [sys.executable, "-m", "tistream.cli.main", "sim", "--seeds", "0:1000", "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            eventually(lambda: len(children.read_text().split()) == 3)  # those that play, and one of the library's
+            started = children.read_text().split()
+        finally:
+            process.kill()
+    eventually(lambda: not any(_runs(pid) for pid in started))
+
+
+def _runs(pid: str) -> bool:
+    """Whether there is such a process that has not ended, though perhaps nobody has asked yet how it did."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

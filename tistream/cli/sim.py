@@ -6,10 +6,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -166,8 +164,9 @@ class _Player:
         if self.jobs == 1 or len(work) == 1:
             yield from ((job, self._without_story(_run(job))) for job in work)
             return
-        # Not by fork: the libraries' own threads would be missing in the child.
-        with ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn")) as pool:
+        from tistream.sim.pool import pool_of
+
+        with pool_of(self.jobs) as pool:
             left = iter(work)
             ahead = deque((job, pool.submit(_run, job)) for job in islice(left, self.jobs * _AHEAD))
             try:

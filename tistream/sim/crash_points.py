@@ -13,13 +13,12 @@ only that, is in `Plan`. Everything follows from scenario, seed and mutant: a po
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 
 from tistream.sim.boundaries import Boundary, Point, Side
 from tistream.sim.mutants import MUTANTS
+from tistream.sim.pool import pool_of
 from tistream.sim.profiles import PROFILES, Profile
 from tistream.sim.run import Outcome, run
 from tistream.simulator import profiles as upstream
@@ -175,8 +174,7 @@ def _parts(plan: Plan, firsts: list[Point], jobs: int) -> Iterator[Tally]:
     if jobs == 1:
         yield from (_from(plan, first, offset) for offset, first in enumerate(firsts))
         return
-    # Not by fork: the libraries' own threads would be missing in the child.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with pool_of(jobs) as pool:
         try:
             yield from (f.result() for f in [pool.submit(_from, plan, first, at) for at, first in enumerate(firsts)])
         finally:
