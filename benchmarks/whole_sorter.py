@@ -76,7 +76,7 @@ def run() -> Iterator[Result]:
         given = prepared(row_bytes)
         with tempfile.TemporaryDirectory() as folder:
             peer = PebblePeer(Path(folder), given.rows)
-            ratios = [_ratio(given, peer, sorter_first=run % 2 == 0) for run in range(RUNS)]
+            ratios = [_ratio(given, peer, sorter_first=turn % 2 == 0) for turn in range(RUNS)]
         yield Result.of(f"whole-sorter/{row_bytes}-byte-rows-vs-pebble", ratios, 2.0)
 
 
