@@ -142,9 +142,8 @@ class PlainSortBuffer:
 class PlainPrewriteBuffer:
     """Unmatched prewrites and early commits of one task."""
 
-    settling = False
-
     def __init__(self) -> None:
+        self.settling = False  #: whether it was restored with commits that W(key) has reached
         self.open = empty(OPEN)
         self.commits = empty(COMMITS)
         self.told = NONE_TOLD  #: nothing: it learns in the rows themselves
@@ -221,7 +220,13 @@ class PlainPrewriteBuffer:
         )
 
     def look(self, watermarks: RangeWatermarkMap) -> None:
-        """Here everything is decided at once."""
+        """Find whether there are commits that W(key) has reached: they come before anything new."""
+        self.settling = _reached(self.commits, "commit_ts", watermarks, strictly=False).height > 0
+
+    def go_on(self, watermarks: RangeWatermarkMap, ready: PlainSortBuffer) -> list[Undecided]:
+        """Decide them all. BrokenPromise as in `settle`."""
+        self.settling = False
+        return self.settle(watermarks, ready)
 
     def settle(self, watermarks: RangeWatermarkMap, ready: PlainSortBuffer) -> list[Undecided]:
         """Decide the commits that W(key) has reached and let the dead go; what is newly undecided.

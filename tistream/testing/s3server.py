@@ -1,22 +1,32 @@
 """A real S3 server for tests: moto's, in a process of its own, on a free port, gone when the block ends.
 
-It keeps everything in memory, checks no signatures and honours `If-None-Match: *`, which is what TiStream needs.
+It keeps everything in memory, checks no signatures and honours `If-None-Match: *`, which is what TiStream needs. moto
+itself looks whether the object exists and writes it later, so two writers at once may both be told that they made it,
+which S3 never says. Here such requests are served one at a time.
+
+    python -m tistream.testing.s3server PORT
 """
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tistream.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 START_S = 60
 REGION = "us-east-1"
@@ -61,7 +71,7 @@ def s3_server() -> Iterator[S3Server]:
     with tempfile.TemporaryDirectory(prefix="tistream-s3-") as folder:
         log = Path(folder) / "log"
         port = free_port()
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        command = [sys.executable, "-m", "tistream.testing.s3server", str(port)]
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **CREDENTIALS})
             try:
@@ -87,3 +97,31 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
         except OSError:
             time.sleep(0.05)
     raise S3ServerError(f"moto did not answer within {START_S} s:\n{log.read_text(errors='replace')}")
+
+
+class OneCreatorAtATime:
+    """A WSGI application that serves conditional writes one after the other, once their bodies have come."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] not in ("PUT", "POST") or "HTTP_IF_NONE_MATCH" not in environ:
+            return self._app(environ, start_response)
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        with self._lock:
+            return self._app({**environ, "wsgi.input": io.BytesIO(body)}, start_response)
+
+
+def serve(port: int) -> None:
+    """Answer on 127.0.0.1 until the process is ended."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import run_simple
+
+    app = DomainDispatcherApplication(create_backend_app)
+    run_simple("127.0.0.1", port, OneCreatorAtATime(app), threaded=True)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
