@@ -169,14 +169,11 @@ class _Player:
         with pool_of(self.jobs) as pool:
             left = iter(work)
             ahead = deque((job, pool.submit(_run, job)) for job in islice(left, self.jobs * _AHEAD))
-            try:
-                while ahead:
-                    job, future = ahead.popleft()
-                    outcome = self._without_story(future.result())
-                    ahead.extend((more, pool.submit(_run, more)) for more in islice(left, 1))
-                    yield job, outcome
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+            while ahead:
+                job, future = ahead.popleft()
+                outcome = self._without_story(future.result())
+                ahead.extend((more, pool.submit(_run, more)) for more in islice(left, 1))
+                yield job, outcome
 
     def _without_story(self, outcome: Outcome) -> Outcome:
         """Nobody wants to hear what went well, and there may be thousands."""

@@ -175,10 +175,7 @@ def _parts(plan: Plan, firsts: list[Point], jobs: int) -> Iterator[Tally]:
         yield from (_from(plan, first, offset) for offset, first in enumerate(firsts))
         return
     with pool_of(jobs) as pool:
-        try:
-            yield from (f.result() for f in [pool.submit(_from, plan, first, at) for at, first in enumerate(firsts)])
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        yield from (f.result() for f in [pool.submit(_from, plan, first, at) for at, first in enumerate(firsts)])
 
 
 def _from(plan: Plan, first: Point, offset: int) -> Tally:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from threading import Thread
 
 
-def pool_of(jobs: int) -> ProcessPoolExecutor:
-    """So many processes, which end with this one, however it ends: a killed one leaves none behind."""
+@contextmanager
+def pool_of(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """So many processes. They end with the block, where what has not begun is left out, and with this process, however
+    it ends."""
     # Not by fork: the libraries' own threads would be missing in the child.
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _end_with_parent() -> None:
