@@ -81,14 +81,17 @@ def compare(
     repeat_candidate, repeat_baseline = _repetitions(candidate), _repetitions(baseline)
     ratios = []
     for i in range(runs):
-        if i % 2:
-            a = _seconds(candidate, repeat_candidate)
-            b = _seconds(baseline, repeat_baseline)
-        else:
-            b = _seconds(baseline, repeat_baseline)
-            a = _seconds(candidate, repeat_candidate)
+        a, b = in_turn(i, lambda: _seconds(candidate, repeat_candidate), lambda: _seconds(baseline, repeat_baseline))
         ratios.append(b / a if better == "higher" else a / b)
     return Result.of(name, ratios, target, better)
+
+
+def in_turn(run: int, candidate: Callable[[], A], baseline: Callable[[], B]) -> tuple[A, B]:
+    """What the two sides give in this run; which of them is first changes from run to run."""
+    if run % 2:
+        return candidate(), baseline()
+    theirs = baseline()
+    return candidate(), theirs
 
 
 def _repetitions(side: Callable[[], object]) -> int:

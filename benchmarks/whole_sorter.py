@@ -24,11 +24,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.harness import Result
+from benchmarks.harness import Result, in_turn
 from benchmarks.pebble_peer import PebblePeer
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from dispatcher.flight_server import FlightFeedServer
@@ -76,20 +77,14 @@ def run() -> Iterator[Result]:
         given = prepared(row_bytes)
         with tempfile.TemporaryDirectory() as folder:
             peer = PebblePeer(Path(folder), given.rows)
-            ratios = [_ratio(given, peer, sorter_first=turn % 2 == 0) for turn in range(RUNS)]
+            pairs = [in_turn(turn, partial(measure, given), peer.measure) for turn in range(RUNS)]
+        ratios = [ours.rows_per_core / theirs.rows_per_core for ours, theirs in pairs]
         yield Result.of(f"whole-sorter/{row_bytes}-byte-rows-vs-pebble", ratios, 2.0)
 
 
 def prepared(row_bytes: int) -> Workload:
     """What one run gets, in rows of that size."""
     return workload(row_bytes, ticks=RUN_BYTES // (row_bytes * ROWS_PER_TICK * STORES), rows_per_tick=ROWS_PER_TICK)
-
-
-def _ratio(given: Workload, peer: PebblePeer, *, sorter_first: bool) -> float:
-    if sorter_first:
-        return measure(given).rows_per_core / peer.measure().rows_per_core
-    theirs = peer.measure()
-    return measure(given).rows_per_core / theirs.rows_per_core
 
 
 def measure(given: Workload) -> Run:
