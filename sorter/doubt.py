@@ -79,11 +79,13 @@ def merged(group: pl.DataFrame) -> pl.DataFrame:
 
 
 def matched(due: pl.DataFrame, open_: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Of commits (COMMITS) and all of their prewrites (OPEN): (READY rows of those that can be decided, the others)."""
+    """Of commits (COMMITS) and all of their prewrites (OPEN): (READY rows of those that can be decided, the others).
+    Who matches the same again gets the rows in the same order, and writes the same snapshot."""
     said = due.rename({"op": "said_op", "value": "said", "flags": "said_flags"})
-    pairs = said.select(*TXN, "commit_ts", "said_op", "said", "said_flags").join(open_, on=TXN)
+    said = said.select(*TXN, "commit_ts", "said_op", "said", "said_flags")
+    pairs = said.join(open_, on=TXN, maintain_order="left")
     able = pairs.filter((pl.col("said_op") == Op.NONE) | (pl.col("said_op") == pl.col("op")))
-    kinds = able.unique([*VERSION, *_CONTENT], keep="last")
+    kinds = able.unique([*VERSION, *_CONTENT], keep="last", maintain_order=True)
     plain = kinds.filter((pl.len().over(VERSION) == 1) & ~(_IS_FAKE & pl.col("said").is_not_null()))
     rows = [_ready(plain)]
     doubtful = due.join(plain, on=VERSION, how="anti")

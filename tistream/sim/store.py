@@ -14,6 +14,7 @@ A listing is read in pages: what comes or goes between two pages may be seen or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from zlib import crc32
 
 from tistream.errors import ObjectNotFound, StoreUnavailable
 from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
@@ -65,7 +66,7 @@ class SimStore:
     def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
         b, s, copy = self._bucket, self._bucket.scheduler, bytes(data)
-        s.point(f"put {key}")
+        s.point(f"put {key} {crc32(copy):08x}")
         b.puts += 1
         point = b.boundaries.reach(f"PUT {key}")
         fault = b.dice.roll("put_refused", "put_lost", "put_late", "put_nowhere")
