@@ -15,6 +15,7 @@ from tistream.ids import Position
 from tistream.keyrange import KeyRange
 from tistream.testing.sorter_bench import TENANT, Bench, change, expected
 from tistream.testing.sorter_oracle import C, P, Row
+from tistream.testing.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_merge_that_goes_wrong_leaves_two_tasks_or_one(bench: Bench, fault: st
         case "the catalog is away":
             bench.catalog.lost_before_of = "merge_tasks"
         case _:
-            bench.worker("s2")
+            assert bench.worker("s2").wait_until_ready(WAIT_S)  # to register raises the epochs of what it has
             bench.assign("s2")
     asked_to_merge(bench)
     bench.wait(lambda: len(rows_of(bench)) == 1, "the merge")
