@@ -219,17 +219,16 @@ def _early(ticks: Ticks) -> Result:
 
 
 def _stalled(ticks: Ticks) -> Result:
-    """All commits are decided, nothing can be written. Each of the ticks 43 to 53 by one of 3 to 13: a tick in which
-    runs are put together costs two to five times as much, early and late."""
-    side = RunSorter()
-    seconds = []
-    for n in range(53):
-        batch = ticks.batch(n, stalled=True)
-        seconds.append(_seconds(side.tick, batch)[0])
-    early, late = seconds[2:13], seconds[42:53]
-    return Result.of(
-        "match-sort/stalled-watermark 45th/5th", [b / a for a, b in zip(early, late, strict=True)], 1.2, "lower"
+    """All commits are decided, nothing can be written. Each of the ticks 43 to 53 of one sorter by one of 3 to 13 of
+    another, in turn: a tick in which runs are put together costs two to five times as much, early and late."""
+    late, early = RunSorter(), RunSorter()
+    for side, before in ((late, 42), (early, 2)):
+        for n in range(before):
+            side.tick(ticks.batch(n, stalled=True))
+    pairs = _paired(
+        [late.tick, early.tick], lambda n: [ticks.batch(first + n, stalled=True) for first in (42, 2)], RUNS
     )
+    return Result.of("match-sort/stalled-watermark 45th/5th", [a / b for a, b in pairs], 1.2, "lower")
 
 
 def _memory() -> Result:
