@@ -206,6 +206,13 @@ def test_each_version_comes_once_with_the_row_it_wants() -> None:
     }
 
 
+def test_rows_come_in_the_order_of_the_files() -> None:
+    commits = [10 + n * 37 % 50 for n in range(50)]
+    sent = versions([put(RECORD, 1, ts, b"%d" % ts) for ts in commits])
+    rows = change_rows(distinct([sent, sent]), VALUES.empty_table())
+    assert rows["commit_ts"].to_pylist() == commits
+
+
 def test_what_the_change_feed_never_sends_is_flagged_or_dropped() -> None:
     sources = [0, 1, 0xFF, 0x100, 0xFF00, 0x10000, 0x20000]
     found = distinct([versions([put(k, 1, 10 + n, b"x", source_tag(s)) for n, s in enumerate(sources)])

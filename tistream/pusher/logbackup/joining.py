@@ -30,9 +30,10 @@ _WRITE = ["key", "start_ts"]
 
 
 def distinct(versions: list[pa.RecordBatch]) -> pa.Table:
-    """Each version once (schema VERSIONS), without ingested index entries. CorruptObject when copies disagree."""
+    """Each version once (schema VERSIONS), in the order of the files, without ingested index entries. CorruptObject
+    when copies disagree."""
     table = pa.Table.from_batches(versions, schema=VERSIONS)
-    found = _frame(table).unique()
+    found = _frame(table).unique(maintain_order=True)
     copies = found.filter(found.select(_VERSION).is_duplicated())
     if len(copies):
         key, commit_ts = copies.select(_VERSION).row(0)
@@ -60,15 +61,15 @@ def missing(wanted: pa.Table, values: pa.Table) -> pa.Table:
 
 
 def change_rows(versions: pa.Table, values: pa.Table) -> pa.RecordBatch:
-    """The versions (distinct) as change rows; `values` holds every row that they want. CorruptObject when copies of a
-    row disagree."""
+    """The versions (distinct) as change rows, in their order; `values` holds every row that they want. CorruptObject
+    when copies of a row disagree."""
     rows = _frame(values).unique()
     if (copies := rows.filter(rows.select(_WRITE).is_duplicated())).height:
         key, start_ts = copies.select(_WRITE).row(0)
         raise CorruptObject("two copies of one row disagree in the log backup", key=key, start_ts=start_ts)
     whole = (
         _frame(versions)
-        .join(rows, on=_WRITE, how="left", suffix="_stored")
+        .join(rows, on=_WRITE, how="left", suffix="_stored", maintain_order="left")
         .with_columns(value=pl.when("needs_value").then("value_stored").otherwise("value"))
     )
     put_without = whole.filter(pl.col("needs_value") & pl.col("value").is_null()).height
