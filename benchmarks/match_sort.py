@@ -19,11 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import Result
+from benchmarks.harness import Result, in_turn
 from benchmarks.rows import BASE_TS, change_rows
 from sorter.core import TaskCore
 from tistream.change import COMMITTED, REGIONS, ROWS, RowKind
@@ -250,11 +251,10 @@ def _paired(
     out = []
     for n in range(count):
         given = batches(n)
-        order = (0, 1) if n % 2 else (1, 0)
-        found = {i: _seconds(sides[i], given[i]) for i in order}
-        if not found[0][1].equals(found[1][1]):
+        (a, rows), (b, others) = in_turn(n, *(partial(_seconds, *one) for one in zip(sides, given, strict=True)))
+        if not rows.equals(others):
             raise ValueError(f"tick {n}: the two sides do not write the same rows")
-        out.append((found[0][0], found[1][0]))
+        out.append((a, b))
     return out
 
 

@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import Result
+from benchmarks.harness import Result, in_turn
 from benchmarks.match_sort import FAR, RunSorter, Ticks, _at, batch_of, held
 from benchmarks.rows import BASE_TS
 from sorter.core import TaskCore
@@ -74,6 +75,11 @@ class Saved:
         self.refers = {key: self.refers[key] for key in save.keeps} | save.new
         return seconds
 
+    def tick_and_save(self, ticks: Ticks, n: int) -> float:
+        """Seconds of the save."""
+        self.tick(ticks, n)
+        return self.save()
+
     def restart(self, ticks: Ticks, n: int) -> float:
         """Seconds from nothing in memory to the first flush that has rows."""
         self.read = 0
@@ -110,11 +116,7 @@ def run() -> Iterator[Result]:
             side.save()
         saves, restarts, reads = [], [], []
         for n in range(SAVES + 2):
-            seconds = []
-            for side in sides if n % 2 else sides[::-1]:
-                side.tick(ticks, n)
-                seconds.append(side.save())
-            saves.append(seconds if n % 2 else seconds[::-1])
+            saves.append(in_turn(n, *(partial(side.tick_and_save, ticks, n) for side in sides)))
         for n in range(SAVES + 2, SAVES + 9):
             restarts.append([side.restart(ticks, n) for side in sides])
             reads.append(sides[0].read / sum(sides[0].refers.values()))
