@@ -30,7 +30,6 @@ from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cl
 from tistream.simulator import ddl, transactions
 from tistream.simulator import workload as workload_module
 from tistream.simulator.capture import Capture
-from tistream.simulator.cluster import Cluster
 from tistream.simulator.mvcc import Version
 from tistream.simulator.profiles import DEFAULT
 from tistream.simulator.serve.content import cluster_of, recorded_cluster, recorded_versions, workload_cluster
@@ -223,12 +222,6 @@ def test_a_service_that_is_away_is_waited_for(bench: Bench) -> None:
     complete(bench)
 
 
-def all_alive(cluster: Cluster) -> None:
-    """The workload kills stores of its own accord; a test that is about one store begins with all of them."""
-    for store_id in cluster.dead_stores:
-        cluster.start_store(store_id)
-
-
 def test_stores_join_and_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tistream.pusher.tikv_push._STORES_S", 0.2)
     listed = bench.served.pd._store_addresses
@@ -238,7 +231,7 @@ def test_stores_join_and_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) ->
     listed[3] = address
     bench.until(lambda: bench.seen.stores == (1, 2, 3) and bench.watermark > S)
     with bench.served.changing() as cluster:
-        all_alive(cluster)
+        cluster.start_stores()  # the workload kills some of its own accord
         for region in cluster.regions(3):
             cluster.move_leader(region.region_id, 1)
         del listed[3]
@@ -438,7 +431,7 @@ def test_a_store_that_dies_is_followed_elsewhere(bench: Bench) -> None:
     bench.start()
     bench.until(lambda: bench.watermark > S)
     with bench.served.changing() as cluster:
-        all_alive(cluster)
+        cluster.start_stores()  # the workload kills some of its own accord
         cluster.kill_store(2, {region.region_id: 1 for region in cluster.regions(2)})
     dead_ts = bench.served.tso()
     bench.until(lambda: bench.watermark >= dead_ts)

@@ -315,6 +315,10 @@ class Cluster:
         """A dead store comes back. It leads nothing yet."""
         self._dead.discard(store_id)
 
+    def start_stores(self) -> None:
+        """Every dead store comes back."""
+        self._dead.clear()
+
     # -- the feed --------------------------------------------------------------------------------------------------
 
     def register(self, region_id: int, version: int, checkpoint_ts: int, *, at_once: bool = True) -> Subscription:

@@ -129,8 +129,7 @@ class ServedCluster:
             self._set_faults(CALM)
             if self.workload is not None:
                 self.workload.drain()
-            for store_id in sorted(self._cluster.dead_stores):
-                self._cluster.start_store(store_id)
+            self._cluster.start_stores()
             self._say(self._clock.monotonic())
             return self._tso(1)
 
