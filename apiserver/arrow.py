@@ -4,11 +4,13 @@
     raw       database table | schema change.COMMITTED
 
 The native form is for one table: an Arrow stream has one schema, so a page ends before the first row whose table
-version has other columns (other names, types, order or ENUM labels). All rows with one commit_ts have the same version,
-so such a page still ends between two commit timestamps. The columns hold the row as it is after the change, in a delete
-as it was; `_old` is the row before, null in an insert.
+version has other columns (other ids, names, types, order or ENUM labels). All rows with one commit_ts have the same
+version, so such a page still ends between two commit timestamps. The columns hold the row as it is after the change, in
+a delete as it was; `_old` is the row before, null in an insert.
 
-A table with a column of one of our own names keeps it: ours gets one more leading underscore.
+A table with a column of one of our own names keeps it: ours gets one more leading underscore. The metadata of fields
+and schema (`tistream.change`) says which columns are ours and which column of the table each other one is, so that a
+reader can match pages from before and after a RENAME COLUMN.
 Rows that cannot be decoded are left out and listed as JSON in the schema metadata under `quarantined`.
 """
 
@@ -30,6 +32,7 @@ from apiserver.page_rows import only
 from apiserver.split import order_messages
 from schemas.history import History
 from schemas.layout import row_layout
+from schemas.lineage import table_ids
 from schemas.model import Table
 from tistream import change
 from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
@@ -50,7 +53,7 @@ _OWN = {
 }
 _OLD = "_old"
 
-_Shape = tuple[tuple[str, pa.DataType, tuple[str, ...]], ...]
+_Shape = tuple[tuple[int, str, pa.DataType, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,23 +95,25 @@ def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffer
         end = cut - 1
     decoded = decode_rows(history, rows, scope, bare_deletes=True)
     changes = order_messages(decoded.changes, split=False)
-    table = _columns(changes) if changes else empty(history, scope, end)
+    table = _columns(history, changes) if changes else empty(history, scope, end)
     if decoded.quarantined:
         facts = orjson.dumps([_facts(q) for q in decoded.quarantined])
-        table = table.replace_schema_metadata({"quarantined": facts})
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"quarantined": facts})
     return NativePage(content=ipc(table, buffers), rows=table.num_rows, quarantined=len(decoded.quarantined), end=end)
 
 
 def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
     """No rows, with the columns that the table has at `ts`; only our own ones when there is no such table."""
     specs: Sequence[ColumnSpec] = ()
+    ids: Sequence[int] = ()
     if history is not None and scope.database is not None and scope.table is not None:
         try:
             table = history.find(scope.database, scope.table, ts)
             specs = row_layout(table).columns if table.kind == "table" else ()
+            ids = table_ids(history, table, ts)
         except NotFound:
             pass  # a table that is gone, or not there yet, has no rows
-    return _schema(specs).empty_table()
+    return _schema(specs, ids).empty_table()
 
 
 def ipc(table: pa.Table, buffers: str | None = None) -> pa.Buffer:
@@ -139,14 +144,16 @@ def _other_columns_from(history: History, rows: pa.Table, scope: Scope) -> int |
 
 def _shape(table: Table) -> _Shape:
     specs = row_layout(table).columns
-    return tuple((s.name, native_type(s), s.elems if kind_of(s) is Kind.ENUM else ()) for s in specs)
+    return tuple((s.id, s.name, native_type(s), s.elems if kind_of(s) is Kind.ENUM else ()) for s in specs)
 
 
-def _schema(specs: Sequence[ColumnSpec]) -> pa.Schema:
+def _schema(specs: Sequence[ColumnSpec], ids: Sequence[int] = ()) -> pa.Schema:
+    """`ids`: of the table, newest first."""
     taken = {spec.name.lower() for spec in specs}
-    fields = [pa.field(_free(name, taken), type_, False) for name, type_ in _OWN.items()]
-    columns = [pa.field(spec.name, native_type(spec)) for spec in specs]
-    return pa.schema([*fields, *columns, pa.field(_free(_OLD, taken), pa.struct(columns))])
+    fields = [pa.field(_free(name, taken), type_, False, {change.OWN_COLUMN: name}) for name, type_ in _OWN.items()]
+    columns = [pa.field(spec.name, native_type(spec), metadata={change.COLUMN_ID: str(spec.id)}) for spec in specs]
+    old = pa.field(_free(_OLD, taken), pa.struct(columns), metadata={change.OWN_COLUMN: _OLD})
+    return pa.schema([*fields, *columns, old], metadata={change.TABLE_IDS: ",".join(map(str, ids))})
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -155,14 +162,15 @@ def _free(name: str, taken: set[str]) -> str:
     return name
 
 
-def _columns(changes: Sequence[TableChanges]) -> pa.Table:
+def _columns(history: History, changes: Sequence[TableChanges]) -> pa.Table:
     """All changes in the order of the page. They have the same columns, so they can be put together undressed."""
     specs = row_layout(changes[0].table).columns
     order = np.argsort(np.concatenate([c.order for c in changes]), kind="stable")
     kind = np.concatenate([c.kind for c in changes])[order]
     place = pa.array(order)
     shown = pa.array(np.where(kind == DELETE, order + len(order), order))
-    schema = _schema(specs)
+    ids = {id_: None for c in changes for id_ in table_ids(history, c.table, int(c.commit_ts.max()))}
+    schema = _schema(specs, list(ids))
     current, old = [], []
     for n, spec in enumerate(specs):
         before = pa.concat_arrays([c.before.column(n) for c in changes])

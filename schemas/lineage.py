@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from schemas.history import History
 from schemas.model import STATE_PUBLIC, Column, DdlEvent, Table
 
 _MODIFY_COLUMN, _MULTI_CHANGE = 12, 61
@@ -83,6 +84,29 @@ def _replaced(before: Table, after: Version) -> dict[int, Ancestor]:
     elif types != {_MULTI_CHANGE} or _CHANGE.search(query):
         found |= {c.id: Ancestor(column=None, became=c, ddl_ts=after.start_ts, query=query) for c in others}
     return found
+
+
+def table_ids(history: History, table: Table, ts: int) -> tuple[int, ...]:
+    """The ids that the table had up to `ts`, newest first. TRUNCATE TABLE and changes of partitioning give a table a
+    new id and keep its columns with their ids; a table that was dropped and created again is another one."""
+    ids = [table.id]
+    while True:
+        born = {int(s[0]): id_ for id_ in table.physical_ids if len(s := history.version_intervals(id_).starts)}
+        at = min(born, default=0)
+        if at <= history.start_ts:
+            return tuple(ids)
+        first = history.table_at(born[at], at)
+        there = history.physical_ids(first.db, first.name, at - 1, at - 1) if first is not None else ()
+        before = history.table_at(min(there), at - 1) if there else None
+        if first is None or before is None or _ids_of(before) != _ids_of(first):
+            return tuple(ids)
+        if before.id not in ids:
+            ids.append(before.id)
+        table = before
+
+
+def _ids_of(table: Table) -> list[tuple[int, str]]:
+    return [(c.id, c.name) for c in _public(table)]
 
 
 def _public(table: Table) -> list[Column]:

@@ -36,6 +36,11 @@ class Op(IntEnum):
     DELETE = 2
 
 
+#: metadata of the fields of a decoded page, by which readers match the columns of pages that differ
+OWN_COLUMN = b"tistream.own"  #: the name that this column of ours has unless the table has a column of that name
+COLUMN_ID = b"tistream.column_id"  #: TiDB's id of the table's column
+TABLE_IDS = b"tistream.table_ids"  #: of the schema: the ids under which these column ids hold, joined by commas
+
 FLAG_NOT_A_CHANGE = 1  #: kept for reads AS OF a timestamp only, never delivered as a change
 FLAG_OLD_VALUE_UNKNOWN = 2  #: the upstream does not tell old values: `old_value` is null and says nothing
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from schemas.actions import Action
 from tistream import ts as tso
 from tistream.client import Client
-from tistream.errors import DecodeError, InvalidInput, NotFound
+from tistream.errors import DecodeError, InvalidInput, NotFound, TsOutOfRange
 from tistream.spark import TiStreamDataSource, access
 from tistream.testing.api_world import ApiWorld, api_world, arrow_of
 from tistream.testing.log_builder import recording_end, with_broken_value
@@ -50,9 +50,11 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Any:
 class Frame:
     """What Spark makes of `load()`: each process gets a copy of the source as it was when the schema was known."""
 
-    def __init__(self, **options: object) -> None:
-        source = TiStreamDataSource({"cluster": "1", "tenant": "1", **{k: str(v) for k, v in options.items()}})
-        self.schema: StructType = source.schema()
+    def __init__(self, *, typed: bool = False, **options: object) -> None:
+        """`typed`: with `.schema(...)`, so that Spark does not ask for one."""
+        given = {"cluster": "1", "tenant": "1", **{k: str(v) for k, v in options.items()}}
+        source = TiStreamDataSource(given)
+        self.schema: StructType = (TiStreamDataSource(given) if typed else source).schema()
         self._pickled = pickle.dumps(source)
 
     def reader(self, *filters: object) -> Any:
@@ -119,6 +121,38 @@ def test_a_frame_ends_where_the_log_ended_when_it_was_made(over: Any, tmp_path: 
         assert len(before) < len(changes(Frame().rows()))
 
 
+@pytest.mark.parametrize("given", [{}, {"endTs": "latest"}, {"endTs": "-15s"}, {"startTs": "-20s"}])
+@pytest.mark.parametrize("typed", [False, True])
+def test_what_a_frame_holds_is_decided_when_it_is_made(
+    over: Any, tmp_path: Path, given: dict[str, str], typed: bool
+) -> None:
+    with api_world(tmp_path) as made:
+        over(made)
+        made.log.build(4, made.log.cuts(4)[1])
+        frame = Frame(**given, typed=typed)
+        stream = Frame(**{"endTs": "latest", **given}).stream()
+        asked = {"start_ts": given.get("startTs", "earliest"), "end_ts": given.get("endTs", "latest")}
+        held = pulled(made, "", format="raw-arrow", **asked)
+        assert held
+        assert changes(frame.rows()) == held
+        made.clock.advance(5)
+        made.log.flush(END)
+        assert changes(frame.rows()) == held
+        batches = walk(stream, ALL)
+        assert sorted(r for b in batches for r in changes(table(stream, stream.partitions(*b)))) == held
+
+
+def test_a_stream_may_end_in_the_future_and_a_batch_may_not(world: ApiWorld, over: Any) -> None:
+    over(world)
+    frame = Frame(**ACCT, endTs="2099-01-01")
+    stream = frame.stream()
+    stream.prepareForTriggerAvailableNow()
+    parts = [changes(table(stream, stream.partitions(*batch))) for batch in walk(stream, ALL)]
+    assert [row for part in parts for row in part] == pulled(world, "/databases/shop/tables/acct", format="arrow")
+    with pytest.raises(TsOutOfRange, match="2099-01-01 lies in the future"):
+        frame.reader()
+
+
 def test_filters_bound_what_is_pulled(world: ApiWorld, over: Any) -> None:
     over(world)
     truth = pulled(world, "/databases/shop/tables/acct", format="raw-arrow")
@@ -163,7 +197,8 @@ def test_a_query_that_began_at_latest_goes_on_from_there(over: Any, tmp_path: Pa
         begun = stream.initialOffset()
         recorded = stream.latestOffset(begun, ALL)
         made.log.flush(END)
-        later = frame.stream()
+        assert frame.stream().initialOffset() == begun, "the frame's own `latest`, however often Spark asks"
+        later = Frame(startTs="latest").stream()  # the driver started again
         begins_later = later.initialOffset()
         assert int(begins_later["commit_ts"]) > int(recorded["commit_ts"])
         assert later.partitions(begins_later, recorded) == []

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tistream.change import OWN_COLUMN
 from tistream.client.exchange import Page
 from tistream.errors import InvalidInput, TiStreamError
 
@@ -150,10 +151,31 @@ class AsyncTablePull:
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """One table of tables whose columns may differ."""
+    tables = _with_same_own_names(tables)
     schema = tables[0].schema
     for table in tables[1:]:
         schema = _union(schema, table.schema)
     return pa.concat_tables([_as(table, schema) for table in tables]) if len(tables) > 1 else tables[0]
+
+
+def _with_same_own_names(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """A column of ours has one name in all of them, which no column of the table has in any."""
+    theirs = {field.name.lower() for table in tables for field in table.schema if _own(field) is None}
+    found = []
+    for table in tables:
+        names = []
+        for field in table.schema:
+            name = _own(field) or field.name
+            while _own(field) is not None and name in theirs:
+                name = "_" + name
+            names.append(name)
+        found.append(table.rename_columns(names))
+    return found
+
+
+def _own(field: pa.Field) -> str | None:
+    own = (field.metadata or {}).get(OWN_COLUMN)
+    return None if own is None else own.decode()
 
 
 def narrow(table: pa.Table) -> pa.Table:
@@ -173,8 +195,13 @@ def _union(a: Any, b: Any) -> Any:
     for field in b:
         known = fields.get(field.name)
         fields[field.name] = field if known is None else field.with_type(_wider(known.type, field.type))
-    made = [field.with_nullable(True).remove_metadata() for field in fields.values()]
+    made = [_kept_metadata(field.with_nullable(True)) for field in fields.values()]
     return pa.schema(made) if isinstance(a, pa.Schema) else pa.struct(made)
+
+
+def _kept_metadata(field: pa.Field) -> pa.Field:
+    own = _own(field)
+    return field.remove_metadata() if own is None else field.with_metadata({OWN_COLUMN: own})
 
 
 def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:

@@ -31,14 +31,14 @@ from pyspark.sql.types import StructType
 
 from tistream import ts as tso
 from tistream.clock import Clock, SystemClock
-from tistream.errors import DecodeError, NotFound, StoreUnavailable
+from tistream.errors import DecodeError, NotFound, StoreUnavailable, TsOutOfRange
 from tistream.limits import SPLITS_MAX
 from tistream.spark.access import ChangeLog, Scope, open_log
-from tistream.spark.columns import Conform, arrow_schema, spark_schema
+from tistream.spark.columns import Conform, like, own_name, spark_schema
 from tistream.spark.filters import Narrowed, narrow
 from tistream.spark.options import ReadOptions, parse_options
 
-_OWN_COLUMNS = 5  # of a decoded page, before the table's
+_TENANT = Scope(database=None, table=None)
 _LOOK_AGAIN_S = 0.2
 _BEHIND_S_MAX = 120.0  # another server may be so far behind the one that made the plan
 _IDLE_MS = 60_000  # an offset moves so seldom while nothing happens to what is read
@@ -71,9 +71,17 @@ class TiStreamDataSource(DataSource):  # type: ignore[misc]
     """`spark.dataSource.register(TiStreamDataSource)`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = parse_options(options)
-        self._served_ts: int | None = None  # when the schema was looked up, which is when the frame was made
-        self._schema_ts: int | None = None
+        """Called once for a frame. What `latest`, a span or a date means, it means from here on: Spark asks for a
+        reader with every action, and a stream for an end with every trigger."""
+        of = parse_options(options)
+        with open_log(of) as log:
+            at = log.splits(_TENANT, start_ts=of.start_ts, end_ts=of.start_ts)
+            self._served_ts = int(at["resolved_ts"])
+            end_ts = None if of.end_ts is None else _moment(log, of.end_ts)
+            schema_ts = _moment(log, of.schema_ts or of.end_ts or "latest")
+        self._options = replace(of, start_ts=at["start_ts"], end_ts=end_ts)
+        self._looked_up_ts = min(int(schema_ts), self._served_ts) if schema_ts.isdecimal() else self._served_ts
+        self._schema_ts: int | None = None  # up to when the schema knows the table; None: the user gave it
 
     @classmethod
     def name(cls) -> str:
@@ -82,26 +90,40 @@ class TiStreamDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """Of the table at `schemaTs`, or of undecoded rows."""
-        of = self._options
-        ts = of.schema_ts or of.end_ts or "latest"
-        with open_log(of) as log:
-            scope = Scope(database=of.database, table=of.table)
-            found, self._served_ts = log.columns(scope, ts=ts)
-            at = log.splits(Scope(database=None, table=None), start_ts=ts, end_ts=ts)
-        self._schema_ts = min(int(at["start_ts"]), self._served_ts) if of.decodes else None
-        return spark_schema(found, own=_OWN_COLUMNS if of.decodes else len(found))
+        if self._options.decodes:
+            self._schema_ts = self._looked_up_ts
+        return spark_schema(self._columns())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Of one frame: what was served when it was made is where it ends, however often it is read."""
-        options = self._options
-        if options.end_ts is None and self._served_ts is not None:
-            options = replace(options, end_ts=str(self._served_ts))
-        query = _Query(options=options, schema=schema, schema_ts=self._schema_ts)
+        end_ts = self._options.end_ts or str(self._served_ts)
+        if not end_ts.isdecimal():
+            raise TsOutOfRange(f"A batch read ends at a time that is served; endTs={end_ts} lies in the future.")
+        options = replace(self._options, end_ts=str(min(int(end_ts), self._served_ts)))
+        query = self._query(options, schema)
         return _FilteredReader(query) if options.pushes_filters else _Reader(query)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Of one query."""
-        return _StreamReader(_Query(options=self._options, schema=schema, schema_ts=self._schema_ts))
+        return _StreamReader(self._query(self._options, schema))
+
+    def _query(self, options: ReadOptions, schema: StructType) -> _Query:
+        if options.decodes and self._schema_ts is None:
+            schema = like(schema, self._columns())
+        return _Query(options=options, schema=schema, schema_ts=self._schema_ts)
+
+    def _columns(self) -> pa.Schema:
+        scope = Scope(database=self._options.database, table=self._options.table)
+        with open_log(self._options) as log:
+            return log.columns(scope, ts=str(self._looked_up_ts))[0]
+
+
+def _moment(log: ChangeLog, ts: str) -> str:
+    """A timestamp, a date, a span or `latest` as a number. A date of the future stays a date: it will mean the same."""
+    try:
+        return str(log.splits(_TENANT, start_ts=ts, end_ts=ts)["start_ts"])
+    except TsOutOfRange:
+        return ts
 
 
 class _Reader(DataSourceReader):  # type: ignore[misc]
@@ -151,7 +173,8 @@ class _FilteredReader(_Reader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Those that Spark must still apply."""
         decodes = self._query.options.decodes
-        self._narrowed, left = narrow(filters, commit_ts="_commit_ts" if decodes else "commit_ts", by_name=not decodes)
+        commit_ts = own_name(self._query.schema, "_commit_ts") if decodes else "commit_ts"
+        self._narrowed, left = narrow(filters, commit_ts=commit_ts, by_name=not decodes)
         return left
 
 
@@ -199,8 +222,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         """The query ends at what is served now."""
         end = self._query.options.end_ts or "latest"
         with open_log(self._query.options) as log:
-            at = log.splits(Scope(database=None, table=None), start_ts=end, end_ts=end)
-        self._target = str(min(int(at["start_ts"]), int(at["resolved_ts"])))
+            now = int(log.splits(_TENANT, start_ts="latest", end_ts="latest")["resolved_ts"])
+        self._target = str(min(int(end), now) if end.isdecimal() else now)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The parts between two offsets."""
@@ -256,7 +279,7 @@ def _parts(
 def _read(query: _Query, part: ChangePartition) -> Iterator[pa.RecordBatch]:
     """Page by page to the end of the part; DecodeError names a row that cannot be decoded."""
     pa.set_cpu_count(1)  # there is a Python worker for each core
-    conform = Conform(arrow_schema(query.schema), query.schema_ts)
+    conform = Conform(query.schema, query.schema_ts)
     clock, cursor = SystemClock(), part.cursor
     deadline = clock.monotonic() + _BEHIND_S_MAX
     with open_log(query.options) as log:

@@ -8,23 +8,27 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as st
 
+from tistream.change import OWN_COLUMN
 from tistream.errors import InvalidInput
 from tistream.spark.access import LogPage
-from tistream.spark.columns import Conform, arrow_schema, spark_schema
+from tistream.spark.columns import Conform, _plain_decimals, arrow_schema, spark_schema
 
 OWN = [
-    pa.field("_op", pa.dictionary(pa.int8(), pa.string()), False),
-    pa.field("_commit_ts", pa.uint64(), False),
-    pa.field("_start_ts", pa.uint64(), False),
-    pa.field("_key", pa.binary(), False),
-    pa.field("_table_id", pa.int64(), False),
+    pa.field(name, type_, False, {OWN_COLUMN: name})
+    for name, type_ in (
+        ("_op", pa.dictionary(pa.int8(), pa.string())),
+        ("_commit_ts", pa.uint64()),
+        ("_start_ts", pa.uint64()),
+        ("_key", pa.binary()),
+        ("_table_id", pa.int64()),
+    )
 ]
 T = 470613530891255808
 
 
 def schema_of(*columns: tuple[str, pa.DataType]) -> pa.Schema:
     fields = [pa.field(name, type_) for name, type_ in columns]
-    return pa.schema([*OWN, *fields, pa.field("_old", pa.struct(fields))])
+    return pa.schema([*OWN, *fields, pa.field("_old", pa.struct(fields), metadata={OWN_COLUMN: "_old"})])
 
 
 def page(commit_ts: int, **columns: pa.Array) -> LogPage:
@@ -38,9 +42,9 @@ def page(commit_ts: int, **columns: pa.Array) -> LogPage:
 
 
 def conform(query: pa.Schema, found: LogPage, schema_ts: int | None = T) -> pa.RecordBatch:
-    schema = arrow_schema(spark_schema(query, own=5))
+    schema = spark_schema(query)
     (batch,) = Conform(schema, schema_ts).batches(found)
-    assert batch.schema.equals(schema), "as Spark compares it"
+    assert batch.schema.equals(arrow_schema(schema)), "as Spark compares it"
     return batch
 
 
@@ -56,7 +60,7 @@ def test_every_native_type_has_one_in_spark() -> None:
         "st": (pa.list_(pa.string()), st.ArrayType(st.StringType())),
         "vec": (pa.list_(pa.float32()), st.ArrayType(st.FloatType())),
     }  # fmt: skip
-    found = spark_schema(schema_of(*((name, arrow) for name, (arrow, _) in columns.items())), own=5)
+    found = spark_schema(schema_of(*((name, arrow) for name, (arrow, _) in columns.items())))
     assert {name: found[name].dataType for name in columns} == {name: spark for name, (_, spark) in columns.items()}
     assert [field.simpleString().split(":")[1] for field in found.fields[:5]] == [
         "string", "bigint", "bigint", "binary", "bigint",
@@ -113,7 +117,15 @@ def test_a_value_that_does_not_fit_is_an_error(was: pa.Array, type_: pa.DataType
 
 def test_our_own_columns_are_never_made_up() -> None:
     odd = page(T, id=pa.array([1]))
-    names = ["__op" if name == "_op" else name for name in odd.rows.schema.names]
-    renamed = LogPage(rows=odd.rows.rename_columns(names), next_cursor="", resolved_ts=T, has_more=False, quarantined=0)
+    fields = [f.remove_metadata() if f.name == "_op" else f for f in odd.rows.schema]
+    rows = pa.Table.from_arrays(odd.rows.columns, schema=pa.schema(fields))
+    theirs = LogPage(rows=rows, next_cursor="", resolved_ts=T, has_more=False, quarantined=0)
     with pytest.raises(InvalidInput, match="no column _op"):
-        conform(schema_of(("id", pa.int64())), renamed)
+        conform(schema_of(("id", pa.int64())), theirs, schema_ts=None)
+
+
+def test_wide_decimals_are_written_without_an_exponent() -> None:
+    values = [decimal.Decimal(text) for text in ("0", "-0.000000000000000000000000000001", "1.5", "1e34")]
+    array = pa.array([*values, None], pa.decimal256(65, 30))
+    made = _plain_decimals(array).to_pylist()
+    assert made == ["0." + "0" * 30, "-0." + "0" * 29 + "1", "1.5" + "0" * 29, "1" + "0" * 34 + "." + "0" * 30, None]
