@@ -22,8 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apiserver.callers import caller_of
 from apiserver.rates import Buckets, Policy
 from tistream import problem
+from tistream.auth.access import ACCESS, Access
 from tistream.clock import Clock
 from tistream.errors import RateLimited, TooLarge
+from tistream.ids import Tenant
 
 _TENANT = re.compile(r"/v1/clusters/(\d{1,19})/tenants/(\d{1,19})(?:/|$)")
 _FREE = re.compile(r"/(?:livez|readyz|healthz|version|metrics|live|static/.*|problems(?:/.*)?)")
@@ -93,7 +95,9 @@ class Guard:
         caller = caller_of(HTTPConnection(scope))
         found = [(buckets, caller) for buckets in self._buckets["caller"]]
         if self._buckets["tenant"] and (m := _TENANT.match(scope["path"])):
-            found += [(buckets, f"{int(m[1])}/{int(m[2])}") for buckets in self._buckets["tenant"]]
+            tenant = Tenant(int(m[1]), int(m[2]))
+            if _sees(scope, tenant):
+                found += [(buckets, str(tenant)) for buckets in self._buckets["tenant"]]
         return found
 
     def _refused(self, mine: list[tuple[Buckets, str]]) -> RateLimited | None:
@@ -113,6 +117,13 @@ class Guard:
             f'"{b.policy.name}";r={b.left(who, now_s)};t={max(0, math.ceil(b.wait_s(who, now_s)))}' for b, who in mine
         ]
         return {"RateLimit-Policy": self._policy, "RateLimit": ", ".join(left)}
+
+
+def _sees(scope: Scope, tenant: Tenant) -> bool:
+    """Whether the caller's key may know of this tenant. One that may not is answered with 404: it neither uses up the
+    tenant's budget nor learns what is left of it."""
+    access: Access | None = scope.get(ACCESS)
+    return access is None or (access.principal is not None and access.principal.sees(tenant))
 
 
 def _shown(policy: Policy) -> str:

@@ -89,7 +89,7 @@ def probe_app(probes: Probes) -> FastAPI:
     app = FastAPI(title="TiStream probes", version=__version__, docs_url=None, redoc_url=None)
     problem.install(app)
     app.include_router(probe_router(probes))
-    app.add_middleware(Wall, guard=None)
+    app.add_middleware(Wall, guard=None, any_host=True)  # Prometheus may use any name
     return app
 
 

@@ -1,6 +1,6 @@
 """Logging in to the console and out of it.
 
-    GET  /login     a form; /login#CODE fills it in and sends it by itself
+    GET  /login     a form; /login#CODE fills it in, and the visitor sends it
     POST /login     a login code (once) or an API key becomes a session
     POST /logout    ends it
 

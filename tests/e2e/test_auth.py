@@ -121,6 +121,9 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
         found = Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
         page.goto(link)
+        expect(page.get_by_role("status")).to_contain_text("only if you asked for the link yourself")
+        assert not page.context.cookies(), "a link alone signs nobody in"
+        page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(owner.up.url + "/overview")
         expect(page.get_by_role("button", name="Sign out")).to_be_visible()
         (cookie,) = page.context.cookies()
@@ -146,6 +149,7 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
         expect(opened.value.locator("body")).to_contain_text("login#tsl_")
         other = browser.new_context().new_page()
         other.goto(link)
+        other.get_by_role("button", name="Sign in").click()
         expect(other.get_by_role("alert")).to_contain_text("was used")
         page.get_by_role("button", name="Sign out").click()
         expect(page).to_have_url(re.compile("/login$"))
@@ -153,6 +157,7 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
         # by a name that browsers do not trust over http they say less of where a form comes from
         afar = browser.new_context().new_page()
         afar.goto(owner.run("login", "--console")[0].strip().replace("127.0.0.1", "ts.test"))
+        afar.get_by_role("button", name="Sign in").click()
         expect(afar).to_have_url(re.compile("ts.test.*/overview"))
         browser.close()
 

@@ -67,6 +67,7 @@ class Site:
         page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("request", lambda request: self.asked.append(request.url.removeprefix(self.server.url)))
         page.goto(f"{self.server.url}/login#{code}")
+        page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(self.server.url + "/overview")
         self.asked.clear()
         page.goto(self.server.url + path)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from fastapi import FastAPI
+from starlette.testclient import TestClient
 
 from tistream.auth import install
 from tistream.auth.access import declared, needs, undeclared
 from tistream.auth.keys import format_key, parse_key
 from tistream.auth.roles import GRANTS, Right, Role, fits
 from tistream.catalog.keys import revoke_key
+from tistream.cli import assembly
 from tistream.errors import TiStreamError
 from tistream.testing.auth_site import MINE, NOBODYS, OPEN, OTHER, Site, auth_site, fill, is_problem
 
@@ -146,6 +149,8 @@ def test_open_addresses_ask_for_nothing_and_tell_little(site: Site) -> None:
     assert ready == {"status": "ok", "checks": {"catalog": "ok", "object store": "ok", "services": "ok"}}
     assert site.get("/static/console.css").status_code == 200
     assert site.get("/problems/TS-1080").status_code == 200
+    for beside in ("/problems-of-1", "/problemsx", "/staticx", "/static"):
+        assert site.get(beside).status_code == 401, beside
 
 
 def test_every_answer_has_the_security_headers(site: Site) -> None:
@@ -166,6 +171,37 @@ def test_every_answer_has_the_security_headers(site: Site) -> None:
             assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "same-origin"
+
+
+def test_no_cache_keeps_what_a_key_may_see(site: Site) -> None:
+    key = site.key(Role.OWNER)
+    asked = 0
+    for method, path, _ in site.routes():
+        if method == "GET":
+            answer = site.get(fill(path), key)
+            kept = answer.headers["Cache-Control"]
+            assert "no-store" in kept or kept.startswith("private"), path
+            asked += 1
+    assert asked > 40
+    assert "no-store" not in site.get("/static/console.css").headers.get("Cache-Control", "")
+
+
+FOREIGN = ["evil.example:8711", "127.0.0.1.evil.example", "evil.example.", "localhost.evil.example"]
+OURS = ["127.0.0.1:8711", "[::1]:8711", "localhost", "console.localhost:1", "10.0.0.7", "tistream"]
+
+
+@pytest.mark.parametrize("host", FOREIGN + OURS)
+def test_without_keys_no_other_name_leads_here(site: Site, host: str) -> None:
+    """A page of a domain that its owner points at 127.0.0.1 is of the same site to the browser."""
+    settings = site.parts.settings
+    open_server = settings.server.model_copy(update={"auth": "none"})
+    parts = replace(site.parts, settings=settings.model_copy(update={"server": open_server}))
+    app = assembly._api(parts, [], control=True)
+    headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+    with TestClient(app, raise_server_exceptions=False) as http:
+        for method, path in (("GET", "/v1/tenants"), ("POST", "/v1/console-codes"), ("GET", "/overview")):
+            answer = http.request(method, path, headers=headers, follow_redirects=False)
+            assert (answer.status_code == 403) == (host in FOREIGN), (method, path, answer.text)
 
 
 # ---- what one may see

@@ -32,8 +32,8 @@ from tistream.errors import NotAllowed, NotFound, invariant
 from tistream.ids import Tenant
 
 ACCESS = "tistream.access"  #: where the wall leaves it in a request's scope
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login"})
-OPEN_PREFIXES = ("/static/", problem_pages.PATH)  #: what problems mean is told to everybody
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login", problem_pages.PATH})
+OPEN_PREFIXES = ("/static/", f"{problem_pages.PATH}/")  #: everybody may read what problems mean
 _ANY_KEY = frozenset({"/openapi.json"})  #: made by the framework, behind the wall like everything
 _NUMBER = re.compile(r"[0-9]{1,19}")
 

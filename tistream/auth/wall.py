@@ -8,13 +8,16 @@ Open are the probes, static files and the login page. The wall says who it is; t
 everybody is let in as anyone.
 
 In both modes no page of another site makes a browser change something here: what a browser sends of its own accord
-says where it comes from. Somebody with a browser and no session is led to the login page.
+says where it comes from. Without a guard the Host header must be an address or a name without a dot as well: a page
+whose own domain name was made to resolve to this machine (DNS rebinding) is of the same site to the browser.
+Somebody with a browser and no session is led to the login page.
 """
 
 from __future__ import annotations
 
 import hmac
 from functools import partial
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -37,6 +40,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
 _FORM_BYTES_MAX = 64 << 10
 _COOKIE = "tistream_session"
+_NOT_CACHED = (b"cache-control", b"no-store")
 
 
 def cookie_name(scheme: str) -> str:
@@ -45,10 +49,10 @@ def cookie_name(scheme: str) -> str:
 
 
 class Wall:
-    """ASGI middleware. `guard` None lets everybody in."""
+    """ASGI middleware. `guard` None lets everybody in, under the names that `any_host` leaves."""
 
-    def __init__(self, app: ASGIApp, guard: KeyGuard | None = None) -> None:
-        self._app, self._guard = app, guard
+    def __init__(self, app: ASGIApp, guard: KeyGuard | None = None, *, any_host: bool = False) -> None:
+        self._app, self._guard, self._any_host = app, guard, any_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -71,6 +75,8 @@ class Wall:
 
     async def _let_in(self, asked: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
         if self._guard is None:
+            if not self._any_host:
+                _refuse_other_names(asked.headers.get("host", ""))
             return Access(principal=ANYONE), receive
         path = asked.scope["path"]
         is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
@@ -100,7 +106,8 @@ class Wall:
 
 
 class SecurityHeaders:
-    """ASGI middleware: SECURITY_HEADERS on every answer that does not set its own."""
+    """ASGI middleware: SECURITY_HEADERS on every answer that does not set its own. Caches keep the console's own files,
+    and no other answer that does not allow it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -111,10 +118,25 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 there: Any = list(message.get("headers", ()))
                 names = {name.lower() for name, _ in there}
-                message["headers"] = there + [pair for pair in self._headers if pair[0] not in names]
+                wanted = self._headers if scope["path"].startswith("/static/") else [*self._headers, _NOT_CACHED]
+                message["headers"] = there + [pair for pair in wanted if pair[0] not in names]
             await send(message)
 
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+def _refuse_other_names(host: str) -> None:
+    """An address, or a name that no public DNS server answers for."""
+    name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    try:
+        ip_address(name)
+    except ValueError:
+        if "." in name and not name.endswith(".localhost"):
+            raise NotAllowed(
+                f"Without API keys this service answers to addresses and local names only, not to {name}: "
+                "use http://127.0.0.1, or start it with --auth keys.",
+                host=name,
+            ) from None
 
 
 def _refuse_other_sites(asked: HTTPConnection) -> None:

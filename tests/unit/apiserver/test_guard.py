@@ -6,19 +6,36 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apiserver import guard
 from apiserver.guard import Guard, RateLimits
 from tistream import problem
+from tistream.auth.access import ACCESS, Access
+from tistream.auth.roles import Principal, Role
+from tistream.ids import Tenant
 from tistream.testing.manual_clock import ManualClock
 
 TENANT = "/v1/clusters/1/tenants/{}/x"
 
 
-def app_with(limits: RateLimits, clock: ManualClock) -> TestClient:
+class Known:
+    """The wall: it says who asks."""
+
+    def __init__(self, app: ASGIApp, principal: Principal) -> None:
+        self._app, self._principal = app, principal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ACCESS] = Access(principal=self._principal)
+        await self._app(scope, receive, send)
+
+
+def app_with(limits: RateLimits, clock: ManualClock, principal: Principal | None = None) -> TestClient:
     app = FastAPI()
     problem.install(app)
     app.add_middleware(Guard, limits=limits, clock=clock)
+    if principal is not None:
+        app.add_middleware(Known, principal=principal)
 
     @app.get("/v1/clusters/{c}/tenants/{t}/x")
     def answer(c: int, t: int, size: int = 10) -> PlainTextResponse:
@@ -83,3 +100,13 @@ def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, ch
     assert http.post("/echo", content=b"x" * 1000).text == "1000"
     refused = http.post("/echo", content=iter([b"x" * 600, b"x" * 600]) if chunked else b"x" * 1200)
     assert (refused.status_code, refused.json()["code"]) == (413, "TS-1008")
+
+
+def test_a_key_of_another_tenant_neither_uses_nor_sees_a_tenants_budget() -> None:
+    limits = RateLimits(tenant_requests_per_s=0.1, burst_s=20)
+    http = app_with(limits, ManualClock(0), Principal(key_id="b", name="b", role=Role.CONSUMER, tenant=Tenant(1, 2)))
+    for _ in range(5):
+        answer = http.get(TENANT.format(1))
+        assert answer.status_code == 200, "the route is what refuses"
+        assert "ratelimit" not in answer.headers
+    assert http.get(TENANT.format(2)).headers["ratelimit"] == '"tenant-requests";r=1;t=0'
