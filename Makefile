@@ -9,27 +9,33 @@ STAMP_DEV := $(VENV)/.installed-dev
 COMPILED := $(VENV)/.compiled
 STAMP_DEBIAN := $(VENV)/.debian
 
-.PHONY: demo test check lint types imports unit integration sim e2e bench docs docs-serve clean help
+SIM_SEEDS ?= 120
+SLOWEST := --durations=10 --durations-min=5
 
-help:
-	@echo "make demo    run TiStream on a recorded change stream of a real TiDB"
-	@echo "make test    everything: lint, types, import contract, all tests"
-	@echo "make check   the fast part of it, without servers and browsers"
-	@echo "make bench   benchmarks, as ratios"
-	@echo "make docs    the documentation as a site, in build/site"
+.PHONY: help demo test check lint types imports unit integration sim e2e soak bench docs docs-serve clean
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "make %-12s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "TiStream needs Python 3.11 or newer; PYTHON=... names one"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian install python3-venv"; exit 1; }
 
+# uv installs several times faster than pip; where it cannot be had, pip does.
+define install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null \
+		&& $(BIN)/uv pip install --quiet --python $(BIN)/python -e '$(1)' \
+		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '$(1)'
+endef
+
 $(STAMP): pyproject.toml | $(BIN)/python
 	@echo "Installing TiStream into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(call install,.)
 	@touch $@
 
 $(STAMP_DEV): pyproject.toml | $(BIN)/python
 	@echo "Installing TiStream and its development tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(call install,.[dev])
 	@touch $@ $(STAMP)
 
 $(COMPILED): | $(STAMP)
@@ -41,44 +47,48 @@ $(STAMP_DEBIAN): tools/debian.sh | $(BIN)/python
 	@bash tools/debian.sh
 	@touch $@
 
-demo: $(STAMP) $(COMPILED)
+demo: $(STAMP) $(COMPILED) ## run TiStream on a recorded change stream of a real TiDB
 	@$(BIN)/tistream demo $(DEMO_FLAGS)
 
-lint: $(STAMP_DEV)
+lint: $(STAMP_DEV) ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP_DEV)
+types: $(STAMP_DEV) ## mypy, strict
 	$(BIN)/mypy
 
-imports: $(STAMP_DEV)
+imports: $(STAMP_DEV) ## the import contract
 	$(BIN)/lint-imports
 
-unit: $(STAMP_DEV) $(COMPILED)
-	$(BIN)/pytest -n 2 tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
+unit: $(STAMP_DEV) $(COMPILED) ## unit, property, scenario and golden tests
+	$(BIN)/pytest $(SLOWEST) -n 2 tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
 
-integration: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN)
-	$(BIN)/pytest -n 3 tests/integration tests/packaging
+integration: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN) ## tests on MariaDB, S3, Spark and processes
+	$(BIN)/pytest $(SLOWEST) -n 3 tests/integration tests/packaging
 
-sim: $(STAMP_DEV) $(COMPILED)
-	SIM_SEEDS=$${SIM_SEEDS:-500} $(BIN)/pytest -n 2 tests/sim
+sim: $(STAMP_DEV) $(COMPILED) ## the deterministic simulator and its mutants
+	SIM_SEEDS=$(SIM_SEEDS) $(BIN)/pytest $(SLOWEST) -n 2 tests/sim
 
-e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN)
-	$(BIN)/pytest -n 3 --dist loadfile tests/e2e
+e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN) ## whole services, in processes and in a browser
+	$(BIN)/pytest $(SLOWEST) -n 3 --dist loadfile tests/e2e
 
-check: lint types imports unit
+soak: $(STAMP_DEV) $(COMPILED) ## long runs: 1,000 seeds of the simulator, 20 minutes of chaos
+	$(BIN)/tistream sim --seeds 0:1000 --jobs 2
+	$(BIN)/tistream chaos --minutes 20
 
-test: check integration sim e2e
+check: lint types imports unit ## lint, types, imports and unit: no servers, no browser
 
-bench: $(STAMP_DEV) $(COMPILED)
+test: check integration sim e2e ## everything
+
+bench: $(STAMP_DEV) $(COMPILED) ## benchmarks, as ratios
 	$(BIN)/python -m benchmarks
 
-docs: $(STAMP_DEV)
+docs: $(STAMP_DEV) ## the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-docs-serve: $(STAMP_DEV)
+docs-serve: $(STAMP_DEV) ## the same, served while it is written
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8700
 
-clean:
+clean: ## remove the venv and everything that was built
 	rm -rf $(VENV) build dist artefacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
