@@ -1,8 +1,8 @@
 """From committed rows to decoded changes: each row with the schema in force just before it was committed.
 
-A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table had at c - 1 are not
-changes of any table (partition DDL copies rows into ids that become known only when it finishes; dropped tables leave
-nothing): they are not delivered. Index entries are not delivered either; system databases are not in the history.
+A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table read at c - 1 are
+not changes of any table (copies in ids that are not read yet, late writes to ids that are not read any more): they are
+not delivered, but counted (see `left_out`). Index entries are not delivered either.
 
 A delete without an old value (the upstream does not tell it, or the key did not exist) has, as the row before it, what
 its key says and NULL elsewhere.

@@ -38,6 +38,9 @@ EVENTS = frozenset({*range(1, 27), 32, 33, 41, 42, 47, 60, 61, 64, 65, 67, 71, 7
 SILENT = frozenset({34, 35, 36, 63})
 IGNORED = frozenset({*range(27, 32), 39, 40, 43, 44, 45, *range(49, 58), 59, 62, 68, 69, 70})
 
+#: begin with other physical ids before they are done (see `schemas.switch`)
+EARLY = frozenset({20, 23, 64, 71, 72})
+
 _NAMES = {
     1: "create schema",
     2: "drop schema",

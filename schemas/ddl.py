@@ -1,7 +1,8 @@
-"""A finished DDL job: reading it, deciding whether it counts, and what it does to the schema.
+"""A DDL job: reading it, deciding whether it counts, and what it does to the schema.
 
 Jobs come from rows of the DDL job table. A job counts once its state is `done`; the row that says so commits together
-with the new table definition, so its commit timestamp is when the new schema begins.
+with the new table definition, so its commit timestamp is when the new schema begins. A DDL that gives a table other
+physical ids takes effect earlier: then `commit_ts` of the job is set to its switch (see `schemas.switch`).
 
     apply(job, state) -> Change      pure: what to put, what to drop, which events to deliver
 
@@ -21,13 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from schemas import queries, tidb_json
-from schemas.actions import EVENTS, IGNORED, Action, action_name
+from schemas.actions import EARLY, EVENTS, IGNORED, Action, action_name
 from schemas.model import Database, DdlEvent, Table
 from schemas.snapshot import is_system_database
 from schemas.tidb_json import Json
 from tistream.errors import DecodeError
 
 ALREADY_KNOWN = "table already known"
+STATE_ROLLING_BACK = 2
 STATE_DONE = 4
 STATE_SYNCED = 6  #: done, and out of the job table
 STATE_QUEUEING = 8
@@ -48,6 +50,7 @@ class Job:
     query: str
     start_ts: int
     commit_ts: int
+    finished_ts: int = 0  #: the commit_ts of the row that says that the job has ended; 0 = none does
     schema_version: int
     db_info: Json | None
     table_info: Json | None
@@ -73,6 +76,7 @@ class Change:
     put_tables: tuple[Table, ...] = ()
     events: tuple[DdlEvent, ...] = ()
     created_ts: int = 0  #: when the user asked for it, below everything that the job wrote; 0 = not known
+    names: tuple[tuple[int, int], ...] = ()  #: (physical id, table id) that were named first here; table 0 = TiDB's own
 
 
 class SchemaState(Protocol):
@@ -100,10 +104,11 @@ def parse_job(data: Json, *, start_ts: int, commit_ts: int) -> Job:
     """A job from its JSON. DecodeError when it is not one."""
     try:
         binlog = data.get("binlog") or {}
+        state = int(data.get("state") or 0)
         return Job(
             id=int(data["id"]),
             type=int(data["type"]),
-            state=int(data.get("state") or 0),
+            state=state,
             schema_id=int(data.get("schema_id") or 0),
             table_id=int(data.get("table_id") or 0),
             created_ts=int(data.get("start_ts") or 0),
@@ -111,6 +116,7 @@ def parse_job(data: Json, *, start_ts: int, commit_ts: int) -> Job:
             query=data.get("query") or "",
             start_ts=start_ts,
             commit_ts=commit_ts,
+            finished_ts=commit_ts if state in STATES_ENDED else 0,
             schema_version=int(binlog.get("SchemaVersion") or 0),
             db_info=binlog.get("DBInfo"),
             table_info=binlog.get("TableInfo"),
@@ -177,6 +183,7 @@ def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: A
     """`table` is the one after the DDL, or the one that is gone."""
     return DdlEvent(
         commit_ts=job.commit_ts,
+        finished_ts=job.finished_ts,
         start_ts=job.start_ts,
         job_id=job.id,
         schema_version=job.schema_version,
@@ -259,8 +266,15 @@ def _put_table(job: Job, state: SchemaState) -> Change:
     elif job.type == Action.TRUNCATE_TABLE:
         events = (_event(job, new, new.db, query=queries.truncate(new.db, new.name)),)
     else:
-        events = (_event(job, new, new.db),) if job.type in EVENTS else ()
+        known = job.type in EVENTS and not _took_effect_before(job, old, new)
+        events = (_event(job, new, new.db),) if known else ()
     return _change(job, drop_tables=tuple(sorted(drops)), put_tables=(new,), events=events)
+
+
+def _took_effect_before(job: Job, old: Table | None, new: Table) -> bool:
+    """Whether a DDL of partitions has nothing left to do: the schema was first known when it had taken effect already.
+    Who begins there must not be told, or rows written since then would be dropped."""
+    return job.type in EARLY and old is not None and set(old.physical_ids) == set(new.physical_ids)
 
 
 def _renamed(job: Job, new: Table, old_db: str, old_table: str) -> DdlEvent:

@@ -1,10 +1,10 @@
 """The schema of one tenant at every timestamp from its snapshot on.
 
-    History(start).take(step) ... .advance(W)      then every question at a timestamp in [start.ts, resolved_ts]
+    History(start).follow(steps, W)      then every question at a timestamp in [start.ts, resolved_ts]
 
-A version holds from the commit timestamp of the job that made it. A row committed at c is decoded with the version in
-force at c - 1, so callers ask `table_at(physical_id, c - 1)`. A physical id becomes known at the DDL's own commit:
-rows that a partition DDL copied earlier find nothing, and must not be delivered.
+A version holds from the commit timestamp of the job that made it; of a DDL that gives a table other physical ids, from
+its switch (see `schemas.switch`). A row committed at c is decoded with the version in force at c - 1, so callers ask
+`table_at(physical_id, c - 1)`. Rows of an id that no table reads then are not delivered; `status_at` says why.
 
 Relations:
 
@@ -23,14 +23,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from types import MappingProxyType
 
 import numpy as np
 
-from schemas import ddl, merge, saved
+from schemas import ddl, merge, saved, switch
+from schemas.current import Current
 from schemas.ddl import Change, Job
 from schemas.diff import SchemaDiff, diff
+from schemas.ids import IdStatus, NamedIds
+from schemas.lines import Lines
 from schemas.merge import Disagreement, Drafts
 from schemas.meta import Step
 from schemas.model import Database, DdlEvent, Table
@@ -46,24 +48,17 @@ _DISAGREEMENTS_KEPT = 8
 _NO_DATABASE: Timeline[Database] = Timeline()
 
 
-class IdStatus(StrEnum):
-    """What a physical id is at a timestamp."""
-
-    LIVE = "live"
-    RETIRED = "retired"  #: belonged to a table once: dropped, truncated or exchanged away
-    NOT_YET = "not_yet"  #: will be known later: rows that a partition DDL copies before it finishes
-    UNKNOWN = "unknown"  #: never seen: system tables, or retired before the retained history
-
-
 class History:
     """See the module. `start` is the schema at S, `job_table` the shape of the DDL job table."""
 
     def __init__(self, start: SchemaSnapshot, job_table: Table) -> None:
-        self._begin(Start.of(start), job_table)
+        known = (i for t in start.tables.values() for i in (t.id, t.db_id, *t.partition_ids))
+        self._begin(Start.of(start), job_table, NamedIds.at_start(start.named, known))
 
-    def _begin(self, start: Start, job_table: Table) -> None:
+    def _begin(self, start: Start, job_table: Table, named: NamedIds) -> None:
         self.job_table = job_table
         self._start = start
+        self._named_at_start = self._named = named
         self._resolved_ts = start.ts
         self._changes: list[Change] = []
         self._applied: set[int] = set()
@@ -71,10 +66,7 @@ class History:
         self.disagreements: tuple[Disagreement, ...] = ()  #: the newest; they are not saved
         self._databases: dict[int, Database] = dict(start.databases)  # in force after the last change
         self._db_lines: dict[str, Timeline[Database]] = {}  # by lower-case name
-        # of what changed since the start; the first entry of a line is what the start says
-        self._table_lines: dict[int, Timeline[Table]] = {}  # by table id
-        self._id_lines: dict[int, Timeline[Table]] = {}  # by physical id
-        self._name_lines: dict[tuple[str, str], Timeline[Table]] = {}  # by lower-case names
+        self._lines = Lines(start)
         self._snapshots: dict[int, SchemaSnapshot] = {}  # by number of changes
         self._put_databases(start.ts, start.databases.values())
 
@@ -94,31 +86,86 @@ class History:
         """Declare the history complete up to `ts`. Never goes back."""
         self._resolved_ts = max(self._resolved_ts, ts)
 
-    def take(self, step: Step) -> list[DdlEvent]:
-        """Take in what one transaction committed; the events of the jobs that it finished. DecodeError for a job that
+    def follow(self, steps: Sequence[Step], upto_ts: int) -> list[DdlEvent]:
+        """Take in all that was committed about schemas in (resolved_ts, upto_ts], and declare the history complete up
+        to there; the events. It is complete only up to a switch, and knows nothing of what came later, while the end
+        of that job is waited for: those steps come again. Raises as `take`."""
+        events: list[DdlEvent] = []
+        for n, step in enumerate(steps):
+            job = switch.switching_job(step, self.current)
+            later = () if job is None else steps[n + 1 :]
+            if job is not None and upto_ts < switch.held_until(step) and switch.end_of(job, step, later) is None:
+                self.advance(step.commit_ts - 1)
+                return events
+            events += self.take(step, later)
+        self.advance(upto_ts)
+        return events
+
+    def take(self, step: Step, later: Iterable[Step] = ()) -> list[DdlEvent]:
+        """Take in what one transaction committed; the events of the jobs that it finished or that take effect with it.
+        `later` steps say how such a job ends; without its end the step's definitions count. DecodeError for a job that
         makes no sense, BrokenPromise for one that comes too late: the history is
         then of no use any more, a copy that was made before still is."""
         if step.commit_ts <= self._start.ts:
             return []
         if step.definitions:
             self._drafts[step.owner] = merge.with_definitions(self._drafts.get(step.owner, ()), step.definitions)
-        events = [event for job in step.jobs for event in self._settle(job)]
+        job = switch.switching_job(step, self.current)
+        events = [] if job is None else self._switch(job, step, later)
+        events += [event for job in step.jobs for event in self._settle(job)]
         self._record(merge.adopted(self._drafts.pop(0, ()), self.current, step.commit_ts, self._schema_version))
+        self._name(step)
         return events
+
+    def _switch(self, job: Job, step: Step, later: Iterable[Step]) -> list[DdlEvent]:
+        """What a job comes to that takes effect before it is done."""
+        drafts = self._drafts.get(job.id, ())
+        if job.id in self._applied:  # twice: no event can say that again
+            return self._record(merge.finished(drafts, self.current, job, self._schema_version))
+        done, end = job, switch.end_of(job, step, later)
+        if end is not None:
+            if end.job.state != ddl.STATE_DONE:
+                return []  # it was rolled back: TiDB never does that here
+            done, drafts = end.job, merge.with_definitions(drafts, end.definitions)
+        done = replace(
+            done,
+            state=ddl.STATE_DONE,
+            start_ts=step.start_ts,
+            commit_ts=step.commit_ts,
+            schema_version=done.schema_version or max(self._schema_version, 1),
+        )
+        return self._record(self._settled(done, drafts))
 
     def _settle(self, job: Job) -> list[DdlEvent]:
         """What the job and its drafts come to, once it has ended."""
-        if job.id in self._applied:
-            self._drafts.pop(job.id, None)
-            return []
         if job.state not in ddl.STATES_ENDED:
             return []
         drafts = self._drafts.pop(job.id, ())
+        if job.id in self._applied:
+            if job.state == ddl.STATE_SYNCED and drafts:  # it took effect, and the row that says done is missing
+                merge.was_missed(job, (), self.current, self._start.ts)
+            return self._record(merge.finished(drafts, self.current, job, self._schema_version))
         if job.state == ddl.STATE_SYNCED and merge.was_missed(job, drafts, self.current, self._start.ts):
             job = replace(job, state=ddl.STATE_DONE)
+        return self._record(self._settled(job, drafts))
+
+    def _settled(self, job: Job, drafts: Drafts) -> Change | None:
         change, doubts = merge.settled(job, drafts, self.current, self._schema_version)
         self.disagreements = (*self.disagreements, *doubts)[-_DISAGREEMENTS_KEPT:]
-        return self._record(change)
+        return change
+
+    def _name(self, step: Step) -> None:
+        """Keep the physical ids that a step names and no table reads."""
+        found = merge.newly_named(step.definitions, self.current)
+        names = [
+            (i, of) for i, of in sorted(found.items()) if i not in self._named.table_of and not self._lines.physical(i)
+        ]
+        if names:
+            asked = min((job.created_ts for job in step.jobs), default=0)
+            version = self._schema_version
+            self._record(
+                Change(job_id=0, commit_ts=step.commit_ts, schema_version=version, created_ts=asked, names=tuple(names))
+            )
 
     def apply(self, job: Job) -> list[DdlEvent]:
         """Take in a finished job at its word; [] for one that is known already or changes nothing."""
@@ -145,21 +192,22 @@ class History:
         return self._changes[-1].schema_version if self._changes else self._start.schema_version
 
     @property
-    def current(self) -> _Current:
+    def current(self) -> Current:
         """The schema after the last change, as `ddl.apply` wants it."""
-        return _Current(self)
+        return Current(self)
 
     def _take(self, change: Change) -> None:
         ts = change.commit_ts
         for table_id in (*change.drop_tables, *(t.id for t in change.put_tables)):
-            if (old := self._table_line(table_id).last) is not None:
-                self._set(ts, old, None)
+            if (old := self._lines.table(table_id).last) is not None:
+                self._lines.set(ts, old, None)
         for db_id in change.drop_databases:
             if db := self._databases.pop(db_id, None):
                 self._db_lines[db.name.lower()] = self._db_lines[db.name.lower()].extended(ts, None)
         self._put_databases(ts, change.put_databases)
         for table in change.put_tables:
-            self._set(ts, table, table)
+            self._lines.set(ts, table, table)
+        self._named = self._named.with_names(change.names)
         self._changes.append(change)
         self._applied.add(change.job_id)
 
@@ -168,41 +216,11 @@ class History:
             self._databases[db.id] = db
             self._db_lines[db.name.lower()] = self._db_lines.get(db.name.lower(), _NO_DATABASE).extended(ts, db)
 
-    def _set(self, ts: int, table: Table, value: Table | None) -> None:
-        """From `ts` on the ids and the name of `table` stand for `value`."""
-        name = table.db.lower(), table.name.lower()
-        self._table_lines[table.id] = self._table_line(table.id).extended(ts, value)
-        self._name_lines[name] = self._name_line(*name).extended(ts, value)
-        for physical_id in table.physical_ids:
-            self._id_lines[physical_id] = self._id_line(physical_id).extended(ts, value)
-
-    def _table_line(self, table_id: int) -> Timeline[Table]:
-        return self._table_lines.get(table_id) or self._from_start(self._start.table(table_id))
-
-    def _id_line(self, physical_id: int) -> Timeline[Table]:
-        return self._id_lines.get(physical_id) or self._from_start(self._start.of_physical(physical_id))
-
-    def _name_line(self, db: str, name: str) -> Timeline[Table]:
-        return self._name_lines.get((db, name)) or self._from_start(self._start.named(db, name))
-
-    def _from_start(self, table: Table | None) -> Timeline[Table]:
-        return Timeline() if table is None else Timeline((self._start.ts,), (table,))
-
     def copy(self) -> History:
         """An independent history with the same contents; the start and all tables are shared."""
         new = object.__new__(History)
         new.__dict__.update(self.__dict__)
-        for name in (
-            "_changes",
-            "_applied",
-            "_drafts",
-            "_databases",
-            "_db_lines",
-            "_table_lines",
-            "_id_lines",
-            "_name_lines",
-            "_snapshots",
-        ):
+        for name in ("_changes", "_applied", "_drafts", "_databases", "_db_lines", "_lines", "_snapshots"):
             setattr(new, name, getattr(self, name).copy())
         return new
 
@@ -211,21 +229,23 @@ class History:
     def table_at(self, physical_id: int, ts: int) -> Table | None:
         """The version that this physical id has at `ts`; for a row committed at c ask at c - 1."""
         self._check(ts)
-        return self._id_line(physical_id).at(ts)
+        return self._lines.physical(physical_id).at(ts)
 
     def status_at(self, physical_id: int, ts: int) -> IdStatus:
         """Why `table_at` gives what it gives."""
         self._check(ts)
-        line = self._id_line(physical_id)
-        if not line.starts:
-            return IdStatus.UNKNOWN
-        if ts < line.starts[0]:
-            return IdStatus.NOT_YET
+        line = self._lines.physical(physical_id)
+        if not line.starts or ts < line.starts[0]:
+            return self.status_before(physical_id)
         return IdStatus.RETIRED if line.at(ts) is None else IdStatus.LIVE
+
+    def status_before(self, physical_id: int) -> IdStatus:
+        """What an id is before a table reads it for the first time."""
+        return self._named.status(physical_id)
 
     def version_intervals(self, physical_id: int) -> VersionIntervals:
         """All versions of a physical id, for looking up many rows at once; empty for an unknown id."""
-        line = self._id_line(physical_id)
+        line = self._lines.physical(physical_id)
         return VersionIntervals(starts=np.array(line.starts, dtype=np.uint64), versions=line.values)
 
     def databases(self, ts: int) -> list[Database]:
@@ -245,18 +265,18 @@ class History:
     def tables(self, db: str, ts: int) -> list[Table]:
         """Tables, views and sequences of a database at `ts`, by name. NotFound when there is no such database."""
         self.database(db, ts)
-        found = (self._name_line(db.lower(), name).at(ts) for name in self._names_in(db.lower()))
+        found = (self._lines.named(db.lower(), name).at(ts) for name in self._names_in(db.lower()))
         return sorted((table for table in found if table is not None), key=lambda table: table.name.lower())
 
     def _names_in(self, db: str) -> set[str]:
         """The lower-case names that tables of the database ever had."""
-        touched = {name for named_db, name in list(self._name_lines) if named_db == db}
+        touched = {name for named_db, name in list(self._lines.names) if named_db == db}
         return touched.union(name.lower() for name in self._start.names_in(db))
 
     def find(self, db: str, table: str, ts: int) -> Table:
         """The table of this name at `ts`, in any spelling. NotFound with a suggestion."""
         self.database(db, ts)
-        found = self._name_line(db.lower(), table.lower()).at(ts)
+        found = self._lines.named(db.lower(), table.lower()).at(ts)
         if found is None:
             raise no_table(db, table, self._spelled(db.lower(), ts), ts=ts)
         return found
@@ -270,7 +290,7 @@ class History:
 
     def _spelled(self, db: str, ts: int) -> list[str]:
         """Names of the tables of a database at `ts`; those that never changed are not parsed for it."""
-        lines = {name: line for (named_db, name), line in list(self._name_lines.items()) if named_db == db}
+        lines = {name: line for (named_db, name), line in list(self._lines.names.items()) if named_db == db}
         alive = [table.name for line in lines.values() if (table := line.at(ts)) is not None]
         return sorted(
             [*alive, *(name for name in self._start.names_in(db) if name.lower() not in lines)], key=str.lower
@@ -283,8 +303,8 @@ class History:
         self._check(upto_ts)
         db = db.lower()
         if table is not None:
-            return _ids_during([self._name_line(db, table.lower())], after_ts, upto_ts)
-        lines = {name: line for (named_db, name), line in list(self._name_lines.items()) if named_db == db}
+            return _ids_during([self._lines.named(db, table.lower())], after_ts, upto_ts)
+        lines = {name: line for (named_db, name), line in list(self._lines.names.items()) if named_db == db}
         at_start = (self._start.named(db, name) for name in lines)
         changed = {physical_id for t in at_start if t is not None for physical_id in t.physical_ids}
         return (self._start.physical_ids_in(db) - changed) | _ids_during(lines.values(), after_ts, upto_ts)
@@ -304,7 +324,7 @@ class History:
         )
 
     def _snapshot_at(self, ts: int, schema_version: int | None) -> SchemaSnapshot:
-        ids = {*self._start.ids(), *self._table_lines}
+        ids = {*self._start.ids(), *self._lines.tables}
         return SchemaSnapshot(
             ts=ts,
             databases=MappingProxyType({db.id: db for db in self.databases(ts)}),
@@ -313,7 +333,7 @@ class History:
         )
 
     def _tables_at(self, table_ids: Iterable[int], ts: int) -> dict[int, Table]:
-        found = ((table_id, self._table_line(table_id).at(ts)) for table_id in table_ids)
+        found = ((table_id, self._lines.table(table_id).at(ts)) for table_id in table_ids)
         return {table_id: table for table_id, table in found if table is not None}
 
     def events(self, after_ts: int, upto_ts: int) -> list[DdlEvent]:
@@ -369,7 +389,9 @@ class History:
             gone=touched - put.keys(),
         )
         changes = self._changes[len(forgotten) :]
-        return _restored(start, self.job_table, self._resolved_ts, changes, self._drafts)
+        named = self._named_at_start.with_names(name for c in forgotten for name in c.names)
+        named = named.raised(i for c in forgotten for t in c.put_tables for i in (t.id, *t.partition_ids))
+        return _restored(start, self.job_table, self._resolved_ts, changes, self._drafts, named)
 
     def changes_since(self, ts: int) -> bool:
         """Whether any job changed something after `ts`."""
@@ -386,6 +408,8 @@ class History:
                 "ts": self._start.ts,
                 "schema_version": self._start.schema_version,
                 "databases": sorted(self._start.databases.values(), key=lambda db: db.id),
+                "named": sorted(self._named_at_start.table_of.items()),
+                "highest_id": self._named_at_start.highest,
             },
             "drafts": saved.drafts_json(self._drafts),
             "tables": self._start.index(),
@@ -442,17 +466,23 @@ def _opened(opening: saved.Opening, fetch: Fetch) -> tuple[SavedTables, History]
             own={},
             saved=tables,
         )
+        named = NamedIds(table_of=dict(head["start"]["named"]), highest=head["start"]["highest_id"])
         job_table, resolved_ts = saved.table_of(head["job_table"]), int(head["resolved_ts"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
-    return tables, _restored(start, job_table, resolved_ts, opening.changes, opening.drafts)
+    return tables, _restored(start, job_table, resolved_ts, opening.changes, opening.drafts, named)
 
 
 def _restored(
-    start: Start, job_table: Table, resolved_ts: int, changes: Iterable[Change], drafts: Mapping[int, Drafts]
+    start: Start,
+    job_table: Table,
+    resolved_ts: int,
+    changes: Iterable[Change],
+    drafts: Mapping[int, Drafts],
+    named: NamedIds,
 ) -> History:
     history = object.__new__(History)
-    history._begin(start, job_table)
+    history._begin(start, job_table, named)
     history._drafts = dict(drafts)
     for change in changes:
         history._take(change)
@@ -467,34 +497,3 @@ def _ids_during(lines: Iterable[Timeline[Table]], after_ts: int, upto_ts: int) -
 
 def _commit_ts(change: Change) -> int:
     return change.commit_ts
-
-
-class _Current:
-    """The end of a history, as the state that a job is applied to."""
-
-    __slots__ = ("_history",)
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-
-    @property
-    def databases(self) -> Mapping[int, Database]:
-        return self._history._databases
-
-    def table(self, table_id: int) -> Table | None:
-        return self._history._table_line(table_id).last
-
-    def tables_of(self, db_id: int) -> list[int]:
-        lines = self._history._table_lines
-        touched = [i for i, line in lines.items() if line.last is not None and line.last.db_id == db_id]
-        return sorted([*touched, *(i for i in self._history._start.ids_in(db_id) if i not in lines)])
-
-    def named(self, db: str, name: str) -> Table | None:
-        return self._history._name_line(db.lower(), name.lower()).last
-
-    def dropped_with(self, db_id: int) -> Sequence[Table] | None:
-        changes = self._history._changes
-        change = next((c for c in reversed(changes) if db_id in c.drop_databases), None)
-        if change is None:
-            return None
-        return list(self._history._tables_at(change.drop_tables, change.commit_ts - 1).values())

@@ -1,7 +1,7 @@
 """How jobs and the meta range become one: the job says when and why, the meta range says what the tables are.
 
 While a job runs, the definitions that its transactions wrote are *drafts*: nobody decodes with them. When the job is
-done they are settled:
+done, or has taken effect (see `schemas.switch`), they are settled:
 
     completed(job, drafts)                    what the job does not carry is taken from its drafts
     reconciled(job, change, drafts, state)    what the job does not speak of is taken from its drafts; what both speak
@@ -25,8 +25,10 @@ import orjson
 from schemas import ddl, tidb_json
 from schemas.actions import EVENTS, Action, action_name
 from schemas.ddl import Change, Job, SchemaState
+from schemas.ids import SYSTEM
 from schemas.meta import Definition
 from schemas.model import STATE_PUBLIC, Database, Table
+from schemas.partitions import named_ids
 from schemas.snapshot import is_system_database
 from schemas.tidb_json import Json
 from tistream.errors import DecodeError
@@ -75,6 +77,16 @@ class Disagreement:
 
 #: the newest definitions that a job has written so far, in the order in which they were first written
 Drafts = tuple[Definition, ...]
+
+
+def newly_named(definitions: Iterable[Definition], state: SchemaState) -> dict[int, int]:
+    """Physical ids that definitions name -> their table, or SYSTEM for tables of databases that are not known."""
+    found: dict[int, int] = {}
+    for d in definitions:
+        if d.table_id and d.info is not None:
+            of = d.table_id if d.db_id in state.databases else SYSTEM
+            found.update(dict.fromkeys(named_ids(_json(d)), of))
+    return found
 
 
 def with_definitions(drafts: Drafts, newer: Iterable[Definition]) -> Drafts:
@@ -146,6 +158,16 @@ def adopted(
     nothing = Change(job_id=job_id, commit_ts=commit_ts, schema_version=schema_version)
     change = _with_rest(nothing, _View.of(drafts, state), state, set())
     return None if change == nothing else change
+
+
+def finished(drafts: Drafts, state: SchemaState, job: Job, schema_version: int) -> Change | None:
+    """What a job that took effect before it was done still changes, None for nothing: PARTITION BY and REMOVE
+    PARTITIONING give the table a new id at the end. It counts as updated when it took effect, as the event said."""
+    change = adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id)
+    if change is None:
+        return None
+    puts = [(t, state.named(t.db, t.name)) for t in change.put_tables]
+    return replace(change, put_tables=tuple(replace(t, update_ts=(old or t).update_ts) for t, old in puts))
 
 
 def was_missed(job: Job, drafts: Drafts, state: SchemaState, start_ts: int) -> bool:

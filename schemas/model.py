@@ -127,9 +127,11 @@ class Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdlEvent:
-    """A finished DDL job, in its place in commit order. A job over several tables gives one event per table."""
+    """A DDL job in its place in commit order, which is where it took effect. A job over several tables gives one event
+    per table."""
 
-    commit_ts: int
+    commit_ts: int  #: from here on the upstream's sessions read what the DDL made
+    finished_ts: int = 0  #: when the job was done: `commit_ts`, or later for a DDL of partitions; 0 = not known then
     start_ts: int
     job_id: int
     schema_version: int

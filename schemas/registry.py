@@ -91,6 +91,7 @@ class _Held:
     """What the registry has of a tenant."""
 
     history: History
+    seen_ts: int = 0  #: the log was read up to here; `history` may be complete up to less
     saved_at: float  #: monotonic seconds
     jobs_unsaved: int = 0
 
@@ -142,7 +143,7 @@ class SchemaRegistry:
         if held is None:
             held = _Held(history=self._source.begin(tenant), saved_at=self._clock.monotonic())
         upto_ts = self._source.watermark(tenant)
-        if upto_ts > held.history.resolved_ts:
+        if upto_ts > max(held.history.resolved_ts, held.seen_ts):
             self._follow(tenant, held, upto_ts)
         self._held[tenant] = held
         if self._saving is not None and held.jobs_unsaved:
@@ -154,14 +155,14 @@ class SchemaRegistry:
         steps = self._source.steps(tenant, known.job_table, known.resolved_ts, upto_ts)
         if steps:
             known, seen = known.copy(), known.disagreements
-            for step in steps:
-                known.take(step)
+            known.follow(steps, upto_ts)
             for found in known.disagreements:
                 if found not in seen:
                     log.warning(_DISAGREE, tenant=str(tenant), **asdict(found))
-        known.advance(upto_ts)
-        held.history = known
-        held.jobs_unsaved += sum(len(step.jobs) for step in steps)
+        else:
+            known.advance(upto_ts)
+        held.history, held.seen_ts = known, upto_ts
+        held.jobs_unsaved += sum(len(step.jobs) for step in steps if step.commit_ts <= known.resolved_ts)
 
     def _save_if_due(self, tenant: Tenant, held: _Held, policy: SavePolicy) -> None:
         now = self._clock.monotonic()

@@ -33,7 +33,7 @@ from schemas.model import Column, Database, DdlEvent, Index, IndexColumn, Table
 from tistream.errors import CorruptObject
 from tistream.limits import SEGMENT_BYTES_MAX
 
-FORMAT = 3
+FORMAT = 4
 BLOCK_BITS = 7  #: tables whose ids agree above these bits share a block
 _ZSTD_LEVEL = 3
 _PREFIX = struct.Struct("<IIIQ")
@@ -231,6 +231,7 @@ def change_of(data: Mapping[str, Any]) -> Change:
         put_databases=tuple(Database(**d) for d in data["put_databases"]),
         put_tables=puts,
         created_ts=int(data.get("created_ts") or 0),
+        names=tuple((physical_id, table_id) for physical_id, table_id in data["names"]),
         events=tuple(_event(e, puts) for e in data["events"]),
     )
 

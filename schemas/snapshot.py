@@ -2,19 +2,21 @@
 
     {"ts": ..., "schema_version": ..., "dbs": [DBInfo ...], "tables": [{"db_id": ..., "info": TableInfo} ...]}
 
-System databases are left out: their rows are never delivered. The one system table that matters, the DDL job table, is
-kept apart, because its rows carry every later schema change.
+System databases are left out: their rows are never delivered, so only their ids are kept. The one system table that
+matters, the DDL job table, is kept apart, because its rows carry every later schema change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from schemas import tidb_json
+from schemas.ids import SYSTEM
 from schemas.model import Database, Table
+from schemas.partitions import named_ids
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.errors import CorruptObject
 
@@ -45,6 +47,7 @@ class SchemaSnapshot:
     databases: Mapping[int, Database]
     tables: Mapping[int, Table]
     schema_version: int = 0
+    named: Mapping[int, int] = field(default_factory=dict)  #: physical ids that no table reads (see `schemas.ids`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +67,20 @@ def parse_pushed(data: Mapping[str, Any]) -> PushedSchema:
             tidb_json.table(entry["info"], db_id=int(entry["db_id"]), db=databases[int(entry["db_id"])].name)
             for entry in entries
         ]
+        named = {(table.id, i) for table, entry in zip(tables, entries, strict=True) for i in named_ids(entry["info"])}
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptObject("the pushed schema snapshot is not of the agreed form", reason=repr(error)) from error
     job_table = next((t for t in tables if t.id == DDL_JOB_TABLE_ID), None)
     if job_table is None:
         raise CorruptObject("the pushed schema snapshot has no mysql.tidb_ddl_job: later DDL could not be read", ts=ts)
     kept = {db_id: db for db_id, db in databases.items() if not is_system_database(db.name)}
+    shown = {t.id: t for t in tables if t.db_id in kept}
+    read = {i for t in shown.values() for i in t.physical_ids}
     snapshot = SchemaSnapshot(
         ts=ts,
         schema_version=int(data.get("schema_version") or 0),
         databases=MappingProxyType(kept),
-        tables=MappingProxyType({t.id: t for t in tables if t.db_id in kept}),
+        tables=MappingProxyType(shown),
+        named=MappingProxyType({i: of if of in shown else SYSTEM for of, i in sorted(named) if i not in read}),
     )
     return PushedSchema(snapshot=snapshot, job_table=job_table)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.model import STATE_PUBLIC, Column, Database, Index, IndexColumn, Table
+from schemas.partitions import read_definitions
 from tistream.errors import DecodeError
 
 Json = Mapping[str, Any]
@@ -48,8 +49,7 @@ def table(info: Json, *, db_id: int, db: str) -> Table:
 
 
 def _table(info: Json, db_id: int, db: str) -> Table:
-    partition = info.get("partition") or {}
-    definitions = (partition.get("definitions") or ()) if partition.get("enable", True) else ()
+    definitions = read_definitions(info.get("partition") or {})
     columns = sorted((_column(c) for c in info.get("cols") or ()), key=lambda c: c.offset)
     return Table(
         id=int(info["id"]),

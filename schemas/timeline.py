@@ -59,6 +59,10 @@ class VersionIntervals:
     starts: npt.NDArray[np.uint64]  #: (n,) finished timestamps, rising
     versions: tuple[Table | None, ...]  #: n of them; None = the id was retired at that timestamp
 
+    def whole_after(self, ts: int) -> bool:
+        """Whether every row committed at or after `ts` has a version."""
+        return bool(len(self.starts)) and int(self.starts[0]) < ts and None not in self.versions
+
     def index(self, commit_ts: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Per row the index of its version: the newest with start < commit_ts. -1 where there is none."""
         if not self.versions:

@@ -109,9 +109,7 @@ def recorded_history() -> History:
     """The schema at every timestamp of the recording. Shared: do not add to it."""
     pushed = recorded_start()
     history = History(pushed.snapshot, pushed.job_table)
-    for step in recorded_steps():
-        history.take(step)
-    history.advance(int(json.loads((RECORDING / "meta.json").read_bytes())["last_resolved_ts"]))
+    history.follow(recorded_steps(), int(json.loads((RECORDING / "meta.json").read_bytes())["last_resolved_ts"]))
     return history
 
 

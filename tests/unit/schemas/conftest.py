@@ -16,6 +16,7 @@ from schemas import ddl
 from schemas.ddl import Job
 from schemas.history import History
 from schemas.snapshot import PushedSchema, parse_pushed
+from tistream.testing.recording import recorded_steps
 
 RECORDING = Path(tistream.__file__).parent / "recording"
 JOB_ROWS = "748000fffffffffffe5f72"  # record keys of the DDL job table, as the recording writes keys
@@ -110,11 +111,23 @@ def jobs(job_puts: list[tuple[int, int, bytes]]) -> list[Job]:
     return sorted(found, key=lambda job: job.order)
 
 
+def end() -> int:
+    return int(json.loads((RECORDING / "meta.json").read_bytes())["last_resolved_ts"])
+
+
 @pytest.fixture
-def history(pushed: PushedSchema, jobs: list[Job]) -> History:
-    """The whole recording by its jobs alone, known up to its end."""
+def history(pushed: PushedSchema) -> History:
+    """The whole recording by its jobs and its meta range, known up to its end."""
+    found = History(pushed.snapshot, pushed.job_table)
+    found.follow(recorded_steps(), end())
+    return found
+
+
+@pytest.fixture
+def history_of_jobs(pushed: PushedSchema, jobs: list[Job]) -> History:
+    """The whole recording by its jobs alone: they do not say when a DDL of partitions takes effect."""
     found = History(pushed.snapshot, pushed.job_table)
     for job in jobs:
         found.apply(job)
-    found.advance(int(json.loads((RECORDING / "meta.json").read_bytes())["last_resolved_ts"]))
+    found.advance(end())
     return found

@@ -9,7 +9,8 @@ import pytest
 
 from schemas import ddl
 from schemas.ddl import Job
-from schemas.history import History, IdStatus
+from schemas.history import History
+from schemas.ids import IdStatus
 from schemas.model import Database, Table
 from schemas.snapshot import SchemaSnapshot
 from schemas.tidb_json import table as table_of
@@ -139,8 +140,8 @@ def test_truncate_retires_ids_and_names_live_on(history: History) -> None:
     assert (event.query, event.job_query) == ("TRUNCATE TABLE `Shop`.`Parts`", "the user's text")
     history.advance(120)
     statuses = [history.status_at(i, ts) for i in (21, 41, 99) for ts in (109, 110)]
-    live, retired, not_yet, unknown = IdStatus.LIVE, IdStatus.RETIRED, IdStatus.NOT_YET, IdStatus.UNKNOWN
-    assert statuses == [live, retired, not_yet, live, unknown, unknown]
+    live, retired, unnamed = IdStatus.LIVE, IdStatus.RETIRED, IdStatus.UNNAMED
+    assert statuses == [live, retired, unnamed, live, unnamed, unnamed]
     assert history.physical_ids("shop", "parts", START, 120) == {21, 22, 41, 42}
 
 

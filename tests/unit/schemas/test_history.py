@@ -88,15 +88,15 @@ def test_a_copy_grows_alone(pushed: PushedSchema, jobs: list[Job]) -> None:
 
 
 def test_order_and_repetition_of_delivery_do_not_matter(
-    pushed: PushedSchema, jobs: list[Job], history: History
+    pushed: PushedSchema, jobs: list[Job], history_of_jobs: History
 ) -> None:
     again = History(pushed.snapshot, pushed.job_table)
     for start in range(0, len(jobs), 50):
         for job in jobs[max(start - 50, 0) : start + 50]:  # every job twice
             again.apply(job)
         again.advance(jobs[: start + 50][-1].commit_ts)
-    again.advance(history.resolved_ts)
-    assert again.dump() == history.dump()
+    again.advance(history_of_jobs.resolved_ts)
+    assert again.dump() == history_of_jobs.dump()
 
 
 def test_nothing_is_said_outside_of_what_is_known(history: History) -> None:

@@ -167,7 +167,9 @@ def test_the_history_follows_the_committed_log(
     first = registry.history(TENANT)
     assert (first.resolved_ts, first.events(log.start_ts, log.start_ts)) == (log.start_ts, [])
     end = history.resolved_ts
-    cuts = [log.start_ts, *(job_puts[i][1] for i in (100, 101, 400, 700)), end]
+    waits = [(e.commit_ts, e.finished_ts) for e in history.events(log.start_ts, end)]
+    settled = [row[1] for row in job_puts if not any(start <= row[1] < done for start, done in waits)]
+    cuts = [log.start_ts, *(settled[i] for i in (100, 101, 400, 650)), end]
     for after_ts, upto_ts in pairwise(cuts):
         log.flush([row for row in job_puts if after_ts < row[1] <= upto_ts], upto_ts)
         found = registry.history(TENANT)
@@ -178,6 +180,23 @@ def test_the_history_follows_the_committed_log(
     committed_reads = [key for key in log.store.reads if key.startswith("committed/")]
     assert len(committed_reads) == len(set(committed_reads)) == 2 * (len(cuts) - 1)  # each segment once
     assert registry.tables(TENANT, "Shop", end) == history.tables("shop", end)
+
+
+def test_the_end_of_a_ddl_that_has_taken_effect_is_waited_for(
+    log: Log, job_puts: list[tuple[int, int, bytes]], history: History
+) -> None:
+    """So that every answer shows its final definition, whoever asks and whenever."""
+    log.activate()
+    registry = SchemaRegistry(log.catalog, log.store)
+    events = history.events(history.start_ts, history.resolved_ts)
+    event = next(e for e in events if e.kind == "alter table partition by")
+    cuts = [log.start_ts, event.commit_ts - 1, event.commit_ts, event.finished_ts - 1, event.finished_ts]
+    seen = []
+    for after_ts, upto_ts in pairwise(cuts):
+        log.flush([row for row in job_puts if after_ts < row[1] <= upto_ts], upto_ts)
+        seen.append(registry.history(TENANT).resolved_ts)
+    assert seen == [event.commit_ts - 1] * 3 + [event.finished_ts]
+    assert registry.history(TENANT).events(event.commit_ts - 1, event.finished_ts) == [event]
 
 
 def test_the_slower_ddl_task_holds_the_watermark(log: Log, job_puts: list[tuple[int, int, bytes]]) -> None:

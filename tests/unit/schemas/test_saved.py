@@ -187,7 +187,9 @@ def test_a_cut_block_is_refused(many: History) -> None:
     assert caught.value.facts["table_id"] == 1099
 
 
-def test_increments_end_where_the_whole_history_does(pushed: PushedSchema, jobs: list[Job], history: History) -> None:
+def test_increments_end_where_the_whole_history_does(
+    pushed: PushedSchema, jobs: list[Job], history_of_jobs: History
+) -> None:
     grown = History(pushed.snapshot, pushed.job_table)
     found = History.load(grown.dump())
     cuts = [0, 100, 101, 500, len(jobs)]
@@ -202,5 +204,5 @@ def test_increments_end_where_the_whole_history_does(pushed: PushedSchema, jobs:
         found.extend(increment)
         with pytest.raises(CorruptObject, match="gap"):
             found.extend(increment)
-    found.advance(history.resolved_ts)
-    assert found.dump() == history.dump()
+    found.advance(history_of_jobs.resolved_ts)
+    assert found.dump() == history_of_jobs.dump()

@@ -10,7 +10,8 @@ from dataclasses import asdict
 import pyarrow as pa
 import pytest
 
-from schemas.history import History, IdStatus
+from schemas.history import History
+from schemas.ids import IdStatus
 from schemas.layout import row_layout
 from schemas.meta import Definition, read_meta, steps_of
 from schemas.model import Table

@@ -1,0 +1,80 @@
+"""When a DDL takes effect that gives a table other physical ids: at its *switch*, before the job is done.
+
+Such a DDL writes several versions of the table. The switch is the first of them that reads other ids than the one
+before: from there on sessions read the new ids, and TiDB does not roll the job back any more. So the switch is where
+the DDL stands in the log, and not the row that says that the job is done.
+
+What a consumer is shown of the DDL is its final definition, which comes with that row. It is waited for, but not for
+ever: a job whose end is not within HOLD_MS of its switch is shown as the switch left it. Both are decided by commit
+timestamps alone, so every reader of the log decides alike. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import orjson
+
+from schemas.ddl import STATE_QUEUEING, STATE_ROLLING_BACK, STATE_SYNCED, STATES_ENDED, Job, SchemaState
+from schemas.meta import Definition, Step
+from schemas.partitions import read_ids
+from tistream import ts as tso
+from tistream.errors import DecodeError
+
+HOLD_MS = 2_000  #: the schema is not resolved beyond a switch for so long, unless the job ends earlier
+
+_IDLE = STATES_ENDED | {STATE_QUEUEING, STATE_ROLLING_BACK}
+_NO_PARTITIONS = b'"partition":null'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a job ended."""
+
+    job: Job
+    definitions: tuple[Definition, ...]  #: that it wrote after its switch
+
+
+def switching_job(step: Step, state: SchemaState) -> Job | None:
+    """The running job with whose step a table begins to read other physical ids than in `state`; None for none."""
+    job = next((job for job in step.jobs if job.id == step.owner), None)
+    if job is None or job.state in _IDLE:
+        return None
+    return job if any(_switches(d, state) for d in step.definitions) else None
+
+
+def _switches(definition: Definition, state: SchemaState) -> bool:
+    if not definition.table_id or definition.info is None:
+        return False
+    before = state.table(definition.table_id)
+    if before is None or (_NO_PARTITIONS in definition.info and not before.partition_ids):
+        return False
+    try:
+        return set(read_ids(orjson.loads(definition.info))) != set(before.physical_ids)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DecodeError(
+            "a definition of the meta range cannot be read",
+            database_id=definition.db_id,
+            table_id=definition.table_id,
+            commit_ts=definition.commit_ts,
+        ) from error
+
+
+def held_until(step: Step) -> int:
+    """Up to here the end of a job is waited for that switches with this step."""
+    return step.commit_ts + (HOLD_MS << tso.LOGICAL_BITS)
+
+
+def end_of(job: Job, switched: Step, later: Iterable[Step]) -> End | None:
+    """How the job ended that switched with a step, by what was committed `later`; None when it did not in time."""
+    written: list[Definition] = []
+    for step in later:
+        if step.commit_ts > held_until(switched):
+            return None
+        if step.owner == job.id:
+            written += step.definitions
+        for row in step.jobs:
+            if row.id == job.id and row.state in STATES_ENDED - {STATE_SYNCED}:
+                return End(job=row, definitions=tuple(written))
+    return None

@@ -1,0 +1,216 @@
+"""DDL of partitions, step by step as TiDB writes it: which ids are the table when, and where the DDL stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from schemas import ddl
+from schemas.history import History
+from schemas.ids import IdStatus
+from schemas.meta import Definition, Step
+from schemas.snapshot import parse_pushed
+from schemas.switch import HOLD_MS
+from tistream import ts as tso
+from tistream.codec.table_key import DDL_JOB_TABLE_ID
+from tistream.errors import DecodeError
+
+S = 1_000
+MS = 1 << tso.LOGICAL_BITS
+HOLD = HOLD_MS * MS
+TABLE, NEW_TABLE = 20, 90
+DROP, TRUNCATE, REORGANIZE, PARTITION_BY, REMOVE = 20, 23, 64, 71, 72
+RUNNING, ROLLING_BACK, ROLLED_BACK, DONE, SYNCED = 1, 2, 3, 4, 6
+
+
+def defs(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": i, "name": {"O": f"p{i}", "L": f"p{i}"}} for i in ids]
+
+
+def info(ids: Sequence[int], table_id: int = TABLE, updated: int = 1, **running: Any) -> dict[str, Any]:
+    column = {"id": 1, "name": {"O": "id", "L": "id"}, "offset": 0, "state": 5, "type": {"Tp": 3, "Flag": 3}}
+    lists = {k: defs(*v) if k.endswith("definitions") else v for k, v in running.items()}
+    partition = {"enable": True, "type": 1, "definitions": defs(*ids), **lists} if ids else None
+    return {
+        "id": table_id, "name": {"O": "Parts", "L": "parts"}, "cols": [column], "state": 5, "pk_is_handle": True,
+        "update_timestamp": updated, "partition": partition,
+    }  # fmt: skip
+
+
+def pushed(ts: int = S, **tables: dict[str, Any]) -> dict[str, Any]:
+    jobs = info((), DDL_JOB_TABLE_ID) | {"name": {"O": "tidb_ddl_job", "L": "tidb_ddl_job"}}
+    system = info((), 30) | {"name": {"O": "user", "L": "user"}}
+    names = [(1, "mysql"), (2, "Shop")]
+    return {
+        "ts": str(ts),
+        "dbs": [{"id": i, "db_name": {"O": name, "L": name.lower()}, "state": 5} for i, name in names],
+        "tables": [{"db_id": 1, "info": jobs}, {"db_id": 1, "info": system}]
+        + [{"db_id": 2, "info": table} for table in tables.values()],
+    }
+
+
+def history(table: dict[str, Any] | None = None, ts: int = S) -> History:
+    """One partitioned table, Shop.Parts, with partitions 21, 22, 23."""
+    found = parse_pushed(pushed(ts, parts=table or info((21, 22, 23))))
+    return History(found.snapshot, found.job_table)
+
+
+def step(ts: int, kind: int, state: int, definition: dict[str, Any] | None, *, gone: int = 0) -> Step:
+    """What one transaction of job 7 writes."""
+    binlog = {"SchemaVersion": 9, "TableInfo": definition} if state in (DONE, SYNCED) else {}
+    data = {"id": 7, "type": kind, "state": state, "schema_id": 2, "table_id": TABLE, "schema_name": "shop"}
+    data |= {"query": "the user's text", "start_ts": S + 1, "binlog": binlog}
+    written = [(d["id"], orjson.dumps(d)) for d in (definition,) if d] + [(i, None) for i in (gone,) if i]
+    return Step(
+        start_ts=ts - 1,
+        commit_ts=ts,
+        jobs=(ddl.parse_job(data, start_ts=ts - 1, commit_ts=ts),),
+        definitions=tuple(
+            Definition(start_ts=ts - 1, commit_ts=ts, db_id=2, table_id=i, info=text) for i, text in written
+        ),
+    )
+
+
+def truncating() -> list[Step]:
+    """TRUNCATE PARTITION p22: 50 is read from the second version on."""
+    new, old = {"new_partition_ids": [50], "ddl_action": TRUNCATE}, {"dropping_definitions": (22,)}
+    return [
+        step(2_000, TRUNCATE, RUNNING, info((21, 22, 23), updated=2, **new, ddl_state=2)),
+        step(3_000, TRUNCATE, RUNNING, info((21, 50, 23), updated=3, **new, **old, ddl_state=1)),
+        step(4_000, TRUNCATE, RUNNING, info((21, 50, 23), updated=4, **new, **old, ddl_state=4)),
+        step(5_000, TRUNCATE, DONE, info((21, 50, 23), updated=5)),
+    ]
+
+
+def partitioning(done_ts: int) -> list[Step]:
+    """PARTITION BY: 50 and 51 are read from the fourth version on, and the table has another id at the end."""
+    run = {"adding_definitions": (50, 51), "dropping_definitions": (21, 22, 23), "ddl_action": PARTITION_BY}
+    return [
+        step(2_000, PARTITION_BY, RUNNING, info((21, 22, 23), updated=2, **run, ddl_state=1)),
+        step(3_000, PARTITION_BY, RUNNING, info((21, 22, 23), updated=3, **run, ddl_state=3)),
+        step(4_000, PARTITION_BY, RUNNING, info((50, 51), updated=4, **run, ddl_state=4)),
+        step(done_ts - 1_000, PARTITION_BY, RUNNING, info((50, 51), updated=5, **run, ddl_state=5)),
+        step(done_ts, PARTITION_BY, DONE, info((50, 51), NEW_TABLE, updated=6), gone=TABLE),
+    ]
+
+
+def ids_at(found: History, ts: int) -> tuple[int, ...]:
+    return found.find("shop", "parts", ts).physical_ids
+
+
+def test_a_truncate_stands_where_sessions_begin_to_use_the_new_partition() -> None:
+    found = history()
+    (event,) = found.follow(truncating(), 9_000)
+    assert (event.commit_ts, event.start_ts, event.finished_ts) == (3_000, 2_999, 5_000)
+    assert (event.kind, event.query) == ("truncate partition", "the user's text")
+    assert event.version is not None
+    assert event.version.update_ts == 5, "the event shows the final definition"
+    assert [ids_at(found, ts) for ts in (2_999, 3_000, 9_000)] == [(21, 22, 23), (21, 50, 23), (21, 50, 23)]
+    assert [found.status_at(50, ts) for ts in (1_500, 2_999, 3_000)] == [IdStatus.COPY, IdStatus.COPY, IdStatus.LIVE]
+    assert [found.status_at(22, ts) for ts in (2_999, 3_000)] == [IdStatus.LIVE, IdStatus.RETIRED]
+
+
+def test_a_dropped_partition_is_gone_with_the_version_that_blocks_it() -> None:
+    run = {"dropping_definitions": (22,), "ddl_action": DROP}
+    steps = [
+        step(2_000, DROP, RUNNING, info((21, 22, 23), **run, ddl_state=2)),
+        step(3_000, DROP, RUNNING, info((21, 23), **run, ddl_state=1)),
+        step(4_000, DROP, DONE, info((21, 23))),
+    ]
+    found = history()
+    (event,) = found.follow(steps, 9_000)
+    assert (event.commit_ts, event.finished_ts) == (2_000, 4_000)
+    assert [ids_at(found, ts) for ts in (1_999, 2_000)] == [(21, 22, 23), (21, 23)]
+    older = history()
+    (event,) = older.follow(steps[1:], 9_000)  # servers that write no version which only blocks it
+    assert (event.commit_ts, event.finished_ts) == (3_000, 4_000)
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, 4])
+def test_the_history_waits_for_the_end_whenever_it_looks(looks: int) -> None:
+    """What is known at any time is a part of what is known in the end."""
+    whole = history()
+    whole.follow(truncating(), 9_000)
+    found = history()
+    for upto_ts in [*(2_000, 3_000, 4_000, 5_000)[-looks:], 9_000]:
+        found.follow([s for s in truncating() if found.resolved_ts < s.commit_ts <= upto_ts], upto_ts)
+        assert found.resolved_ts == (2_999 if 3_000 <= upto_ts < 5_000 else upto_ts)
+        found = History.load(found.dump())
+    assert found.dump() == whole.dump()
+
+
+def test_an_end_that_takes_long_is_not_waited_for() -> None:
+    done_ts = 4_000 + HOLD + 2_000
+    steps, found = partitioning(done_ts), history()
+    for upto_ts in (4_000, 4_000 + HOLD - 1):
+        assert found.follow([s for s in steps if found.resolved_ts < s.commit_ts <= upto_ts], upto_ts) == []
+        assert found.resolved_ts == 3_999
+    upto_ts = 4_000 + HOLD
+    (event,) = found.follow([s for s in steps if found.resolved_ts < s.commit_ts <= upto_ts], upto_ts)
+    assert (event.commit_ts, event.finished_ts, event.table_id) == (4_000, 0, TABLE)
+    assert event.version is not None
+    assert (event.version.physical_ids, event.version.update_ts) == ((50, 51), 4)
+    found = History.load(found.dump())
+    assert found.follow([s for s in steps if s.commit_ts > upto_ts], done_ts) == []
+    last = found.find("shop", "parts", done_ts)
+    assert (last.id, last.physical_ids, last.update_ts) == (NEW_TABLE, (50, 51), 4)
+    assert [found.status_at(50, ts) for ts in (3_999, 4_000, done_ts)] == [IdStatus.COPY, IdStatus.LIVE, IdStatus.LIVE]
+    at_once = history()
+    assert at_once.follow(steps, done_ts) == [event]
+    assert at_once.dump() == found.dump()
+
+
+def test_a_new_table_id_holds_from_the_switch_on_when_the_end_is_near() -> None:
+    found = history()
+    (event,) = found.follow(partitioning(6_000), 9_000)
+    assert (event.commit_ts, event.finished_ts, event.table_id) == (4_000, 6_000, NEW_TABLE)
+    assert found.find("shop", "parts", 4_000).id == NEW_TABLE
+    assert found.find("shop", "parts", 9_000).id == NEW_TABLE
+
+
+def test_copies_of_a_ddl_that_was_rolled_back_stay_copies() -> None:
+    run = {"adding_definitions": (50,), "dropping_definitions": (22, 23), "ddl_action": REORGANIZE}
+    steps = [
+        step(2_000, REORGANIZE, RUNNING, info((21, 22, 23), **run, ddl_state=1)),
+        step(3_000, REORGANIZE, ROLLING_BACK, info((21, 22, 23), **run, ddl_state=3)),
+        step(4_000, REORGANIZE, ROLLED_BACK, info((21, 22, 23))),
+    ]
+    found = history()
+    assert found.follow(steps, 9_000) == []
+    assert ids_at(found, 9_000) == (21, 22, 23)
+    again = History.load(found.dump()).pruned(5_000)
+    assert {h.status_at(50, 9_000) for h in (found, again, History.load(again.dump()))} == {IdStatus.COPY}
+
+
+def test_who_begins_after_the_switch_is_not_told_of_it() -> None:
+    """The table of the snapshot has the new partition already, and rows in it that a TRUNCATE would take away."""
+    steps = truncating()
+    middle = orjson.loads(steps[2].definitions[0].info or b"")
+    found = history(middle, ts=4_500)
+    assert found.follow(steps[3:], 9_000) == []
+    assert ids_at(found, 4_500) == ids_at(found, 9_000) == (21, 50, 23)
+    before = history(orjson.loads(steps[0].definitions[0].info or b""), ts=2_500)
+    assert [e.commit_ts for e in before.follow(steps[1:], 9_000)] == [3_000]
+    assert before.status_at(50, 2_500) is IdStatus.COPY
+
+
+def test_why_a_row_belongs_to_no_table() -> None:
+    found = history()
+    found.follow(truncating(), 9_000)
+    ids = {30: "system", DDL_JOB_TABLE_ID: "system", (1 << 48) - 500: "system", 25: "older", 51: "unnamed"}
+    for h in (found, History.load(found.dump())):
+        assert {i: str(h.status_at(i, 9_000)) for i in ids} == ids
+    pruned = found.pruned(8_000)
+    assert [str(pruned.status_at(i, 9_000)) for i in (30, 22, 50, 51)] == ["system", "older", "live", "unnamed"]
+
+
+def test_a_job_that_took_effect_and_whose_last_row_never_came_is_noticed() -> None:
+    found = history()
+    steps = truncating()[:3]
+    late = 3_000 + HOLD + 1
+    found.follow([*steps], late)
+    with pytest.raises(DecodeError, match="never came"):
+        found.take(step(late + 1_000, TRUNCATE, SYNCED, None))
