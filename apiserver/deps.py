@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Path
 
+from apiserver.left_out import LeftOutRows
 from apiserver.reader import LogReader
 from schemas.history import History
 from schemas.registry import SavePolicy, SchemaRegistry
@@ -32,6 +33,7 @@ class Services:
     clock: Clock
     registry: SchemaRegistry
     reader: LogReader
+    left_out: LeftOutRows
     checks: Mapping[str, Callable[[], None]]  #: readiness by part: returns, or raises with the reason
     problems: Callable[[], list[dict[str, object]]]  #: what is wrong now in this process
     collect: Sequence[Collect] = ()  #: metrics of the other parts of this process
@@ -52,18 +54,23 @@ class Services:
         explain: Callable[[int], Sequence[str]] = lambda _: (),
     ) -> Services:
         """The usual set over one catalog and one object store. `problems` are those of the other parts."""
-        registry = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock)
+        registry, left_out = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), LeftOutRows()
+
+        def all_problems() -> list[dict[str, object]]:
+            return [*problems(), *(found.shown() for found in (*registry.problems(), *left_out.problems()))]
+
         return cls(
             catalog=catalog,
             store=store,
             clock=clock,
             registry=registry,
             reader=LogReader(catalog, store, clock),
+            left_out=left_out,
             checks=checks,
             collect=collect,
             reports=reports,
             explain=explain,
-            problems=lambda: [*problems(), *(problem.shown() for problem in registry.problems())],
+            problems=all_problems,
         )
 
     def served(self, tenant: Tenant) -> tuple[tenants.TenantRow, History | None, int]:

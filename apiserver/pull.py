@@ -24,9 +24,9 @@ from apiserver.cursor import Scope
 from apiserver.decode import decode_rows
 from apiserver.deps import Services
 from apiserver.formats import FormatOptions, create_format, parse_options
+from apiserver.left_out import left_out
 from apiserver.moments import Moment
 from apiserver.position import check_start, parse_ts
-from apiserver.reader import LogReader
 from apiserver.split import order_messages
 from schemas.actions import Action
 from schemas.history import History
@@ -115,7 +115,7 @@ def pull(services: Services, request: PullRequest, moment: Moment | None = None)
     if history is None or upto <= after:
         page = _Page(content=_nothing(request, history, min(after, resolved)), end=after)
     else:
-        page = _page(services.reader, request, options, history, after, upto)
+        page = _page(services, request, options, history, after, upto)
     next_cursor = cursor.encode(request.scope, page.end)
     if upto > after:  # else it only looked whether there is news
         _SERVED.observe(services.clock.monotonic() - began)
@@ -155,11 +155,11 @@ def _end_ts(request: Position, row: TenantRow, resolved: int, now_ms: int) -> in
 
 
 def _page(
-    reader: LogReader, request: PullRequest, options: FormatOptions, history: History, after: int, upto: int
+    services: Services, request: PullRequest, options: FormatOptions, history: History, after: int, upto: int
 ) -> _Page:
     """The next page of the scope. Stretches of the log that deliver nothing, such as rows of system tables, are walked
     through in growing steps: only the last page may be empty."""
-    scope, rows = request.scope, request.limit
+    scope, rows, reader = request.scope, request.limit, services.reader
     table_ids = None
     if scope.database is not None:
         table_ids = history.physical_ids(scope.database, scope.table, after, upto)
@@ -167,6 +167,7 @@ def _page(
     while True:
         found = reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=table_ids, page_bytes=page_bytes)
         end, has_more = found.upto, found.has_more
+        services.left_out.add(scope.tenant, left_out(history, found.rows))
         if request.format in ARROW_FORMS:
             page = _arrow(request, history, found.rows, found.upto)
             content, delivers, quarantined = page.content, page.rows + page.quarantined > 0, page.quarantined

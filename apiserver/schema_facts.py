@@ -71,6 +71,7 @@ def event_fact(event: DdlEvent) -> dict[str, Any]:
     return {
         "commit_ts": str(event.commit_ts),
         "commit_time": tso.to_text(event.commit_ts),
+        "finished_ts": str(event.finished_ts) if event.finished_ts else None,
         "job_id": event.job_id,
         "kind": event.kind,
         "database": event.db,

@@ -81,6 +81,9 @@ BUILD.labels(__version__).set(1)
 
 ROWS = _counter("tistream_rows_total", "Rows that a service took in or gave out", "service", "direction")
 BYTES = _counter("tistream_bytes_total", "Bytes that a service took in or gave out", "service", "direction")
+LEFT_OUT = _counter(
+    "tistream_rows_left_out_total", "Records that were read for an answer and belong to no table, by reason", "status"
+)
 STAGE = _histogram("tistream_stage_seconds", "Time that one step of the way took, by the process's own clock", "stage")
 FILE_AGE = _histogram(
     "tistream_file_age_seconds",

@@ -111,8 +111,9 @@ class CanalJson(Encoder):
         return [b"[", *old, b"]"]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
-        """One message."""
-        extension = {"_tidb": {"commitTs": event.commit_ts}}
+        """One message. A DDL that took effect before it was done says with the extension when that was."""
+        done = {"finishedTs": event.finished_ts} if event.finished_ts > event.commit_ts else {}
+        extension = {"_tidb": {"commitTs": event.commit_ts, **done}}
         return [
             self._bare(event.db, event.table, True, canal_word(event.type), event.commit_ts, event.query, extension)
         ]

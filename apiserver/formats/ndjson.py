@@ -2,10 +2,11 @@
 
     {"type":"insert|update|delete","database","table","table_id","key","commit_ts","start_ts","commit_time",
      "columns":{...}|null,"old":{...}|null}
-    {"type":"ddl","query","database","table","commit_ts","start_ts","commit_time","kind"}
+    {"type":"ddl","query","database","table","commit_ts","start_ts","commit_time","kind","finished_ts"}
     {"type":"resolved","resolved_ts","resolved_time"}
 
-`table_id` is the physical id, timestamps are strings, `columns` is null in a delete and `old` in an insert.
+`table_id` is the physical id, timestamps are strings, `columns` is null in a delete and `old` in an insert. A DDL
+stands where it takes effect, `commit_ts`; `finished_ts` is when its job was done, null if that was long after.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class Ndjson(Encoder):
             "start_ts": str(event.start_ts),
             "commit_time": tso.to_text(event.commit_ts),
             "kind": event.kind,
+            "finished_ts": str(event.finished_ts) if event.finished_ts else None,
         }
         return [json_bytes(line)]
 

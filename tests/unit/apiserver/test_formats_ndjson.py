@@ -137,6 +137,7 @@ def test_ddl_and_resolved_lines() -> None:
         commit_ts=COMMIT_TS,
         start_ts=COMMIT_TS - 9,
         job_id=1,
+        finished_ts=COMMIT_TS,
         schema_version=2,
         type=5,
         kind="add column",
@@ -156,6 +157,7 @@ def test_ddl_and_resolved_lines() -> None:
             "start_ts": str(COMMIT_TS - 9),
             "commit_time": "2020-09-13T12:26:40.123Z",
             "kind": "add column",
+            "finished_ts": str(COMMIT_TS),
         }
     ]
     mark = fmt.watermark(COMMIT_TS)
