@@ -51,7 +51,7 @@ def recording_end() -> int:
 
 @dataclass
 class LogBuilder:
-    """See the module. `rows` and `meta` (schema change.COMMITTED) replace the recording's."""
+    """See the module. `rows` and `meta` (schema change.COMMITTED) and `schema` replace the recording's."""
 
     catalog: Catalog
     store: ObjectStore
@@ -59,6 +59,7 @@ class LogBuilder:
     data_tasks: int = 3
     rows: pa.Table = field(default_factory=committed_rows)
     meta: pa.Table = field(default_factory=meta_rows)
+    schema: bytes = field(default_factory=(RECORDING / "schema_snapshot.json").read_bytes)  #: what the tenant pushes
     rows_per_object: int | None = None  #: a flush with more rows lies in several objects; None = always in one
 
     def __post_init__(self) -> None:
@@ -72,10 +73,9 @@ class LogBuilder:
 
     def activate(self) -> LogBuilder:
         """The recording's schema snapshot is pushed and the tenant's tasks stand at its timestamp."""
-        text = (RECORDING / "schema_snapshot.json").read_bytes()
-        pushed = parse_pushed(json.loads(text))
+        pushed = parse_pushed(json.loads(self.schema))
         self.start_ts = pushed.snapshot.ts
-        self.store.put(str(SchemaSnapKey(tenant=self.tenant, ts=self.start_ts)), zstandard.compress(text))
+        self.store.put(str(SchemaSnapKey(tenant=self.tenant, ts=self.start_ts)), zstandard.compress(self.schema))
         register_tenant(self.catalog, self.tenant)
         activated = activate_tenant(self.catalog, self.tenant, self.start_ts, lay_out(pushed, self.data_tasks))
         invariant(activated, "a tenant is built once", tenant=self.tenant)

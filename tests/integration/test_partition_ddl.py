@@ -1,0 +1,94 @@
+"""DDL of partitions under load, as a living cluster recorded it, against what TiDB itself answered around each.
+
+Two writers went on while TRUNCATE, ADD, COALESCE, REORGANIZE, EXCHANGE, DROP PARTITION, TRUNCATE TABLE, PARTITION BY
+and REMOVE PARTITIONING ran: sessions one schema version apart, copies, double writes and late ones are all in there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from apiserver.left_out import left_out
+from schemas.ids import IdStatus
+from tistream import ts as tso
+from tistream.codec.table_key import is_record, table_ids
+from tistream.testing.api_world import ApiWorld, api_world, events_of
+from tistream.testing.partition_consumer import Consumer
+from tistream.testing.partition_recording import DATABASE, PartitionRecording, recorded
+
+FLUSHES = 6
+
+
+@pytest.fixture(scope="module")
+def recording() -> PartitionRecording:
+    return recorded()
+
+
+@pytest.fixture(scope="module")
+def world(recording: PartitionRecording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    with api_world(tmp_path_factory.mktemp("partitions"), rows=recording.rows) as made:
+        made.log.meta, made.log.schema = recording.meta, recording.schema
+        made.clock.advance((tso.physical_ms(recording.end_ts) + 1000 - made.clock.unix_ms()) / 1000)
+        made.log.build(FLUSHES, upto=recording.end_ts)
+        yield made
+
+
+def columns_of(line: dict[str, Any]) -> tuple[str | None, ...]:
+    return tuple(None if value is None else str(value) for value in line["columns"].values())
+
+
+def test_every_reading_as_of_is_what_tidb_answered(world: ApiWorld, recording: PartitionRecording) -> None:
+    wrong = []
+    for reading in recording.readings:
+        path = f"/databases/{DATABASE}/tables/{reading.table}/rows"
+        found = sorted(map(columns_of, events_of(world.ok(path, as_of=reading.ts))), key=repr)
+        if found != reading.rows:
+            wrong.append((reading.table, reading.ts, len(found), len(reading.rows)))
+    assert not wrong
+    assert len(recording.readings) == 580
+
+
+def test_a_consumer_that_applies_changes_and_ddl_in_order_has_the_rows_of_tidb(
+    world: ApiWorld, recording: PartitionRecording
+) -> None:
+    consumer, readings = Consumer(DATABASE), sorted(recording.readings, key=lambda reading: -reading.ts)
+    compared = 0
+    for event in world.events():
+        ts = int(event.get("commit_ts") or event["resolved_ts"])
+        while readings and readings[-1].ts < ts:
+            reading = readings.pop()
+            assert consumer.tables[reading.table].rows() == reading.rows, (reading.table, reading.ts)
+            compared += 1
+        consumer.apply(event)
+    assert compared == 580
+
+
+def test_no_commit_of_the_batch_files_is_dropped_without_a_reason(
+    world: ApiWorld, recording: PartitionRecording
+) -> None:
+    """Every record is delivered, or counted under a reason; what no definition names would be a problem."""
+    keys = pa.array(sorted({key for key, _ in recording.committed}), pa.binary())
+    of = dict(zip(keys.to_pylist(), table_ids(keys), strict=True))
+    records = {key for key, found in zip(keys.to_pylist(), is_record(keys), strict=True) if found}
+    wanted = Counter(int(of[key]) for key, _ in recording.committed if key in records)
+    lines = [line for line in world.events() if line["type"] in ("insert", "update", "delete")]
+    delivered = {(bytes.fromhex(line["key"]), int(line["commit_ts"])) for line in lines}
+    assert len(delivered) == len(lines)
+    assert delivered <= recording.committed
+    history = world.services.registry.history(world.log.tenant)
+    lost = left_out(history, recording.rows.filter(pc.less_equal(recording.rows["commit_ts"], recording.end_ts)))
+    found = Counter(int(of[key]) for key, _ in delivered)
+    for part in lost:
+        found[part.physical_id] += part.rows
+    assert found == wanted
+    reasons = Counter[IdStatus]()
+    for part in lost:
+        reasons[part.status] += part.rows
+    assert set(reasons) == {IdStatus.RETIRED, IdStatus.COPY, IdStatus.SYSTEM}, reasons
+    assert world.services.left_out.problems() == []

@@ -1,0 +1,222 @@
+"""A consumer of a pull that applies changes and DDL in the order in which they come, as a MySQL would.
+
+It knows names, keys and values alone: never physical ids. A change must fit the row that is there: an insert finds
+none, an update and a delete find the row that they speak of. So nothing that was lost or came twice goes unnoticed.
+
+It understands the DDL of partitions by RANGE, HASH and LIST of one integer column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = tuple[str | None, ...]
+Key = tuple[str | None, ...]
+
+_WHOLE = ""  # the name of the only partition of a table without partitions
+_CREATE = re.compile(r"create table (?P<name>\S+) ?\((?P<body>.*)$")
+_BOUNDS = re.compile(r"partition (\w+) values (?:less than|in) ?\(([^)]*)\)")
+_BY = re.compile(r"partition by (range|hash|list) ?\((\w+)\)(?: partitions (\d+))?")
+_MOVES: Mapping[str, re.Pattern[str]] = {
+    "truncate": re.compile(r"truncate partition ([\w, ]+)"),
+    "drop": re.compile(r"drop partition ([\w, ]+)"),
+    "add": re.compile(r"add partition partitions (\d+)"),
+    "define": re.compile(r"add partition ?\((.*)\)"),
+    "coalesce": re.compile(r"coalesce partition (\d+)"),
+    "reorganize": re.compile(r"reorganize partition ([\w, ]+?) into ?\((.*)\)"),
+    "exchange": re.compile(r"exchange partition (\w+) with table (\S+)"),
+    "by": _BY,
+    "whole": re.compile(r"remove partitioning"),
+}
+
+
+class Misfit(AssertionError):
+    """A change does not fit the row that is there."""
+
+
+@dataclass
+class ConsumedTable:
+    """A table: its rows by partition and key, and how a row finds its partition."""
+
+    columns: list[str]
+    key: list[str]
+    method: str = ""  #: range, hash, list; empty = no partitions
+    by: str = ""  #: the column
+    bounds: dict[str, list[str]] = field(default_factory=dict)  #: of each partition, in order
+    parts: dict[str, dict[Key, Row]] = field(default_factory=lambda: {_WHOLE: {}})
+
+    def rows(self) -> list[Row]:
+        return sorted((row for part in self.parts.values() for row in part.values()), key=repr)
+
+    def place(self, row: Row) -> dict[Key, Row]:
+        """The partition that the row belongs to."""
+        return self.parts[self._part_of(int(row[self.columns.index(self.by)] or 0)) if self.method else _WHOLE]
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(row[self.columns.index(name)] for name in self.key)
+
+    def partition(self, text: str) -> None:
+        """Lay the rows out anew, as `partition by ...` says."""
+        found = _BY.search(text)
+        assert found, text
+        self.method, self.by = found[1], found[2]
+        self.bounds = _bounds(text) or _numbered(int(found[3]))
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Every row into the partition that it belongs to now."""
+        rows = self.rows()
+        self.parts = {name: {} for name in self.bounds or [_WHOLE]}
+        for row in rows:
+            self.place(row)[self.key_of(row)] = row
+
+    def _part_of(self, value: int) -> str:
+        if self.method == "hash":
+            return list(self.bounds)[abs(value) % len(self.bounds)]
+        for name, values in self.bounds.items():
+            if self.method == "list" and str(value) in values:
+                return name
+            if self.method == "range" and (values == ["maxvalue"] or value < int(values[0])):
+                return name
+        raise Misfit(f"no partition for {value}")
+
+
+class Consumer:
+    """See the module."""
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+        self.tables: dict[str, ConsumedTable] = {}
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take one line of NDJSON."""
+        if event.get("database") != self.database or event["type"] == "resolved":
+            return
+        if event["type"] == "ddl":
+            self._ddl(" ".join(event["query"].lower().replace("`", "").split()), event["table"])
+        else:
+            self._row(event)
+
+    def _row(self, event: Mapping[str, Any]) -> None:
+        table = self.tables[event["table"]]
+        new, old = (None if (values := event[name]) is None else _row_of(table, values) for name in ("columns", "old"))
+        if old is not None:
+            held = table.place(old).pop(table.key_of(old), None)
+            if held != old:
+                raise Misfit(f"{held} is there instead of the old row: {event}")
+        if new is not None:
+            place, key = table.place(new), table.key_of(new)
+            if key in place:
+                raise Misfit(f"{place[key]} is there already: {event}")
+            place[key] = new
+
+    def _ddl(self, text: str, name: str) -> None:
+        if found := _CREATE.match(text):
+            self.tables[name] = _created(found["body"])
+        elif text.startswith("truncate table"):
+            for part in self.tables[name].parts.values():
+                part.clear()
+        elif text.startswith("drop table"):
+            del self.tables[name]
+        elif text.startswith("alter table"):
+            self._alter(text)
+        else:
+            assert text.startswith("create database"), text
+
+    def _alter(self, text: str) -> None:
+        """An ALTER of partitions. The name that it speaks of is in the text: an exchange is told under another."""
+        words = text.split(" ", 3)
+        table, what = self.tables[words[2].rsplit(".", 1)[-1]], words[3]
+        for move, pattern in _MOVES.items():
+            if found := pattern.search(what):
+                done: Callable[[ConsumedTable, re.Match[str]], None] = getattr(self, f"_{move}")
+                return done(table, found)
+        raise AssertionError(text)
+
+    def _truncate(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        for name in _names(found[1]):
+            table.parts[name].clear()
+
+    def _drop(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        for name in _names(found[1]):
+            del table.bounds[name], table.parts[name]
+
+    def _add(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        table.bounds = _numbered(len(table.bounds) + int(found[1]))
+        table.lay_out()
+
+    def _define(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        for name, values in _bounds(found[1]).items():
+            table.bounds[name], table.parts[name] = values, {}
+
+    def _coalesce(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        table.bounds = _numbered(len(table.bounds) - int(found[1]))
+        table.lay_out()
+
+    def _reorganize(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        gone, bounds = set(_names(found[1])), dict[str, list[str]]()
+        for name, values in table.bounds.items():
+            if name not in gone:
+                bounds[name] = values
+            elif not gone <= set(bounds):
+                bounds |= _bounds(found[2])
+                gone -= {name}
+        table.bounds = bounds
+        table.lay_out()
+
+    def _exchange(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        other = self.tables[found[2].rsplit(".", 1)[-1]]
+        table.parts[found[1]], other.parts[_WHOLE] = other.parts[_WHOLE], table.parts[found[1]]
+
+    def _by(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        table.partition(found.string)
+
+    def _whole(self, table: ConsumedTable, found: re.Match[str]) -> None:
+        table.method, table.bounds = "", {}
+        table.lay_out()
+
+
+def _created(body: str) -> ConsumedTable:
+    columns, key, depth, part = list[str](), list[str](), 0, ""
+    for letter in body:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth < 0:
+            break
+        part += letter
+        if letter == "," and not depth:
+            columns, key, part = _column(part[:-1].strip(), columns, key), key, ""
+    columns = _column(part.strip(), columns, key)
+    table = ConsumedTable(columns, key)
+    if _BY.search(body):
+        table.partition(body)
+    return table
+
+
+def _column(text: str, columns: list[str], key: list[str]) -> list[str]:
+    """The columns with this one; a primary key goes into `key`."""
+    if text.startswith("primary key"):
+        key += _names(text[text.index("(") + 1 : text.index(")")])
+        return columns
+    name = text.split(" ", 1)[0]
+    if "primary key" in text:
+        key.append(name)
+    return [*columns, name]
+
+
+def _bounds(text: str) -> dict[str, list[str]]:
+    return {name: [value.strip() for value in values.split(",")] for name, values in _BOUNDS.findall(text)}
+
+
+def _numbered(count: int) -> dict[str, list[str]]:
+    return {f"p{n}": [] for n in range(count)}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _row_of(table: ConsumedTable, values: Mapping[str, Any]) -> Row:
+    return tuple(None if (value := values[name]) is None else str(value) for name in table.columns)
