@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -214,3 +216,64 @@ def test_a_job_that_took_effect_and_whose_last_row_never_came_is_noticed() -> No
     found.follow([*steps], late)
     with pytest.raises(DecodeError, match="never came"):
         found.take(step(late + 1_000, TRUNCATE, SYNCED, None))
+
+
+def beside(each: Step, ms: int) -> Step:
+    """The step as a job of another table writes it, so much later: its ids are 1,000 higher."""
+    later = ms * MS
+    texts = {d.table_id: None if d.info is None else orjson.loads(d.info) for d in each.definitions}
+    moved = {i + 1_000: text and _raised(text) for i, text in texts.items()}
+    (job,) = each.jobs
+    told = replace(
+        job, id=8, table_id=TABLE + 1_000, commit_ts=job.commit_ts + later, start_ts=job.start_ts + later,
+        finished_ts=job.finished_ts and job.finished_ts + later, table_info=job.table_info and _raised(job.table_info),
+    )  # fmt: skip
+    return Step(
+        start_ts=each.start_ts + later,
+        commit_ts=each.commit_ts + later,
+        jobs=(told,),
+        definitions=tuple(
+            Definition(
+                start_ts=told.start_ts, commit_ts=told.commit_ts, db_id=2, table_id=i, info=t and orjson.dumps(t)
+            )
+            for i, t in moved.items()
+        ),
+    )
+
+
+def _raised(info_: Any) -> dict[str, Any]:
+    raised = {**info_, "id": info_["id"] + 1_000, "name": {"O": "Others", "L": "others"}}
+    parts = dict(raised["partition"])
+    for name, value in parts.items():
+        if name.endswith("definitions"):
+            parts[name] = [{**d, "id": d["id"] + 1_000} for d in value]
+        elif name == "new_partition_ids":
+            parts[name] = [i + 1_000 for i in value]
+    return {**raised, "partition": parts}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_jobs_side_by_side_come_to_the_same_however_often_the_log_is_looked_at(seed: int) -> None:
+    """Also with a restart after each look, and with ends that are waited for in vain."""
+    rand = random.Random(seed)
+    slow = rand.choice([1_000, HOLD + 3_000 * MS])
+    later = rand.choice([0, 1, 500])
+    jobs = [*partitioning(5_000 + slow), *(beside(s, later) for s in truncating())]
+    steps = sorted(jobs, key=lambda s: s.order)
+    end = steps[-1].commit_ts + HOLD
+    begin = parse_pushed(pushed(parts=info((21, 22, 23)), others=_raised(info((21, 22, 23)))))
+    whole = History(begin.snapshot, begin.job_table)
+    whole.follow(steps, end)
+    assert whole.resolved_ts == end
+    looks = sorted(rand.sample(range(S, end), 6) + [s.commit_ts + rand.choice([-1, 0]) for s in steps])
+    found = History(begin.snapshot, begin.job_table)
+    for upto_ts in [*looks, end]:
+        known = found.resolved_ts
+        found.follow([s for s in steps if known < s.commit_ts <= upto_ts], upto_ts)
+        assert known <= found.resolved_ts <= max(upto_ts, known)
+        assert upto_ts - found.resolved_ts <= HOLD, "nothing is held for longer"
+        assert found.events(S, found.resolved_ts) == whole.events(S, found.resolved_ts)
+        assert found.snapshot(found.resolved_ts) == whole.snapshot(found.resolved_ts)
+        if rand.random() < 0.5:
+            found = History.load(found.dump())
+    assert found.dump() == whole.dump()
