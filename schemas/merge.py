@@ -84,9 +84,24 @@ def newly_named(definitions: Iterable[Definition], state: SchemaState) -> dict[i
     found: dict[int, int] = {}
     for d in definitions:
         if d.table_id and d.info is not None:
-            of = d.table_id if d.db_id in state.databases else SYSTEM
-            found.update(dict.fromkeys(named_ids(_json(d)), of))
+            known = d.db_id in state.databases
+            found.update(dict.fromkeys(_named_by(d, known), d.table_id if known else SYSTEM))
     return found
+
+
+def _named_by(definition: Definition, known: bool) -> set[int]:
+    """Of a table of TiDB's own, which nobody decodes, a definition that cannot be read names the table alone."""
+    try:
+        return named_ids(_json(definition))
+    except (KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
+        if not known:
+            return {definition.table_id}
+        raise DecodeError(
+            "a definition of the meta range cannot be read",
+            database_id=definition.db_id,
+            table_id=definition.table_id,
+            commit_ts=definition.commit_ts,
+        ) from error
 
 
 def with_definitions(drafts: Drafts, newer: Iterable[Definition]) -> Drafts:

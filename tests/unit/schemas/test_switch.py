@@ -218,6 +218,24 @@ def test_a_job_that_took_effect_and_whose_last_row_never_came_is_noticed() -> No
         found.take(step(late + 1_000, TRUNCATE, SYNCED, None))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [b"{}", b"[]", b"7", b"nothing", b'{"id":20,"partition":{"definitions":[null]}}', b'{"id":20,"partition":7}'],
+)
+def test_a_definition_that_cannot_be_read_is_an_error_that_names_it(text: bytes) -> None:
+    """Unless it is of one of TiDB's own tables, which nobody decodes."""
+    good = truncating()[0]
+    (definition,) = good.definitions
+    broken = replace(good, definitions=(replace(definition, info=text),))
+    with pytest.raises(DecodeError, match="of the meta range") as caught:
+        history().follow([broken], 9_000)
+    assert caught.value.facts["table_id"] == TABLE
+    found = history()
+    found.follow([replace(good, definitions=(replace(definition, info=text, db_id=1, table_id=77),))], 9_000)
+    assert found.resolved_ts == 9_000
+    assert found.status_at(77, 9_000) is IdStatus.SYSTEM
+
+
 def beside(each: Step, ms: int) -> Step:
     """The step as a job of another table writes it, so much later: its ids are 1,000 higher."""
     later = ms * MS
