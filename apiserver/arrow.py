@@ -163,20 +163,22 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _columns(history: History, changes: Sequence[TableChanges]) -> pa.Table:
-    """All changes in the order of the page. They have the same columns, so they can be put together undressed."""
-    specs = row_layout(changes[0].table).columns
+    """All changes in the order of the page. Each table version's values become native by its own definition: a value
+    of a SET means what the labels of its version say. Then they have the same types and can be put together."""
+    versions = [row_layout(c.table).columns for c in changes]
     order = np.argsort(np.concatenate([c.order for c in changes]), kind="stable")
     kind = np.concatenate([c.kind for c in changes])[order]
     place = pa.array(order)
     shown = pa.array(np.where(kind == DELETE, order + len(order), order))
     ids = {id_: None for c in changes for id_ in table_ids(history, c.table, int(c.commit_ts.max()))}
-    schema = _schema(specs, list(ids))
+    schema = _schema(versions[0], list(ids))
     current, old = [], []
-    for n, spec in enumerate(specs):
-        before = pa.concat_arrays([c.before.column(n) for c in changes])
-        both = pa.concat_arrays([*(c.after.column(n) for c in changes), before])
-        current.append(native(spec, both.take(shown)))
-        old.append(native(spec, before.take(place)))
+    for n in range(len(versions[0])):
+        parts = list(zip(versions, changes, strict=True))
+        before = pa.concat_arrays([native(specs[n], c.before.column(n)) for specs, c in parts])
+        both = pa.concat_arrays([*(native(specs[n], c.after.column(n)) for specs, c in parts), before])
+        current.append(both.take(shown))
+        old.append(before.take(place))
     was = schema.field(len(schema) - 1)
     mask = pa.array(kind == INSERT)
     structs = pa.StructArray.from_arrays(old, fields=list(was.type), mask=mask) if old else _no_columns(mask, was.type)

@@ -65,7 +65,7 @@ def _sorts_as_it_is(column: Column) -> bool:
     kind = kind_of(column_spec(column))
     if kind is Kind.TEXT:
         return column.charset not in _ENCODED and column.collate.endswith("_bin")
-    return kind not in (Kind.ENUM, Kind.SET, Kind.BIT, Kind.JSON, Kind.VECTOR)
+    return kind not in (Kind.ENUM, Kind.SET, Kind.BIT, Kind.JSON, Kind.VECTOR, Kind.UNKNOWN)
 
 
 def _common_handle(table: Table) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def _column(info: Json) -> Column:
         charset=kind.get("Charset") or "",
         collate=kind.get("Collate") or "",
         elems=tuple(kind.get("Elems") or ()),
-        origin_default=info.get("origin_default"),
+        origin_default=_scalar(info.get("origin_default")),
         origin_default_bit=_bits(info.get("origin_default_bit")),
         default=info.get("default"),
         default_bit=_bits(info.get("default_bit")),
@@ -97,6 +97,11 @@ def _column(info: Json) -> Column:
         version=int(info.get("version") or 0),
         comment=info.get("comment") or "",
     )
+
+
+def _scalar(value: Any) -> str | int | float | None:
+    """A default value. TiDB writes texts and, in old tables, numbers; of anything else its text is kept."""
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _bits(text: str | None) -> bytes | None:

@@ -62,6 +62,7 @@ _SQL_TYPES = {
     layout.VARCHAR: 12,
     layout.VARSTRING: 12,
 }
+_SQL_OTHER = 1111  # of types that this version does not know
 #: unsigned integers: largest value of the base type, and the type of larger values
 _WIDER = {
     layout.TINY: (127, 5),
@@ -164,7 +165,7 @@ def _sql_type(field: Field, values: pa.Array) -> Piece:
         return b"2004"
     if field.kind is Kind.TEXT and column.tp in _TEXT_BLOBS:
         return b"2005"
-    base = b"%d" % _SQL_TYPES[column.tp]
+    base = b"%d" % _SQL_TYPES.get(column.tp, _SQL_OTHER)
     if field.kind is not Kind.UNSIGNED or column.tp not in _WIDER:
         return base
     top, wider = _WIDER[column.tp]

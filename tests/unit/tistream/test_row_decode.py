@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tistream.codec.row.decode import Decoded, decode
-from tistream.codec.row.layout import ColumnSpec, RowLayout, kind_of
+from tistream.codec.row.layout import ColumnSpec, Kind, RowLayout, kind_of
 from tistream.errors import InvalidInput
 from tistream.testing import row_encoder as enc
 
@@ -362,9 +362,12 @@ def test_missing_column_takes_its_origin_default(column: ColumnSpec, value: obje
     assert one([column], enc.encode_v2({1: None})) == {"c1": None}
 
 
-def test_default_of_another_type_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="origin default"):
-        run([spec(1, 3, origin_default="abc")], ["00"])
+def test_default_of_another_type_fails_the_rows_that_lack_the_column() -> None:
+    found = run([spec(1, 3, origin_default="abc")], ["00", enc.encode_v2({1: b"\x05"}), enc.encode_v2({1: None})])
+    assert found.batch.column(0).to_pylist() == [None, 5, None]
+    (error,) = found.errors
+    assert (error.index, error.column, error.offset) == (0, "c1", -1)
+    assert "origin default" in error.cause
 
 
 COLUMNS_SUMMED = "8002020000000203010002000a61004d5854e3"  # CRC 3813955661, as in TiDB's documentation
@@ -481,7 +484,10 @@ def test_refusals() -> None:
         decode(layout, pa.array([b"k"], pa.binary()), pa.array([], pa.binary()))
     with pytest.raises(InvalidInput):
         decode(layout, pa.array(["k"]), pa.array([b""], pa.binary()))
-    with pytest.raises(InvalidInput):
-        kind_of(spec(1, 255))
-    with pytest.raises(InvalidInput):
-        run([spec(1, 3), spec(1, 3)], ["00"])
+
+
+def test_a_definition_that_cannot_be_used_fails_rows_and_raises_nothing() -> None:
+    assert kind_of(spec(1, 255)) is Kind.UNKNOWN
+    found = run([spec(1, 255), spec(2, 3)], [enc.encode_v2({1: b"x", 2: b"\x05"}), enc.encode_v2({2: b"\x05"})])
+    assert ([e.index for e in found.errors], found.batch.column(1).to_pylist()) == ([0], [None, 5])
+    assert [e.index for e in run([spec(1, 3), spec(1, 3)], ["00", "00"]).errors] == [0, 1]

@@ -53,4 +53,4 @@ def test_uvarint_that_ends_or_overflows(raw: str) -> None:
 def test_every_cause_has_its_number() -> None:
     assert kernel.CAUSES[kernel.EMPTY] == "the value is empty"
     assert kernel.CAUSES[kernel.CHECKSUM] == "the checksum does not match"
-    assert kernel.CAUSES[kernel.INFINITE_JSON] == kernel.CAUSES[-1]
+    assert kernel.CAUSES[kernel.SAME_ID] == kernel.CAUSES[-1]

@@ -43,7 +43,7 @@ def decoded_column(rows: list[Image], layout: RowLayout, which: int) -> pa.Recor
 
 def test_the_recording_covers_every_kind_of_column() -> None:
     kinds = {kind_of(column) for layout in images() for column in layout.columns}
-    assert kinds == set(Kind)
+    assert kinds == set(Kind) - {Kind.UNKNOWN}
     assert sum(map(len, images().values())) > 10_000
 
 

@@ -90,7 +90,7 @@ def _pieces(column: ColumnSpec, array: pa.Array, cells: Cells, c: int, rows: Int
             floats(cells.data, cells.position, cells.length, c, cells.fault, bits)
             kept = bits[rows]
             return _eights(np.where(np.isfinite(kept.view(np.float64)), kept, np.uint64(0)))
-        case Kind.TEXT | Kind.BINARY:
+        case Kind.TEXT | Kind.BINARY | Kind.UNKNOWN:
             return map(_with_length, _stored(cells, c, rows, 0))
         case Kind.VECTOR:
             return _stored(cells, c, rows, 4)  # converting moved the cells behind the count

@@ -88,10 +88,20 @@ def column_of(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
             return strings(long_offsets, chars, cells.length[c] >= 0, column.name)
         case Kind.TEXT:
             return _text(column, cells, c)
+        case Kind.UNKNOWN:
+            refuse(cells.fault, cells.length, np.flatnonzero(cells.length[c] >= 0), kernel.UNKNOWN_TYPE, c)
+            return pa.nulls(cells.length.shape[1], storage_type(column))
         case Kind.BINARY:
             offsets, copied = _gathered(column, cells, c)
             buffers = [_mask(cells, c), pa.py_buffer(offsets), pa.py_buffer(copied)]
             return pa.Array.from_buffers(pa.binary(), cells.length.shape[1], buffers)
+
+
+def refuse(fault: Int32s, length: Int32s, rows: npt.NDArray[np.intp], cause: int, column: int) -> None:
+    """Fail these rows, for a reason that no byte of them shows."""
+    first = rows[fault[0, rows] == 0]
+    fault[:, first] = np.array([[cause], [column], [-1]], np.int32)
+    length[:, rows] = kernel.NULL
 
 
 def _unsigned(cells: Cells, c: int, high: int, cause: int) -> Uint64s:

@@ -5,7 +5,9 @@ column. A cell is, in this order: the value's bytes; the handle; the clustered p
 says so; the default from the time the column was added.
 
 A bad row never raises and never disturbs another: it becomes NULL in every column and is reported with its first cause.
-What raises is what no row can be right with: keys and values that do not match in number, or over 2 GiB of bytes.
+The same holds for a bad definition: an origin default that cannot be used fails the rows that lack the column, a type
+that is not known the rows that hold a value of it. What raises is a wrong call: keys and values that do not match in
+number, or over 2 GiB of bytes.
 
 Handles, v1 integers and defaults are placed behind the values in one buffer (the values are copied once for that), so
 the converters know a single kind of cell: position and length in that buffer, in the form of v2 rows.
@@ -25,16 +27,18 @@ from tistream.codec.compiled import view
 from tistream.codec.row import columns as convert
 from tistream.codec.row.checksum import verify
 from tistream.codec.row.column_checksum import claims_of, verify_columns
-from tistream.codec.row.columns import BUFFER_BYTES_MAX, Cells
+from tistream.codec.row.columns import BUFFER_BYTES_MAX, Cells, refuse
 from tistream.codec.row.defaults import stored_default
 from tistream.codec.row.handle import common_handles, int_handles
-from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, Bytes, Int32s, Int64s
-from tistream.codec.row.layout import RowLayout, kind_of, storage_schema
+from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, SAME_ID, UNUSABLE_DEFAULT, Bytes, Int32s, Int64s
+from tistream.codec.row.layout import ColumnSpec, RowLayout, kind_of, storage_schema
 from tistream.codec.row.locate import ACCEPTS, SMALL_IDS, locate, locate_old
 from tistream.errors import InvalidInput
 
 #: an image (row format 2) without a single column: what the key does not say is missing
 EMPTY_ROW = bytes([0x80, 0, 0, 0, 0, 0])
+
+_UNUSABLE = bytes(bytearray(b"unusable"))  # an object of its own: compared by identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,8 @@ class _Plan:
     order: Int32s  #: their column indexes
     accepts: Int64s  #: datum flags that a column may have
     defaults: tuple[bytes | None, ...]
+    unusable: frozenset[int]  #: column indexes whose origin default cannot be used
+    same_id: bool  #: two columns have one id: no row can be read
     int_handle: int  #: column index or ABSENT
     common_handle: Int32s  #: column indexes or ABSENT
     handles: tuple[int, ...]  #: column indexes or ABSENT of all columns that the row key has
@@ -74,8 +80,6 @@ class _Plan:
 @lru_cache(maxsize=512)
 def _plan(layout: RowLayout) -> _Plan:
     ids = [column.id for column in layout.columns]
-    if len(set(ids)) != len(ids):
-        raise InvalidInput("a row layout with a column twice", table=layout.name)
     small = np.full(SMALL_IDS, ABSENT, np.int32)
     for index, id_ in enumerate(ids):
         if 0 <= id_ < SMALL_IDS:
@@ -84,17 +88,27 @@ def _plan(layout: RowLayout) -> _Plan:
     index_of = {id_: index for index, id_ in enumerate(ids)}
     int_handle = ABSENT if layout.int_handle is None else index_of.get(layout.int_handle, ABSENT)
     common_handle = [index_of.get(id_, ABSENT) for id_ in layout.common_handle]
+    defaults = tuple(_default(column) for column in layout.columns)
     return _Plan(
         schema=storage_schema(layout),
         small=small,
         ids=np.array(ids, np.int64)[order],
         order=order,
         accepts=ACCEPTS[np.array([kind_of(column) for column in layout.columns], np.int64)],
-        defaults=tuple(stored_default(column) for column in layout.columns),
+        defaults=tuple(None if default is _UNUSABLE else default for default in defaults),
+        unusable=frozenset(c for c, default in enumerate(defaults) if default is _UNUSABLE),
+        same_id=len(index_of) != len(ids),
         int_handle=int_handle,
         common_handle=np.array(common_handle, np.int32),
         handles=tuple(common_handle if layout.int_handle is None else [int_handle, *common_handle]),
     )
+
+
+def _default(column: ColumnSpec) -> bytes | None:
+    try:
+        return stored_default(column)
+    except InvalidInput:
+        return _UNUSABLE
 
 
 def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray, *, with_lacking: bool = False) -> Decoded:
@@ -124,6 +138,8 @@ def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray, *, w
         data = _complete(
             layout, plan, old, data, offsets, present, key_bytes, key_offsets, position, length, fault, lacking
         )
+    if plan.same_id:
+        refuse(fault, length, np.flatnonzero(present), SAME_ID, -1)
     cells = Cells(data=data, position=position, length=length, fault=fault)
     arrays = [convert.column_of(column, cells, c) for c, column in enumerate(layout.columns)]
     if claims is not None and len(claims.rows):
@@ -192,7 +208,9 @@ def _complete(
         missing = length[c] == MISSING
         if len(lacking):
             lacking[c] = missing
-        if missing.any():
+        if c in plan.unusable:
+            refuse(fault, length, np.flatnonzero(missing), UNUSABLE_DEFAULT, c)
+        elif missing.any():
             position[c, missing] = default_at
             length[c, missing] = NULL if default is None else len(default)
         default_at += len(default or b"")

@@ -3,33 +3,43 @@
 It is given in the bytes a v2 row would hold, so that decoding treats it like any other cell. `origin_default` is frozen
 when the column is added; the current default plays no part. Without one the value is NULL, or the type's zero value for
 NOT NULL columns: 0, "", the first ENUM member, the zero time, JSON null.
+
+TiDB keeps the value as a text and casts it to the column's type whenever it reads a row that lacks the column, so the
+rules here are those of that cast, not those of printing: a YEAR of two digits is completed, the trailing spaces of a
+CHAR are cut, JSON is parsed, numbers are rounded to the column's fraction digits.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import struct
-from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
 
+from tistream.codec.row.encode import binary_decimal, binary_json, ordered_float, pack_time
 from tistream.codec.row.layout import STRING, ColumnSpec, Kind, decimal_shape, kind_of
 from tistream.errors import InvalidInput
 
 _EXACT = Context(prec=100)
-_TIME = re.compile(r"(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2}):(\d{1,2})(?:\.(\d{1,6}))?)?")
-_DURATION = re.compile(r"(-?)(\d{1,3}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6}))?)?")
+_TIME = re.compile(r"(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2}):(\d{1,2})(?:\.(\d{1,6}))?)?", re.ASCII)
+_DURATION = re.compile(r"(-?)(\d{1,3}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6}))?)?", re.ASCII)
+_INTEGER_DIGITS_MAX = 20
+_YEARS = range(1901, 2156)
 
 
 def stored_default(column: ColumnSpec) -> bytes | None:
-    """None stands for NULL. Raises InvalidInput if the default is not one of the column's type."""
+    """None stands for NULL. Raises InvalidInput if the default cannot be cast to the column's type."""
     value = column.origin_default
     kind = kind_of(column)
     if kind is Kind.BIT and column.origin_default_bit is not None:
-        return int.from_bytes(column.origin_default_bit, "big").to_bytes(8, "little")
-    if value is None:
-        return _zero(column, kind) if column.not_null else None
+        value = column.origin_default_bit
     try:
+        if value is None:
+            return _zero(column, kind) if column.not_null else None
         return _encode(column, kind, value)
-    except (ValueError, InvalidOperation, OverflowError, struct.error) as error:
+    except (ValueError, ArithmeticError, RecursionError, struct.error) as error:
         raise InvalidInput("an origin default that does not fit its column", column=column.name, value=value) from error
 
 
@@ -39,12 +49,12 @@ def _zero(column: ColumnSpec, kind: Kind) -> bytes:
     if kind is Kind.BINARY:
         return _padded(column, b"")
     if kind is Kind.JSON:
-        return b"\x04\x00"
+        return binary_json(None)
     if kind is Kind.VECTOR:
         return bytes(4)
     if kind is Kind.ENUM:
         return (1 if column.elems else 0).to_bytes(8, "little")
-    if kind in (Kind.FLOAT, Kind.DOUBLE, Kind.DECIMAL):
+    if kind in (Kind.FLOAT, Kind.DOUBLE, Kind.DECIMAL, Kind.UNKNOWN):
         return _encode(column, kind, 0)
     return bytes(8)
 
@@ -53,12 +63,11 @@ def _encode(column: ColumnSpec, kind: Kind, value: object) -> bytes:
     shown = str(value)
     match kind:
         case Kind.TEXT:
-            return shown.encode()
+            return (shown.rstrip(" ") if column.tp == STRING else shown).encode()
         case Kind.BINARY:
             return _padded(column, shown.encode())
         case Kind.FLOAT | Kind.DOUBLE:
-            (bits,) = struct.unpack(">Q", struct.pack(">d", float(shown)))
-            return struct.pack(">Q", bits ^ 0xFFFFFFFFFFFFFFFF if bits >> 63 else bits | 1 << 63)
+            return ordered_float(_float(column, float(shown)))
         case Kind.DECIMAL:
             return _decimal(column, Decimal(shown))
         case Kind.TIME:
@@ -69,16 +78,26 @@ def _encode(column: ColumnSpec, kind: Kind, value: object) -> bytes:
             return _enum(column, value).to_bytes(8, "little")
         case Kind.SET:
             return _set(column, value).to_bytes(8, "little")
-        case Kind.BIT if isinstance(value, str):
-            return int.from_bytes(value.encode("latin-1"), "big").to_bytes(8, "little")
+        case Kind.BIT if isinstance(value, bytes | str):
+            raw = value if isinstance(value, bytes) else value.encode("latin-1")
+            return int.from_bytes(raw, "big").to_bytes(8, "little")
+        case Kind.YEAR:
+            return _year(value).to_bytes(8, "little")
         case Kind.JSON:
-            raise ValueError("JSON columns have no literal defaults")
+            return binary_json(json.loads(shown, parse_int=_json_integer, parse_constant=_not_json))
         case Kind.VECTOR:
-            numbers = [float(part) for part in shown.strip("[] ").split(",") if part.strip()]
-            return struct.pack(f"<I{len(numbers)}f", len(numbers), *numbers)
+            return _vector(column, shown)
+        case Kind.UNKNOWN:
+            raise ValueError("a column type that is not known")
         case _:
-            number = int(Decimal(shown).to_integral_value(ROUND_HALF_UP))
-            return number.to_bytes(8, "little", signed=kind is Kind.SIGNED)
+            return _integer(shown).to_bytes(8, "little", signed=kind is Kind.SIGNED)
+
+
+def _integer(shown: str) -> int:
+    number = Decimal(shown)
+    if number.adjusted() > _INTEGER_DIGITS_MAX:  # else 1e999999999 is a number of a billion digits
+        raise ValueError(shown)
+    return int(number.to_integral_value(ROUND_HALF_UP))
 
 
 def _padded(column: ColumnSpec, value: bytes) -> bytes:
@@ -86,35 +105,30 @@ def _padded(column: ColumnSpec, value: bytes) -> bytes:
     return value.ljust(column.flen, b"\0") if column.tp == STRING and column.flen > 0 else value
 
 
+def _float(column: ColumnSpec, value: float) -> float:
+    """FLOAT(m,d) and DOUBLE(m,d) keep d fraction digits, rounded half to even. Only finite numbers are stored."""
+    if not math.isfinite(value):
+        raise ValueError(value)
+    if column.flen < 0 or not 0 <= column.decimal <= 30:
+        return value
+    shift = 10.0**column.decimal
+    return round(value * shift) / shift if math.isfinite(value * shift) else value
+
+
 def _decimal(column: ColumnSpec, value: Decimal) -> bytes:
     digits, scale = decimal_shape(column)
     number = value.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _EXACT)
-    shown = str(abs(int(number.scaleb(scale, _EXACT)))).rjust(digits, "0")
-    if len(shown) > digits:
+    if len(number.as_tuple().digits) > digits:
         raise ValueError("too many digits")
-    whole, fraction = shown[: digits - scale], shown[digits - scale :]
-    odd = len(whole) % 9
-    groups = [whole[:odd]] + [whole[at : at + 9] for at in range(odd, len(whole), 9)]
-    groups += [fraction[at : at + 9] for at in range(0, len(fraction), 9)]
-    body = bytearray(
-        b"".join(
-            int(group).to_bytes((len(group) + 1) // 2 if len(group) < 9 else 4, "big") for group in groups if group
-        )
-    )
-    if number < 0:
-        body = bytearray(byte ^ 0xFF for byte in body)
-    body[0] ^= 0x80
-    return bytes([digits, scale]) + bytes(body)
+    return binary_decimal(number, digits, scale)
 
 
 def _packed_time(shown: str) -> int:
     found = _TIME.fullmatch(shown.strip())
     if found is None:
         raise ValueError(shown)
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
     micros = int((found[7] or "").ljust(6, "0"))
-    clock = hour << 12 | minute << 6 | second
-    return (((year * 13 + month) << 5 | day) << 17 | clock) << 24 | micros
+    return pack_time(*(int(part or 0) for part in found.groups()[:6]), micros=micros)
 
 
 def _nanos(shown: str) -> int:
@@ -124,6 +138,37 @@ def _nanos(shown: str) -> int:
     seconds = int(found[2]) * 3600 + int(found[3]) * 60 + int(found[4] or 0)
     nanos = seconds * 10**9 + int((found[5] or "").ljust(6, "0")) * 1000
     return -nanos if found[1] else nanos
+
+
+def _year(value: object) -> int:
+    """0 to 69 are 2000 to 2069, 70 to 99 are 1970 to 1999. The text 0 is the year 2000, the number 0 and the text 0000
+    are the zero year."""
+    shown = str(value)
+    year = _integer(shown.strip())
+    if year == 0 and (not isinstance(value, str) or len(shown) == 4 or not shown.strip().startswith("0")):
+        return 0
+    if 0 <= year <= 99:
+        year += 2000 if year < 70 else 1900
+    if year not in _YEARS:
+        raise ValueError(value)
+    return year
+
+
+def _json_integer(shown: str) -> int | float:
+    number = int(shown)
+    return number if -(1 << 63) <= number < 1 << 64 else float(shown)
+
+
+def _not_json(word: str) -> Any:
+    raise ValueError(word)
+
+
+def _vector(column: ColumnSpec, shown: str) -> bytes:
+    """The zero value, [], fits any VECTOR(n); other values have n numbers."""
+    numbers = [float(part) for part in shown.strip("[] ").split(",") if part.strip()]
+    if not all(map(math.isfinite, numbers)) or (numbers and 0 <= column.flen != len(numbers)):
+        raise ValueError(shown)
+    return struct.pack(f"<I{len(numbers)}f", len(numbers), *numbers)
 
 
 def _enum(column: ColumnSpec, value: object) -> int:

@@ -58,6 +58,9 @@ CAUSES = (
     "a JSON document nested too deep",
     "a JSON document that refers to its parts more than once",
     "a JSON number that is not finite",
+    "the row lacks the column, and the column's origin default cannot be used",
+    "a value of a column type that is not known",
+    "two columns of the table have one id",
 )
 (
     _,
@@ -90,6 +93,9 @@ CAUSES = (
     DEEP_JSON,
     SHARED_JSON,
     INFINITE_JSON,
+    UNUSABLE_DEFAULT,
+    UNKNOWN_TYPE,
+    SAME_ID,
 ) = range(len(CAUSES))
 
 

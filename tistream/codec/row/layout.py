@@ -4,7 +4,8 @@
 a table version by whoever knows schemas; this package knows none. `kind_of` folds MySQL's type numbers into the few
 kinds that are decoded differently, `storage_type` gives the Arrow type of the storage form.
 
-A column whose type TiDB cannot store (GEOMETRY, NULL, unspecified) is refused when the layout is used, not row by row.
+A column of a type that this version does not know (or that TiDB cannot store: GEOMETRY, NULL) has the kind UNKNOWN: it
+is NULL in the rows that hold no value of it, and a row that holds one fails.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import pyarrow as pa
-
-from tistream.errors import InvalidInput
 
 TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 7, 8, 9
 DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT = 10, 11, 12, 13, 14, 15, 16
@@ -42,6 +41,7 @@ class Kind(IntEnum):
     BINARY = 12
     JSON = 13
     VECTOR = 14
+    UNKNOWN = 15  #: a type without a rule: only its NULLs can be decoded
 
 
 _INTEGERS = {TINY: 8, SHORT: 16, INT24: 32, LONG: 32, LONGLONG: 64}
@@ -75,6 +75,7 @@ _TYPES = {
     Kind.BINARY: pa.binary(),
     Kind.JSON: pa.string(),
     Kind.VECTOR: pa.list_(pa.float32()),
+    Kind.UNKNOWN: pa.binary(),
 }
 
 
@@ -109,15 +110,12 @@ class RowLayout:
 
 
 def kind_of(column: ColumnSpec) -> Kind:
-    """Raises InvalidInput for types that TiDB cannot store."""
+    """How the column's values are decoded; UNKNOWN for a type number without a rule."""
     if column.tp in _INTEGERS:
         return Kind.UNSIGNED if column.unsigned else Kind.SIGNED
     if column.tp in _STRINGS:
         return Kind.BINARY if column.binary else Kind.TEXT
-    kind = _OTHERS.get(column.tp)
-    if kind is None:
-        raise InvalidInput("a column type that cannot be stored", column=column.name, tp=column.tp)
-    return kind
+    return _OTHERS.get(column.tp, Kind.UNKNOWN)
 
 
 def integer_bits(column: ColumnSpec) -> int:

@@ -28,7 +28,8 @@ ACCEPTS = np.array(
     + [1 << 5] * 2
     + [1 << 6, _INTEGER, 1 << 7 | 1 << 8 | 1 << 3]
     + [1 << 1 | 1 << 2] * 2
-    + [1 << 10, 1 << 20],
+    + [1 << 10, 1 << 20]
+    + [-1],  # an unknown type: whatever the datum is
     np.int64,
 )
 

@@ -62,6 +62,8 @@ def text(column: ColumnSpec, values: pa.Array) -> pa.StringArray:
             return _vectors(column, values)
         case Kind.BINARY:
             return binary_as_text(column, values)
+        case Kind.UNKNOWN:
+            return pa.nulls(len(values), pa.string())
 
 
 def float_plain(values: pa.Array, single: bool) -> pa.StringArray:

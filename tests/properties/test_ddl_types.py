@@ -1,0 +1,149 @@
+"""Every column type under ADD, MODIFY and CHANGE COLUMN: rows written before and after, in every form that can be read.
+
+Two runs are compared. In one the older rows lack the column; in the other the same rows hold what TiDB reads there (see
+`tidb_columns`). A reader must not be able to tell them apart: not in any format, not in old values, not AS OF. That the
+value itself is TiDB's is checked once, in NDJSON.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tistream.errors import NotConvertible
+from tistream.testing.column_cases import (
+    ADDED,
+    CASES,
+    CHANGED,
+    FIRST,
+    OTHER,
+    PAIRS,
+    added_run,
+    check_isolated,
+    check_labels,
+    check_shown,
+    check_unknown_type,
+    check_unusable,
+    first,
+    modified_run,
+    unusable_run,
+)
+from tistream.testing.column_run import ADD_COLUMN, FORMS, ColumnRun, Ddl
+from tistream.testing.tidb_columns import TYPES, column_info
+
+UNUSABLE = {
+    "json": (245, "{"),
+    "int": (3, "abc"),
+    "huge int": (3, "1e999999999"),
+    "year": (13, "1900"),
+    "date": (10, "CURRENT_DATE"),
+    "decimal": (246, "NaN"),
+    "float": (4, "inf"),
+    "vector": (225, "[1, x]"),
+    "enum": (247, "no label"),
+    "list": (3, ["a"]),
+    "unknown type": (99, "x"),
+    "geometry": (255, "x"),
+}
+
+
+@pytest.fixture(scope="module")
+def lacking() -> ColumnRun:
+    return ColumnRun([added_run(CASES, "t", lacking=True)])
+
+
+@pytest.fixture(scope="module")
+def holding() -> ColumnRun:
+    return ColumnRun([added_run(CASES, "t", lacking=False)])
+
+
+def test_rows_written_before_show_what_tidb_reads(lacking: ColumnRun) -> None:
+    check_shown(lacking)
+
+
+@pytest.mark.parametrize(("form", "options"), FORMS, ids=str)
+def test_no_format_tells_a_default_from_a_value(
+    lacking: ColumnRun, holding: ColumnRun, form: str, options: dict[str, str]
+) -> None:
+    ours, theirs = (run.lines(form, options).split(b"\n") for run in (lacking, holding))
+    assert len(ours) > 9
+    for a, b in zip(ours, theirs, strict=True):
+        assert a == b
+
+
+def test_neither_does_arrow(lacking: ColumnRun, holding: ColumnRun) -> None:
+    found, expected = lacking.native("t"), holding.native("t")
+    assert len(found) == 11
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, value in ours.items():
+            assert value == theirs[name], (name, ours["_commit_ts"])
+
+
+@pytest.mark.parametrize("ts", [ADDED, 350, 500])
+def test_nor_a_table_as_of_a_timestamp(lacking: ColumnRun, holding: ColumnRun, ts: int) -> None:
+    for (form, ours), (_, theirs) in zip(lacking.written("t", ts), holding.written("t", ts), strict=True):
+        assert ours == theirs, form
+
+
+# ---- MODIFY COLUMN that gives the column a new id
+
+
+def test_columns_that_change_their_type() -> None:
+    lacking, holding = (ColumnRun([modified_run(PAIRS, "t", lacking=how)]) for how in (True, False))
+    for form, options in FORMS:
+        assert lacking.lines(form, options) == holding.lines(form, options)
+    assert lacking.native("t") == holding.native("t")
+    for event in lacking.events():
+        if event["type"] == "ddl" or int(event["commit_ts"]) <= ADDED:
+            continue
+        which = 0 if int(event["commit_ts"]) <= CHANGED else 1
+        for image in (event["columns"], event["old"]):
+            for name, pair in PAIRS.items() if image is not None else ():
+                assert image[name] == first(pair[which]).shown, (pair, event["commit_ts"])
+
+
+def test_a_default_is_converted_as_the_value_is_as_of_a_timestamp() -> None:
+    """A row that was not written since has what became of the old column's value, or is refused when that is not
+    certain: whether its value is a default or stored."""
+    tables = {f"t{n}": {"c": pair} for n, pair in enumerate(PAIRS.values())}
+    lacking, holding = (
+        ColumnRun([modified_run(pair, name, lacking=how) for name, pair in tables.items()]) for how in (True, False)
+    )
+    converted = 0
+    for name, pair in tables.items():
+        found = as_of(lacking, name)
+        assert found == as_of(holding, name), pair
+        converted += found is not None
+    assert converted > len(PAIRS) // 4
+
+
+def as_of(run: ColumnRun, name: str) -> pa.RecordBatch | None:
+    """None where it is not certain what became of the row that was not written since."""
+    try:
+        return run.as_of(name, 500)[1]
+    except NotConvertible:
+        return None
+
+
+@pytest.mark.parametrize("tp", [247, 248], ids=["ENUM", "SET"])
+def test_a_value_means_the_labels_of_its_own_version(tp: int) -> None:
+    check_labels(tp)
+
+
+# ---- what cannot be used
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_origin_default_fails_the_rows_that_lack_the_column(name: str) -> None:
+    check_unusable(name, *UNUSABLE[name])
+
+
+def test_a_type_that_is_not_known_fails_the_rows_that_hold_a_value_of_it() -> None:
+    check_unknown_type()
+
+
+def test_two_columns_of_one_id_fail_the_rows_of_their_table() -> None:
+    table = unusable_run("twice", 3, None)
+    twin = column_info(TYPES[0], FIRST, "e", 2)
+    table.ddls[0] = Ddl(commit_ts=ADDED, type=ADD_COLUMN, columns=(*table.ddls[0].columns, twin))
+    check_isolated(ColumnRun([table, OTHER]), "twice", {300, 310, 320, 330})
