@@ -13,19 +13,22 @@ left out; the note has the expression.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from schemas.model import STATE_PUBLIC, Column, Database, Index, Table
 from schemas.queries import quoted
-from schemas.types import full_type
+from schemas.types import full_type, literal, sql_type
 
 _TIMESTAMP, _DATETIME, _BIT, _VECTOR, _BINARY = 7, 12, 16, 225, 254
 _TEXTS = frozenset({15, 247, 248, 249, 250, 251, 252, 253, 254})
 _AUTO_INCREMENT, _ON_UPDATE_NOW, _NO_DEFAULT_VALUE = 512, 8192, 4096
 _NOW = "CURRENT_TIMESTAMP"
-_ESCAPES = str.maketrans({"\\": "\\\\", "'": "''", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\x1a": "\\Z"})
+_WORD = re.compile(r"\w+", re.ASCII)
+#: what an expression may consist of; a comment, a semicolon, a backslash and an open string are none of these
+_TOKENS = re.compile(r"(?:'(?:[^'\\]|'')*'|`(?:[^`]|``)*`|[\w\s.,+*%=<>!()@:]|-(?!-)|/(?!\*))*")
 _MARIADB_HAS = frozenset({"bin", "general_ci", "unicode_ci", "chinese_ci", "swedish_ci"})
 
 
@@ -70,17 +73,15 @@ def define(database: Database, table: Table, dialect: Dialect) -> Definition:
     )
 
 
-def literal(text: str) -> str:
-    """A string in SQL."""
-    return "'" + text.translate(_ESCAPES) + "'"
-
-
 def _options(holder: Table | Database, dialect: Dialect, notes: list[str]) -> tuple[str, str]:
     return _known_to(dialect, holder.charset or "utf8mb4", holder.collate or "utf8mb4_bin", notes)
 
 
 def _known_to(dialect: Dialect, charset: str, collate: str, notes: list[str]) -> tuple[str, str]:
     """Character set and collation as the server has them."""
+    if not _WORD.fullmatch(charset) or not _WORD.fullmatch(collate):  # never a part of a statement
+        notes.append(f"charset {charset!r}, collation {collate!r}: utf8mb4_bin")
+        charset, collate = "utf8mb4", "utf8mb4_bin"
     if dialect is not Dialect.MARIADB:
         return charset, collate
     if charset == "gb18030":
@@ -119,7 +120,7 @@ def _type(column: Column, dialect: Dialect, notes: list[str]) -> str:
     if column.tp == _VECTOR and dialect is not Dialect.TIDB:
         notes.append(f"column {column.name}, {full_type(column)}: json")
         return "json"
-    return full_type(column)
+    return sql_type(column)
 
 
 def _default(column: Column, dialect: Dialect, notes: list[str]) -> list[str]:
@@ -129,6 +130,9 @@ def _default(column: Column, dialect: Dialect, notes: list[str]) -> list[str]:
         notes.append(f"column {column.name}: no default, which was {column.default}")
         return []
     if column.default_is_expr and column.default is not None:
+        if not _is_expression(str(column.default)):
+            notes.append(f"column {column.name}: no default, which was {column.default}")
+            return []
         return [f"DEFAULT ({column.default})"]
     if column.tp == _BIT and column.default_bit is not None:
         return [f"DEFAULT b'{int.from_bytes(column.default_bit, 'big'):b}'"]
@@ -138,6 +142,19 @@ def _default(column: Column, dialect: Dialect, notes: list[str]) -> list[str]:
     if column.tp in (_TIMESTAMP, _DATETIME) and text.upper().startswith(_NOW):
         return [f"DEFAULT {_now(column)}"]
     return [f"DEFAULT {literal(text)}"]
+
+
+def _is_expression(text: str) -> bool:
+    """Whether the text stays inside its parentheses, however a server reads backslashes. TiDB does not escape those of
+    an expression's strings."""
+    if not _TOKENS.fullmatch(text):
+        return False
+    depth = 0
+    for part in re.findall(r"'(?:[^']|'')*'|`(?:[^`]|``)*`|[()]", text):
+        depth += (part == "(") - (part == ")")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _now(column: Column) -> str:

@@ -2,6 +2,7 @@
 
     base_type    int unsigned zerofill, varchar, decimal unsigned, enum
     full_type    int(6) unsigned zerofill, varchar(40), decimal(12,2) unsigned, enum('a','b')
+    sql_type     full_type, to be executed: every character of a label is escaped
 
 Whether a string column is text or bytes is decided by its charset alone.
 """
@@ -50,7 +51,8 @@ _NAMES = {
 }
 #: shown length and fraction where the definition leaves them open
 _DEFAULT_FLEN = {1: 4, 2: 6, 3: 11, 8: 20, 9: 9, 4: 12, 5: 22, 246: 10, 16: 1, 13: 4, 15: 5, 253: 5, 254: 1}
-_ESCAPES = str.maketrans({"\0": "\\0", "'": "''", "\n": "\\n", "\r": "\\r"})
+_ESCAPES = str.maketrans({"\0": "\\0", "'": "''", "\n": "\\n", "\r": "\\r"})  # as TiDB does: no backslashes
+_SQL_ESCAPES = _ESCAPES | str.maketrans({"\\": "\\\\", "\x1a": "\\Z"})
 
 
 def type_name(column: Column) -> str:
@@ -69,8 +71,19 @@ def base_type(column: Column) -> str:
 
 
 def full_type(column: Column) -> str:
-    """The type as SHOW CREATE TABLE prints it, without charset and without NULL or DEFAULT."""
-    return type_name(column) + _length(column) + _sign(column)
+    """The type as TiDB prints it in messages, without charset and without NULL or DEFAULT. It is to be read, not to be
+    executed: TiDB does not escape the backslashes of labels."""
+    return type_name(column) + _length(column, _ESCAPES) + _sign(column)
+
+
+def sql_type(column: Column) -> str:
+    """The type as a part of a statement."""
+    return type_name(column) + _length(column, _SQL_ESCAPES) + _sign(column)
+
+
+def literal(text: str) -> str:
+    """A string as a part of a statement."""
+    return "'" + text.translate(_SQL_ESCAPES) + "'"
 
 
 def _sign(column: Column) -> str:
@@ -79,12 +92,12 @@ def _sign(column: Column) -> str:
     return " unsigned" * unsigned + " zerofill" * zerofill
 
 
-def _length(column: Column) -> str:
+def _length(column: Column, escapes: dict[int, str]) -> str:
     tp = column.tp
     flen = column.flen if column.flen != UNSPECIFIED else _DEFAULT_FLEN.get(tp, UNSPECIFIED)
     has_fraction = column.decimal not in (0, UNSPECIFIED)
     if tp in (_ENUM, _SET):
-        return "('" + "','".join(label.translate(_ESCAPES) for label in column.elems) + "')"
+        return "('" + "','".join(label.translate(escapes) for label in column.elems) + "')"
     if tp in _FRACTIONAL_TIME:
         return f"({column.decimal})" if has_fraction else ""
     if tp in _FLOATS:

@@ -51,7 +51,7 @@ def show(
     if name and output is Output.TABLE:
         print(f"{definition['create_table']};")
         for note in definition["notes"]:
-            print(f"-- {note}")
+            print("-- " + note.replace("\n", " "))
         return
     columns = [
         ("table", lambda t: f"{t['database']}.{t['table']}"),
