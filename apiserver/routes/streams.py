@@ -180,6 +180,8 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
         }
         if first.end_ts is not None:
             headers["TiStream-End-Ts"] = str(first.end_ts)
+        if first.quarantined:
+            headers["TiStream-Quarantined"] = str(first.quarantined)
         if asked.coding is not None:
             headers["Content-Encoding"] = asked.coding
         return StreamAnswer(

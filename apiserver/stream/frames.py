@@ -6,6 +6,10 @@
 
 A piece is what is sent at once, and ends where an event ends. The cursor behind a watermark stands where everything
 before it has been delivered; what comes behind the last watermark that a consumer saw comes again when it resumes.
+
+Rows that cannot be decoded are counted with the watermark behind their page. Lines of another protocol have no place
+for that: such a stream ends before the page, and the one that begins with it says so in its `TiStream-Quarantined`
+header.
 """
 
 from __future__ import annotations
@@ -68,25 +72,29 @@ class Frames(Protocol):
 
 
 class LineFrames:
-    """Lines of a text format. Our own tells the cursor and why it ends; those of others only what they have."""
+    """Lines of a text format. Our own has the cursor and why it ends; those of others only what they have."""
 
     def __init__(self, fmt: Format) -> None:
         self._format = fmt
         self._own = fmt.name == "ndjson"
         self.media_type = fmt.media_type
+        self._first: PullAnswer | None = None
 
     def begin(self, first: PullAnswer) -> bytes:
+        self._first = first
         return b""
 
     def fits(self, answer: PullAnswer) -> bool:
-        return True
+        first, self._first = self._first, None
+        return self._own or not answer.quarantined or answer is first
 
     def page(self, answer: PullAnswer, mark: Mark) -> list[bytes | memoryview]:
-        return [*pieces(answer.content), self.mark(mark)]
+        return [*pieces(answer.content), self.mark(mark, answer.quarantined)]
 
-    def mark(self, mark: Mark) -> bytes:
+    def mark(self, mark: Mark, quarantined: int = 0) -> bytes:
         if self._own:
-            return orjson.dumps({"type": "resolved", **mark.facts()}) + b"\n"
+            facts = mark.facts() | ({"quarantined": quarantined} if quarantined else {})
+            return orjson.dumps({"type": "resolved", **facts}) + b"\n"
         return (self._format.watermark(mark.ts) or b"") + self._format.terminator
 
     def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
@@ -145,13 +153,13 @@ class ArrowFrames:
     def page(self, answer: PullAnswer, mark: Mark) -> list[bytes | memoryview]:
         reader = pa.ipc.open_stream(answer.content)
         facts = {**_metadata(mark), **(reader.schema.metadata or {})}
-        batches = [batch for batch in reader if batch.num_rows]
+        batches = [batch for batch in reader if batch.num_rows] or [self._nothing]
         for n, batch in enumerate(batches):
             last = n == len(batches) - 1
             plain = batch.replace_schema_metadata(None)
             self._writer.write_batch(plain, custom_metadata=facts if last else None)
             self._nothing = plain.slice(0, 0)  # its dictionaries are those that the reader has
-        return [self._written()] if batches else [self.mark(mark)]
+        return [self._written()]
 
     def mark(self, mark: Mark) -> bytes:
         self._writer.write_batch(self._nothing, custom_metadata=_metadata(mark))
