@@ -17,6 +17,7 @@ from apiserver.guard import Guard, RateLimits
 from apiserver.negotiate import NotAcceptable
 from apiserver.openapi import document as openapi
 from apiserver.routes import changes, docs, files, health, keys, lag, rows, schemas, splits, streams, tenants
+from apiserver.slashes import NameSlashes
 from apiserver.stream.following import Following, FollowLimits
 from tistream import __version__, problem
 from tistream.auth import install as auth
@@ -44,6 +45,7 @@ def create_app(
         redoc_url=None,
     )
     problem.install(app)
+    app.add_middleware(NameSlashes)
     app.add_middleware(Guard, limits=rates or RateLimits(), clock=services.clock)
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)

@@ -37,7 +37,6 @@ from schemas.model import Table
 from tistream import change
 from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
 from tistream.codec.row.native import native, native_type
-from tistream.errors import NotFound
 
 RAW = pa.schema([pa.field("database", pa.string(), False), pa.field("table", pa.string(), False), *change.COMMITTED])
 
@@ -107,12 +106,10 @@ def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
     specs: Sequence[ColumnSpec] = ()
     ids: Sequence[int] = ()
     if history is not None and scope.database is not None and scope.table is not None:
-        try:
-            table = history.find(scope.database, scope.table, ts)
+        table = history.named(scope.database, scope.table, ts)  # one that is gone, or not there yet, has no rows
+        if table is not None:
             specs = row_layout(table).columns if table.kind == "table" else ()
             ids = table_ids(history, table, ts)
-        except NotFound:
-            pass  # a table that is gone, or not there yet, has no rows
     return _schema(specs, ids).empty_table()
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from apiserver.changes import TableChanges
@@ -18,6 +17,7 @@ from apiserver.decode import Quarantined
 from apiserver.formats import Format
 from apiserver.formats.lines import Block, write
 from apiserver.formats.pieces import LARGE, bare
+from apiserver.formats.rows import json_bytes
 from schemas.model import DdlEvent
 from tistream import ts as tso
 
@@ -66,7 +66,7 @@ def _placed(fmt: Format, changes: Sequence[TableChanges], extra: Sequence[tuple[
 
 
 def _error_line(q: Quarantined) -> bytes:
-    return orjson.dumps(
+    return json_bytes(
         {
             "type": "error",
             "database": q.database,

@@ -57,4 +57,6 @@ def decode(text: str, scope: Scope) -> int:
         raise CursorInvalid("The cursor is not one of ours: it does not hold a position.", cursor=text[:80]) from e
     if made_for != scope:
         raise CursorInvalid("The cursor belongs to another scope.", cursor_scope=str(made_for), scope=str(scope))
+    if not 0 <= at < 1 << 63:
+        raise CursorInvalid("The cursor is not one of ours: its position has more than 63 bits.", cursor=text[:80])
     return at

@@ -28,6 +28,7 @@ from apiserver.split import build_changes
 from schemas.history import History
 from schemas.layout import key_layout, row_layout
 from schemas.model import Table
+from schemas.names import folded
 from tistream.change import Op
 from tistream.codec.row.decode import EMPTY_ROW, Decoded, decode
 from tistream.codec.table_key import is_record
@@ -59,9 +60,9 @@ def wanted(table: Table, scope: Scope) -> bool:
     """Whether rows of this table belong to the scope."""
     if table.kind != "table":
         return False
-    if scope.database is not None and table.db.lower() != scope.database.lower():
+    if scope.database is not None and folded(table.db) != folded(scope.database):
         return False
-    return scope.table is None or table.name.lower() == scope.table.lower()
+    return scope.table is None or folded(table.name) == folded(scope.table)
 
 
 def decode_rows(history: History, rows: pa.Table, scope: Scope, *, bare_deletes: bool = False) -> Decoding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 
 from tistream.errors import InvalidInput
 
@@ -53,12 +54,21 @@ def choose(word: str | None, accept: str | None) -> str:
         return word
     if not accept:
         return "json"
+    found = offered(accept, _ACCEPTED)
+    if found is not None:
+        return found
+    raise NotAcceptable(f"Accept '{accept[:80]}' names nothing that is offered.", offers=", ".join(_ACCEPTED))
+
+
+def offered(accept: str, offers: Mapping[str, str]) -> str | None:
+    """The word of the media type that an Accept header prefers. `offers`: media type -> word, the usual one first."""
     asked = weights(accept)
+    refused = {media for media, weight in asked.items() if not weight}
     for media in sorted(asked, key=lambda m: -asked[m]):
-        found = _offered(media, {m for m, weight in asked.items() if not weight}) if asked[media] else None
+        found = _within(media, refused, offers) if asked[media] else None
         if found is not None:
             return found
-    raise NotAcceptable(f"Accept '{accept[:80]}' names nothing that is offered.", offers=", ".join(_ACCEPTED))
+    return None
 
 
 def weights(header: str) -> dict[str, float]:
@@ -74,9 +84,9 @@ def weights(header: str) -> dict[str, float]:
     return found
 
 
-def _offered(media: str, refused: set[str]) -> str | None:
-    """The format of a media type or of a range of them; a refused one is not in any range."""
+def _within(media: str, refused: set[str], offers: Mapping[str, str]) -> str | None:
+    """The word of a media type or of a range of them; a refused one is not in any range."""
     if not media.endswith("/*"):
-        return _ACCEPTED.get(media)
+        return offers.get(media)
     within = "" if media == "*/*" else media[:-1]
-    return next((word for m, word in _ACCEPTED.items() if m.startswith(within) and m not in refused), None)
+    return next((word for m, word in offers.items() if m.startswith(within) and m not in refused), None)

@@ -9,26 +9,28 @@ from tistream import ts as tso
 from tistream.catalog.retention import expired
 from tistream.errors import InvalidInput, TsOutOfRange
 
-_SPAN = re.compile(r"-(\d+)(ms|s|m|h|d)")
+_SPAN = re.compile(r"-(\d{1,18})(ms|s|m|h|d)", re.ASCII)
 _SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBER_MAX = (1 << 63) - 1
 FORMS = "a TSO, an RFC 3339 time, 'earliest', 'latest', or a span such as '-15m'"
 
 
 def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
     """The TSO that `text` names. InvalidInput when it names none.
 
-    `earliest` and `latest` are what those words stand for; `now_ms` is Unix milliseconds, for spans.
+    `earliest` and `latest` are what those words stand for; `now_ms` is Unix milliseconds, for spans. A time outside of
+    what a TSO of 63 bits holds (1970 to 3084) is the nearest such TSO.
     """
     word = text.strip()
     if word == "earliest":
         return earliest
     if word == "latest":
         return latest
-    if word.isdecimal():
-        value = int(word)
-        if value >= 1 << 63:
-            raise InvalidInput(f"{word} is not a timestamp: it has more than 63 bits.")
+    if word.isascii() and word.isdecimal():
+        value = int(word) if len(word) <= len(str(_NUMBER_MAX)) else _NUMBER_MAX + 1
+        if value > _NUMBER_MAX:
+            raise InvalidInput(f"{word[:80]} is not a timestamp: it has more than 63 bits.")
         return value
     if m := _SPAN.fullmatch(word):
         return tso.compose(max(0, now_ms - int(m[1]) * _SPAN_MS[m[2]]))
@@ -38,7 +40,7 @@ def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
         raise InvalidInput(f"'{word[:80]}' is not a timestamp: give {FORMS}.") from e
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
-    return tso.compose((when - _EPOCH) // timedelta(milliseconds=1))
+    return min(max(0, tso.compose((when - _EPOCH) // timedelta(milliseconds=1))), _NUMBER_MAX)
 
 
 def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) -> None:

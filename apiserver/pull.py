@@ -31,6 +31,7 @@ from apiserver.split import order_messages
 from schemas.actions import Action
 from schemas.history import History
 from schemas.model import DdlEvent
+from schemas.names import folded
 from tistream import metrics
 from tistream import ts as tso
 from tistream.catalog.tenants import TenantRow
@@ -243,12 +244,12 @@ def concerns(event: DdlEvent, scope: Scope) -> bool:
     dropped database all its tables."""
     if scope.database is None:
         return True
-    names = {(event.db.lower(), event.table.lower()), (event.old_db.lower(), event.old_table.lower())}
-    names |= {(t.db.lower(), t.name.lower()) for t in (event.version, event.exchanged) if t is not None}
-    database = scope.database.lower()
+    names = {(folded(event.db), folded(event.table)), (folded(event.old_db), folded(event.old_table))}
+    names |= {(folded(t.db), folded(t.name)) for t in (event.version, event.exchanged) if t is not None}
+    database = folded(scope.database)
     if scope.table is None or event.type == Action.DROP_SCHEMA:
         return any(db == database for db, _ in names)
-    return (database, scope.table.lower()) in names
+    return (database, folded(scope.table)) in names
 
 
 def _wrap(page: _Page, next_cursor: str, resolved: int, now_ms: int) -> pa.Buffer:

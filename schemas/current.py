@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schemas.model import Database, Table
+from schemas.names import folded
 
 if TYPE_CHECKING:
     from schemas.history import History
@@ -32,7 +33,7 @@ class Current:
         return sorted([*touched, *(i for i in self._history._start.ids_in(db_id) if i not in lines)])
 
     def named(self, db: str, name: str) -> Table | None:
-        return self._history._lines.named(db.lower(), name.lower()).last
+        return self._history._lines.named(folded(db), folded(name)).last
 
     def dropped_with(self, db_id: int) -> Sequence[Table] | None:
         changes = self._history._changes

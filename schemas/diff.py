@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.model import Column, Table
+from schemas.names import folded
 from schemas.snapshot import SchemaSnapshot
 
 
@@ -61,7 +62,7 @@ def _pairs(before: SchemaSnapshot, after: SchemaSnapshot) -> list[tuple[Table | 
 
 
 def _name(table: Table) -> tuple[str, str]:
-    return table.db.lower(), table.name.lower()
+    return folded(table.db), folded(table.name)
 
 
 def _place(entry: TableDiff) -> tuple[str, str]:

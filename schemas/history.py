@@ -36,7 +36,7 @@ from schemas.lines import Lines
 from schemas.merge import Disagreement, Drafts
 from schemas.meta import Step
 from schemas.model import Database, DdlEvent, Table
-from schemas.names import no_database, no_table
+from schemas.names import folded, no_database, no_table
 from schemas.saved import Chain, Fetch, Increment
 from schemas.snapshot import SchemaSnapshot
 from schemas.start import SavedTables, Start
@@ -203,7 +203,7 @@ class History:
                 self._lines.set(ts, old, None)
         for db_id in change.drop_databases:
             if db := self._databases.pop(db_id, None):
-                self._db_lines[db.name.lower()] = self._db_lines[db.name.lower()].extended(ts, None)
+                self._db_lines[folded(db.name)] = self._db_lines[folded(db.name)].extended(ts, None)
         self._put_databases(ts, change.put_databases)
         for table in change.put_tables:
             self._lines.set(ts, table, table)
@@ -214,7 +214,7 @@ class History:
     def _put_databases(self, ts: int, databases: Iterable[Database]) -> None:
         for db in databases:
             self._databases[db.id] = db
-            self._db_lines[db.name.lower()] = self._db_lines.get(db.name.lower(), _NO_DATABASE).extended(ts, db)
+            self._db_lines[folded(db.name)] = self._db_lines.get(folded(db.name), _NO_DATABASE).extended(ts, db)
 
     def copy(self) -> History:
         """An independent history with the same contents; the start and all tables are shared."""
@@ -252,12 +252,12 @@ class History:
         """The databases at `ts`, by name."""
         self._check(ts)
         found = (line.at(ts) for line in list(self._db_lines.values()))
-        return sorted((db for db in found if db is not None), key=lambda db: db.name.lower())
+        return sorted((db for db in found if db is not None), key=lambda db: folded(db.name))
 
     def database(self, name: str, ts: int) -> Database:
         """The database of this name, in any spelling. NotFound with a suggestion."""
         self._check(ts)
-        found = self._db_lines.get(name.lower(), _NO_DATABASE).at(ts)
+        found = self._db_lines.get(folded(name), _NO_DATABASE).at(ts)
         if found is None:
             raise no_database(name, [db.name for db in self.databases(ts)], ts=ts)
         return found
@@ -265,20 +265,25 @@ class History:
     def tables(self, db: str, ts: int) -> list[Table]:
         """Tables, views and sequences of a database at `ts`, by name. NotFound when there is no such database."""
         self.database(db, ts)
-        found = (self._lines.named(db.lower(), name).at(ts) for name in self._names_in(db.lower()))
-        return sorted((table for table in found if table is not None), key=lambda table: table.name.lower())
+        found = (self._lines.named(folded(db), name).at(ts) for name in self._names_in(folded(db)))
+        return sorted((table for table in found if table is not None), key=lambda table: folded(table.name))
 
     def _names_in(self, db: str) -> set[str]:
         """The lower-case names that tables of the database ever had."""
         touched = {name for named_db, name in list(self._lines.names) if named_db == db}
-        return touched.union(name.lower() for name in self._start.names_in(db))
+        return touched.union(folded(name) for name in self._start.names_in(db))
+
+    def named(self, db: str, table: str, ts: int) -> Table | None:
+        """The table of this name at `ts`, in any spelling."""
+        self._check(ts)
+        return self._lines.named(folded(db), folded(table)).at(ts)
 
     def find(self, db: str, table: str, ts: int) -> Table:
         """The table of this name at `ts`, in any spelling. NotFound with a suggestion."""
         self.database(db, ts)
-        found = self._lines.named(db.lower(), table.lower()).at(ts)
+        found = self.named(db, table, ts)
         if found is None:
-            raise no_table(db, table, self._spelled(db.lower(), ts), ts=ts)
+            raise no_table(db, table, self._spelled(folded(db), ts), ts=ts)
         return found
 
     def find_base_table(self, db: str, table: str, ts: int) -> Table:
@@ -292,18 +297,16 @@ class History:
         """Names of the tables of a database at `ts`; those that never changed are not parsed for it."""
         lines = {name: line for (named_db, name), line in list(self._lines.names.items()) if named_db == db}
         alive = [table.name for line in lines.values() if (table := line.at(ts)) is not None]
-        return sorted(
-            [*alive, *(name for name in self._start.names_in(db) if name.lower() not in lines)], key=str.lower
-        )
+        return sorted([*alive, *(name for name in self._start.names_in(db) if folded(name) not in lines)], key=folded)
 
     def physical_ids(self, db: str, table: str | None, after_ts: int, upto_ts: int) -> set[int]:
         """Every physical id that belonged to this name (or to any table of the database) at some time in the interval:
         what a reader of changes in (after_ts, upto_ts] must look at. Empty when the name did not exist then."""
         self._check(after_ts)
         self._check(upto_ts)
-        db = db.lower()
+        db = folded(db)
         if table is not None:
-            return _ids_during([self._lines.named(db, table.lower())], after_ts, upto_ts)
+            return _ids_during([self._lines.named(db, folded(table))], after_ts, upto_ts)
         lines = {name: line for (named_db, name), line in list(self._lines.names.items()) if named_db == db}
         at_start = (self._start.named(db, name) for name in lines)
         changed = {physical_id for t in at_start if t is not None for physical_id in t.physical_ids}

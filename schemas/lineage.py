@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from schemas.history import History
 from schemas.model import STATE_PUBLIC, Column, DdlEvent, Table
+from schemas.names import folded
 
 _MODIFY_COLUMN, _MULTI_CHANGE = 12, 61
 _CHANGE = re.compile(r"\bchange\b", re.IGNORECASE)
@@ -67,11 +68,11 @@ def _replaced(before: Table, after: Version) -> dict[int, Ancestor]:
     known = {c.id for c in _public(before)}
     kept = {c.id for c in _public(after.table)}
     new = [c for c in _public(after.table) if c.id not in known]
-    gone = {c.name.lower(): c for c in _public(before) if c.id not in kept}
+    gone = {folded(c.name): c for c in _public(before) if c.id not in kept}
     query = "; ".join(event.job_query or event.query for event in after.events)
     found: dict[int, Ancestor] = {}
     for column in new:
-        old = gone.pop(column.name.lower(), None)
+        old = gone.pop(folded(column.name), None)
         if old is not None:
             found[column.id] = Ancestor(column=old, became=column, ddl_ts=after.start_ts, query=query)
     others = [c for c in new if c.id not in found]

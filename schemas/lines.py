@@ -6,12 +6,13 @@ Lines are kept of what changed since the start; the first entry of a line is wha
 from __future__ import annotations
 
 from schemas.model import Table
+from schemas.names import folded
 from schemas.start import Start
 from schemas.timeline import Timeline
 
 
 class Lines:
-    """See the module. Names are in lower case."""
+    """See the module. Names are folded (`schemas.names`)."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -27,7 +28,7 @@ class Lines:
 
     def set(self, ts: int, table: Table, value: Table | None) -> None:
         """From `ts` on the ids and the name of `table` stand for `value`."""
-        name = table.db.lower(), table.name.lower()
+        name = folded(table.db), folded(table.name)
         self.tables[table.id] = self.table(table.id).extended(ts, value)
         self.names[name] = self.named(*name).extended(ts, value)
         for physical_id in table.physical_ids:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import orjson
 
 from schemas.model import Database, Table
+from schemas.names import folded
 from schemas.saved import BLOCK_BITS, Fetch, Opening, dumps, frame, table_of, unframe
 from schemas.snapshot import SchemaSnapshot
 from tistream.errors import CorruptObject
@@ -94,7 +95,7 @@ class SavedTables:
         """`name` in lower case."""
         rows = self._rows_by_name.get(db_id)
         if rows is None:
-            rows = {self._names[row].lower(): row for row in self.rows_in(db_id)}
+            rows = {folded(self._names[row]): row for row in self.rows_in(db_id)}
             self._rows_by_name[db_id] = rows
         return rows.get(name)
 
@@ -186,9 +187,9 @@ class Start:
         self._own = own
         self._saved = saved
         self._hidden = hidden | own.keys()
-        self._own_names = {(t.db_id, t.name.lower()): t for t in own.values()}
+        self._own_names = {(t.db_id, folded(t.name)): t for t in own.values()}
         self._own_physical = {physical_id: t for t in own.values() for physical_id in t.physical_ids}
-        self._db_ids = {db.name.lower(): db.id for db in databases.values()}
+        self._db_ids = {folded(db.name): db.id for db in databases.values()}
 
     @classmethod
     def of(cls, snapshot: SchemaSnapshot) -> Start:

@@ -84,8 +84,9 @@ def _stored(column: Column) -> bool:
 
 
 def json_bytes(value: object) -> bytes:
-    """A constant as JSON."""
-    return orjson.dumps(value)
+    """A constant as JSON on one line, whatever its reader takes for the end of a line."""
+    data = orjson.dumps(value)
+    return data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
 
 
 def image(fields: Sequence[Field], values: Sequence[Piece]) -> list[Piece]:

@@ -128,12 +128,12 @@ def router(services: Services, following: Following) -> APIRouter:
     async def pull_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> Response:
         return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
 
-    @routes.get(f"{base}/databases/{{database}}/changes", operation_id="pull_db", summary="Changes of a database")
+    @routes.get(f"{base}/databases/{{database:name}}/changes", operation_id="pull_db", summary="Changes of a database")
     async def pull_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> Response:
         return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
 
     @routes.get(
-        f"{base}/databases/{{database}}/tables/{{table}}/changes",
+        f"{base}/databases/{{database:name}}/tables/{{table:name}}/changes",
         operation_id="pull_table",
         summary="Changes of a table",
     )

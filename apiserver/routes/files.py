@@ -99,7 +99,9 @@ def _tables(services: Services, routes: APIRouter) -> None:
         )
         return answer(http, size=found.size, etag=found.etag, media_type=_MEDIA_TYPES["parquet"], read=found.read)
 
-    path = "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/rows/{ts}.parquet"
+    path = (
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database:name}/tables/{table:name}/rows/{ts}.parquet"
+    )
     routes.add_api_route(
         path,
         table_file,
@@ -122,7 +124,7 @@ def _listings(services: Services, routes: APIRouter) -> None:
         return listed(Scope(tenant=Tenant(cluster_id, tenant_id)), asked)
 
     @routes.get(
-        f"{base}/databases/{{database}}/files",
+        f"{base}/databases/{{database:name}}/files",
         operation_id="list_db_files",
         summary="Files that may hold changes of a database",
     )
@@ -130,7 +132,7 @@ def _listings(services: Services, routes: APIRouter) -> None:
         return listed(Scope(tenant=Tenant(cluster_id, tenant_id), database=database), asked)
 
     @routes.get(
-        f"{base}/databases/{{database}}/tables/{{table}}/files",
+        f"{base}/databases/{{database:name}}/tables/{{table:name}}/files",
         operation_id="list_table_files",
         summary="Files that may hold changes of a table",
     )

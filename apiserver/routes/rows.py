@@ -15,6 +15,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from apiserver import negotiate
 from apiserver.asof.output import FORMATS
 from apiserver.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from apiserver.deps import Id, Services
@@ -43,7 +44,7 @@ def router(services: Services, following: Following) -> APIRouter:
     routes = APIRouter(tags=["rows"], dependencies=[needs(Right.READ)])
 
     @routes.get(
-        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/rows",
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database:name}/tables/{table:name}/rows",
         operation_id="read_rows",
         summary="The rows of a table as of a timestamp",
         response_class=Response,
@@ -74,7 +75,7 @@ def router(services: Services, following: Following) -> APIRouter:
         return StreamingResponse(answer.content, media_type=FORMATS[word], headers=headers)
 
     @routes.get(
-        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database}/tables/{table}/definition",
+        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database:name}/tables/{table:name}/definition",
         operation_id="get_definition",
         summary="CREATE statements of a table as of a timestamp",
     )
@@ -103,18 +104,15 @@ def router(services: Services, following: Following) -> APIRouter:
 
 
 def choose_format(word: str | None, accept: str | None) -> str:
-    """The format word: `?format=` wins, else the first offered media type of Accept, else ndjson."""
+    """The format word: `?format=` wins, else the offered media type that Accept prefers, else ndjson."""
     if word is not None:
         if word not in FORMATS:
             raise InvalidInput(f"Rows have no format '{word[:40]}'.", offers=", ".join(FORMATS))
         return word
-    medias = [part.split(";")[0].strip().lower() for part in (accept or "*/*").split(",")]
-    for media in medias:
-        if media in ("*/*", "application/*", "application/jsonl"):
-            return "ndjson"
-        for name, offered in FORMATS.items():
-            if media == offered:
-                return name
+    offers = {**{media: name for name, media in FORMATS.items()}, "application/jsonl": "ndjson"}
+    found = negotiate.offered(accept or "*/*", offers)
+    if found is not None:
+        return found
     raise NotAcceptable(
         f"Accept '{(accept or '')[:80]}' names nothing that is offered.", offers=", ".join(FORMATS.values())
     )

@@ -36,7 +36,9 @@ def router(services: Services) -> APIRouter:
         ]
         return {"items": items, "at_ts": str(ts)}
 
-    @routes.get(f"{base}/databases/{{database}}/tables", operation_id="list_tables", summary="Tables of a database")
+    @routes.get(
+        f"{base}/databases/{{database:name}}/tables", operation_id="list_tables", summary="Tables of a database"
+    )
     def list_tables(
         cluster_id: Id, tenant_id: Id, database: str, at_ts: AtTs = None, start_ts: AtTsAsStart = None
     ) -> dict[str, Any]:

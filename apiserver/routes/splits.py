@@ -56,7 +56,7 @@ def router(services: Services) -> APIRouter:
         return shown(plan(services, asked(scope=Scope(tenant=Tenant(cluster_id, tenant_id)))))
 
     @routes.get(
-        f"{base}/databases/{{database}}/changes/splits",
+        f"{base}/databases/{{database:name}}/changes/splits",
         operation_id="split_db",
         summary="Parts of a long pull of a database",
     )
@@ -64,7 +64,7 @@ def router(services: Services) -> APIRouter:
         return shown(plan(services, asked(scope=Scope(tenant=Tenant(cluster_id, tenant_id), database=database))))
 
     @routes.get(
-        f"{base}/databases/{{database}}/tables/{{table}}/changes/splits",
+        f"{base}/databases/{{database:name}}/tables/{{table:name}}/changes/splits",
         operation_id="split_table",
         summary="Parts of a long pull of a table",
     )

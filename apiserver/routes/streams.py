@@ -148,7 +148,7 @@ def router(services: Services, following: Following) -> APIRouter:
         return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
 
     @routes.get(
-        f"{base}/databases/{{database}}/changes:stream",
+        f"{base}/databases/{{database:name}}/changes:stream",
         operation_id="stream_db",
         summary="Changes of a database as they come",
     )
@@ -156,7 +156,7 @@ def router(services: Services, following: Following) -> APIRouter:
         return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
 
     @routes.get(
-        f"{base}/databases/{{database}}/tables/{{table}}/changes:stream",
+        f"{base}/databases/{{database:name}}/tables/{{table:name}}/changes:stream",
         operation_id="stream_table",
         summary="Changes of a table as they come",
     )

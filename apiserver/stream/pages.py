@@ -41,12 +41,17 @@ class SharedPages:
             self._pages.move_to_end(key)
         with page.lock:
             if page.answer is None:
-                page.answer = pull(services, request, moment)
-                self._keep(page.answer)
+                answer = pull(services, request, moment)
+                self._keep(key, page, answer)
+                return answer
             return page.answer
 
-    def _keep(self, answer: PullAnswer) -> None:
+    def _keep(self, key: Hashable, page: _Page, answer: PullAnswer) -> None:
+        """Only pages that were not dropped while they were made are counted."""
         with self._lock:
+            page.answer = answer
+            if self._pages.get(key) is not page:
+                return
             self._bytes += answer.content.size
             while len(self._pages) > 1 and (len(self._pages) > _KEPT_MAX or self._bytes > _KEPT_BYTES_MAX):
                 _, dropped = self._pages.popitem(last=False)

@@ -8,9 +8,12 @@ from itertools import pairwise
 
 import pytest
 
+from apiserver.asof.output import FORMATS
+from apiserver.negotiate import NotAcceptable
+from apiserver.routes.rows import choose_format
 from schemas.model import DdlEvent
 from tistream.testing import recording
-from tistream.testing.api_world import ApiWorld, api_world, events_of, next_cursor
+from tistream.testing.api_world import BASE, ApiWorld, api_world, events_of, next_cursor
 from tistream.testing.log_builder import recording_end
 from tistream.testing.recording import EXPECTED
 
@@ -178,3 +181,49 @@ def test_a_listed_table_shows_its_columns(world: ApiWorld) -> None:
 
 def test_a_time_above_the_served_one_lists_what_is_served(world: ApiWorld) -> None:
     assert world.ok("/databases", at_ts="-0s").json()["at_ts"] == str(END)
+
+
+@pytest.mark.parametrize("path", ["changes", "rows", "files", "changes/splits", "definition", "changes:stream"])
+def test_a_name_may_hold_a_slash(world: ApiWorld, path: str) -> None:
+    """There is no such table here; what matters is that the answer is about the whole name."""
+    start = {} if path in ("rows", "definition") else {"start_ts": "earliest"}
+    found = world.http.get(f"{BASE}/databases/shop/tables/a%2Fb%2fc%20%25/{path}", params=start)
+    assert found.status_code == 404
+    assert "a/b/c %" in found.json()["detail"]
+
+
+def test_a_database_may_hold_a_slash(world: ApiWorld) -> None:
+    found = world.http.get(f"{BASE}/databases/no%2Fsuch/tables")
+    assert (found.status_code, "no/such" in found.json()["detail"]) == (404, True)
+
+
+def test_an_end_beyond_every_tso_is_an_end(world: ApiWorld) -> None:
+    far = "9999-12-31T23:59:59Z"
+    answer = world.get("/changes", start_ts="earliest", end_ts=far, limit=100, format="ndjson")
+    assert answer.status_code == 200
+    again = world.get("/changes", cursor=next_cursor(answer), end_ts=answer.headers["TiStream-End-Ts"], limit=100)
+    assert again.status_code == 200
+    for path in ("/files", "/changes/splits"):
+        assert world.get(path, start_ts="earliest", end_ts=far).status_code == 200
+    for path, params in (("/changes", {"start_ts": far}), ("/databases/shop/tables/customers/rows", {"as_of": far})):
+        assert 400 <= world.get(path, **params).status_code < 500
+
+
+@pytest.mark.parametrize(
+    ("accept", "media"),
+    [
+        ("application/x-ndjson;q=0.1, text/csv", "text/csv"),
+        ("text/*", "text/csv"),
+        ("application/x-ndjson;q=0, */*", "text/csv"),
+        ("*/*", "application/x-ndjson"),
+        ("application/jsonl", "application/x-ndjson"),
+        ("*/*;q=0", None),
+        ("application/json;q=0", None),
+    ],
+)
+def test_rows_come_as_the_header_prefers(accept: str, media: str | None) -> None:
+    if media is None:
+        with pytest.raises(NotAcceptable):
+            choose_format(None, accept)
+    else:
+        assert FORMATS[choose_format(None, accept)] == media

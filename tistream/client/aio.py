@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx2
 import orjson
 
-from tistream.client.cursors import CursorStore
+from tistream.client.cursors import CursorStore, SqlCursorStore
 from tistream.client.exchange import (
     TIMEOUT_S,
     WAIT_S,
@@ -146,11 +146,16 @@ class AsyncClient:
                 await answer.aclose()
 
     async def follow(self, cluster_id: int, tenant_id: int, *, store: CursorStore, **more: Any) -> AsyncIterator[Page]:
-        """As `Client.follow`. The store is called in a thread, so that it may wait for its disk or database."""
-        cursor = await asyncio.to_thread(store.load)
+        """As `Client.follow`. A store that waits for a disk is called in a thread; a SqlCursorStore in the loop's own,
+        because its connection is the consumer's: it belongs to one thread and carries one transaction."""
+        here = isinstance(store, SqlCursorStore)
+        cursor = store.load() if here else await asyncio.to_thread(store.load)
         async for page in self.pull(cluster_id, tenant_id, **{"follow": True, **more, "cursor": cursor}):
             yield page
-            await asyncio.to_thread(store.save, page.next_cursor)
+            if here:
+                store.save(page.next_cursor)
+            else:
+                await asyncio.to_thread(store.save, page.next_cursor)
 
     def table(self, cluster_id: int, tenant_id: int, name: str, **more: Any) -> AsyncTablePull:
         """As `Client.table`."""

@@ -73,11 +73,21 @@ def _moved(page: pa.Table, old: pa.ChunkedArray, key: Sequence[str]) -> np.ndarr
     """The updates that gave a row another key."""
     differs = np.zeros(page.num_rows, np.bool_)
     for name in key:
-        differs |= pc.fill_null(pc.not_equal(pc.struct_field(old, name), page[name]), False).to_numpy()
+        before, after = _comparable(pc.struct_field(old, name)), _comparable(page[name])
+        differs |= pc.fill_null(pc.not_equal(before, after), False).to_numpy()
     return np.flatnonzero(differs & pc.equal(page.column(0).cast(pa.string()), "update").to_numpy())
 
 
+def _comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A SET as one text, since Arrow compares no lists: how many labels, and the labels, which have no commas."""
+    if not pa.types.is_list(values.type):
+        return values
+    count = pc.list_value_length(values).cast(pa.string())
+    return pc.binary_join_element_wise(count, pc.binary_join(values, ","), ":")
+
+
 def _last_of_each(events: pa.Table, key: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    numbered = events.append_column("_at", pa.array(np.arange(events.num_rows)))
+    columns = [_comparable(events[name]) for name in key]
+    numbered = pa.table([*columns, pa.array(np.arange(events.num_rows))], names=[*key, "_at"])
     found = numbered.group_by(list(key), use_threads=False).aggregate([("_at", "max")])["_at_max"].to_numpy()
     return np.asarray(found, np.int64)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from apiserver.decode import Quarantined
 from apiserver.formats.lines import Block
 from apiserver.formats.pieces import bare
 from schemas.model import DdlEvent, Table
+from tistream.testing.column_cases import CASES, added_run
+from tistream.testing.column_run import ColumnRun, Write
 
 TABLE = Table(
     id=7, db_id=1, db="d", name="t", columns=(), indexes=(), charset="", collate="", pk_is_handle=False,
@@ -128,3 +131,16 @@ def test_only_ndjson_has_lines_for_rows_that_cannot_be_decoded() -> None:
     assert '"type":"error"' in got[1]
     assert '"key":"7480"' in got[1]
     assert '"cause":"too short"' in got[1]
+
+
+def test_a_line_of_ndjson_is_one_line_to_every_reader() -> None:
+    """JavaScript's and Python's line splitters end a line at U+2028 and U+2029, too."""
+    breaks = "\u2028\u2029"
+    run = ColumnRun([added_run({"c0": CASES["c0"]}, f"t{breaks}", lacking=True)])
+    table = run.tables[100]
+    table.ddls[0] = replace(table.ddls[0], query=f"ALTER TABLE t /* {breaks} */")
+    table.writes.append(Write(handle=9, commit_ts=480, value=b"\xee broken"))
+    run = ColumnRun([table])
+    lines = run.lines("ndjson", {})
+    assert lines.count(b"\n") == len(lines.decode().splitlines()) == 14
+    assert {orjson.loads(line)["table"] for line in lines.splitlines()} == {f"t{breaks}"}

@@ -65,3 +65,9 @@ def test_which_versions_are_known() -> None:
     assert names("*", TAG)
     assert not names('"x"', TAG)
     assert not names(None, TAG)
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "٣"])
+def test_numbers_of_any_length_and_script_are_no_range_or_a_range(number: str) -> None:
+    for header in (f"bytes={number}-", f"bytes=-{number}", f"bytes=0-{number}"):
+        assert asked_range(header, None, etag="e", size=10) is None

@@ -47,3 +47,23 @@ def test_the_future_is_refused_and_now_is_not() -> None:
     check_start(now + 5, earliest=100, resolved_ts=now + 5, now_ms=0)
     with pytest.raises(TsOutOfRange):
         check_start(tso.compose(NOW_MS + 60_000), earliest=100, resolved_ts=900, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9999-12-31T23:59:59Z", (1 << 63) - 1),
+        ("0001-01-01", 0),
+        ("1969-12-31T23:59:59Z", 0),
+        ("-999999999999999999d", 0),
+    ],
+)
+def test_a_time_that_no_tso_holds_is_the_nearest_and_can_be_given_again(text: str, expected: int) -> None:
+    assert parse_ts(text, earliest=1, latest=2, now_ms=3) == expected
+    assert parse_ts(str(expected), earliest=1, latest=2, now_ms=3) == expected
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "٣", "-٣m", f"-{'9' * 5000}m", str(1 << 63)])
+def test_numbers_of_any_length_and_script_are_refused_as_such(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is not a timestamp"):
+        parse_ts(text, earliest=1, latest=2, now_ms=3)

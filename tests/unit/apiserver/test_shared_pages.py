@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from apiserver import cursor
 from apiserver.cursor import Scope
-from apiserver.moments import Moments
-from apiserver.pull import PullRequest
+from apiserver.moments import Moment, Moments
+from apiserver.pull import PullAnswer, PullRequest
+from apiserver.stream import pages as shared
 from apiserver.stream.pages import SharedPages
 from tistream.errors import InvalidInput
 from tistream.testing.api_world import api_world
@@ -49,3 +51,43 @@ def test_equal_wishes_at_one_moment_share_a_page(tmp_path: Path, monkeypatch: py
         for _ in range(2):
             with pytest.raises(InvalidInput):
                 pages.make(world.services, replace(request, options={"nonsense": "1"}), moment)
+
+
+def test_a_page_that_is_dropped_while_it_is_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    size = 20 << 20
+
+    def big(_: object, request: PullRequest, __: object) -> PullAnswer:
+        assert request.cursor is not None
+        made.append(request.cursor)
+        if request.cursor == "slow":  # two others come meanwhile, and it is dropped
+            for other in ("a", "b"):
+                pages.make(services, replace(request, cursor=other), moment)
+        return answer(size)
+
+    monkeypatch.setattr(shared, "pull", big)
+    pages = SharedPages()
+    services: Any = None
+    request = PullRequest(scope=SCOPE, start_ts=None, cursor="slow", format="ndjson", options={}, limit=1)
+    moment = Moment(row=None, history=None, resolved=1, covers=1)  # type: ignore[arg-type]
+    for _ in range(3):
+        pages.make(services, request, moment)
+    size = 1
+    made.clear()
+    for _ in range(5):
+        for cursor_ in ("x", "y"):
+            pages.make(services, replace(request, cursor=cursor_), moment)
+    assert made == ["x", "y"]
+
+
+def answer(size: int) -> PullAnswer:
+    return PullAnswer(
+        content=pa.py_buffer(bytes(size)),
+        next_cursor="",
+        resolved_ts=1,
+        has_more=False,
+        quarantined=0,
+        waits=False,
+        after=0,
+        end=1,
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from typing import Any
 
 import httpx2
 import orjson
 import pytest
 
-from tistream.client import AsyncClient, Client, FileCursorStore, connect_async
+from tistream.client import AsyncClient, Client, FileCursorStore, SqlCursorStore, connect_async
 from tistream.errors import RateLimited, StoreUnavailable, TsExpired
 
 Answer = httpx2.Response | Exception
@@ -162,3 +163,19 @@ def test_following_saves_behind_the_body(tmp_path: Any) -> None:
 @pytest.fixture(autouse=True)
 def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_following_saves_in_the_transaction_of_the_loops_thread() -> None:
+    """A connection of sqlite3 belongs to the thread that made it; the page's rows are written in its transaction."""
+
+    async def run() -> tuple[list[tuple[int]], str | None]:
+        connection = sqlite3.connect(":memory:")
+        connection.execute("CREATE TABLE seen (n INTEGER)")
+        store = SqlCursorStore(connection, "me", mark="?")
+        script = Script(page("a", more=True), page("b"))
+        async with AsyncClient("http://x", transport=script) as client:
+            async for _ in client.follow(1, 1, store=store, follow=False, format="arrow"):
+                connection.execute("INSERT INTO seen VALUES (1)")
+        return connection.execute("SELECT n FROM seen").fetchall(), store.load()
+
+    assert asyncio.run(run()) == ([(1,), (1,)], "b")

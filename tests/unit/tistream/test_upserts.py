@@ -112,3 +112,26 @@ def test_the_key_must_be_there() -> None:
         upserts(PAGE.empty_table(), ["id", "nope"])
     with pytest.raises(InvalidInput):
         upserts(PAGE.empty_table(), [])
+
+
+def test_a_key_may_be_a_set() -> None:
+    """Arrow compares no lists; {a, b} and {b} are two keys, as are no label and the label of no characters."""
+    kind = pa.struct([("id", pa.list_(pa.string())), ("v", pa.int64())])
+    schema = pa.schema([*list(PAGE)[:5], *kind, pa.field("_old", kind)])
+    rows = [
+        ("insert", 1, ["a", "b"], 1, None),
+        ("insert", 1, ["b"], 2, None),
+        ("insert", 1, [], 3, None),
+        ("insert", 1, [""], 4, None),
+        ("update", 2, ["c"], 5, {"id": ["b"], "v": 2}),
+        ("update", 3, ["a", "b"], 6, {"id": ["a", "b"], "v": 1}),
+        ("delete", 4, [], 3, {"id": [], "v": 3}),
+    ]
+    plain = pa.schema([schema.field(0).with_type(pa.string()), *list(schema)[1:]])
+    made = [
+        {"_op": op, "_commit_ts": ts, "_start_ts": 0, "_key": b"k", "_table_id": 1, "id": id_, "v": v, "_old": old}
+        for op, ts, id_, v, old in rows
+    ]
+    found = upserts(pa.Table.from_pylist(made, schema=plain).cast(schema), ["id"])
+    assert found.rows.to_pylist() == [{"id": [""], "v": 4}, {"id": ["c"], "v": 5}, {"id": ["a", "b"], "v": 6}]
+    assert found.gone.to_pylist() == [{"id": []}, {"id": ["b"]}]

@@ -1,0 +1,70 @@
+"""Names in any spelling, and suggestions among very many."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from schemas import names
+from schemas.history import History
+from schemas.model import Database, Table
+from schemas.names import folded, similar
+from schemas.snapshot import SchemaSnapshot
+from tistream.errors import NotFound
+
+
+def history(*spelled: str) -> History:
+    tables = {
+        n: Table(
+            id=n,
+            db_id=1,
+            db="d",
+            name=name,
+            charset="utf8mb4",
+            collate="utf8mb4_bin",
+            columns=(),
+            indexes=(),
+            pk_is_handle=False,
+            is_common_handle=False,
+        )
+        for n, name in enumerate(spelled, 100)
+    }
+    found = History(SchemaSnapshot(ts=100, databases={1: Database(id=1, name="d")}, tables=tables), tables[100])
+    found.advance(1000)
+    return found
+
+
+def test_names_that_tidb_keeps_apart_stay_apart() -> None:
+    """Go's strings.ToLower changes letter by letter; ΑΣ and ας are two tables, though Python's lower makes them one."""
+    spelled = ["ΑΣ", "ας", "K", "ß", "SS", "ﬁ", "a/b", "😀"]
+    found = history(*spelled)
+    for n, name in enumerate(spelled, 100):
+        assert found.find("d", name, 500).id == n
+    assert found.find("D", "ασ", 500).id == 100
+    assert found.find("d", "k", 500).id == 102
+
+
+def test_one_letter_becomes_one_letter() -> None:
+    assert [folded(name) for name in ("Ab", "İX", "ΑΣ", "ÀÉ")] == ["ab", "ix", "ας"[:1] + "σ", "àé"]
+    assert all(len(folded(chr(c))) == 1 for c in range(0x110000) if not 0xD800 <= c < 0xE000)
+
+
+def test_a_suggestion_among_very_many_names_is_cheap() -> None:
+    known = [f"orders_{n:06d}_archive" for n in range(50_000)] + ["customers", "zebra"]
+    before = time.process_time()
+    assert similar("orders_012345_archiv", known)[0] == "orders_012345_archive"
+    assert similar("ustomers", known)[0] == "customers"
+    assert similar("Customer", known)[0] == "customers"
+    assert time.process_time() - before < 3  # comparing all of them takes tens of seconds
+
+
+def test_few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(names, "get_close_matches", lambda word, near, n: seen.append(len(near)) or [])
+    with pytest.raises(NotFound):
+        history(*(f"t{n}" for n in range(5000))).find("d", "absent", 500)
+    assert max(seen) <= 400
+    before = len(seen)
+    assert history("t").named("d", "absent", 500) is None
+    assert len(seen) == before
