@@ -18,7 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import IO
 
@@ -61,6 +61,7 @@ class TableFiles:
         self._services, self._clock, self._bytes_max = services, services.clock, bytes_max
         self._lock = threading.Lock()
         self._made: OrderedDict[RowsRequest, tuple[float, Future[TableFile]]] = OrderedDict()
+        self._growing = 0  # bytes of the files that are being made
 
     def get(self, request: RowsRequest) -> TableFile:
         """The file of a read whose `as_of` is a TSO. Errors as of `read_rows`; a file that failed is made anew."""
@@ -83,18 +84,35 @@ class TableFiles:
     def _forget(self, clock: Clock) -> None:
         """Those that nobody asked for in a while, and the oldest when there are too many bytes."""
         now = clock.monotonic()
-        held = sum(future.result().size for _, future in self._made.values() if _complete(future))
+        held = self._growing + sum(future.result().size for _, future in self._made.values() if _complete(future))
         for request, (used, future) in list(self._made.items()):
             if _complete(future) and ((now - used) * 1000 > KEPT_MS or held > self._bytes_max):
                 held -= future.result().size
                 del self._made[request]
+
+    def _grow(self, size: int, count: int) -> None:
+        """A file that has `size` bytes gets `count` more. Older files make room. InvalidInput when it is too large by
+        itself, StoreUnavailable when other files that are being made take the room."""
+        if size + count > self._bytes_max:
+            raise InvalidInput(
+                "The table is too large for a file that is read by ranges: read its rows as a stream.",
+                bytes_max=str(self._bytes_max),
+            )
+        with self._lock:
+            if self._growing + count > self._bytes_max:
+                raise StoreUnavailable(
+                    "Files of other tables that are being made take all the room there is. Ask again later.",
+                    bytes_max=str(self._bytes_max),
+                )
+            self._growing += count
+            self._forget(self._clock)
 
     def _make(self, request: RowsRequest) -> TableFile:
         answer = read_rows(self._services, request)
         stream = pa.ipc.open_stream(_Body(answer.content))
         schema = _without_durations(stream.schema)
         file = tempfile.TemporaryFile(prefix="tistream-rows-")  # noqa: SIM115 - lives as long as the TableFile
-        hashed = _Hashed(file, self._bytes_max)
+        hashed = _Hashed(file, self._grow)
         try:
             with pq.ParquetWriter(hashed, schema, compression="zstd", compression_level=3) as writer:
                 for group in _groups(stream):
@@ -103,6 +121,9 @@ class TableFiles:
         except BaseException:
             file.close()
             raise
+        finally:
+            with self._lock:
+                self._growing -= hashed.size
         return TableFile(file, hashed.size, f'"{hashed.digest}"')
 
 
@@ -171,10 +192,10 @@ class _Body(io.RawIOBase):
 
 
 class _Hashed(io.RawIOBase):
-    """Writes through, and knows the hash of what was written. InvalidInput beyond `most` bytes."""
+    """Writes through, and knows the hash of what was written. `grow` is asked before: (bytes so far, bytes to come)."""
 
-    def __init__(self, file: IO[bytes], most: int) -> None:
-        self._file, self._most, self._hash, self.size = file, most, hashlib.blake2b(digest_size=16), 0
+    def __init__(self, file: IO[bytes], grow: Callable[[int, int], None]) -> None:
+        self._file, self._grow, self._hash, self.size = file, grow, hashlib.blake2b(digest_size=16), 0
 
     @property
     def digest(self) -> str:
@@ -188,11 +209,7 @@ class _Hashed(io.RawIOBase):
 
     def write(self, data: object) -> int:
         part = memoryview(data).cast("B")  # type: ignore[arg-type]
+        self._grow(self.size, part.nbytes)
         self.size += part.nbytes
-        if self.size > self._most:
-            raise InvalidInput(
-                "The table is too large for a file that is read by ranges: read its rows as a stream.",
-                bytes_max=str(self._most),
-            )
         self._hash.update(part)
         return self._file.write(part)

@@ -61,6 +61,11 @@ def router(services: Services, following: Following) -> APIRouter:
         accept: Accept = None,
     ) -> Response:
         word = choose_format(format, accept)
+        if http.scope.get("http_version") == "1.0":
+            raise InvalidInput(
+                "Rows need HTTP/1.1: over HTTP/1.0 a body that breaks off looks whole. A proxy in between must use it "
+                "as well (nginx: proxy_http_version 1.1)."
+            )
         request = RowsRequest(
             tenant=Tenant(cluster_id, tenant_id), database=database, table=table, as_of=as_of, format=word
         )

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from apiserver.asof.output import FORMATS
 from apiserver.negotiate import NotAcceptable
@@ -227,3 +229,13 @@ def test_rows_come_as_the_header_prefers(accept: str, media: str | None) -> None
             choose_format(None, accept)
     else:
         assert FORMATS[choose_format(None, accept)] == media
+
+
+def test_rows_are_refused_over_http_1_0(world: ApiWorld) -> None:
+    """Without chunks the end of a connection is the end of the body, and a body that broke off looks whole."""
+
+    async def old(scope: Scope, receive: Receive, send: Send) -> None:
+        await world.http.app({**scope, "http_version": "1.0"}, receive, send)
+
+    found = TestClient(old).get(f"{BASE}/databases/shop/tables/customers/rows")
+    assert (found.status_code, "HTTP/1.1" in found.json()["detail"]) == (400, True)

@@ -30,6 +30,7 @@ VERSION = pa.schema([STATE.field("key"), pa.field("start_ts", pa.uint64(), False
 
 Run = Iterator[pa.Table]
 
+_ROW_BYTES = 16  # of timestamps and offsets
 _INT_KEY_BYTES = 19  # of a record key with an integer handle
 _RECORD_MARK = np.frombuffer(RECORD, np.uint8)
 
@@ -105,10 +106,15 @@ def alive(run: Run) -> Run:
 
 
 def pieces(table: pa.Table, bytes_target: int) -> Run:
-    """A sorted table as a run of blocks of about so many bytes."""
-    rows = max(1, table.num_rows * bytes_target // max(table.nbytes, 1))
-    for at in range(0, table.num_rows, rows):
-        yield table.slice(at, rows)
+    """A sorted table as a run of blocks of so many bytes of keys and values, or of one larger row."""
+    sizes = pc.add(pc.binary_length(table["key"]), pc.fill_null(pc.binary_length(table["value"]), 0))
+    ends = np.cumsum(sizes.to_numpy().astype(np.int64) + _ROW_BYTES)
+    at = 0
+    while at < table.num_rows:
+        begun = int(ends[at - 1]) if at else 0
+        upto = max(at + 1, int(np.searchsorted(ends, begun + bytes_target, side="right")))
+        yield table.slice(at, upto - at)
+        at = upto
 
 
 def _next(run: Run) -> pa.Table | None:

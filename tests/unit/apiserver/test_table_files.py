@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from apiserver.asof import table_files
+from apiserver.asof.read import RowsRequest
+from tistream.errors import InvalidInput, StoreUnavailable
+from tistream.ids import Tenant
+from tistream.testing.manual_clock import ManualClock
 
 
 def batches_of(table: pa.Table, rand: random.Random) -> list[pa.RecordBatch]:
@@ -49,3 +56,27 @@ def test_groups_do_not_tell_how_rows_came(seed: int, monkeypatch: pytest.MonkeyP
 def test_no_rows_are_no_group() -> None:
     schema = pa.schema([("id", pa.int64())])
     assert list(table_files._groups(pa.RecordBatchReader.from_batches(schema, []))) == []
+
+
+def test_files_that_are_being_made_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tables of 6 bytes do not fit into 10: not while both are made, and not one beside the other."""
+    services: Any = SimpleNamespace(clock=ManualClock(0))
+    files = table_files.TableFiles(services, bytes_max=10)
+    tables = [
+        RowsRequest(tenant=Tenant(1, 1), database="d", table=name, as_of="5", format="arrow")
+        for name in ("a", "b", "c")
+    ]
+
+    def make(request: RowsRequest) -> table_files.TableFile:
+        hashed = table_files._Hashed(file := BytesIO(), files._grow)
+        hashed.write(b"123456")
+        with pytest.raises(StoreUnavailable if request.table == "a" else InvalidInput):
+            (table_files._Hashed(BytesIO(), files._grow) if request.table == "a" else hashed).write(b"12345")
+        files._growing -= hashed.size
+        return table_files.TableFile(file, hashed.size, "e")
+
+    monkeypatch.setattr(files, "_make", make)
+    files.get(tables[0])
+    files.get(tables[1])
+    assert [request.table for request in files._made] == ["b"]
+    assert files._growing == 0

@@ -90,3 +90,15 @@ def test_a_put_without_a_value_is_never_passed_over() -> None:
     with pytest.raises(CorruptObject, match="no value") as caught:
         states(committed(change.Op.PUT, None))
     assert caught.value.facts["key"] == b"k"
+
+
+def test_a_block_is_bounded_although_one_row_is_very_large() -> None:
+    sizes = [10] * 1000 + [100_000] + [10] * 1000 + [600] * 50
+    rows = pa.table(
+        [[b"%06d" % n for n in range(len(sizes))], [1] * len(sizes), [bytes(size) for size in sizes]], schema=STATE
+    )
+    blocks = list(pieces(rows, 2000))
+    assert pa.concat_tables(blocks).equals(rows)
+    large = [b for b in blocks if sum(map(len, b["value"].to_pylist())) > 2000]
+    assert [b.num_rows for b in large] == [1]
+    assert len(blocks) < 60
