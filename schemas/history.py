@@ -251,14 +251,13 @@ class History:
     def databases(self, ts: int) -> list[Database]:
         """The databases at `ts`, by name."""
         self._check(ts)
-        found = (line.at(ts) for line in list(self._db_lines.values()))
-        return sorted((db for db in found if db is not None), key=lambda db: folded(db.name))
+        found = [db for line in list(self._db_lines.values()) if (db := line.at(ts)) is not None]
+        return sorted(found, key=lambda db: folded(db.name))
 
     def database(self, name: str, ts: int) -> Database:
         """The database of this name, in any spelling. NotFound with a suggestion."""
         self._check(ts)
-        found = self._db_lines.get(folded(name), _NO_DATABASE).at(ts)
-        if found is None:
+        if (found := self._db_lines.get(folded(name), _NO_DATABASE).at(ts)) is None:
             raise no_database(name, [db.name for db in self.databases(ts)], ts=ts)
         return found
 
@@ -270,8 +269,7 @@ class History:
 
     def _names_in(self, db: str) -> set[str]:
         """The lower-case names that tables of the database ever had."""
-        touched = {name for named_db, name in list(self._lines.names) if named_db == db}
-        return touched.union(folded(name) for name in self._start.names_in(db))
+        return {n for of, n in list(self._lines.names) if of == db}.union(map(folded, self._start.names_in(db)))
 
     def named(self, db: str, table: str, ts: int) -> Table | None:
         """The table of this name at `ts`, in any spelling."""
@@ -281,8 +279,7 @@ class History:
     def find(self, db: str, table: str, ts: int) -> Table:
         """The table of this name at `ts`, in any spelling. NotFound with a suggestion."""
         self.database(db, ts)
-        found = self.named(db, table, ts)
-        if found is None:
+        if (found := self.named(db, table, ts)) is None:
             raise no_table(db, table, self._spelled(folded(db), ts), ts=ts)
         return found
 

@@ -137,7 +137,7 @@ def api_page() -> str:
         "",
     ]
     shown = set(document["paths"])
-    lines += [f"- `{path}`" for path in sorted({r.path for r in _routes() if r.path not in shown})]
+    lines += [f"- `{path}`" for path in sorted({r.path_format for r in _routes() if r.path_format not in shown})]
     return "\n".join([*lines, ""])
 
 
