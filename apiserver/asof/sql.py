@@ -48,8 +48,9 @@ def inserts(table: Table, batch: pa.RecordBatch) -> bytes:
     for n, field in enumerate(fields):
         pieces += [b"," * (n > 0), _value(field, batch.column(field.place))]
     ends, data = write([Block(at=np.arange(batch.num_rows), pieces=[*pieces, b")"])], end=_ROW_END)
-    rows, lax = memoryview(data), _with_error_value(fields, batch)
-    found, at = [], 0
+    rows, lax = data.data, _with_error_value(fields, batch)
+    found: list[bytes | memoryview] = []
+    at = 0
     while at < batch.num_rows:
         limit = int(ends[at]) + _STATEMENT_BYTES - len(head)
         upto = max(at + 1, int(np.searchsorted(ends, np.uint64(max(limit, 0)), side="right")) - 1)

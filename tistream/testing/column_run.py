@@ -167,7 +167,7 @@ def _info(id_: int, name: str, added: tuple[dict[str, Any], ...]) -> dict[str, A
     }
 
 
-def _job(n: int, table_id: int, name: str, step: Ddl) -> ddl.DdlJob:
+def _job(n: int, table_id: int, name: str, step: Ddl) -> ddl.Job:
     found = ddl.parse_job(
         {
             "id": 1000 + n,

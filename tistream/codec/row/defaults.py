@@ -127,8 +127,8 @@ def _packed_time(shown: str) -> int:
     found = _TIME.fullmatch(shown.strip())
     if found is None:
         raise ValueError(shown)
-    micros = int((found[7] or "").ljust(6, "0"))
-    return pack_time(*(int(part or 0) for part in found.groups()[:6]), micros=micros)
+    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    return pack_time(year, month, day, hour, minute, second, int((found[7] or "").ljust(6, "0")))
 
 
 def _nanos(shown: str) -> int:
