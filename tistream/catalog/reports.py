@@ -3,15 +3,20 @@
 A report is a claim about the recent past for balancing and for people. Nothing about correctness rests on it: an owner
 that read an old one moves the wrong task, and loses nothing. Rates are averages over RATE_WINDOW_S. Stored as JSON in
 the worker's row, replaced by each heartbeat that carries one, and bounded: REPORT_BYTES_MAX.
+
+Workers of two versions run side by side during an upgrade. A reader ignores fields that it does not know and gives
+fields that are missing their default; a task or a store is named in every version.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from tistream.catalog.tables import INT_MAX
 from tistream.errors import CorruptObject
 from tistream.ids import Tenant
 
@@ -96,18 +101,45 @@ def encode_report(report: WorkerReport) -> str:
 
 
 def decode_report(text: str) -> WorkerReport:
-    """A report read back. CorruptObject when it is not one."""
+    """A report read back. Fields that this version does not know are left out: a newer neighbour may send them.
+    CorruptObject when a field that this version knows holds something else than it should."""
     try:
         tree = orjson.loads(text or "{}")
         return WorkerReport(
-            bytes_per_s=tree.get("bytes_per_s", 0.0),
-            held_bytes=tree.get("held_bytes", 0),
+            bytes_per_s=_rate(tree, "bytes_per_s"),
+            held_bytes=_count(tree, "held_bytes"),
             tasks=tuple(_read_task(task) for task in tree.get("tasks", ())),
             stores=tuple(_read_store(store) for store in tree.get("stores", ())),
-            problems=tuple(tree.get("problems", ())),
+            problems=tuple(_read_problem(problem) for problem in tree.get("problems", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise CorruptObject("a worker's report is not one", reason=str(e)) from e
+        reason = f"{type(e).__name__}: {e}"
+        raise CorruptObject("the report of a worker cannot be read", reason=reason) from e
+
+
+def _rate(tree: dict[str, Any], name: str) -> float:
+    value = tree.get(name, 0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is not a number")
+    return float(value)
+
+
+def _count(tree: dict[str, Any], name: str, *, required: bool = False) -> int:
+    value = tree[name] if required else tree.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= INT_MAX:
+        raise ValueError(f"{name} is not a count")
+    return value
+
+
+def _words(tree: dict[str, Any], name: str) -> str:
+    value = tree.get(name, "")
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is not text")
+    return value
+
+
+def _ts(tree: dict[str, Any], name: str) -> int | None:
+    return None if tree.get(name) is None else _count(tree, name)
 
 
 def _task(task: TaskReport) -> dict[str, Any]:
@@ -138,23 +170,38 @@ def _task(task: TaskReport) -> dict[str, Any]:
 
 
 def _read_task(tree: dict[str, Any]) -> TaskReport:
-    split_key = tree["split_key"]
+    split_key = tree.get("split_key")
     return TaskReport(
-        **{
-            **tree,
-            "split_key": None if split_key is None else bytes.fromhex(split_key),
-            "stuck": tuple(
-                StuckReport(
-                    **{
-                        **stuck,
-                        "start_key": bytes.fromhex(stuck["start_key"]),
-                        "end_key": bytes.fromhex(stuck["end_key"]),
-                    }
-                )
-                for stuck in tree["stuck"]
-            ),
-        }
+        task_id=_count(tree, "task_id", required=True),
+        epoch=_count(tree, "epoch", required=True),
+        rows_per_s=_rate(tree, "rows_per_s"),
+        bytes_per_s=_rate(tree, "bytes_per_s"),
+        open_rows=_count(tree, "open_rows"),
+        held_bytes=_count(tree, "held_bytes"),
+        watermark=_ts(tree, "watermark"),
+        split_key=None if split_key is None else bytes.fromhex(split_key),
+        standing_s=_rate(tree, "standing_s"),
+        stuck=tuple(_read_stuck(stuck) for stuck in tree.get("stuck", ())),
     )
+
+
+def _read_stuck(tree: dict[str, Any]) -> StuckReport:
+    return StuckReport(
+        start_key=bytes.fromhex(tree["start_key"]),
+        end_key=bytes.fromhex(tree["end_key"]),
+        watermark=_ts(tree, "watermark"),
+        region_id=_count(tree, "region_id"),
+        version=_count(tree, "version"),
+        store_id=_count(tree, "store_id"),
+        file=_words(tree, "file"),
+        reason=_words(tree, "reason"),
+    )
+
+
+def _read_problem(tree: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        raise TypeError("a problem is not an object")
+    return tree
 
 
 def _store(store: StoreReport) -> dict[str, Any]:
@@ -171,5 +218,12 @@ def _store(store: StoreReport) -> dict[str, Any]:
 
 
 def _read_store(tree: dict[str, Any]) -> StoreReport:
-    more = {name: value for name, value in tree.items() if name not in ("cluster_id", "tenant_id")}
-    return StoreReport(tenant=Tenant(tree["cluster_id"], tree["tenant_id"]), **more)
+    return StoreReport(
+        tenant=Tenant(_count(tree, "cluster_id", required=True), _count(tree, "tenant_id", required=True)),
+        store_id=_count(tree, "store_id", required=True),
+        incarnation=_count(tree, "incarnation"),
+        seq=_count(tree, "seq"),
+        bytes_per_s=_rate(tree, "bytes_per_s"),
+        files_per_s=_rate(tree, "files_per_s"),
+        silent_s=_rate(tree, "silent_s"),
+    )

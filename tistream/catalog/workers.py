@@ -14,13 +14,16 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+import structlog
 from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import EventKind, record_event
 from tistream.catalog.reports import WorkerReport, decode_report, encode_report
 from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
-from tistream.errors import Fenced, NotFound
+from tistream.errors import CorruptObject, Fenced, NotFound
+
+log = structlog.get_logger(__name__)
 
 
 class WorkerKind(StrEnum):
@@ -31,6 +34,10 @@ class WorkerKind(StrEnum):
     API = "api"
     META = "meta"
     REPLAY = "replay"  #: holds a tenant's tasks while it replays a backlog; is given nothing
+    OTHER = "other"  #: of a newer version, which this one does not know; is given nothing
+
+
+_KINDS = {str(kind): kind for kind in WorkerKind}
 
 
 class WorkerState(StrEnum):
@@ -184,7 +191,7 @@ def pulses(catalog: Catalog) -> list[Pulse]:
         return [
             Pulse(
                 worker_id=row.worker_id,
-                kind=WorkerKind(row.kind),
+                kind=_KINDS.get(row.kind, WorkerKind.OTHER),
                 incarnation=row.incarnation,
                 state=WorkerState(row.state),
                 heartbeat_ms=row.heartbeat_ms,
@@ -228,21 +235,34 @@ _decoded: dict[str, tuple[str, WorkerReport]] = {}  # by worker: the text of its
 
 def _report(worker_id: str, text: str) -> WorkerReport:
     """A report is decoded once, however often it is read: a worker's changes every few seconds, and pages, lists and
-    the owner of assignment read all of them. Where two threads decode the same one the later stays."""
+    the owner of assignment read all of them. Where two threads decode the same one the later stays.
+
+    A report that cannot be read is taken for one without load whose only problem says so: the other workers' reports
+    count, and the worker keeps its work."""
     known = _decoded.get(worker_id)
     if known is not None and known[0] == text:
         return known[1]
-    report = decode_report(text)
+    try:
+        report = decode_report(text)
+    except CorruptObject as e:
+        log.warning("the report of a worker cannot be read; its load counts as zero", worker=worker_id, error=str(e))
+        report = WorkerReport(problems=(_unreadable(worker_id, e),))
     if len(_decoded) >= _DECODED_MAX:
         _decoded.clear()
     _decoded[worker_id] = text, report
     return report
 
 
+def _unreadable(worker_id: str, error: CorruptObject) -> dict[str, object]:
+    """As tistream.service.Problem.shown gives it."""
+    facts = {name: str(value) for name, value in error.facts.items()}
+    return {"source": worker_id, "code": error.code, "message": error.message, "fatal": False, "facts": facts}
+
+
 def _worker_row(row: Any) -> WorkerRow:
     return WorkerRow(
         worker_id=row.worker_id,
-        kind=WorkerKind(row.kind),
+        kind=_KINDS.get(row.kind, WorkerKind.OTHER),
         address=row.address,
         incarnation=row.incarnation,
         state=WorkerState(row.state),
