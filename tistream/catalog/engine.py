@@ -5,8 +5,8 @@ conn:` and holds one statement: at READ COMMITTED a single statement is a consis
 
 - SQLite: WAL, `BEGIN IMMEDIATE` for writes (so a writer waits at the beginning and never fails in the middle),
   synchronous=FULL (what was reported as committed survives a power failure), waits up to 30 s for another writer.
-- MariaDB and MySQL by PyMySQL: READ COMMITTED, UTC sessions (local time is ambiguous once a year), a lock wait of at
-  most 10 s, connections checked before use.
+- MariaDB and MySQL by PyMySQL: READ COMMITTED, UTC sessions (local time is ambiguous once a year), connections checked
+  before use, short waits: see `tistream.catalog.mysql`.
 
 Nothing is retried here. Every driver error becomes a CatalogUnavailable or, where trying again cannot help (a missing
 table, a value out of range), a plain TiStreamError. An error before COMMIT was sent is determinate: the transaction did
@@ -24,16 +24,14 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, 
 from sqlalchemy.engine import URL
 
 from tistream.catalog.metered import watch
+from tistream.catalog.mysql import migrating_engine, mysql_engine
 from tistream.catalog.tables import now_ms as _now_ms
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-CONNECTIONS_MAX = 15  #: of a process to a MySQL catalog
-LOCK_WAIT_S = 10
 BUSY_WAIT_S = 30
-SOCKET_WAIT_S = 60
 MIGRATION_WAIT_S = 120
 
 _alembic = threading.Lock()  # Alembic keeps its context in module globals
@@ -105,16 +103,18 @@ class Catalog:
             with self.transaction() as conn:  # the write lock is the migration lock
                 yield conn
             return
-        # DDL commits by itself in MySQL, so the lock belongs to a session of its own.
-        with _mapped(), self._engine.connect() as guard, self._engine.connect() as conn:
-            name = f"tistream-migrate-{self._engine.url.database}"[:64]
-            if guard.exec_driver_sql("SELECT GET_LOCK(%s, %s)", (name, MIGRATION_WAIT_S)).scalar() != 1:
-                raise CatalogUnavailable("another process is still migrating the catalog", determinate=True)
-            try:
+        # The lock belongs to the session that migrates, and outlives the commits that DDL makes. When the process dies
+        # while the server still works on a statement, the server keeps the lock until that statement has ended.
+        engine = migrating_engine(self._engine.url)
+        try:
+            with _mapped(), engine.connect() as conn:
+                name = f"tistream-migrate-{engine.url.database}"[:64]
+                if conn.exec_driver_sql("SELECT GET_LOCK(%s, %s)", (name, MIGRATION_WAIT_S)).scalar() != 1:
+                    raise CatalogUnavailable("another process is still migrating the catalog", determinate=True)
                 yield conn
                 conn.commit()
-            finally:
-                guard.exec_driver_sql("SELECT RELEASE_LOCK(%s)", (name,))
+        finally:
+            engine.dispose()  # with its connection goes the lock
 
 
 def now_ms(conn: Connection) -> int:
@@ -134,6 +134,8 @@ def is_duplicate(error: exc.IntegrityError) -> bool:
 def map_error(error: exc.SQLAlchemyError) -> TiStreamError:
     """What an error before COMMIT means to the caller."""
     match error:
+        case exc.StatementError(orig=TiStreamError() as refused):  # a value that no column takes
+            return refused
         case exc.IntegrityError() | exc.ProgrammingError() | exc.DataError() | exc.NotSupportedError():
             hopeless = True
         case exc.DBAPIError():  # OperationalError, InterfaceError, InternalError, DatabaseError
@@ -185,7 +187,7 @@ def _make_engine(url: str) -> Engine:
         case "sqlite" | "sqlite+pysqlite":
             return _sqlite_engine(parsed, shown)
         case "mysql+pymysql" | "mariadb+pymysql":
-            return _mysql_engine(parsed)
+            return mysql_engine(parsed)
     raise ConfigError(f"unknown catalog; known are {_KNOWN}", url=shown)
 
 
@@ -205,30 +207,6 @@ def _sqlite_engine(url: URL, shown: str) -> Engine:
             conn.exec_driver_sql(begin)
 
     return engine
-
-
-def _mysql_engine(url: URL) -> Engine:
-    session = (
-        f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_WAIT_S}, "
-        "sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'"
-    )
-    return create_engine(
-        url,
-        isolation_level="READ COMMITTED",
-        pool_pre_ping=True,
-        pool_size=CONNECTIONS_MAX,
-        max_overflow=0,  # a connection beyond the pool would be made for one transaction, which costs more than it does
-        pool_use_lifo=True,
-        pool_recycle=1800,
-        pool_timeout=BUSY_WAIT_S,
-        connect_args={
-            "charset": "utf8mb4",
-            "init_command": session,
-            "connect_timeout": LOCK_WAIT_S,
-            "read_timeout": SOCKET_WAIT_S,
-            "write_timeout": SOCKET_WAIT_S,
-        },
-    )
 
 
 def newest_revision() -> str:

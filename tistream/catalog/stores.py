@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, bindparam, exists, func, select
+from sqlalchemy import Select, and_, bindparam, exists, func, select, tuple_
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import EventKind, record_assignments, record_event
@@ -60,9 +60,18 @@ _OF_DISPATCHER = _ALL.where(stores.c.dispatcher == bindparam("asked_worker"), as
 _NEW_LIFE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
 _NEWEST_LIFE = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
 _ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
+_IS_ONE = tuple_(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id).in_(
+    bindparam("asked_stores", expanding=True)
+)
+_FREE = (
+    select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id, stores.c.dispatcher_epoch)
+    .where(_IS_ONE)
+    .order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+    .with_for_update(skip_locked=True)
+)
 _MOVE = (
     stores.update()
-    .where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
+    .where(_IS_ONE)
     .values(dispatcher=bindparam("new_dispatcher"), dispatcher_epoch=stores.c.dispatcher_epoch + 1)
 )
 _OF_DELETED = exists().where(
@@ -191,21 +200,23 @@ def count_stores_of(catalog: Catalog, worker_id: str) -> int:
 
 def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, owner_epoch: int) -> int:
     """Several `assign_store` in one transaction, each with its own guard; how many took place. 0 when `owner_epoch` is
-    not the elected owner's any more."""
+    not the elected owner's any more. A store whose row is locked is left for the next time: see `assign_tasks`."""
     if not assignments:
         return 0
+    wanted = {(a.tenant.cluster_id, a.tenant.tenant_id, a.store_id): a for a in assignments}
     with catalog.transaction() as conn:
         if not holds_ownership(conn, owner_epoch):
             return 0
-        rows = [
-            {**_store(tenant, store_id), "new_dispatcher": worker_id, "seen_epoch": seen}
-            for tenant, store_id, worker_id, seen in assignments
-        ]
-        done = conn.execute(_MOVE, rows).rowcount
-        if done == len(assignments):  # else nobody knows which; they are assigned again in the next round
-            given = [(a.store_id, a.tenant, a.worker_id) for a in assignments]
-            record_assignments(conn, EventKind.STORE_ASSIGNED, given, owner_epoch=owner_epoch)
-        return done
+        found = conn.execute(_FREE, {"asked_stores": sorted(wanted)})
+        given = [a for *ids, epoch in found if (a := wanted[tuple(ids)]).seen_epoch == epoch]
+        by_worker: dict[str, list[tuple[int, int, int]]] = {}
+        for a in given:
+            by_worker.setdefault(a.worker_id, []).append((a.tenant.cluster_id, a.tenant.tenant_id, a.store_id))
+        for worker_id, keys in by_worker.items():
+            conn.execute(_MOVE, {"new_dispatcher": worker_id, "asked_stores": keys})
+        told = [(a.store_id, a.tenant, a.worker_id) for a in given]
+        record_assignments(conn, EventKind.STORE_ASSIGNED, told, owner_epoch=owner_epoch)
+        return len(given)
 
 
 def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) -> None:

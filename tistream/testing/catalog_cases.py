@@ -26,7 +26,17 @@ R = TypeVar("R")
 T = Tenant(7, 0)  # zero is a legal tenant
 OTHER = Tenant(7, 1)
 START = 449_000_000_000_000_000  # a TSO of today's size
-LOW, HIGH, DDL = KeyRange(b"n", b"t\x80"), KeyRange(b"t\x80"), KeyRange(b"m", b"n")
+STEM = b"s" * 3000  #: how all keys of the suites begin: a clustered string key is as long, and its neighbours as alike
+
+
+def long_key(end: bytes) -> bytes:
+    """A key that differs from its neighbours only in its last bytes: a database has to compare all of it."""
+    return STEM + end
+
+
+LOW = KeyRange(long_key(b"n"), long_key(b"t\x80"))
+HIGH = KeyRange(long_key(b"t\x80"))
+DDL = KeyRange(long_key(b"m"), long_key(b"n"))
 
 
 def segment(
@@ -36,8 +46,8 @@ def segment(
     return NewSegment(
         object_key=key,
         segment_no=no,
-        start_key=b"t\x00\xff",
-        end_key=b"t\xff\x00",
+        start_key=long_key(b"t\x00\xff"),
+        end_key=long_key(b"t\xff\x00"),
         table_lo=tables[0],
         table_hi=tables[1],
         lo_ts=lo,

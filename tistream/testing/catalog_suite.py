@@ -52,7 +52,19 @@ from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import OWNER_LEASE_MS
-from tistream.testing.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, together
+from tistream.testing.catalog_cases import (
+    DDL,
+    HIGH,
+    LOW,
+    OTHER,
+    START,
+    T,
+    activate,
+    elected,
+    flush,
+    long_key,
+    together,
+)
 from tistream.testing.catalog_suite_assignment import AssignmentSuite
 from tistream.testing.catalog_suite_auth import AuthSuite
 from tistream.testing.catalog_suite_bases import BaseSuite
@@ -126,7 +138,8 @@ class CatalogSuite(
             catalog.close()
 
     def test_keys_are_compared_as_bytes(self, catalog: Catalog) -> None:
-        edges = [b"", b"T", b"t", b"t ", b"t\xff", b"\x80" + b"k" * 4095]
+        stem = b"\x80" + b"k" * 8000
+        edges = [b"", b"T", b"t", b"t ", b"t\xff", *(stem + end for end in (b"", b"\x00", b" ", b"T", b"t", b"t\xff"))]
         ranges = [KeyRange(a, b) for a, b in zip(edges, [*edges[1:], b""], strict=True)]
         register_tenant(catalog, T)
         activate_tenant(catalog, T, START, [NewTask(kind="data", range=r) for r in reversed(ranges)])
@@ -280,8 +293,8 @@ class CatalogSuite(
         assert served_watermark(catalog, T) == START + 10
         assert served_watermark(catalog, T, LOW) == START + 10
         assert served_watermark(catalog, T, HIGH) == START + 20
-        assert served_watermark(catalog, T, KeyRange(b"t\x80", b"t\x81")) == START + 20
-        assert served_watermark(catalog, T, KeyRange(b"t\x7f", b"t\x80")) == START + 10
+        assert served_watermark(catalog, T, KeyRange(long_key(b"t\x80"), long_key(b"t\x81"))) == START + 20
+        assert served_watermark(catalog, T, KeyRange(long_key(b"t\x7f"), long_key(b"t\x80"))) == START + 10
         assert served_watermark(catalog, T, KeyRange(b"a", b"b")) == 0
         flush(catalog, None, TaskAdvance(task_id=high, epoch=0, seen_upper=START + 20, new_upper=START + 99))
         assert served_watermark(catalog, T, HIGH) == START + 30

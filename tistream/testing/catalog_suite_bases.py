@@ -14,13 +14,13 @@ from tistream.catalog.pins import drop_pin, open_pin
 from tistream.catalog.seeds import SeedRow, add_seed, list_seeds
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced, TiStreamError
-from tistream.testing.catalog_cases import OTHER, START, T, activate, flush, together
+from tistream.testing.catalog_cases import LOW, OTHER, START, T, activate, flush, long_key, together
 from tistream.testing.catalog_suite_seeds import seed
 
 EDGE = START + 100
 
 
-def info(number: int, table_id: int, start: bytes = b"a") -> SegmentInfo:
+def info(number: int, table_id: int, start: bytes = LOW.start) -> SegmentInfo:
     """A segment of seven rows of one table."""
     return SegmentInfo(
         number=number,
@@ -70,11 +70,20 @@ class BaseSuite:
         assert (six.table_id, six.rows, base_segments_of(catalog, six)) == (6, 0, [])
         (segment,) = base_segments_of(catalog, seven) or ()
         assert (segment.object_key, segment.segment_no, segment.table_id) == ("bases/1", 7, 7)
-        assert (segment.start_key, segment.end_key, segment.rows) == (b"a", b"a\xff", 7)
+        assert (segment.start_key, segment.end_key, segment.rows) == (LOW.start, LOW.start + b"\xff", 7)
         assert (segment.offset, segment.length, segment.crc) == (8, 90, 0xFFFF_FFFF)
         assert list_bases(catalog, T, [6, 99]) == [six]
         assert list_bases(catalog, OTHER) == []
         assert object_states(catalog, ["bases/1"]) == {"bases/1": "live"}
+
+    def test_the_segments_of_a_base_come_in_key_order(self, catalog: Catalog) -> None:
+        self.begun(catalog)
+        ends = [bytes([255 - n]) for n in range(9)]
+        segments = tuple(("bases/1", info(n, 5, long_key(end))) for n, end in enumerate(ends))
+        assert self.add(catalog, NewBase(table_id=5, ts=EDGE, previous=None, rows=63, segments=segments))
+        (row,) = list_bases(catalog, T)
+        found = base_segments_of(catalog, row) or ()
+        assert [s.start_key for s in found] == [long_key(end) for end in reversed(ends)]
 
     def test_a_base_above_the_live_edge_is_a_fault(self, catalog: Catalog) -> None:
         self.begun(catalog)

@@ -16,7 +16,7 @@ from tistream.catalog.pins import drop_expired_pins, drop_pin, open_pin, renew_p
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced, TiStreamError
-from tistream.testing.catalog_cases import OTHER, START, T, activate, flush, segment, together
+from tistream.testing.catalog_cases import OTHER, START, T, activate, flush, long_key, segment, together
 from tistream.ts import TS_MAX
 
 ROWS = 3  # of every segment of `catalog_cases.segment`
@@ -249,8 +249,8 @@ def output(key: str, task_id: int, rows: int) -> Output:
         number=0,
         kind="compacted",
         task_id=task_id,
-        start_key=b"t\x00",
-        end_key=b"t\xff",
+        start_key=long_key(b"t\x00"),
+        end_key=long_key(b"t\xff"),
         table_lo=1,
         table_hi=1,
         lo_ts=START + 1,

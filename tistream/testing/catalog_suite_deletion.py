@@ -40,7 +40,19 @@ from tistream.catalog.tenants import (
 )
 from tistream.errors import InvalidInput, StateForbids, TenantDeleted
 from tistream.ids import Position
-from tistream.testing.catalog_cases import OTHER, START, T, activate, elected, ended, flush, segment, snapshot, together
+from tistream.testing.catalog_cases import (
+    OTHER,
+    START,
+    T,
+    activate,
+    elected,
+    ended,
+    flush,
+    long_key,
+    segment,
+    snapshot,
+    together,
+)
 from tistream.testing.catalog_suite_seeds import seed
 
 ACTIVE, DELETING, DELETED = TenantState.ACTIVE, TenantState.DELETING, TenantState.DELETED
@@ -211,6 +223,6 @@ class DeletionSuite:
 def split_or_gone(catalog: Catalog, task: int) -> object:
     """Split a task that may be gone when its turn comes."""
     try:
-        return ended(lambda: split_task(catalog, task, b"t\x90", seen_epoch=0))
+        return ended(lambda: split_task(catalog, task, long_key(b"t\x90"), seen_epoch=0))
     except Exception as e:  # noqa: BLE001 - NotFound when the tombstone was first
         return e

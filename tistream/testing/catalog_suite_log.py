@@ -31,6 +31,7 @@ from tistream.testing.catalog_cases import (
     activate,
     elected,
     flush,
+    long_key,
     referred,
     segment,
     share,
@@ -60,7 +61,7 @@ class CommittedLogSuite:
         (data,) = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=10)
         (of_ddl,) = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, kind="ddl", limit=10)
         assert (data.object_key, data.task_id, data.kind, data.segment_no) == ("committed/1", low, "data", 0)
-        assert (data.start_key, data.end_key) == (b"t\x00\xff", b"t\xff\x00")
+        assert (data.start_key, data.end_key) == (long_key(b"t\x00\xff"), long_key(b"t\xff\x00"))
         assert (data.rows, data.offset, data.length, data.crc) == (3, 8, 100, 0xFFFF_FFFF)
         assert (of_ddl.task_id, of_ddl.segment_no) == (ddl, 1)
         assert stored_bytes(catalog, T) == {("committed", "live"): (1, 1000)}

@@ -38,6 +38,7 @@ from tistream.testing.catalog_cases import (
     elected,
     ended,
     flush,
+    long_key,
     referred,
     segment,
     snapshot,
@@ -45,7 +46,7 @@ from tistream.testing.catalog_cases import (
 )
 from tistream.ts import TS_MAX
 
-KEY = b"t"  # inside of LOW
+KEY = long_key(b"t")  # inside of LOW
 AT = {1: {1: Position(seq=5), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed=True)}}
 LATER = {1: {1: Position(seq=9), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed=True)}}
 
@@ -184,7 +185,7 @@ class ReshapeSuite:
             with pytest.raises(InvalidInput):
                 split_task(catalog, low, key, seen_epoch=0)
         with pytest.raises(InvalidInput):
-            split_task(catalog, ddl, b"m\x01", seen_epoch=0)
+            split_task(catalog, ddl, long_key(b"m\x01"), seen_epoch=0)
         with pytest.raises(NotFound):
             split_task(catalog, ddl + 9, KEY, seen_epoch=0)
         assert list_tasks(catalog) == rows
@@ -219,13 +220,13 @@ class ReshapeSuite:
 
     def test_a_task_is_merged_with_one_neighbour_only(self, catalog: Catalog) -> None:
         low, high, _ = owned(catalog)
-        parts = split_task(catalog, high, b"t\x81", seen_epoch=1)
+        parts = split_task(catalog, high, long_key(b"t\x81"), seen_epoch=1)
         assert parts is not None
         assert request_merge(catalog, low, parts[0], seen_epochs=(1, 2))
         assert request_merge(catalog, *parts, seen_epochs=(2, 2))
         named = {row.task_id: row.merge_with for row in list_tasks(catalog, T)}
         assert {named[low], named[parts[0]], named[parts[1]]} == {None, *parts}
-        again = split_task(catalog, parts[1], b"t\x82", seen_epoch=2)
+        again = split_task(catalog, parts[1], long_key(b"t\x82"), seen_epoch=2)
         assert again is not None
         assert {row.merge_with for row in list_tasks(catalog, T)} == {None}, "what is split is merged with nobody"
 
@@ -302,7 +303,7 @@ class ReshapeSuite:
             case "not wanted":
                 cancel_merge(catalog, left.task_id)
             case "gone":
-                found = split_task(catalog, right.task_id, b"t\x81", seen_epoch=1)
+                found = split_task(catalog, right.task_id, long_key(b"t\x81"), seen_epoch=1)
                 assert found is not None
                 parts = found
             case "an orphan":
@@ -346,5 +347,5 @@ class ReshapeSuite:
 def _everywhere(catalog: Catalog) -> list[tuple[int, int]]:
     """What the frontier says of some keys."""
     rows = frontier(catalog, T)
-    keys = (b"m", b"n", b"s", KEY, b"t\x7f", b"t\x80", b"u")
+    keys = [long_key(end) for end in (b"m", b"n", b"s", b"t", b"t\x7f", b"t\x80", b"u")]
     return [(row.upper, row.reopen_id) for key in keys for row in rows if key in row.range]

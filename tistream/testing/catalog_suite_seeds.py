@@ -11,20 +11,20 @@ from tistream.catalog.objects import object_states, stored_bytes, tombstone
 from tistream.catalog.seeds import add_seed, list_seeds, seed_segments_of
 from tistream.codec.seed_file import FILES_PER_SEED_MAX, SeedManifest, SeedSegment, manifest_key
 from tistream.errors import Fenced
-from tistream.testing.catalog_cases import OTHER, START, T, activate, together
+from tistream.testing.catalog_cases import OTHER, START, T, activate, long_key, together
 
 
 def seed(ts: int = START, table_id: int = 0) -> SeedManifest:
-    """A seed of two files; table 5 has rows in both."""
+    """A seed of two files; table 5 has rows in both, and those of the second file come first in key order."""
     first = table_id * FILES_PER_SEED_MAX + 1
-    places = ((first, 0, 4, b"a", b"b"), (first, 1, 5, b"c", b"d\xff"), (first + 1, 0, 5, b"e\x00", b"f"))
+    places = ((first, 0, 4, b"a", b"b"), (first, 1, 5, b"e\x00", b"f"), (first + 1, 0, 5, b"c", b"d\xff"))
     segments = tuple(
         SeedSegment(
             n=n,
             segment_no=no,
             table_id=table,
-            start_key=start,
-            end_key=end,
+            start_key=long_key(start),
+            end_key=long_key(end),
             rows=7,
             offset=8,
             length=90,
@@ -48,8 +48,8 @@ class SeedSuite:
         assert stored_bytes(catalog, T) == {("seed", "live"): (3, 1577)}
         found = seed_segments_of(catalog, row, 5) or ()
         assert [(s.object_key, s.segment_no, s.start_key, s.end_key) for s in found] == [
-            (manifest.key_of(1), 1, b"c", b"d\xff"),
-            (manifest.key_of(2), 0, b"e\x00", b"f"),
+            (manifest.key_of(2), 0, long_key(b"c"), long_key(b"d\xff")),
+            (manifest.key_of(1), 1, long_key(b"e\x00"), long_key(b"f")),
         ]
         assert {(s.rows, s.offset, s.length, s.crc) for s in found} == {(7, 8, 90, 0xFFFF_FFFF)}
         assert seed_segments_of(catalog, row, 6) == []

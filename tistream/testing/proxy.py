@@ -1,11 +1,12 @@
-"""A small TCP proxy that can be told to misbehave: cut, refuse, hang, or answer every request with 503.
+"""A small TCP proxy that can be told to misbehave: cut, refuse, hang, lose, or answer every request with 503.
 
     with Proxy(port, ...) as proxy:          several ports behind it: the first that answers is taken
         connect to 127.0.0.1:proxy.port
         proxy.trouble = Trouble.REFUSE
 
 One thread with an event loop. What is said of a connection holds from the moment the mode is set: every mode but PASS
-cuts the connections that are there.
+cuts the connections that are there. `lose` is what a host does that loses power: nothing passes on the connections that
+are there, and neither end hears of it. `turns` counts round trips.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
@@ -36,6 +38,14 @@ class Trouble(StrEnum):
     BUSY = "busy"  #: answers the first request of each with 503, as S3 does when it is asked too much
 
 
+@dataclass(slots=True, eq=False)
+class _Link:
+    """One connection from a client to a server."""
+
+    is_lost: bool = False
+    is_answered: bool = True  #: the server spoke last, or nobody has
+
+
 class Proxy:
     """Listens on a free port of the loopback interface from its start to its end as a context."""
 
@@ -45,6 +55,8 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._links: set[_Link] = set()
+        self.turns = 0  #: round trips so far: how often a client spoke, and the server answered before it spoke again
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self.port = 0
 
@@ -68,9 +80,17 @@ class Proxy:
         self._trouble = trouble
         self.cut()
 
+    def lead_to(self, *ports: int) -> None:
+        """Have new connections go to other ports; those that are there stay where they are."""
+        self._ports = ports
+
     def cut(self) -> None:
         """Cut every connection that is there now."""
         self._call(self._cut())
+
+    def lose(self) -> None:
+        """From now on nothing passes on the connections that are there, and none of them is closed. New ones pass."""
+        self._call(self._lose())
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
@@ -87,6 +107,10 @@ class Proxy:
     async def _cut(self) -> None:
         for writer in list(self._writers):
             writer.transport.abort()
+
+    async def _lose(self) -> None:
+        for link in self._links:
+            link.is_lost = True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -122,18 +146,37 @@ class Proxy:
         else:
             return
         self._writers.add(to_writer)
+        link = _Link()
+        self._links.add(link)
         try:
             ways = [
-                asyncio.ensure_future(_copy(reader, to_writer)),
-                asyncio.ensure_future(_copy(to_reader, writer)),
+                asyncio.ensure_future(self._copy(link, reader, to_writer, to_server=True)),
+                asyncio.ensure_future(self._copy(link, to_reader, writer, to_server=False)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if link.is_lost:  # the other end does not hear that this one has gone
+                await asyncio.wait(ways)
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
         finally:
+            self._links.remove(link)
             self._writers.discard(to_writer)
             to_writer.transport.abort()
+
+    async def _copy(
+        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_server: bool
+    ) -> None:
+        with suppress(OSError):
+            while data := await _read(reader):
+                if link.is_lost:
+                    continue
+                self.turns += to_server and link.is_answered
+                link.is_answered = not to_server
+                writer.write(data)
+                await writer.drain()
+            if not link.is_lost:
+                writer.write_eof()
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -142,11 +185,3 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
         return await reader.read(_CHUNK)
     except OSError:
         return b""
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await _read(reader):
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()

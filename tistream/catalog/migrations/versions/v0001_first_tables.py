@@ -6,8 +6,9 @@ A migration is history: it names its own types and never imports the metadata, w
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import create_index, create_table, insert_rows
 
 revision = "0001"
 down_revision = None
@@ -38,14 +39,16 @@ def upgrade() -> None:
     _stores()
     _processes()
     _published()
-    counters = op.create_table(
-        "counters", sa.Column("name", _name(32), primary_key=True), *_uints("value"), mysql_charset="utf8mb4"
+    create_table(
+        "counters",
+        sa.Column("name", _name(32), primary_key=True),
+        *_uints("value"),
     )
-    op.bulk_insert(counters, [{"name": "task", "value": 0}])
+    insert_rows("counters", [{"name": "task", "value": 0}], key="name")
 
 
 def _tenants_and_tasks() -> None:
-    op.create_table(
+    create_table(
         "tenants",
         *_uints("cluster_id", "tenant_id", key=True),
         _word("state"),
@@ -53,9 +56,8 @@ def _tenants_and_tasks() -> None:
         *_uints("start_ts"),
         *_keys(),
         *_uints("created_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_table(
+    create_table(
         "tasks",
         *_uints("task_id", key=True),
         *_uints("cluster_id", "tenant_id"),
@@ -66,39 +68,35 @@ def _tenants_and_tasks() -> None:
         sa.Column("snapshot_key", _name(512)),
         *_uints("snapshot_n", "reopen_id"),
         sa.Column("error", sa.Text),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("tasks_of_tenant", "tasks", ["cluster_id", "tenant_id"])
-    op.create_index("tasks_of_owner", "tasks", ["owner"])
-    op.create_table(
+    create_index("tasks_of_tenant", "tasks", ["cluster_id", "tenant_id"])
+    create_index("tasks_of_owner", "tasks", ["owner"])
+    create_table(
         "positions",
         *_uints("task_id", "store_id", "incarnation", key=True),
         *_uints("seq"),
         sa.Column("closed", sa.Boolean, nullable=False),
-        mysql_charset="utf8mb4",
     )
 
 
 def _stores() -> None:
-    op.create_table(
+    create_table(
         "stores",
         *_uints("cluster_id", "tenant_id", "store_id", key=True),
         *_uints("incarnation", "max_cut_ts"),
         sa.Column("dispatcher", _name(128)),
         *_uints("dispatcher_epoch"),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("stores_of_dispatcher", "stores", ["dispatcher"])
-    op.create_table(
+    create_index("stores_of_dispatcher", "stores", ["dispatcher"])
+    create_table(
         "incarnations",
         *_uints("cluster_id", "tenant_id", "store_id", "incarnation", key=True),
         *_uints("reclaimed_seq"),
-        mysql_charset="utf8mb4",
     )
 
 
 def _processes() -> None:
-    op.create_table(
+    create_table(
         "workers",
         sa.Column("worker_id", _name(128), primary_key=True),
         _word("kind"),
@@ -106,30 +104,27 @@ def _processes() -> None:
         *_uints("incarnation"),
         _word("state"),
         *_uints("heartbeat_ms"),
-        mysql_charset="utf8mb4",
     )
-    owner = op.create_table(
+    create_table(
         "owner",
         *_uints("id", key=True),
         sa.Column("owner", _name(128), nullable=False),
         *_uints("epoch", "heartbeat_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.bulk_insert(owner, [{"id": 1, "owner": "", "epoch": 0, "heartbeat_ms": 0}])
+    insert_rows("owner", [{"id": 1, "owner": "", "epoch": 0, "heartbeat_ms": 0}], key="id")
 
 
 def _published() -> None:
-    op.create_table(
+    create_table(
         "objects",
         sa.Column("object_key", _name(512), primary_key=True),
         *_uints("cluster_id", "tenant_id"),
         _word("kind"),
         _word("state"),
         *_uints("bytes", "changed_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("objects_of_tenant", "objects", ["cluster_id", "tenant_id", "state", "kind"])
-    op.create_table(
+    create_index("objects_of_tenant", "objects", ["cluster_id", "tenant_id", "state", "kind"])
+    create_table(
         "segments",
         sa.Column("object_key", _name(512), primary_key=True),
         sa.Column("segment_no", sa.Integer, primary_key=True, autoincrement=False),
@@ -140,13 +135,11 @@ def _published() -> None:
         sa.Column("table_lo", sa.BigInteger, nullable=False),
         sa.Column("table_hi", sa.BigInteger, nullable=False),
         *_uints("lo_ts", "hi_ts", "row_count", "byte_offset", "byte_length", "crc"),
-        mysql_charset="utf8mb4",
     )
     for bound in ("hi_ts", "lo_ts"):
-        op.create_index(f"segments_by_{bound}", "segments", ["cluster_id", "tenant_id", "kind", bound])
-    op.create_table(
+        create_index(f"segments_by_{bound}", "segments", ["cluster_id", "tenant_id", "kind", bound])
+    create_table(
         "schema_versions",
         *_uints("cluster_id", "tenant_id", "ts", key=True),
         sa.Column("object_key", _name(512), nullable=False),
-        mysql_charset="utf8mb4",
     )

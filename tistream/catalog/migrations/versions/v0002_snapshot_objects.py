@@ -6,6 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
 
+from tistream.catalog.steps import create_index, create_table
+
 revision = "0002"
 down_revision = "0001"
 
@@ -15,14 +17,14 @@ _NAME = sa.String(512).with_variant(mysql.VARCHAR(512, charset="ascii", collatio
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "snapshot_objects",
         sa.Column("task_id", _UINT, primary_key=True, nullable=False, autoincrement=False),
         sa.Column("object_key", _NAME, primary_key=True, nullable=False),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("snapshot_objects_by_key", "snapshot_objects", ["object_key"])
+    create_index("snapshot_objects_by_key", "snapshot_objects", ["object_key"])
     op.execute(
         "INSERT INTO snapshot_objects (task_id, object_key) "
-        "SELECT task_id, snapshot_key FROM tasks WHERE snapshot_key IS NOT NULL"
+        "SELECT task_id, snapshot_key FROM tasks WHERE snapshot_key IS NOT NULL "
+        "AND NOT EXISTS (SELECT 1 FROM snapshot_objects o WHERE o.task_id = tasks.task_id)"
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import create_index, create_table
 
 revision = "0003"
 down_revision = "0002"
@@ -23,15 +24,14 @@ def _uints(*names: str, key: bool = False) -> list[sa.Column[int]]:
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "seeds",
         *_uints("cluster_id", "tenant_id", "ts", "table_id", key=True),
         sa.Column("state", _name(32), nullable=False),
         sa.Column("manifest_key", _name(512), nullable=False),
         *_uints("row_count", "bytes", "created_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_table(
+    create_table(
         "seed_segments",
         sa.Column("object_key", _name(512), primary_key=True),
         sa.Column("segment_no", sa.Integer, primary_key=True, autoincrement=False),
@@ -39,8 +39,7 @@ def upgrade() -> None:
         sa.Column("start_key", _KEY, nullable=False),
         sa.Column("end_key", _KEY, nullable=False),
         *_uints("row_count", "byte_offset", "byte_length", "crc"),
-        mysql_charset="utf8mb4",
     )
-    op.create_index(
+    create_index(
         "seed_segments_of_table", "seed_segments", ["cluster_id", "tenant_id", "ts", "seed_table_id", "table_id"]
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import add_column, create_table, insert_rows
 
 revision = "0004"
 down_revision = "0003"
@@ -18,16 +19,14 @@ def _name(length: int) -> sa.String:
 
 
 def upgrade() -> None:
-    op.add_column("segments", sa.Column("format", _name(32), nullable=False, server_default="segment"))
+    add_column("segments", sa.Column("format", _name(32), nullable=False, server_default="segment"))
     for name in ("footer_offset", "footer_length", "footer_crc"):
-        op.add_column("segments", sa.Column(name, _UINT, nullable=False, server_default="0"))
-    op.add_column("objects", sa.Column("replaced_by", _UINT, nullable=False, server_default="0"))
-    op.create_table(
+        add_column("segments", sa.Column(name, _UINT, nullable=False, server_default="0"))
+    add_column("objects", sa.Column("replaced_by", _UINT, nullable=False, server_default="0"))
+    create_table(
         "pins",
         sa.Column("pin_id", _name(32), primary_key=True),
         sa.Column("swaps_seen", _UINT, nullable=False),
         sa.Column("expires_ms", _UINT, nullable=False),
-        mysql_charset="utf8mb4",
     )
-    counters = sa.table("counters", sa.column("name"), sa.column("value"))
-    op.bulk_insert(counters, [{"name": "swap", "value": 0}, {"name": "compaction", "value": 0}])
+    insert_rows("counters", [{"name": "swap", "value": 0}, {"name": "compaction", "value": 0}], key="name")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import create_index, create_table
 
 revision = "0005"
 down_revision = "0004"
@@ -23,13 +24,12 @@ def _uints(*names: str, key: bool = False) -> list[sa.Column[int]]:
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "bases",
         *_uints("cluster_id", "tenant_id", "table_id", "ts", key=True),
         *_uints("seed_ts", "row_count", "bytes", "created_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_table(
+    create_table(
         "base_segments",
         sa.Column("object_key", _name(512), primary_key=True),
         sa.Column("segment_no", sa.Integer, primary_key=True, autoincrement=False),
@@ -37,6 +37,5 @@ def upgrade() -> None:
         sa.Column("start_key", _KEY, nullable=False),
         sa.Column("end_key", _KEY, nullable=False),
         *_uints("row_count", "byte_offset", "byte_length", "crc"),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("base_segments_of_table", "base_segments", ["cluster_id", "tenant_id", "table_id", "ts"])
+    create_index("base_segments_of_table", "base_segments", ["cluster_id", "tenant_id", "table_id", "ts"])

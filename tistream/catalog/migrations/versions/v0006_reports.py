@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import add_column
 
 revision = "0006"
 down_revision = "0005"
@@ -12,4 +13,4 @@ down_revision = "0005"
 
 def upgrade() -> None:
     text = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
-    op.add_column("workers", sa.Column("report", text, nullable=True))
+    add_column("workers", sa.Column("report", text, nullable=True))

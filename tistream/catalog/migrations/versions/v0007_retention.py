@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import add_column, create_table
 
 revision = "0007"
 down_revision = "0006"
@@ -22,9 +23,9 @@ def _uints(*names: str, key: bool = False) -> list[sa.Column[int]]:
 
 
 def upgrade() -> None:
-    op.add_column("tenants", sa.Column("floor_ts", _UINT, nullable=False, server_default="0"))
-    op.add_column("tenants", sa.Column("retention_s", _UINT, nullable=True))
-    op.create_table(
+    add_column("tenants", sa.Column("floor_ts", _UINT, nullable=False, server_default="0"))
+    add_column("tenants", sa.Column("retention_s", _UINT, nullable=True))
+    create_table(
         "changefeeds",
         *_uints("cluster_id", "tenant_id", key=True),
         sa.Column("changefeed_id", _name(128), primary_key=True),
@@ -32,12 +33,10 @@ def upgrade() -> None:
         *_uints("start_ts", "checkpoint_ts", "target_ts"),
         sa.Column("tables", sa.Text, nullable=False),
         *_uints("created_ms", "seen_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_table(
+    create_table(
         "safe_points",
         *_uints("cluster_id", "tenant_id", key=True),
         sa.Column("service_id", _name(128), primary_key=True),
         *_uints("safe_ts", "expires_ms"),
-        mysql_charset="utf8mb4",
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import create_index, create_table, insert_rows
 
 revision = "0008"
 down_revision = "0007"
@@ -27,7 +28,7 @@ def _uints(*names: str, nullable: bool = False) -> list[sa.Column[int]]:
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "api_keys",
         sa.Column("key_id", _name(32), primary_key=True),
         *_words("secret_hash", length=64),
@@ -37,18 +38,16 @@ def upgrade() -> None:
         *_words("made_by"),
         sa.Column("replaced_by", _name(32)),
         *_uints("created_ms", "expires_ms", "used_ms", "revoked_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("api_keys_of_tenant", "api_keys", ["cluster_id", "tenant_id"])
-    op.create_table(
+    create_index("api_keys_of_tenant", "api_keys", ["cluster_id", "tenant_id"])
+    create_table(
         "logins",
         sa.Column("token_hash", _name(64), primary_key=True),
         *_words("kind", "key_id"),
         *_uints("expires_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("logins_by_expiry", "logins", ["expires_ms"])
-    op.create_table(
+    create_index("logins_by_expiry", "logins", ["expires_ms"])
+    create_table(
         "kept_answers",
         sa.Column("asked_hash", _name(64), primary_key=True),
         *_words("request_hash", length=64),
@@ -57,7 +56,6 @@ def upgrade() -> None:
         sa.Column("media_type", sa.String(128), nullable=False),
         sa.Column("body", _BYTES, nullable=False),
         *_uints("begun_ms"),
-        mysql_charset="utf8mb4",
     )
-    op.create_index("kept_answers_by_age", "kept_answers", ["begun_ms"])
-    op.execute(sa.text("INSERT INTO counters (name, value) VALUES ('first key', 0)"))
+    create_index("kept_answers_by_age", "kept_answers", ["begun_ms"])
+    insert_rows("counters", [{"name": "first key", "value": 0}], key="name")

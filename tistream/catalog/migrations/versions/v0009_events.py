@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import create_table, insert_rows
 
 revision = "0009"
 down_revision = "0008"
@@ -19,7 +20,7 @@ def _name(length: int) -> sa.types.TypeEngine[str]:
 
 def upgrade() -> None:
     number = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
-    op.create_table(
+    create_table(
         "events",
         sa.Column("event_id", number, primary_key=True, autoincrement=False),
         sa.Column("at_ms", number, nullable=False),
@@ -29,7 +30,5 @@ def upgrade() -> None:
         sa.Column("subject", _name(128), nullable=False),
         sa.Column("actor", _name(128), nullable=False),
         sa.Column("detail", sa.Text(), nullable=False),
-        mysql_charset="utf8mb4",
     )
-    counters = sa.table("counters", sa.column("name"), sa.column("value"))
-    op.bulk_insert(counters, [{"name": "event", "value": 0}])
+    insert_rows("counters", [{"name": "event", "value": 0}], key="name")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import add_column
 
 revision = "0010"
 down_revision = "0009"
@@ -12,4 +13,4 @@ down_revision = "0009"
 
 def upgrade() -> None:
     number = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), "mysql", "mariadb")
-    op.add_column("tasks", sa.Column("merge_with", number, nullable=True))
+    add_column("tasks", sa.Column("merge_with", number, nullable=True))
