@@ -79,8 +79,10 @@ def _as_numbers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.uint64], npt.NDArr
 
 
 def merged(runs: Sequence[Run]) -> Run:
-    """One run out of several: of each key the newest version that any of them has."""
-    heads = [(head, run) for run in runs if (head := _next(run)) is not None]
+    """One run out of several: of each key the newest version that any of them has. CorruptObject when the keys of one
+    do not rise: a merge of such runs would serve old versions and deleted rows."""
+    checked = [_rising(run) for run in runs]
+    heads = [(head, run) for run in checked if (head := _next(run)) is not None]
     while len(heads) > 1:
         bound = min(_last_key(head) for head, _ in heads)
         parts, left = [], []
@@ -115,6 +117,25 @@ def pieces(table: pa.Table, bytes_target: int) -> Run:
         upto = max(at + 1, int(np.searchsorted(ends, begun + bytes_target, side="right")))
         yield table.slice(at, upto - at)
         at = upto
+
+
+def _rising(run: Run) -> Run:
+    """The run, each block looked at before it is used."""
+    last: bytes | None = None
+    for table in run:
+        if table.num_rows:
+            keys = table["key"]
+            at = pc.index(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1)), False).as_py()
+            if last is not None and keys[0].as_py() <= last:
+                _refuse(keys[0].as_py(), last)
+            if at >= 0:
+                _refuse(keys[at + 1].as_py(), keys[at].as_py())
+            last = _last_key(table)
+            yield table
+
+
+def _refuse(key: bytes, after: bytes) -> None:
+    raise CorruptObject("the rows of a table are not in key order and cannot be merged", key=key, after=after)
 
 
 def _next(run: Run) -> pa.Table | None:

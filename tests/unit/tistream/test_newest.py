@@ -66,6 +66,17 @@ def test_a_merge_holds_one_block_of_each_run() -> None:
     assert sum(1 for _ in out) > 20
 
 
+@pytest.mark.parametrize("other", [[], [b"z"]])
+@pytest.mark.parametrize(
+    "blocks", [[[b"b"], [b"a"]], [[b"a"], [b"a"]], [[b"b", b"a"]], [[b"a", b"a"]], [[b"a", b"c"], [b"b", b"d"]]]
+)
+def test_a_run_that_is_out_of_order_is_refused(blocks: list[list[bytes]], other: list[bytes]) -> None:
+    """Merged, it would give a key that another run has deleted, or an old version of one."""
+    runs = [iter([table([(key, 1, b"v") for key in block]) for block in each]) for each in (blocks, [other])]
+    with pytest.raises(CorruptObject, match="not in key order"):
+        rows_of(merged(runs))
+
+
 def committed(op: change.Op, value: bytes | None) -> pa.Table:
     row = {
         "table_id": 1,
