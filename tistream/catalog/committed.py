@@ -18,12 +18,12 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Update, and_, bindparam, or_, select
+from sqlalchemy import Connection, Update, and_, bindparam, case, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, ObjectState, insert_all_live
-from tistream.catalog.tables import INT_MAX, of_asked_tenant, segments, tasks, tenant_ids
+from tistream.catalog.tables import INT_MAX, of_asked_tenant, segments, tasks, tenant_ids, tenant_of
 from tistream.catalog.tables import objects as objects_table
 from tistream.catalog.tenants import TaskKind
 from tistream.codec.compacted_file import NO_FOOTER, Footer
@@ -45,6 +45,14 @@ _LIVE = (
     .order_by(segments.c.lo_ts, segments.c.hi_ts, segments.c.object_key, segments.c.segment_no)
     .limit(bindparam("at_most"))
 )
+_LOCK_TOGETHER = (
+    select(tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.epoch, tasks.c.upper)
+    .where(tasks.c.task_id.in_(bindparam("asked_tasks", expanding=True)))
+    .order_by(tasks.c.task_id)
+    .with_for_update()
+)
+_TOGETHER_MIN = 4  # tasks from which on two statements for all are fewer than one for each
+_TOGETHER_MAX = 500  # in one statement
 _TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of an expression
 
 
@@ -141,11 +149,19 @@ def flush_in(
 
 def advance_uppers(catalog: Catalog, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> frozenset[int]:
     """`commit_flush` of several tenants without any segment, in one transaction, each task with its own guard. Returns
-    the tasks that advanced; the others were taken away and must be stopped."""
+    the tasks that advanced; the others were taken away and must be stopped. The number of statements hardly depends on
+    the number of tasks: a sorter may have thousands of idle ones, and their rows are locked until the transaction ends.
+    """
     _check_advances({}, [a for _, a in advances])
     with catalog.transaction() as conn:
         in_order = sorted(advances, key=lambda pair: pair[1].task_id)
-        return frozenset(a.task_id for tenant, a in in_order if _advance(conn, tenant, a))
+        if len(in_order) < _TOGETHER_MIN:
+            return frozenset(a.task_id for tenant, a in in_order if _advance(conn, tenant, a))
+        return frozenset(
+            task_id
+            for at in range(0, len(in_order), _TOGETHER_MAX)
+            for task_id in _advance_together(conn, in_order[at : at + _TOGETHER_MAX])
+        )
 
 
 def uppers(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -219,6 +235,26 @@ def _advancing() -> Update:
 def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
     seen = {"asked_task": a.task_id, "my_epoch": a.epoch, "seen_upper": a.seen_upper}
     return conn.execute(_advancing(), {**tenant_ids(tenant), **seen, "upper": a.new_upper}).rowcount == 1
+
+
+def _advance_together(conn: Connection, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> list[int]:
+    """`_advance` of several tasks, in order of id, by two statements: the guard of each is looked at under its lock."""
+    asked = {"asked_tasks": [a.task_id for _, a in advances]}
+    found = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, asked)}
+    new = {a.task_id: a.new_upper for tenant, a in advances if _is_as_seen(found.get(a.task_id), tenant, a)}
+    if new:
+        uppers = case(new, value=tasks.c.task_id)
+        conn.execute(tasks.update().where(tasks.c.task_id.in_(list(new))).values(upper=uppers))
+    return list(new)
+
+
+def _is_as_seen(row: Any, tenant: Tenant, a: TaskAdvance) -> bool:
+    return (
+        row is not None
+        and tenant_of(row) == tenant
+        and row.epoch == a.epoch
+        and row.upper == a.seen_upper
+    )  # fmt: skip
 
 
 def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:

@@ -83,7 +83,8 @@ _INSERT = events.insert().from_select(
         bindparam("detail", type_=Text()),
     ).where(counters.c.name == "event"),
 )
-_INSERT_MANY = events.insert().values(at_ms=now_ms())
+_INSERT_MANY = events.insert()  # numbers only: an expression would have the driver send the rows one by one
+_NOW = select(now_ms())
 _NEWEST = select(counters.c.value).where(counters.c.name == "event")
 
 
@@ -119,14 +120,16 @@ def record_assignments(
     conn: Connection, kind: EventKind, given: Sequence[tuple[object, Tenant | None, str]], *, owner_epoch: int
 ) -> None:
     """Tell in the caller's transaction who got what: (subject, tenant, worker) of each. As `record_event`, at the cost
-    of three statements; of more than TOLD_SINGLY one event tells how many each worker got."""
+    of four statements; of more than TOLD_SINGLY one event tells how many each worker got."""
     if len(given) > TOLD_SINGLY:
         counts = dict(Counter(worker for _, _, worker in given))
         record_event(conn, kind, f"{len(given)} at once", to=counts, owner_epoch=owner_epoch)
     elif given:
+        at_ms = int(conn.execute(_NOW).scalar_one())
         rows = [
             {
                 "event_id": event_id,
+                "at_ms": at_ms,
                 "kind": kind,
                 "cluster_id": None if tenant is None else tenant.cluster_id,
                 "tenant_id": None if tenant is None else tenant.tenant_id,

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
@@ -234,12 +234,16 @@ def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, owner_e
         found = conn.execute(_FREE, {"asked_tasks": sorted(wanted)})
         given = [wanted[task_id] for task_id, epoch in found if wanted[task_id].seen_epoch == epoch]
         if given:
-            owners = case({a.task_id: a.worker_id for a in given}, value=tasks.c.task_id)
-            moved = tasks.update().where(tasks.c.task_id.in_([a.task_id for a in given]))
-            conn.execute(moved.values(owner=owners, epoch=tasks.c.epoch + 1))
+            conn.execute(_assigning(given))
             told = [(a.task_id, a.tenant, a.worker_id) for a in given]
             record_assignments(conn, EventKind.TASK_ASSIGNED, told, owner_epoch=owner_epoch)
         return len(given)
+
+
+def _assigning(given: Sequence[Assignment]) -> Update:
+    owners = case({a.task_id: a.worker_id for a in given}, value=tasks.c.task_id)
+    ids = [a.task_id for a in given]
+    return tasks.update().where(tasks.c.task_id.in_(ids)).values(owner=owners, epoch=tasks.c.epoch + 1)
 
 
 def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool:

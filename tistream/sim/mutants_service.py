@@ -12,7 +12,10 @@ from tistream.sim.mutants import register, replaced, reworded
 def _no_upper_guard() -> Iterator[None]:
     from tistream.catalog import committed
 
-    with reworded(committed, "_advancing", ('tasks.c.upper == bindparam("seen_upper"),', "")):
+    with (
+        reworded(committed, "_advancing", ('tasks.c.upper == bindparam("seen_upper"),', "")),
+        reworded(committed, "_is_as_seen", ("and row.upper == a.seen_upper", "")),
+    ):
         yield
 
 
@@ -20,7 +23,10 @@ def _no_upper_guard() -> Iterator[None]:
 def _no_epoch_guard() -> Iterator[None]:
     from tistream.catalog import committed
 
-    with reworded(committed, "_advancing", ('tasks.c.epoch == bindparam("my_epoch"),', "")):
+    with (
+        reworded(committed, "_advancing", ('tasks.c.epoch == bindparam("my_epoch"),', "")),
+        reworded(committed, "_is_as_seen", ("and row.epoch == a.epoch", "")),
+    ):
         yield
 
 
