@@ -218,7 +218,7 @@ def known_now(catalog: Catalog, tenant: Tenant | None = None) -> Known:
 def _suspects(catalog: Catalog, known: Known, tenant: Tenant | None) -> list[TaskRow]:
     """The tasks that may have something to tell, by id: not all 100,000 are looked at."""
     limit = HOLES_MAX + 1
-    idle = listing.idle_tasks(catalog, limit=limit, tenant=tenant, resting=known.resting)
+    idle = listing.idle_tasks(catalog, limit=limit, tenant=tenant, resting=_RESTING)
     found = {row.task_id: row for row in idle}
     owners = listing.tasks_per_owner(catalog)
     for name in owners:

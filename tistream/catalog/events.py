@@ -16,10 +16,11 @@ from enum import StrEnum
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Text, bindparam, literal_column, select
+from sqlalchemy import Connection, Text, and_, bindparam, literal_column, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
+from tistream.catalog.names import is_name
 from tistream.catalog.tables import UInt, Word, WorkerName, counters, events, next_numbers, now_ms
 from tistream.ids import Tenant
 
@@ -27,6 +28,7 @@ KEEP_EVENTS = 50_000
 KEEP_DAYS = 30
 TOLD_SINGLY = 200  #: assignments of one transaction
 DETAIL_BYTES_MAX = 16_000  #: a TEXT column holds 64 KiB of UTF-8
+_KIND_CHARS_MAX = 31  # and a dot
 _PRUNED_AT_ONCE = 2_000
 _DAY_MS = 86_400_000
 
@@ -161,11 +163,14 @@ def list_events(
     if above is not None:
         wanted.append(_E.event_id > above)
     if kind is not None:
-        wanted.append(_E.kind == kind if "." in kind else _E.kind.startswith(f"{kind}.", autoescape=True))
+        if not is_name(kind, _KIND_CHARS_MAX):
+            return []  # there is no such kind
+        below_all = f"{kind}/"  # the character after the dot
+        wanted.append(_E.kind == kind if "." in kind else and_(_E.kind > f"{kind}.", _E.kind < below_all))
     if tenant is not None:
         wanted += [_E.cluster_id == tenant.cluster_id, _E.tenant_id == tenant.tenant_id]
     if subject is not None:
-        wanted.append(_E.subject == subject)
+        wanted.append(_E.subject == _ascii(subject))  # as it was written
     order = _E.event_id.desc() if above is None else _E.event_id
     with catalog.reading() as conn:
         return [_event_row(row) for row in conn.execute(select(events).where(*wanted).order_by(order).limit(limit))]
@@ -190,7 +195,7 @@ def prune_events(catalog: Catalog, *, keep: int = KEEP_EVENTS, days: int = KEEP_
 
 
 def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode()[:128]
+    return text.encode("ascii", "replace").decode()[:128].rstrip(" ")
 
 
 def _event_row(row: Any) -> EventRow:

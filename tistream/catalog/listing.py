@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import and_, case, func, not_, or_, select
+from sqlalchemy import and_, case, exists, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import of_tenant, stores, tasks
+from tistream.catalog.names import is_name
+from tistream.catalog.tables import WORKER_NAME_MAX, of_tenant, stores, tasks, tenants
 from tistream.catalog.tasks import TaskRow, task_row
-from tistream.catalog.tenants import TaskKind
+from tistream.catalog.tenants import TaskKind, TenantState
 from tistream.ids import Tenant
 
 
@@ -38,6 +39,8 @@ def page_tasks(
     stopped: bool = False,
 ) -> list[TaskRow]:
     """The next `limit` tasks by id, of a tenant, of a worker, or only those that have stopped."""
+    if owner is not None and not is_name(owner, WORKER_NAME_MAX):
+        return []  # no worker can be called so
     wanted: list[ColumnElement[bool]] = [tasks.c.task_id > after_id]
     if tenant is not None:
         wanted.append(of_tenant(tasks, tenant))
@@ -123,10 +126,15 @@ def tasks_by_id(catalog: Catalog, task_ids: Collection[int]) -> list[TaskRow]:
 
 
 def idle_tasks(
-    catalog: Catalog, *, limit: int, tenant: Tenant | None = None, resting: Collection[Tenant] = ()
+    catalog: Catalog, *, limit: int, tenant: Tenant | None = None, resting: Collection[TenantState] = ()
 ) -> list[TaskRow]:
-    """Up to `limit` tasks that have stopped, or have no owner and are not of a tenant that rests; by id."""
-    nobody = and_(tasks.c.owner.is_(None), *(not_(of_tenant(tasks, each)) for each in resting))
+    """Up to `limit` tasks by id that have stopped, or have no owner and a tenant whose state is none of `resting`."""
+    rests = exists().where(
+        tenants.c.cluster_id == tasks.c.cluster_id,
+        tenants.c.tenant_id == tasks.c.tenant_id,
+        tenants.c.state.in_(resting),
+    )
+    nobody = and_(tasks.c.owner.is_(None), ~rests)
     wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), nobody)]
     if tenant is not None:
         wanted.append(of_tenant(tasks, tenant))

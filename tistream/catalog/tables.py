@@ -5,7 +5,7 @@ The metadata is what the queries are written with; the migrations are what makes
 - Byte keys are VARBINARY: compared as bytes, by SQLite too, and never part of a primary key.
 - Ids and timestamps are unsigned 64-bit numbers that stay below 2**63 (SQLite has no more), never AUTO_INCREMENT,
   because zero is a legal id. Table ids are signed: a segment without a table may say so with a negative number.
-- Names that are compared are ASCII with a binary collation: "Sorter-1" and "sorter-1" are two workers.
+- Names that are compared are ASCII with a binary collation: "Sorter-1" and "sorter-1" are two workers. See `names`.
 - Ages are computed from `now_ms()`, the database's own clock; no worker's clock is ever stored or compared.
 - A query that runs often is written once, with named parameters: building one costs more than running it on a row.
 """
@@ -37,9 +37,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
+from tistream.catalog.names import Name
 from tistream.ids import Tenant
 
 INT_MAX = (1 << 63) - 1  #: the largest number that every supported database can hold
+WORKER_NAME_MAX = 128
 KEY_BYTES_MAX = 9216  #: TiKV refuses keys above 8 KiB
 
 _MYSQL = ("mysql", "mariadb")
@@ -47,14 +49,10 @@ UInt = BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
 KeyBytes = LargeBinary(KEY_BYTES_MAX).with_variant(mysql.VARBINARY(KEY_BYTES_MAX), *_MYSQL)
 
 
-def _name(length: int) -> String:
-    return String(length).with_variant(mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), *_MYSQL)
-
-
-Word = _name(32)
-WorkerName = _name(128)
-ObjectName = _name(512)
-SecretHash = _name(64)
+Word = Name(32)
+WorkerName = Name(WORKER_NAME_MAX)
+ObjectName = Name(512)
+SecretHash = Name(64)
 AnswerBytes = LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 ReportText = SqlText().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 

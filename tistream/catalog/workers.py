@@ -19,8 +19,9 @@ from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import EventKind, record_event
+from tistream.catalog.names import is_name
 from tistream.catalog.reports import WorkerReport, decode_report, encode_report
-from tistream.catalog.tables import ensure_row, now_ms, stores, tasks, workers
+from tistream.catalog.tables import WORKER_NAME_MAX, ensure_row, now_ms, stores, tasks, workers
 from tistream.errors import CorruptObject, Fenced, NotFound
 
 log = structlog.get_logger(__name__)
@@ -178,8 +179,10 @@ def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
 
 def get_worker(catalog: Catalog, worker_id: str) -> WorkerRow:
     """The worker's row. NotFound when nobody ever registered under this name."""
-    with catalog.reading() as conn:
-        row = conn.execute(_ONE, {"asked_worker": worker_id}).one_or_none()
+    row = None
+    if is_name(worker_id, WORKER_NAME_MAX):
+        with catalog.reading() as conn:
+            row = conn.execute(_ONE, {"asked_worker": worker_id}).one_or_none()
     if row is None:
         raise NotFound(f"there is no worker '{worker_id}'", worker_id=worker_id)
     return _worker_row(row)

@@ -74,7 +74,7 @@ from tistream.testing.catalog_suite_events import EventSuite
 from tistream.testing.catalog_suite_gauges import GaugeSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
 from tistream.testing.catalog_suite_log import CommittedLogSuite
-from tistream.testing.catalog_suite_neighbours import NeighbourSuite
+from tistream.testing.catalog_suite_neighbours import NameSuite, NeighbourSuite
 from tistream.testing.catalog_suite_reshape import ReshapeSuite
 from tistream.testing.catalog_suite_retention import RetentionSuite
 from tistream.testing.catalog_suite_seeds import SeedSuite
@@ -96,6 +96,7 @@ class CatalogSuite(
     EventSuite,
     DeletionSuite,
     NeighbourSuite,
+    NameSuite,
 ):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 

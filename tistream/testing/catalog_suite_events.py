@@ -265,7 +265,9 @@ class EventSuite:
         assert stores_per_dispatcher(catalog) == {"d1": 1}
         assert [t.task_id for t in idle_tasks(catalog, limit=9, tenant=T)] == [high, ddl]
         assert len(idle_tasks(catalog, limit=4)) == 4
-        assert [t.task_id for t in idle_tasks(catalog, limit=9, tenant=T, resting=[T])] == [ddl]
-        assert len(idle_tasks(catalog, limit=9, resting=[T])) == 4
+        assert change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
+        rest = {TenantState.PAUSED}
+        assert [t.task_id for t in idle_tasks(catalog, limit=9, tenant=T, resting=rest)] == [ddl]
+        assert len(idle_tasks(catalog, limit=9, resting=rest)) == 4
         assert [t.task_id for t in tasks_by_id(catalog, [ddl, low, 999])] == [low, ddl]
         assert tasks_by_id(catalog, []) == []

@@ -1,4 +1,4 @@
-"""What a catalog must bear from neighbours of a newer version: both versions run side by side during an upgrade."""
+"""What a catalog must bear from its neighbours: reports of a newer version, and names of any kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import pytest
 
 from tistream.catalog import tables
 from tistream.catalog.engine import Catalog
+from tistream.catalog.events import list_events
+from tistream.catalog.listing import idle_tasks, page_tasks
 from tistream.catalog.reports import TaskReport, WorkerReport, encode_report
-from tistream.catalog.workers import get_worker, heartbeat, list_workers, pulses, register_worker
+from tistream.catalog.tenants import TenantState
+from tistream.catalog.workers import drain_worker, get_worker, heartbeat, list_workers, pulses, register_worker
+from tistream.errors import InvalidInput, NotFound
+from tistream.testing.catalog_cases import activate
 
 
 class NeighbourSuite:
@@ -49,6 +54,43 @@ class NeighbourSuite:
             ("new-1", "other"),
             ("sorter-1", "sorter"),
         ]
+
+
+class NameSuite:
+    """Every database says the same of a name, or of one that cannot be."""
+
+    @pytest.mark.parametrize("name", ["sorter-é", "日本", "sorter ", "s" * 129])
+    def test_what_cannot_be_a_name_is_refused_when_stored_and_not_found_when_asked_for(
+        self, catalog: Catalog, name: str
+    ) -> None:
+        with pytest.raises(InvalidInput, match="a name has at most 128 ASCII characters"):
+            register_worker(catalog, name, "sorter", "")
+        assert list_workers(catalog) == []
+        with pytest.raises(NotFound):
+            get_worker(catalog, name)
+        assert page_tasks(catalog, limit=9, owner=name) == []
+        assert list_events(catalog, limit=9, subject=name) == []
+        assert list_events(catalog, limit=9, kind=name) == []
+
+    def test_names_that_differ_are_two(self, catalog: Catalog) -> None:
+        names = ["a", " a", "A", "a\x00", "a\t", "a-"]
+        assert [register_worker(catalog, name, "sorter", "") for name in names] == [1] * len(names)
+        assert [row.worker_id for row in list_workers(catalog)] == sorted(names)
+
+    def test_an_actor_may_be_called_anything(self, catalog: Catalog) -> None:
+        life = register_worker(catalog, "s1", "sorter", "")
+        assert drain_worker(catalog, "s1", life, actor="Zoë, the operator ")
+        (event,) = list_events(catalog, limit=1, kind="worker.draining")
+        assert event.actor == "Zo?, the operator"
+
+    def test_very_many_tenants_may_rest(self, catalog: Catalog) -> None:
+        with catalog.transaction() as conn:
+            row = {"cluster_id": 1, "state": "PAUSED", "reason": "", "start_ts": 0, "start_key": b"", "end_key": b""}
+            rows = [{**row, "tenant_id": n, "created_ms": 0} for n in range(2000)]
+            conn.execute(tables.tenants.insert(), rows)
+        ids = activate(catalog)
+        rest = {TenantState.PAUSED, TenantState.DELETED}
+        assert [task.task_id for task in idle_tasks(catalog, limit=9, resting=rest)] == ids
 
 
 def write_report(catalog: Catalog, worker_id: str, text: str) -> None:

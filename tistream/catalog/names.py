@@ -1,0 +1,43 @@
+"""Names in the catalog: ids of workers, changefeeds and services, keys of objects, and words of the program.
+
+A name is ASCII and does not end with a space. MariaDB and MySQL refuse to compare a column of ASCII with other
+characters (error 1267), and take "a " and "a" for the same; SQLite does neither. So a name is checked before any of
+them sees it, when it is stored and when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Dialect, String, TypeDecorator
+from sqlalchemy.dialects import mysql
+
+from tistream.errors import InvalidInput
+
+
+def is_name(text: str, length: int) -> bool:
+    """Whether a column of this length can hold the text as a name."""
+    return text.isascii() and len(text) <= length and not text.endswith(" ")
+
+
+class Name(TypeDecorator[str]):
+    """A column of names, compared byte by byte. InvalidInput for a value that is not a name."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.VARCHAR(self.length, charset="ascii", collation="ascii_bin"))
+        return dialect.type_descriptor(String(self.length))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is not None and not is_name(value, self.length):
+            raise InvalidInput(
+                f"a name has at most {self.length} ASCII characters and does not end with a space", name=value
+            )
+        return value
