@@ -235,7 +235,7 @@ def play(shape: Shape, memory_mb: int, folder: Path, *, spill: Spill | None = No
     assert activate_tenant(catalog, TENANT, BASE_TS, [NewTask(kind="data", range=r) for r in ranges])
     for store_id in (1, 2):
         issue_incarnation(catalog, TENANT, store_id)
-    epoch = acquire_owner(catalog, "benchmark")
+    epoch = acquire_owner(catalog, "benchmark", starts=True)
     assert epoch is not None
     for task_id in (1, 2):
         assert assign_task(catalog, task_id, worker_id="s", seen_epoch=0, owner_epoch=epoch)

@@ -129,7 +129,7 @@ def _set_up(catalog: Catalog, address: str, given: Workload) -> None:
     first_ts = int(given.batches[1][0].regions.column("checkpoint_ts")[0].as_py())
     activate_tenant(catalog, TENANT, first_ts, [NewTask(kind="data", range=KeyRange())])
     register_worker(catalog, "dispatcher-1", WorkerKind.DISPATCHER, address)
-    epoch = acquire_owner(catalog, "meta")
+    epoch = acquire_owner(catalog, "meta", starts=True)
     assert epoch is not None
     for store in given.batches:
         issue_incarnation(catalog, TENANT, store)
@@ -138,7 +138,7 @@ def _set_up(catalog: Catalog, address: str, given: Workload) -> None:
 
 def _assign(catalog: Catalog, is_up: Callable[[], bool]) -> None:
     _wait(is_up, "the sorter")
-    epoch = acquire_owner(catalog, "meta")
+    epoch = acquire_owner(catalog, "meta", starts=True)
     (task,) = list_tasks(catalog)
     assert epoch is not None
     assign_task(catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, owner_epoch=epoch)

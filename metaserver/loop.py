@@ -69,7 +69,8 @@ class MetaWorker:
         retention_interval_s: float = RETENTION_INTERVAL_S,
         audit_interval_s: float = AUDIT_INTERVAL_S,
     ) -> None:
-        """`name` must differ between the processes that run at the same time: it is what the election compares.
+        """`name` should differ between the processes that run at the same time: one that starts under the name of the
+        owner takes its place.
         Without `reshape` tasks stay as they are. `retention_hours` is what is kept of a tenant without a retention of
         its own, 0 = all; None = this process retires and audits nothing."""
         self.name = name
@@ -84,6 +85,7 @@ class MetaWorker:
         self._auditor = Auditor(catalog, store, clock)
         self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
+        self._was_owner = False
         self._sight = Sight()
         self._rosters = {
             WorkerKind.DISPATCHER: Roster(StoreItems(catalog)),
@@ -176,8 +178,9 @@ class MetaWorker:
             except Fenced:
                 log.warning("another meta server is the owner now", me=self.name, epoch=self._epoch)
                 self._epoch = None
-        self._epoch = acquire_owner(self._catalog, self.name)
+        self._epoch = acquire_owner(self._catalog, self.name, starts=not self._was_owner)
         if self._epoch is not None:
+            self._was_owner = True
             for roster in self._rosters.values():
                 roster.forget()
             log.info("this meta server is the owner", me=self.name, epoch=self._epoch)

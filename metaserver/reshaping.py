@@ -81,8 +81,7 @@ class Reshaping:
                     self._catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=owner_epoch
                 )
             case Cancel(task=row):
-                cancel_merge(self._catalog, row.task_id)
-                return True
+                return cancel_merge(self._catalog, row.task_id, seen_epoch=row.epoch, owner_epoch=owner_epoch)
 
 
 def _of_owners(rows: list[TaskRow], said: list[tuple[str, TaskReport]]) -> dict[int, TaskReport]:

@@ -185,7 +185,7 @@ class Interrupted:
 
 def give_away(world: BacklogWorld) -> None:
     """What a meta server does that believes the replay to be dead."""
-    epoch = acquire_owner(world.catalog, "meta")
+    epoch = acquire_owner(world.catalog, "meta", starts=True)
     assert epoch is not None
     for row in list_tasks(world.catalog, TENANT):
         assert assign_task(world.catalog, row.task_id, worker_id="s9", seen_epoch=row.epoch, owner_epoch=epoch)

@@ -36,7 +36,7 @@ class World:
         self.catalog.migrate()
         register_tenant(self.catalog, T)
         assert activate_tenant(self.catalog, T, 1, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"a", b"z"))])
-        self.owner_epoch = acquire_owner(self.catalog, "meta") or 0
+        self.owner_epoch = acquire_owner(self.catalog, "meta", starts=True) or 0
         issue_incarnation(self.catalog, T, 7)
         self.store = store
         self.dispatchers: list[FlightDispatcher] = []

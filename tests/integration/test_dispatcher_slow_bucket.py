@@ -70,7 +70,7 @@ class World:
         self.catalog.migrate()
         register_tenant(self.catalog, T)
         assert activate_tenant(self.catalog, T, 1, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"a", b"z"))])
-        owner_epoch = acquire_owner(self.catalog, "meta") or 0
+        owner_epoch = acquire_owner(self.catalog, "meta", starts=True) or 0
         issue_incarnation(self.catalog, T, 7)
         self.store = SlowStore(latency_s)
         timing = TailTiming(poll_s=0.02, retry_s=0.1)

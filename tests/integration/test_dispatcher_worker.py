@@ -46,7 +46,7 @@ class World:
         new = [NewTask(kind=TaskKind.DATA, range=r) for r in (KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))]
         assert activate_tenant(self.catalog, T, 100, new)
         self.tasks = [task.task_id for task in list_tasks(self.catalog, T)]
-        epoch = acquire_owner(self.catalog, "meta")
+        epoch = acquire_owner(self.catalog, "meta", starts=True)
         assert epoch is not None
         self.owner_epoch = epoch
         for task in self.tasks:

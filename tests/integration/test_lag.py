@@ -41,7 +41,7 @@ def world(tmp_path: Path) -> Iterator[ApiWorld]:
     """A log up to the recording's end, 1,000 ms old, whose tasks and two stores have owners."""
     with api_world(tmp_path) as made:
         made.log.build(3)
-        epoch = acquire_owner(made.catalog, "meta-1")
+        epoch = acquire_owner(made.catalog, "meta-1", starts=True)
         assert epoch is not None
         for kind, name in (("sorter", "sorter-1"), ("dispatcher", "dispatcher-1")):
             register_worker(made.catalog, name, kind, "")

@@ -122,7 +122,7 @@ def dispatched(catalog: Catalog, stores: int) -> DispatcherWorker:
         issue_incarnation(catalog, T, store)
     worker = DispatcherWorker(catalog, MemoryStore(), ManualClock(), "d1")
     worker.refresh()
-    epoch = acquire_owner(catalog, "meta")
+    epoch = acquire_owner(catalog, "meta", starts=True)
     assert epoch is not None
     given = [StoreAssignment(p.tenant, p.store_id, "d1", p.epoch) for p in store_places(catalog)]
     assert assign_stores(catalog, given, owner_epoch=epoch) == stores
@@ -227,7 +227,7 @@ def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Cata
     with log:
         assert stores.read(now_s + REREAD_S / 2) is first
     assert log.count == 1
-    epoch = acquire_owner(catalog, "meta")
+    epoch = acquire_owner(catalog, "meta", starts=True)
     assert epoch is not None
     assert stores.write(first, [(7, "d1")], epoch) == 1
     assert [owner for owner in stores.read(now_s).owners if owner] == ["d1"]

@@ -76,20 +76,18 @@ class OwnerMachine(RuleBasedStateMachine):
     def the_clock_jumps_back(self, ms: int) -> None:
         self.now_ms -= ms
 
-    @rule(me=names)
-    def acquire(self, me: str) -> None:
-        stays = self.model["owner"] == me
+    @rule(me=names, starts=st.booleans())
+    def acquire(self, me: str, starts: bool = False) -> None:
+        replaces = starts and self.model["owner"] == me
         free = self.model["epoch"] == 0 or abs(self.now_ms - self.model["heard_ms"]) > OWNER_LEASE_MS
-        got = acquire_owner(self.catalog, me)
-        if not stays and not free:
+        got = acquire_owner(self.catalog, me, starts=starts)
+        if not replaces and not free:
             assert got is None
             return
-        if not stays:
-            self.model.update(owner=me, epoch=self.model["epoch"] + 1)
-            assert self.model["epoch"] not in self.ruled, "an epoch was given twice"
-            self.ruled.add(self.model["epoch"])
-        self.model["heard_ms"] = self.now_ms
+        self.model.update(owner=me, epoch=self.model["epoch"] + 1, heard_ms=self.now_ms)
         assert got == self.model["epoch"]
+        assert got not in self.ruled, "an epoch was given twice"
+        self.ruled.add(got)
         self.epochs[me] = got
 
     @rule(me=names, ms=st.sampled_from(AROUND_MS))

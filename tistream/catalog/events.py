@@ -195,7 +195,7 @@ def prune_events(catalog: Catalog, *, keep: int = KEEP_EVENTS, days: int = KEEP_
 
 
 def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode()[:128].rstrip(" ")
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:128]).rstrip(" ")
 
 
 def _event_row(row: Any) -> EventRow:

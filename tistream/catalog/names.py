@@ -1,8 +1,9 @@
 """Names in the catalog: ids of workers, changefeeds and services, keys of objects, and words of the program.
 
-A name is ASCII and does not end with a space. MariaDB and MySQL refuse to compare a column of ASCII with other
-characters (error 1267), and take "a " and "a" for the same; SQLite does neither. So a name is checked before any of
-them sees it, when it is stored and when it is asked for.
+A name is printable ASCII and does not end with a space. MariaDB and MySQL refuse to compare a column of ASCII with
+other characters (error 1267), take "a " and "a" for the same, and sort control characters as if spaces stood behind
+the shorter name; SQLite does none of that. So a name is checked before any of them sees it, when it is stored and when
+it is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tistream.errors import InvalidInput
 
 def is_name(text: str, length: int) -> bool:
     """Whether a column of this length can hold the text as a name."""
-    return text.isascii() and len(text) <= length and not text.endswith(" ")
+    return text.isascii() and text.isprintable() and len(text) <= length and not text.endswith(" ")
 
 
 class Name(TypeDecorator[str]):
@@ -38,6 +39,7 @@ class Name(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         if value is not None and not is_name(value, self.length):
             raise InvalidInput(
-                f"a name has at most {self.length} ASCII characters and does not end with a space", name=value
+                f"a name has at most {self.length} printable ASCII characters and does not end with a space",
+                name=value,
             )
         return value

@@ -4,7 +4,9 @@ The row is there from the first migration, so taking it is always a guarded upda
 (database time) says when somebody else may take over; the epoch, tested by every assignment, says who is right. A
 heartbeat from the future is as good as none: the database's clock was set back, and whoever lives says so soon again.
 
-`me` must name one life of a process: whoever calls itself the present owner is taken to be it.
+An epoch is given once, to one caller; who has it stays the owner by `renew_owner`. A process that starts under the name
+of the present owner takes its place under a new epoch: it is the same place, and its earlier life, if it still runs, is
+fenced. Two processes of one name never share an epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from tistream.limits import OWNER_LEASE_MS
 
 _t = owner_table.c
 _ROW = _t.id == 1
-_STAY = owner_table.update().where(_ROW, _t.owner == bindparam("me")).values(heartbeat_ms=now_ms())
-_RENEW = _STAY.where(_t.epoch == bindparam("my_epoch"))
+_MINE = _t.owner == bindparam("me")
+_RENEW = owner_table.update().where(_ROW, _MINE, _t.epoch == bindparam("my_epoch")).values(heartbeat_ms=now_ms())
 _TAKE = (
     owner_table.update()
     .where(
@@ -36,6 +38,7 @@ _TAKE = (
     )
     .values(owner=bindparam("me"), epoch=_t.epoch + 1, heartbeat_ms=now_ms())
 )
+_REPLACE = owner_table.update().where(_ROW, _MINE).values(epoch=_t.epoch + 1, heartbeat_ms=now_ms())
 _EPOCH = select(_t.epoch).where(_ROW)
 _WHOLE = select(owner_table, now_ms().label("now_ms")).where(_ROW)
 
@@ -49,17 +52,17 @@ class OwnerRow:
     heartbeat_age_ms: int  #: by the database's clock
 
 
-def acquire_owner(catalog: Catalog, me: str) -> int | None:
-    """Become the owner, or stay it. Returns the epoch: unchanged when the row still names me, one more when the last
-    owner has been silent for longer than OWNER_LEASE_MS. None when somebody else owns it."""
+def acquire_owner(catalog: Catalog, me: str, *, starts: bool = False) -> int | None:
+    """Become the owner. Returns a new epoch when the last owner has been silent for longer than OWNER_LEASE_MS, or when
+    this life `starts` (has not been the owner yet) and the row names me: then an earlier life is replaced at once.
+    None when somebody else owns it."""
     invariant(bool(me), "an owner has a name")
     with catalog.transaction() as conn:
-        stayed = conn.execute(_STAY, {"me": me}).rowcount
-        if not stayed and not conn.execute(_TAKE, {"me": me, "lease_ms": OWNER_LEASE_MS}).rowcount:
+        taken = starts and conn.execute(_REPLACE, {"me": me}).rowcount
+        if not taken and not conn.execute(_TAKE, {"me": me, "lease_ms": OWNER_LEASE_MS}).rowcount:
             return None
         epoch = int(conn.execute(_EPOCH).scalar_one())
-        if not stayed:
-            record_event(conn, EventKind.OWNER_ELECTED, me, epoch=epoch)
+        record_event(conn, EventKind.OWNER_ELECTED, me, epoch=epoch)
         return epoch
 
 

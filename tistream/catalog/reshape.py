@@ -139,12 +139,19 @@ def request_merge(
     return False
 
 
-def cancel_merge(catalog: Catalog, task_id: int) -> None:
-    """Forget that the task is to be merged, in its row and its neighbour's. NotFound when there is no such task."""
-    with catalog.transaction() as conn:
+def cancel_merge(catalog: Catalog, task_id: int, *, seen_epoch: int, owner_epoch: int | None = None) -> bool:
+    """Forget that the task is to be merged, in its row and its neighbour's. False when the caller lost: the task was
+    assigned since `seen_epoch`, or `owner_epoch` is not the elected owner's any more (None: a person decides). NotFound
+    when there is no such task."""
+    with suppress(_Lost), catalog.transaction() as conn:
+        _check_election(conn, owner_epoch)
         (row,) = _locked(conn, task_id)
+        if row.epoch != seen_epoch:
+            raise _Lost
         _unask(conn, row)
         conn.execute(_GIVE, {"asked_task": task_id, "merge_with": None})
+        return True
+    return False
 
 
 def merging_tenants(catalog: Catalog) -> frozenset[Tenant]:

@@ -52,7 +52,7 @@ def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Rando
         if left.error is not None or right.error is not None:
             return
         if rand.random() < 0.05:
-            reshape.cancel_merge(catalog, left.task_id)
+            reshape.cancel_merge(catalog, left.task_id, seen_epoch=left.epoch, owner_epoch=elected)
         else:
             epochs = left.epoch, right.epoch
             reshape.request_merge(catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=elected)

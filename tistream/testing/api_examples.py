@@ -165,7 +165,7 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     """What operators see and ask for, of two sorters."""
     for name in ("sorter-1", "sorter-2"):
         register_worker(world.catalog, name, "sorter", "")
-    epoch = acquire_owner(world.catalog, "meta-1")
+    epoch = acquire_owner(world.catalog, "meta-1", starts=True)
     assert epoch is not None
     data = [row for row in list_tasks(world.catalog, Tenant(1, 1)) if row.kind is TaskKind.DATA]
     for row in data:

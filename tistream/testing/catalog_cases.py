@@ -13,7 +13,7 @@ from sqlalchemy import select
 from tistream.catalog import tables
 from tistream.catalog.committed import NewSegment, TaskAdvance, commit_flush
 from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
+from tistream.catalog.owner import acquire_owner, get_owner, renew_owner
 from tistream.catalog.snapshots import switch_snapshot
 from tistream.catalog.tasks import list_tasks
 from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
@@ -69,6 +69,10 @@ def activate(catalog: Catalog, tenant: Tenant = T) -> list[int]:
 
 def elected(catalog: Catalog, me: str = "meta-1") -> int:
     """The epoch of an owner that was just elected, or still is."""
+    row = get_owner(catalog)
+    if row is not None and row.owner == me:
+        renew_owner(catalog, me, row.epoch)
+        return row.epoch
     epoch = acquire_owner(catalog, me)
     assert epoch is not None
     return epoch

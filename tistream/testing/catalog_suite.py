@@ -331,6 +331,18 @@ class CatalogSuite(
         assert elected(catalog, "meta-1") == mine
         assert owner_age(catalog) < OWNER_LEASE_MS - 2500
 
+    def test_two_processes_of_one_name_never_share_an_epoch(self, catalog: Catalog) -> None:
+        first = acquire_owner(catalog, "meta-1", starts=True)
+        assert first is not None
+        assert acquire_owner(catalog, "meta-1") is None, "who has the epoch renews it"
+        assert acquire_owner(catalog, "meta-2", starts=True) is None
+        second = acquire_owner(catalog, "meta-1", starts=True)
+        assert second == first + 1, "a process that starts again need not wait for its own lease"
+        with pytest.raises(Fenced):
+            renew_owner(catalog, "meta-1", first)
+        assert acquire_owner(catalog, "meta-1") is None, "the earlier life waits as any other"
+        renew_owner(catalog, "meta-1", second)
+
     def test_a_silent_owner_is_replaced_once_and_fenced(self, catalog: Catalog) -> None:
         old = elected(catalog, "meta-1")
         silence_owner(catalog, OWNER_LEASE_MS + 1000)

@@ -59,11 +59,11 @@ class NeighbourSuite:
 class NameSuite:
     """Every database says the same of a name, or of one that cannot be."""
 
-    @pytest.mark.parametrize("name", ["sorter-é", "日本", "sorter ", "s" * 129])
+    @pytest.mark.parametrize("name", ["sorter-é", "日本", "sorter ", "sorter\t", "a\x00", "s" * 129])
     def test_what_cannot_be_a_name_is_refused_when_stored_and_not_found_when_asked_for(
         self, catalog: Catalog, name: str
     ) -> None:
-        with pytest.raises(InvalidInput, match="a name has at most 128 ASCII characters"):
+        with pytest.raises(InvalidInput, match="a name has at most 128 printable ASCII"):
             register_worker(catalog, name, "sorter", "")
         assert list_workers(catalog) == []
         with pytest.raises(NotFound):
@@ -73,7 +73,7 @@ class NameSuite:
         assert list_events(catalog, limit=9, kind=name) == []
 
     def test_names_that_differ_are_two(self, catalog: Catalog) -> None:
-        names = ["a", " a", "A", "a\x00", "a\t", "a-"]
+        names = ["a", " a", "A", "a b", "a-", "a!"]
         assert [register_worker(catalog, name, "sorter", "") for name in names] == [1] * len(names)
         assert [row.worker_id for row in list_workers(catalog)] == sorted(names)
 

@@ -214,9 +214,22 @@ class ReshapeSuite:
         assert request_merge(catalog, low, high, seen_epochs=(1, 3))
         assert merging_tenants(catalog) == {T}
         assert [get_task(catalog, task) for task in (low, high)] == rows, "asking again changes nothing"
-        cancel_merge(catalog, high)
+        assert cancel_merge(catalog, high, seen_epoch=3, owner_epoch=owner_epoch)
         assert [get_task(catalog, task).merge_with for task in (low, high)] == [None, None]
         assert merging_tenants(catalog) == set()
+
+    def test_who_lost_the_election_or_the_task_cancels_no_merge(self, catalog: Catalog) -> None:
+        low, high, _ = owned(catalog)
+        old = elected(catalog, "meta-1")
+        assert request_merge(catalog, low, high, seen_epochs=(1, 1), owner_epoch=old)
+        new = acquire_owner(catalog, "meta-1", starts=True)
+        assert new == old + 1
+        assert not cancel_merge(catalog, high, seen_epoch=1, owner_epoch=old)
+        assert not cancel_merge(catalog, high, seen_epoch=0, owner_epoch=new)
+        assert [get_task(catalog, task).merge_with for task in (low, high)] == [high, low]
+        assert cancel_merge(catalog, high, seen_epoch=1, owner_epoch=new)
+        with pytest.raises(NotFound):
+            cancel_merge(catalog, 404, seen_epoch=0)
 
     def test_a_task_is_merged_with_one_neighbour_only(self, catalog: Catalog) -> None:
         low, high, _ = owned(catalog)
@@ -301,7 +314,7 @@ class ReshapeSuite:
             case "snapshot":
                 assert snapshot(catalog, left.task_id, 4, AT, 1, keeps=[f"snapshots/{left.task_id}/rows"])
             case "not wanted":
-                cancel_merge(catalog, left.task_id)
+                assert cancel_merge(catalog, left.task_id, seen_epoch=left.epoch)
             case "gone":
                 found = split_task(catalog, right.task_id, long_key(b"t\x81"), seen_epoch=1)
                 assert found is not None
@@ -333,7 +346,7 @@ class ReshapeSuite:
 
     def test_a_flush_and_a_merge_at_once_do_not_both_happen(self, catalog: Catalog) -> None:
         left, right = wanted(catalog)
-        assert acquire_owner(catalog, "meta-1")
+        assert elected(catalog)
 
         def act(i: int) -> object:
             if i:

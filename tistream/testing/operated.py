@@ -88,7 +88,7 @@ def operated(folder: Path) -> Iterator[Operated]:
     """The cluster over a SQLite catalog in `folder`."""
     with api_world(folder) as world:
         catalog = world.catalog
-        epoch = acquire_owner(catalog, "meta-1")
+        epoch = acquire_owner(catalog, "meta-1", starts=True)
         invariant(epoch is not None, "nobody else is there")
         assert epoch is not None
         kinds = {"sorter-1": "sorter", "sorter-2": "sorter", "sorter-3": "sorter", "sorter-4": "sorter"}

@@ -73,7 +73,7 @@ class Bench:
         self.workers: list[SorterWorker] = []
 
     def assign(self, worker_id: str) -> None:
-        epoch = acquire_owner(self.catalog, "meta")
+        epoch = acquire_owner(self.catalog, "meta", starts=True)
         assert epoch is not None
         for task_id in self.tasks:
             seen = get_task(self.catalog, task_id).epoch

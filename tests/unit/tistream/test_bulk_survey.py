@@ -109,7 +109,7 @@ def test_an_older_life_ends_at_its_last_file_unless_all_have_closed_it(bucket: B
 
 
 def test_files_that_were_given_up_before_a_task_had_them_are_an_error(bucket: Bucket) -> None:
-    epoch = acquire_owner(bucket.catalog, "m")
+    epoch = acquire_owner(bucket.catalog, "m", starts=True)
     assert epoch is not None
     mine = assign_store(bucket.catalog, T, 1, worker_id="d", seen_epoch=0, owner_epoch=epoch)
     assert mine is not None
