@@ -41,6 +41,12 @@ resource "aws_db_parameter_group" "catalog" {
     name  = "sync_binlog"
     value = "1"
   }
+
+  # No password and no row crosses the network in clear text.
+  parameter {
+    name  = "require_secure_transport"
+    value = "1"
+  }
 }
 
 resource "aws_db_instance" "catalog" {
@@ -85,5 +91,6 @@ resource "aws_secretsmanager_secret_version" "catalog" {
   secret_string = join("", [
     "mysql+pymysql://tistream:", random_password.catalog.result,
     "@", aws_db_instance.catalog.address, ":3306/tistream",
+    var.catalog_ssl_ca == "" ? "" : "?ssl_ca=${var.catalog_ssl_ca}",
   ])
 }

@@ -63,6 +63,12 @@ variable "db_engine_version" {
   default     = "10.11"
 }
 
+variable "catalog_ssl_ca" {
+  description = "Path, in the containers, of the authorities of RDS (its global bundle). The services then check who the database is; without it the connection is encrypted only."
+  type        = string
+  default     = ""
+}
+
 variable "log_retention_days" {
   description = "Days after which an unfinished multipart upload or an old version of an object is removed."
   type        = number

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -30,9 +30,13 @@ class MariaDBError(RuntimeError):
 class MariaDBServer:
     """A server over a data folder of its own, that can be killed and started again on the same port."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Takes over the empty `folder`; nothing runs yet. `environment`: more than this process has."""
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str] = MappingProxyType({}), options: Sequence[str] = ()
+    ) -> None:
+        """Takes over the empty `folder`; nothing runs yet. `environment`: more than this process has. `options`: more
+        for the server's command line."""
         self._root, self.port, self._environment = folder, free_port(), {**os.environ, **environment}
+        self._options = list(options)
         self._process: subprocess.Popen[bytes] | None = None
         shutil.copytree(_empty_datadir(), folder / "data")
 
@@ -50,7 +54,10 @@ class MariaDBServer:
         log = self._root / "log"
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                _server_command(self._root, self.port), stdout=out, stderr=subprocess.STDOUT, env=self._environment
+                [*_server_command(self._root, self.port), *self._options],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
             )
         _wait_until_ready(self._process, self.port, log)
 

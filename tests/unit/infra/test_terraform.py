@@ -159,3 +159,8 @@ def test_the_services_may_take_the_role_of_pushers_and_nobody_else() -> None:
         ["${aws_iam_role.service.arn}"],
     )
     assert config.PushSettings().duration_s <= body("aws_iam_role.pusher").get("max_session_duration", 3600)
+
+
+def test_the_catalog_takes_encrypted_connections_only() -> None:
+    found = {p["name"]: str(p["value"]) for p in body("aws_db_parameter_group.catalog")["parameter"]}
+    assert found["require_secure_transport"] == "1"
