@@ -1,20 +1,20 @@
 """Turns a waiting tenant into an active one when its first usable schema snapshot is there.
 
 The folder of pushed snapshots is listed for waiting tenants only, with growing pauses. The first snapshot (by ts) that
-can be read decides: its timestamp becomes `start_ts` and the `upper` of every task, in one transaction, once. One that
-cannot be read is a problem that names the object; the tenant keeps waiting for another. Nothing is ever guessed from a
-damaged one.
+can be used decides: its timestamp becomes `start_ts` and the `upper` of every task, in one transaction, once. One that
+cannot be used stops this tenant's activation with a problem that names the object, and no other tenant's; a snapshot
+that is pushed under another ts takes its place within seconds. Nothing is ever guessed from a damaged one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import orjson
 import structlog
 
+from metaserver.contained import Contained
 from metaserver.tiles import lay_out
-from schemas.saved import decompress
+from schemas.saved import read_json
 from schemas.snapshot import PushedSchema, parse_pushed
 from tistream.catalog.engine import Catalog
 from tistream.catalog.tenants import TenantState, activate_tenant, list_tenants
@@ -22,31 +22,41 @@ from tistream.clock import Clock
 from tistream.errors import CorruptObject
 from tistream.ids import Tenant
 from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
-from tistream.objectstore.protocol import ObjectStore
+from tistream.objectstore.protocol import ObjectInfo, ObjectStore
 from tistream.service import Backoff, Problem
 
 log = structlog.get_logger(__name__)
 
+ROLE = "activation"
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
+_REREAD_S = 600.0  #: between two readings of a snapshot that was refused: a newer version may understand it
 
 
 @dataclass(slots=True)
 class _Waiting:
     backoff: Backoff
     look_at: float = 0.0
-    corrupt: dict[str, CorruptObject] = field(default_factory=dict)  # object key -> what is wrong with it
+    refused: dict[str, tuple[CorruptObject, float]] = field(
+        default_factory=dict
+    )  #: by object key, and when it was read
 
 
 class Activation:
     """Looks after the tenants that await their schema snapshot. Used from one thread."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, data_tasks: int) -> None:
+    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, data_tasks: int, name: str = "") -> None:
+        """`name` of the process, in problems."""
         self._catalog, self._store, self._clock, self._data_tasks = catalog, store, clock, data_tasks
+        self.tenants = Contained(
+            catalog, clock, name, ROLE, stopped_first_s=_FIRST_PAUSE_S, stopped_max_s=_LONGEST_PAUSE_S
+        )
+        self._source = f"{name}/{ROLE}" if name else ROLE
         self._waiting: dict[Tenant, _Waiting] = {}
 
     def step(self) -> None:
         """Look once at every tenant whose turn it is."""
+        self.tenants.load()
         rows = list_tenants(self._catalog, TenantState.AWAITING_SNAPSHOT)
         fresh = {
             row.tenant: _Waiting(Backoff(first_s=_FIRST_PAUSE_S, max_s=_LONGEST_PAUSE_S))
@@ -55,42 +65,71 @@ class Activation:
         }
         known = {row.tenant for row in rows}
         self._waiting = {t: w for t, w in (self._waiting | fresh).items() if t in known}
+        self.tenants.keep_only(known)
         for tenant, waiting in self._waiting.items():
-            if self._clock.monotonic() >= waiting.look_at:
-                self._look(tenant, waiting)
+            if self._clock.monotonic() >= waiting.look_at and self.tenants.is_due(tenant):
+                self.tenants.run(tenant, lambda t=tenant, w=waiting: self._look(t, w))  # type: ignore[misc]
                 waiting.look_at = self._clock.monotonic() + waiting.backoff.next_s()
+        self.tenants.sync()
 
-    def problems(self, source: str) -> list[Problem]:
-        """Every pushed snapshot that cannot be read and whose tenant still waits."""
+    def resume(self) -> None:
+        """An operator wants the stopped ones tried now: refused snapshots are read again."""
+        for waiting in list(self._waiting.values()):
+            waiting.look_at = 0.0
+            waiting.refused = {}
+
+    def problems(self) -> list[Problem]:
+        """Every pushed snapshot that cannot be used, and whatever else keeps a tenant from being activated."""
         waiting = dict(self._waiting)
-        return [Problem.of(f"{source}/{t}", error) for t, w in waiting.items() for error in tuple(w.corrupt.values())]
+        refused = [
+            Problem.of(f"{self._source}/{tenant}", error, fatal=True, contained=True)
+            for tenant, w in waiting.items()
+            for error, _ in tuple(w.refused.values())
+        ]
+        named = {(p.source, p.message, str(p.facts.get("object"))) for p in refused}
+        rest = [p for p in self.tenants.problems() if (p.source, p.message, str(p.facts.get("object"))) not in named]
+        return refused + rest
 
     def _look(self, tenant: Tenant, waiting: _Waiting) -> None:
+        """Activate the tenant by the first snapshot that can be used. Without one, the error of a refused one."""
         for info in self._store.list(schema_snap_prefix(tenant)):
             key = parse(info.key)
             if not isinstance(key, SchemaSnapKey):
                 continue
-            try:
-                pushed = read_snapshot(key, self._store.get(info.key))
-            except CorruptObject as e:
-                if info.key not in waiting.corrupt:
-                    log.warning("schema snapshot cannot be read; the tenant keeps waiting", error=str(e))
-                waiting.corrupt[info.key] = e
+            pushed = self._usable(key, info, waiting)
+            if pushed is None:
                 continue
             tasks = lay_out(pushed, self._data_tasks)
             if activate_tenant(self._catalog, tenant, key.ts, tasks):
                 log.info("tenant activated", tenant=str(tenant), start_ts=key.ts, tasks=len(tasks))
             return
+        if waiting.refused:
+            raise list(waiting.refused.values())[-1][0]
+
+    def _usable(self, key: SchemaSnapKey, info: ObjectInfo, waiting: _Waiting) -> PushedSchema | None:
+        """The snapshot, or None when it is refused (again, without reading it)."""
+        now_s = self._clock.monotonic()
+        known = waiting.refused.get(info.key)
+        if known is not None and now_s - known[1] < _REREAD_S:
+            return None
+        try:
+            pushed = read_snapshot(key, self._store.get(info.key))
+        except CorruptObject as e:
+            if known is None:
+                log.warning("schema snapshot cannot be used; the tenant keeps waiting", error=str(e))
+            waiting.refused[info.key] = e, now_s
+            return None
+        waiting.refused.pop(info.key, None)
+        return pushed
 
 
 def read_snapshot(key: SchemaSnapKey, data: bytes) -> PushedSchema:
-    """A pushed schema snapshot. CorruptObject when it is not one, or not the one its key names."""
+    """A pushed schema snapshot. CorruptObject naming the object and the place when it is not one, or not the one its
+    key names."""
     try:
-        pushed = parse_pushed(orjson.loads(decompress(data)))
-    except orjson.JSONDecodeError as e:
-        raise CorruptObject("the schema snapshot is not JSON", object=str(key), reason=str(e)) from e
+        pushed = parse_pushed(read_json(data))
     except CorruptObject as e:
-        raise CorruptObject(e.message, object=str(key), **e.facts) from e
+        raise CorruptObject(e.message, **{**e.facts, "object": str(key)}) from e
     if pushed.snapshot.ts != key.ts:
         raise CorruptObject("the schema snapshot was taken at another ts", object=str(key), found=pushed.snapshot.ts)
     return pushed

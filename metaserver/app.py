@@ -39,8 +39,8 @@ def create_app(
     more_checks: Mapping[str, Check] = MappingProxyType({}),
     collect: Sequence[Collect] = (),
 ) -> FastAPI:
-    """The app. `problems` tells what is wrong with the process; a fatal one makes it not ready, and so does one of
-    `more_checks`. Seeds can be added, and operators be answered, where there is a `store` to look into. Without a
+    """The app. `problems` tells what is wrong with the process; one that ends it makes it not ready, and so does one
+    of `more_checks`. Seeds can be added, and operators be answered, where there is a `store` to look into. Without a
     `guard` no keys are asked for; without an `issuer` pushers bring credentials of their own for the bucket."""
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)

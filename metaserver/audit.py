@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from metaserver.collect import GRACE_MS
+from metaserver.contained import Contained
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, live_objects, object_states
 from tistream.catalog.tenants import list_tenants
@@ -36,6 +37,7 @@ from tistream.layout import (
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem
 
+ROLE = "audit"
 _KEYS_AT_ONCE = 200
 _ROWS_AT_ONCE = 10_000
 _NAMED_MAX = 20  # faults that one problem names
@@ -94,19 +96,31 @@ def audit_tenant(catalog: Catalog, store: ObjectStore, tenant: Tenant, *, newest
 class Auditor:
     """The audits of a service, round by round, and what the last of them found. Used from one thread."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock) -> None:
+    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, *, name: str = "") -> None:
+        """`name` of the process, in problems."""
         self._catalog, self._store, self._clock = catalog, store, clock
-        self._found: list[Problem] = []
+        self.tenants = Contained(catalog, clock, name, ROLE)
+        self._found: dict[Tenant, Audit] = {}
 
     def step(self) -> int:
-        """One round; how many faults."""
-        results = list(audit(self._catalog, self._store, self._clock))
-        self._found = [problem_of(result) for result in results if result.faults]
-        return sum(len(result.faults) for result in results)
+        """One round; how many faults. A tenant that cannot be looked at keeps no other from it."""
+        self.tenants.load()
+        tenants = [row.tenant for row in list_tenants(self._catalog)]
+        self.tenants.keep_only(tenants)
+        self._found = {tenant: found for tenant, found in self._found.items() if tenant in set(tenants)}
+        newest_ms = self._clock.unix_ms() - GRACE_MS
+        for tenant in tenants:
+            self.tenants.run(tenant, lambda t=tenant: self._look(t, newest_ms))  # type: ignore[misc]
+        self.tenants.sync()
+        return sum(len(result.faults) for result in self._found.values())
 
     def problems(self) -> list[Problem]:
-        """A problem for each tenant whose objects are not as the catalog says."""
-        return list(self._found)
+        """A problem for each tenant whose objects are not as the catalog says, or could not be looked at."""
+        found = [problem_of(result) for result in list(self._found.values()) if result.faults]
+        return found + self.tenants.problems()
+
+    def _look(self, tenant: Tenant, newest_ms: int) -> None:
+        self._found[tenant] = audit_tenant(self._catalog, self._store, tenant, newest_ms=newest_ms)
 
 
 def problem_of(found: Audit) -> Problem:

@@ -11,7 +11,9 @@ Relations:
   may die between tombstone and DELETE;
 - the grace period is for economy only: what was put a moment ago will mostly be published in a moment;
 - what a compaction or retention replaced stays while a reader's pin may need it (`tistream.catalog.pins`). Files of
-  compactions that came to nothing are orphans like any other.
+  compactions that came to nothing are orphans like any other;
+- an object that cannot be deleted keeps no other from being deleted: the rest of its tenant goes first, then the
+  tenant's collection is stopped with a problem that names it. Other tenants go on.
 
 What it does not do: batch files (their dispatcher reclaims them), schema snapshots and histories, and finding rows
 without an object. What a deleted tenant leaves is looked after by `deletion`.
@@ -20,22 +22,29 @@ without an object. What a deleted tenant leaves is looked after by `deletion`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import structlog
 
+from metaserver.contained import Contained
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.pins import drop_expired_pins, expired_pins
 from tistream.catalog.tenants import GIVEN_UP, TenantRow, every_tenant
 from tistream.clock import Clock
+from tistream.errors import BucketDiffers, StoreError, StoreRefused
 from tistream.ids import Tenant
 from tistream.layout import bases_prefix, committed_prefix, compacted_prefix, snapshots_prefix
 from tistream.objectstore.protocol import ObjectStore
+from tistream.service import Problem
 
 log = structlog.get_logger(__name__)
 
+ROLE = "collection"
 GRACE_MS = 3_600_000
 _KEYS_AT_ONCE = 200
+_FAILURES_IN_A_ROW = 10  #: the store is away rather than one object held; what it refuses does not count
+_PINS = "expired pins"
 
 Folder = Callable[[Tenant], str]  #: the prefix of one kind of a tenant's objects
 FOLDERS: tuple[Folder, ...] = (committed_prefix, compacted_prefix, bases_prefix, snapshots_prefix)
@@ -45,53 +54,65 @@ class Collector:
     """Looks after the committed files, compacted files, bases and task snapshots of all tenants. Used from one thread;
     several processes may run one each."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, *, grace_ms: int = GRACE_MS) -> None:
-        """`grace_ms`: younger objects are left alone, by the clocks of the store and of this machine."""
+    def __init__(
+        self, catalog: Catalog, store: ObjectStore, clock: Clock, *, grace_ms: int = GRACE_MS, name: str = ""
+    ) -> None:
+        """`grace_ms`: younger objects are left alone, by the clocks of the store and of this machine. `name` of the
+        process, in problems."""
         self._catalog, self._store, self._clock, self._grace_ms = catalog, store, clock, grace_ms
+        self.tenants = Contained(catalog, clock, name, ROLE)
 
     def step(self, tenants: Sequence[TenantRow] | None = None) -> int:
-        """One round over all tenants (as they were just read); how many objects were deleted. Errors of store and
-        catalog end it: the next round begins anew and finds what was left."""
-        deleted = 0
-        for row in every_tenant(self._catalog) if tenants is None else tenants:
-            if row.state not in GIVEN_UP:
-                deleted += self.clean(row.tenant, FOLDERS)
+        """One round over all tenants (as they were just read); how many objects were deleted. What fails is found again
+        by the next round."""
+        self.tenants.load()
+        wanted = [row for row in (every_tenant(self._catalog) if tenants is None else tenants) if _is_collected(row)]
+        self.tenants.keep_only(row.tenant for row in wanted)
+        count = Count()
+        for row in wanted:
+            self.tenants.run(row.tenant, lambda t=row.tenant: self.clean(t, FOLDERS, count))  # type: ignore[misc]
+        self.tenants.run(_PINS, self._drop_pins)
+        self.tenants.sync()
+        if count.deleted:
+            log.info("objects collected", count=count.deleted)
+        return count.deleted
+
+    def problems(self) -> list[Problem]:
+        """The tenants that cannot be collected."""
+        return self.tenants.problems()
+
+    def clean(self, tenant: Tenant, folders: Iterable[Folder], count: Count) -> None:
+        """One round over a tenant and these folders of it. Raises when an object could not be deleted, in the end."""
+        deletes = Deletes(self._store, count)
+        self._replaced(tenant, deletes)
+        self._orphans(tenant, folders, deletes)
+        deletes.settle()
+
+    def _drop_pins(self) -> None:
         if expired_pins(self._catalog):
             drop_expired_pins(self._catalog)
-        if deleted:
-            log.info("objects collected", count=deleted)
-        return deleted
 
-    def clean(self, tenant: Tenant, folders: Iterable[Folder]) -> int:
-        """One round over a tenant and these folders of it; how many objects were deleted."""
-        return self._replaced(tenant) + self._orphans(tenant, folders)
-
-    def _replaced(self, tenant: Tenant) -> int:
-        deleted = 0
+    def _replaced(self, tenant: Tenant, deletes: Deletes) -> None:
         while True:  # a buried key does not come again, so this ends
             keys = superseded_objects(self._catalog, tenant, grace_ms=self._grace_ms, limit=_KEYS_AT_ONCE)
-            deleted += sum(self._bury(tenant, key) for key in keys)
+            for key in keys:
+                self._bury(tenant, key, deletes)
             if len(keys) < _KEYS_AT_ONCE:
-                return deleted
+                return
 
-    def _orphans(self, tenant: Tenant, folders: Iterable[Folder]) -> int:
-        deleted = 0
+    def _orphans(self, tenant: Tenant, folders: Iterable[Folder], deletes: Deletes) -> None:
         for keys in self._old_keys(tenant, folders):
             states = object_states(self._catalog, keys)
             for key in keys:
                 match states.get(key):
                     case ObjectState.DEAD:
-                        self._store.delete(key)
-                        deleted += 1
+                        deletes.delete(key)
                     case None:
-                        deleted += self._bury(tenant, key)
-        return deleted
+                        self._bury(tenant, key, deletes)
 
-    def _bury(self, tenant: Tenant, key: str) -> bool:
-        if not tombstone(self._catalog, tenant, key):
-            return False  # it became visible since we looked
-        self._store.delete(key)
-        return True
+    def _bury(self, tenant: Tenant, key: str, deletes: Deletes) -> None:
+        if tombstone(self._catalog, tenant, key):  # else it became visible since we looked
+            deletes.delete(key)
 
     def _old_keys(self, tenant: Tenant, folders: Iterable[Folder]) -> Iterator[list[str]]:
         """The keys of objects older than the grace period, some at a time."""
@@ -107,3 +128,48 @@ class Collector:
                     keys = []
             if keys:
                 yield keys
+
+
+@dataclass(slots=True)
+class Count:
+    """How many objects a round deleted, tenants that failed in the end included."""
+
+    deleted: int = 0
+
+
+class Deletes:
+    """The DELETE requests of one tenant in one round: one that fails keeps no other from its turn."""
+
+    def __init__(self, store: ObjectStore, count: Count) -> None:
+        self._store, self._count = store, count
+        self._failed: list[tuple[str, StoreError]] = []
+        self._in_a_row = 0
+
+    def delete(self, key: str) -> None:
+        """Delete an object. Raises when so many failed one after the other that the store seems to be away."""
+        try:
+            self._store.delete(key)
+        except StoreError as e:
+            self._failed.append((key, e))
+            self._in_a_row += not isinstance(e, StoreRefused)
+            if self._in_a_row >= _FAILURES_IN_A_ROW:
+                raise
+            return
+        self._in_a_row = 0
+        self._count.deleted += 1
+
+    def settle(self) -> None:
+        """Raise when something failed: what the store refuses is for an operator, all else is tried again soon."""
+        refused = [(key, e) for key, e in self._failed if isinstance(e, StoreRefused)]
+        if refused:
+            key, error = refused[0]
+            raise BucketDiffers(
+                f"{len(refused)} objects that nobody needs cannot be deleted, the first is {key}: {error.message}",
+                object=key,
+            ) from error
+        if self._failed:
+            raise self._failed[0][1]
+
+
+def _is_collected(row: TenantRow) -> bool:
+    return row.state not in GIVEN_UP

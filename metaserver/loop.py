@@ -12,15 +12,22 @@ acts, and every assignment carries the owner's epoch and the item's epoch that i
 it paused changes nothing. A worker lives until it says that it is gone, or until this process has seen it silent for
 long enough (`metaserver.sight`); what moves then, and what moves for other reasons, is decided by `metaserver.balance`.
 With no owner elected nothing moves and data keeps flowing.
+
+An error stops one tenant in one of these roles, or one job (`metaserver.contained`), and nothing else: no error ends a
+thread. What has stopped is kept in the catalog's stops, and tried again at once when an operator resumes it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
 from metaserver.activation import Activation
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
+from metaserver.contained import Contained
 from metaserver.deletion import Deletion
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
@@ -32,10 +39,11 @@ from tistream.catalog.engine import Catalog
 from tistream.catalog.events import prune_events
 from tistream.catalog.owner import acquire_owner, renew_owner
 from tistream.catalog.reports import WorkerReport
+from tistream.catalog.stops import forget_stale_stops
 from tistream.catalog.tenants import every_tenant
 from tistream.catalog.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
 from tistream.clock import Clock
-from tistream.errors import CorruptObject, Fenced
+from tistream.errors import Fenced
 from tistream.limits import LEASE_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating, ServiceGroup
@@ -46,8 +54,19 @@ INTERVAL_S = 0.3
 COLLECT_INTERVAL_S = 600.0
 RETENTION_INTERVAL_S = 600.0
 AUDIT_INTERVAL_S = 86_400.0
+RESUMED_S = 1.0  #: between two looks at what operators resumed, while something is stopped
+JOB_FIRST_S, JOB_MAX_S = 0.5, 5.0  #: pauses of a job of assignment that an error stopped: a takeover waits for it
 REPORTS_S = 2.0  #: between two looks at what workers report ...
 REPORTS_PAUSES = 20  #: ... and so many times as long as one takes, where very many items are reported
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """A thread, what it may have stopped, and what is to be done before a try that an operator asked for."""
+
+    thread: Repeating
+    stopped: tuple[Contained, ...]
+    before_try: Callable[[], None] = lambda: None
 
 
 class MetaWorker:
@@ -75,14 +94,18 @@ class MetaWorker:
         its own, 0 = all; None = this process retires and audits nothing."""
         self.name = name
         self._catalog, self._clock = catalog, clock
-        self._activation = Activation(catalog, store, clock, data_tasks)
-        self._collector = Collector(catalog, store, clock, grace_ms=grace_ms)
-        self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms)
+        self._activation = Activation(catalog, store, clock, data_tasks, name)
+        self._collector = Collector(catalog, store, clock, grace_ms=grace_ms, name=name)
+        self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms, name=name)
+        self._pruning = Contained(catalog, clock, name, "pruning")
         tasks = TaskItems(catalog)
-        self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape, tasks.known)
+        self._assigning = Contained(
+            catalog, clock, name, "assignment", stopped_first_s=JOB_FIRST_S, stopped_max_s=JOB_MAX_S
+        )
+        self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape, tasks.known, name)
         registry = SchemaRegistry(catalog, store, clock=clock)
-        self._retention = Retention(catalog, registry, default_hours=retention_hours or 0)
-        self._auditor = Auditor(catalog, store, clock)
+        self._retention = Retention(catalog, registry, default_hours=retention_hours or 0, clock=clock, name=name)
+        self._auditor = Auditor(catalog, store, clock, name=name)
         self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
         self._was_owner = False
@@ -91,25 +114,33 @@ class MetaWorker:
             WorkerKind.DISPATCHER: Roster(StoreItems(catalog)),
             WorkerKind.SORTER: Roster(tasks),
         }
-        self._reports_due_s = 0.0
-        self._assignment = Repeating(f"{name}/assignment", self.assign, interval_s=interval_s, clock=clock)
-        self._threads = ServiceGroup(
-            name,
-            (
-                self._assignment,
-                Repeating(f"{name}/activation", self.activate, interval_s=interval_s, clock=clock),
-                Repeating(f"{name}/collection", self.collect, interval_s=collect_interval_s, clock=clock),
-                *(
-                    ()
-                    if retention_hours is None
-                    else (
-                        Repeating(f"{name}/retention", self.retain, interval_s=retention_interval_s, clock=clock),
-                        Repeating(f"{name}/audit", self.audit, interval_s=min(600.0, audit_interval_s), clock=clock),
-                    )
-                ),
-            ),
-            clock,
+        self._reports_due_s = self._resumed_s = 0.0
+        self._assigned_s: float | None = None
+        self._roles = self._made_roles(
+            interval_s, collect_interval_s, None if retention_hours is None else retention_interval_s
         )
+        self._threads = ServiceGroup(name, [role.thread for role in self._roles], clock)
+
+    def _made_roles(self, interval_s: float, collect_s: float, retention_s: float | None) -> list[_Role]:
+        def thread(role: str, step: Callable[[], None], every_s: float) -> Repeating:
+            return Repeating(f"{self.name}/{role}", step, interval_s=every_s, clock=self._clock, lasting=True)
+
+        reshaping = () if self._reshaping is None else (self._reshaping.tenants,)
+        collecting = (self._collector.tenants, self._deletion.tenants, self._pruning)
+        roles = [
+            _Role(thread("assignment", self.assign, interval_s), (self._assigning, *reshaping)),
+            _Role(
+                thread("activation", self.activate, interval_s), (self._activation.tenants,), self._activation.resume
+            ),
+            _Role(thread("collection", self.collect, collect_s), collecting),
+        ]
+        if retention_s is not None:
+            audit_s = min(600.0, self._audit_interval_s)
+            roles += [
+                _Role(thread("retention", self.retain, retention_s), (self._retention.tenants,)),
+                _Role(thread("audit", self.audit, audit_s), (self._auditor.tenants,), self._audit_now),
+            ]
+        return roles
 
     def start(self) -> None:
         self._threads.start()
@@ -121,7 +152,10 @@ class MetaWorker:
         self._threads.stop()
 
     def problems(self) -> list[Problem]:
-        found = self._threads.problems() + self._activation.problems(self.name)
+        parts = [self._activation, self._collector, self._deletion, self._pruning, self._assigning]
+        found = self._threads.problems() + [problem for part in parts for problem in part.problems()]
+        if self._reshaping is not None:
+            found += self._reshaping.tenants.problems()
         return found + self._retention.problems() + self._auditor.problems()
 
     @property
@@ -131,19 +165,33 @@ class MetaWorker:
 
     def lease_age_s(self) -> float | None:
         """Seconds since a round of election and assignment went well; None before the first."""
-        return self._assignment.succeeded_age_s
+        at = self._assigned_s
+        return None if at is None else self._clock.monotonic() - at
 
     def assign(self) -> None:
         """One round of election and assignment."""
         self._elect()
         now_s = self._clock.monotonic()
         living = self._watch(now_s)
+        if self._epoch is None or self._assign(living, self._epoch, now_s):
+            self._assigned_s = self._clock.monotonic()
         if self._epoch is not None:
-            self._learn(now_s)
-            for kind, roster in self._rosters.items():
-                roster.assign(_crew(living, kind), self._epoch, now_s)
-            if self._reshaping is not None:
-                self._reshaping.step(self._epoch)
+            self._resume(now_s)
+
+    def _assign(self, living: list[Pulse], epoch: int, now_s: float) -> bool:
+        """Each job by itself: one that fails keeps none from its turn. Whether stores and tasks were given out."""
+        jobs = self._assigning
+        jobs.load()
+        jobs.run("reports", lambda: self._learn(now_s))
+        gave = [
+            jobs.run(f"{kind} items", lambda k=kind, r=roster: r.assign(_crew(living, k), epoch, now_s))  # type: ignore[misc]
+            for kind, roster in self._rosters.items()
+        ]
+        reshaping = self._reshaping
+        if reshaping is not None:
+            jobs.run("reshaping", lambda: reshaping.step(epoch))
+        jobs.sync()
+        return all(gave)
 
     def activate(self) -> None:
         """One round of activation. Activating is guarded by itself; being the owner only saves the listing."""
@@ -156,7 +204,10 @@ class MetaWorker:
             tenants = every_tenant(self._catalog)
             self._collector.step(tenants)
             self._deletion.step(tenants)
-            prune_events(self._catalog)
+            self._pruning.load()
+            self._pruning.run("events", lambda: prune_events(self._catalog))
+            self._pruning.run("stops", lambda: forget_stale_stops(self._catalog))
+            self._pruning.sync()
 
     def retain(self) -> None:
         """One round of retention. Each step is guarded by itself; being the owner only saves the work."""
@@ -170,6 +221,20 @@ class MetaWorker:
             self._auditor.step()
             self._audited = now
 
+    def _audit_now(self) -> None:
+        self._audited = self._clock.monotonic() - self._audit_interval_s
+
+    def _resume(self, now_s: float) -> None:
+        """Try at once what operators resumed."""
+        if now_s < self._resumed_s:
+            return
+        self._resumed_s = now_s + RESUMED_S
+        for role in self._roles:
+            resumed = [stopped.take_resumed() for stopped in role.stopped]
+            if any(resumed):
+                role.before_try()
+                role.thread.wake()
+
     def _elect(self) -> None:
         if self._epoch is not None:
             try:
@@ -178,6 +243,9 @@ class MetaWorker:
             except Fenced:
                 log.warning("another meta server is the owner now", me=self.name, epoch=self._epoch)
                 self._epoch = None
+                for role in self._roles:
+                    for stopped in role.stopped:
+                        stopped.forget()
         self._epoch = acquire_owner(self._catalog, self.name, starts=not self._was_owner)
         if self._epoch is not None:
             self._was_owner = True
@@ -197,12 +265,7 @@ class MetaWorker:
             return
         self._reports_due_s = now_s + REPORTS_S
         reports: dict[WorkerKind, list[tuple[str, WorkerReport]]] = {kind: [] for kind in self._rosters}
-        try:
-            workers = list_workers(self._catalog)
-        except CorruptObject as e:  # of another version perhaps: nothing rests on reports
-            log.warning("a worker's report cannot be read; loads stay as they were", error=str(e))
-            return
-        for worker in workers:
+        for worker in list_workers(self._catalog):
             if worker.kind in reports:
                 reports[worker.kind].append((worker.worker_id, worker.report))
         for kind, roster in self._rosters.items():

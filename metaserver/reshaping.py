@@ -3,7 +3,8 @@
 Each wish is one guarded transaction under the owner's epoch (tistream.catalog.reshape); a merge is then done by the
 sorter that owns both tasks. A wish that comes too late changes nothing and is thought over again the next time.
 
-Read are only the tasks of tenants of which something may change: see `candidates`.
+Read are only the tasks of tenants of which something may change: see `candidates`. An error of one wish stops the
+reshaping of its tenant and of no other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from metaserver.candidates import candidates
+from metaserver.contained import Contained
 from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
 from metaserver.rosters import Columns
 from tistream.catalog.engine import Catalog
@@ -22,8 +24,10 @@ from tistream.catalog.tasks import TaskRow, tasks_of_tenants
 from tistream.catalog.workers import WorkerKind, list_workers
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
+from tistream.ids import Tenant
 from tistream.limits import LEASE_MS
 
+ROLE = "reshaping"
 LOOK_EVERY_S = 2.0
 
 log = structlog.get_logger(__name__)
@@ -33,15 +37,22 @@ class Reshaping:
     """Used from one thread."""
 
     def __init__(
-        self, catalog: Catalog, clock: Clock, settings: ReshapeSettings, known: Callable[[], Columns | None]
+        self,
+        catalog: Catalog,
+        clock: Clock,
+        settings: ReshapeSettings,
+        known: Callable[[], Columns | None],
+        name: str = "",
     ) -> None:
-        """`known`: all tasks with their owners, as this process knows them; None when it has not read them yet."""
+        """`known`: all tasks with their owners, as this process knows them; None when it has not read them yet. `name`
+        of the process, in problems."""
+        self.tenants = Contained(catalog, clock, name, ROLE)
         self._catalog, self._clock, self._settings, self._known = catalog, clock, settings, known
         self._reshaper = Reshaper(settings)
         self._due_s = clock.monotonic()
 
     def step(self, owner_epoch: int) -> None:
-        """Look at the tasks, if it is time. Catalog errors pass through."""
+        """Look at the tasks, if it is time. Errors of looking pass through."""
         now = self._clock.monotonic()
         if now < self._due_s:
             return
@@ -53,13 +64,18 @@ class Reshaping:
         rows = tasks_of_tenants(
             self._catalog, candidates(columns, said, self._settings) | merging_tenants(self._catalog)
         )
+        self.tenants.load()
         for wish in self._reshaper.wishes(rows, _of_owners(rows, said), now):
-            try:
-                done = self._act(wish, owner_epoch)
-            except (NotFound, InvalidInput) as e:  # the tasks are others by now
-                log.info("tasks stay as they are", cause=str(e))
-                continue
-            log.info("tasks change" if done else "tasks have changed meanwhile", wish=_told(wish))
+            self.tenants.run(_tenant_of(wish), lambda w=wish: self._do(w, owner_epoch))  # type: ignore[misc]
+        self.tenants.sync()
+
+    def _do(self, wish: Wish, owner_epoch: int) -> None:
+        try:
+            done = self._act(wish, owner_epoch)
+        except (NotFound, InvalidInput) as e:  # the tasks are others by now
+            log.info("tasks stay as they are", cause=str(e))
+            return
+        log.info("tasks change" if done else "tasks have changed meanwhile", wish=_told(wish))
 
     def _said(self) -> list[tuple[str, TaskReport]]:
         """What living sorters say of tasks now."""
@@ -88,6 +104,12 @@ def _of_owners(rows: list[TaskRow], said: list[tuple[str, TaskReport]]) -> dict[
     """What the owner of each of these tasks says of it."""
     owners = {row.task_id: (row.owner, row.epoch) for row in rows}
     return {r.task_id: r for worker, r in said if owners.get(r.task_id) == (worker, r.epoch)}
+
+
+def _tenant_of(wish: Wish) -> Tenant:
+    match wish:
+        case Split(task=row) | Merge(left=row) | Cancel(task=row):
+            return row.tenant
 
 
 def _told(wish: Wish) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from metaserver.contained import Contained
 from schemas.registry import SchemaRegistry
 from schemas.retention import Floor, births, lowest_floor, needs_of_reads
 from tistream import ts as tso
@@ -41,12 +42,15 @@ from tistream.catalog.safe_points import list_safe_points
 from tistream.catalog.seeds import list_seeds
 from tistream.catalog.tasks import served_watermark
 from tistream.catalog.tenants import TenantRow, kept_s, list_tenants
-from tistream.errors import ErrorKind, LogHeld, TiStreamError
+from tistream.clock import Clock, SystemClock
+from tistream.errors import LogHeld
 from tistream.ids import Tenant
 from tistream.service import Problem
 
 log = structlog.get_logger(__name__)
 
+ROLE = "retention"
+_FORGETTING = "forgetting rows of deleted objects"
 FORGET_MS = 24 * 3_600_000
 _WORTH_SAYING_MS = 3_600_000
 _ROWS_AT_ONCE = 1000
@@ -55,32 +59,51 @@ _ROWS_AT_ONCE = 1000
 class Retention:
     """Looks after the floors of all tenants. Used from one thread; several processes may run one each."""
 
-    def __init__(self, catalog: Catalog, registry: SchemaRegistry, *, default_hours: float) -> None:
-        """`default_hours`: what is kept of a tenant that has no retention of its own; 0 = all."""
+    def __init__(
+        self,
+        catalog: Catalog,
+        registry: SchemaRegistry,
+        *,
+        default_hours: float,
+        clock: Clock | None = None,
+        name: str = "",
+    ) -> None:
+        """`default_hours`: what is kept of a tenant that has no retention of its own; 0 = all. `name` of the process,
+        in problems."""
         self._catalog, self._registry, self._default_hours = catalog, registry, default_hours
+        self.tenants = Contained(catalog, clock or SystemClock(), name, ROLE)
         self._held: dict[Tenant, Problem] = {}
+        self._looked_at = 0
 
     def step(self) -> int:
-        """One round over all tenants; how many objects were looked at. A tenant whose schema cannot be read keeps its
-        log."""
-        looked_at = 0
+        """One round over all tenants; how many objects were looked at. A tenant that fails keeps its log, and no other
+        from losing what it does not keep."""
+        self._looked_at = 0
+        self.tenants.load()
         tenants = list_tenants(self._catalog)
-        self._held = {t: p for t, p in self._held.items() if t in {row.tenant for row in tenants}}
+        known = {row.tenant for row in tenants}
+        self.tenants.keep_only(known)
+        self._held = {t: p for t, p in self._held.items() if t in known}
         for row in tenants:
-            try:
-                self._raise(row)
-            except TiStreamError as e:
-                if e.kind is ErrorKind.RETRY:
-                    raise
-                self._held[row.tenant] = Problem.of(f"retention/{row.tenant}", e)
-            looked_at += self._retire(row.tenant)
-        while forget_dead(self._catalog, older_ms=FORGET_MS, limit=_ROWS_AT_ONCE) == _ROWS_AT_ONCE:
-            pass
-        return looked_at
+            self.tenants.run(row.tenant, lambda r=row: self._keep(r))  # type: ignore[misc]
+        self.tenants.run(_FORGETTING, self._forget)
+        self.tenants.sync()
+        return self._looked_at
 
     def problems(self) -> list[Problem]:
-        """What holds floors back."""
-        return list(self._held.values())
+        """What holds floors back, and the tenants that fail."""
+        return list(self._held.values()) + self.tenants.problems()
+
+    def _keep(self, row: TenantRow) -> None:
+        """Take away what lies below the floor, also where a new floor cannot be worked out."""
+        try:
+            self._raise(row)
+        finally:
+            self._retire(row.tenant)
+
+    def _forget(self) -> None:
+        while forget_dead(self._catalog, older_ms=FORGET_MS, limit=_ROWS_AT_ONCE) == _ROWS_AT_ONCE:
+            pass
 
     def wanted(self, row: TenantRow) -> int | None:
         """What the policy alone makes of the tenant's floor; None when it keeps everything."""
@@ -132,13 +155,12 @@ class Retention:
         )
         self._held[tenant] = Problem.of(f"retention/{tenant}", error)
 
-    def _retire(self, tenant: Tenant) -> int:
-        looked_at = 0
+    def _retire(self, tenant: Tenant) -> None:
         while True:
             found = retire_below_floor(self._catalog, tenant)
-            looked_at += found.objects
+            self._looked_at += found.objects
             if found.objects < OBJECTS_AT_ONCE:
-                return looked_at
+                return
 
 
 def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:

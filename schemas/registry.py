@@ -34,7 +34,7 @@ from schemas.kept import KeptHistories
 from schemas.layout import row_layout
 from schemas.meta import Definition, Step, read_meta, steps_of
 from schemas.model import Table
-from schemas.saved import decompress
+from schemas.saved import read_json
 from schemas.snapshot import SchemaSnapshot, parse_pushed
 from tistream.catalog.committed import SegmentRow, find_segments
 from tistream.catalog.engine import Catalog
@@ -225,9 +225,9 @@ class CommittedSteps:
             raise NotFound("this tenant has not pushed its schema snapshot yet", tenant=tenant)
         key = str(SchemaSnapKey(tenant=tenant, ts=start_ts))
         try:
-            pushed = parse_pushed(orjson.loads(decompress(self._store.get(key))))
-        except orjson.JSONDecodeError as error:
-            raise CorruptObject("the pushed schema snapshot is not JSON", object_key=key) from error
+            pushed = parse_pushed(read_json(self._store.get(key)))
+        except CorruptObject as error:
+            raise CorruptObject(error.message, **{**error.facts, "object_key": key}) from error
         if pushed.snapshot.ts != start_ts:
             raise CorruptObject("the pushed schema snapshot is of another time", object_key=key, ts=pushed.snapshot.ts)
         return History(pushed.snapshot, pushed.job_table)

@@ -174,6 +174,14 @@ def decompress(data: bytes) -> bytes:
     return b"".join(parts)
 
 
+def read_json(data: bytes) -> Any:
+    """The JSON in a zstd object. CorruptObject when it is none."""
+    try:
+        return orjson.loads(decompress(data))
+    except orjson.JSONDecodeError as error:
+        raise CorruptObject("a schema object is not JSON", reason=str(error)) from error
+
+
 def _part(name: str, fetch: Fetch, offset: int, length: int) -> bytes:
     data = fetch(offset, length)
     if len(data) != length:

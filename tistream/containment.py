@@ -3,19 +3,22 @@
 Every loop over tasks, tenants, stores or jobs runs each item's step through a `Containment`. What the step raises
 decides:
 
-- Fenced passes to the caller, which gives the item up: another process owns it;
+- Fenced passes to the caller, which gives the item up: another process owns it (with `fenced_stops` it is an error
+  like any other, for a role that owns no items);
 - kind RETRY (object store, catalog or peer away): the item waits, 0.2 s doubling to 5 s, and is tried again;
 - anything else (a corrupt object, a refused value, a defect of this program): the item is *stopped*. Its problem is
-  fatal, it is tried again after a long pause (30 s doubling to 10 minutes), or as soon as an operator resumes it.
+  fatal and contained (the process stays ready), and it is tried again after a long pause (30 s doubling to 10
+  minutes), or as soon as an operator resumes it.
 
-An item that waits delays no other. Its problem is shown until one of its steps succeeds or the item is forgotten. The
-state is in memory: a process that starts again tries each item once, and an item that fails again is contained again.
+An item that waits delays no other. Its problem is shown until one of its steps succeeds or the item is forgotten.
+`tistream.catalog.stops` keeps what has stopped in the catalog: a process that starts again shows it at once
+(`remember`) and tries it after the first pause, when everything else runs.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,6 +41,7 @@ class _Failure:
     problem: Problem
     backoff: Backoff
     due_s: float
+    tries: int
 
 
 class Containment(Generic[Item]):
@@ -51,9 +55,14 @@ class Containment(Generic[Item]):
         name: Callable[[Item], str] = str,
         rand: random.Random | None = None,
         on_stop: Callable[[Item, Problem], None] | None = None,
+        stopped_first_s: float = STOPPED_FIRST_S,
+        stopped_max_s: float = STOPPED_MAX_S,
+        fenced_stops: bool = False,
     ) -> None:
         """`source` and `name(item)` make the source of a problem, for example "meta-1/activation/1/7". `on_stop` is
-        called once when an item stops, in the thread of `run`."""
+        called once when an item stops, in the thread of `run`. Give shorter pauses where a try is cheap and a wait is
+        not."""
+        self._stopped_pauses, self._fenced_stops = (stopped_first_s, stopped_max_s), fenced_stops
         self._source, self._clock, self._name, self._rand, self._on_stop = source, clock, name, rand, on_stop
         self._failures: dict[Item, _Failure] = {}
 
@@ -68,10 +77,10 @@ class Containment(Generic[Item]):
             return False
         try:
             step()
-        except Fenced:
-            self.forget(item)
-            raise
-        except Exception as e:  # noqa: BLE001 - this is the one place that decides what an error may stop
+        except Exception as e:
+            if isinstance(e, Fenced) and not self._fenced_stops:
+                self.forget(item)
+                raise
             self.failed(item, e)
             return False
         self._failures.pop(item, None)
@@ -80,12 +89,12 @@ class Containment(Generic[Item]):
     def failed(self, item: Item, error: Exception) -> None:
         """Record that a step of this item failed, for a step that did not run through `run`."""
         retry = isinstance(error, TiStreamError) and error.kind is ErrorKind.RETRY
-        problem = Problem.of(f"{self._source}/{self._name(item)}", error, fatal=not retry)
+        problem = Problem.of(f"{self._source}/{self._name(item)}", error, fatal=not retry, contained=not retry)
         before = self._failures.get(item)
-        backoff = (
-            before.backoff if before is not None and before.problem.fatal is problem.fatal else self._pauses(retry)
-        )
-        self._failures[item] = _Failure(problem, backoff, self._clock.monotonic() + backoff.next_s())
+        backoff, tries = self._pauses(retry), 1
+        if before is not None and before.problem.fatal is problem.fatal:
+            backoff, tries = before.backoff, before.tries + 1
+        self._failures[item] = _Failure(problem, backoff, self._clock.monotonic() + backoff.next_s(), tries)
         if before is not None and before.problem == problem:
             return
         if retry:
@@ -98,6 +107,23 @@ class Containment(Generic[Item]):
     def stopped(self) -> dict[Item, Problem]:
         """The items that an error has stopped."""
         return {item: f.problem for item, f in list(self._failures.items()) if f.problem.fatal}
+
+    def waiting(self) -> list[Item]:
+        """The items that have failed and were not forgotten."""
+        return list(self._failures)
+
+    def tries(self, item: Item) -> int:
+        """How often the item has failed in this way since it last succeeded."""
+        failure = self._failures.get(item)
+        return 0 if failure is None else failure.tries
+
+    def remember(self, item: Item, *, code: str, message: str, facts: Mapping[str, object], tries: int) -> None:
+        """The item was stopped before this process started: show it, and try it after the first pause."""
+        if item not in self._failures:
+            source = f"{self._source}/{self._name(item)}"
+            problem = Problem(source=source, code=code, message=message, facts=facts, fatal=True, contained=True)
+            backoff = self._pauses(retry=False)
+            self._failures[item] = _Failure(problem, backoff, self._clock.monotonic() + backoff.next_s(), tries)
 
     def problems(self) -> list[Problem]:
         """The problem of every item that waits."""
@@ -116,8 +142,12 @@ class Containment(Generic[Item]):
     def keep_only(self, items: Collection[Item]) -> None:
         """Forget every item that is not among these."""
         for item in [item for item in self._failures if item not in items]:
-            del self._failures[item]
+            self.forget(item)
+
+    def forget_all(self) -> None:
+        """All items are somebody else's."""
+        self._failures = {}
 
     def _pauses(self, retry: bool) -> Backoff:
-        first_s, max_s = (RETRY_FIRST_S, RETRY_MAX_S) if retry else (STOPPED_FIRST_S, STOPPED_MAX_S)
+        first_s, max_s = (RETRY_FIRST_S, RETRY_MAX_S) if retry else self._stopped_pauses
         return Backoff(first_s=first_s, max_s=max_s, rand=self._rand)

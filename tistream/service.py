@@ -5,7 +5,14 @@ now. `Repeating` is the one kind of background thread: it runs a step, waits, ru
 decides:
 
 - kind RETRY (store, catalog or peer away): the problem is shown, the step runs again after a growing pause;
-- anything else (fenced, corrupt, a defect): the thread stops and its problem stays visible until somebody restarts it.
+- anything else (fenced, corrupt, a defect): the thread ends, and with it the process, so that a new process starts
+  from durable state. This is right for a heartbeat that is fenced and for a loop whose memory a defect may have left
+  half-changed;
+- in a `lasting` thread nothing ends it: each error is shown, and the step runs again after a growing pause. This is
+  right where each step begins from what the catalog says, as in the meta server: ending would stop all tenants at each
+  restart for what one of them has.
+
+A loop over tasks, tenants, stores or jobs contains the errors of each item itself (`tistream.containment`).
 
 Nothing is swallowed: an error is either shown by `problems()` or it has been overcome by a later step that succeeded.
 This module owns no timing of its own: it waits by the Clock it is given.
@@ -35,14 +42,21 @@ class Problem:
     code: str
     message: str
     facts: Mapping[str, object] = field(default_factory=dict)
-    fatal: bool = False  #: the part has stopped and does not try again by itself
+    fatal: bool = False  #: the part has stopped; unless it is `contained`, it does not try again by itself
+    contained: bool = False  #: one item of many has stopped: the process and the other items go on
 
     @classmethod
-    def of(cls, source: str, error: BaseException, *, fatal: bool = False) -> Problem:
+    def of(cls, source: str, error: BaseException, *, fatal: bool = False, contained: bool = False) -> Problem:
         """The problem that an error is."""
+        code, message, facts = TiStreamError.code, f"{type(error).__name__}: {error}", dict[str, object]()
         if isinstance(error, TiStreamError):
-            return cls(source=source, code=error.code, message=error.message, facts=dict(error.facts), fatal=fatal)
-        return cls(source=source, code=TiStreamError.code, message=f"{type(error).__name__}: {error}", fatal=fatal)
+            code, message, facts = error.code, error.message, dict(error.facts)
+        return cls(source=source, code=code, message=message, facts=facts, fatal=fatal, contained=contained)
+
+    @property
+    def ends_process(self) -> bool:
+        """Whether the process cannot do its work until it is started again."""
+        return self.fatal and not self.contained
 
     def shown(self) -> dict[str, object]:
         """As JSON for people."""
@@ -52,6 +66,7 @@ class Problem:
             "code": self.code,
             "message": self.message,
             "fatal": self.fatal,
+            "contained": self.contained,
             "facts": facts,
         }
 
@@ -94,8 +109,11 @@ class Backoff:
 class Repeating:
     """One supervised thread that runs `step` every `interval_s` seconds."""
 
-    def __init__(self, name: str, step: Callable[[], None], *, interval_s: float, clock: Clock) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, step: Callable[[], None], *, interval_s: float, clock: Clock, lasting: bool = False
+    ) -> None:
+        """`lasting`: no error ends the thread."""
+        self.name, self._lasting = name, lasting
         self._step, self._interval_s, self._clock = step, interval_s, clock
         self._backoff = Backoff(first_s=max(interval_s, 0.05), max_s=max(interval_s, 5.0), rand=random.Random())
         self._stop = threading.Event()
@@ -129,7 +147,7 @@ class Repeating:
     def crashed(self) -> bool:
         """Whether the thread has ended by an error."""
         problem = self._problem
-        return problem is not None and problem.fatal
+        return problem is not None and problem.ends_process
 
     @property
     def succeeded_age_s(self) -> float | None:
@@ -156,13 +174,10 @@ class Repeating:
         """Run one step; the pause until the next, or None when there is none."""
         try:
             self._step()
-        except TiStreamError as e:
-            retry = e.kind is ErrorKind.RETRY
+        except Exception as e:  # noqa: BLE001 - a defect is shown, and ends this thread at most
+            retry = isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY
             self._note(e, fatal=not retry)
-            return self._backoff.next_s() if retry else None
-        except Exception as e:  # noqa: BLE001 - a defect: shown, and the thread ends
-            self._note(e, fatal=True)
-            return None
+            return self._backoff.next_s() if retry or self._lasting else None
         self._problem = None
         self._succeeded_s = self._clock.monotonic()
         self._ready = True
@@ -171,10 +186,14 @@ class Repeating:
         return self._interval_s
 
     def _note(self, error: Exception, *, fatal: bool) -> None:
-        problem = Problem.of(self.name, error, fatal=fatal)
-        if fatal:
+        problem = Problem.of(self.name, error, fatal=fatal, contained=fatal and self._lasting)
+        if problem == self._problem:
+            return
+        if problem.ends_process:
             log.error("service stopped by an error", service=self.name, exc_info=error)
-        elif problem != self._problem:
+        elif fatal:
+            log.error("service step failed by a defect, will try again", service=self.name, exc_info=error)
+        else:
             log.warning("service step failed, will try again", service=self.name, error=str(error))
         self._problem = problem
 

@@ -55,6 +55,9 @@ class EventKind(StrEnum):
     TENANT_RESUMED = "tenant.resumed"
     TENANT_DELETING = "tenant.deleting"
     TENANT_DELETED = "tenant.deleted"
+    ITEM_STOPPED = "item.stopped"  #: an error stopped the work of one role on one item; see `stops`
+    ITEM_RESUMED = "item.resumed"  #: asked for by a person
+    ITEM_WORKS = "item.works"  #: what had stopped was done, or is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

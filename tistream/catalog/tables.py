@@ -371,6 +371,25 @@ events = Table(
     Column("detail", SqlText, nullable=False),
 )
 
+stops = Table(
+    "stops",
+    metadata,
+    _id("stop_id"),
+    Column("role", WorkerName, nullable=False),
+    Column("item", WorkerName, nullable=False),
+    Column("scope", Word, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("code", Word, nullable=False),
+    Column("message", SqlText, nullable=False),
+    Column("object", SqlText, nullable=False),
+    _uint("since_ms"),
+    _uint("tried_ms"),
+    _uint("tries"),
+    Column("resumed", Boolean, nullable=False),
+    Index("stops_by_item", "role", "item", unique=True),
+)
+
 counters = Table(
     "counters",
     metadata,

@@ -109,7 +109,7 @@ class Running:
 
     def stopped(self) -> Problem | None:
         """The first part that has ended by an error, if one has."""
-        return next((p for p in self.services.problems() if p.fatal), None)
+        return next((p for p in self.services.problems() if p.ends_process), None)
 
     def drain(self, hurry: threading.Event) -> None:
         """Before `close`: wait until others have what this process holds, or `hurry` is set."""

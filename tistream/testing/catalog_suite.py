@@ -78,6 +78,7 @@ from tistream.testing.catalog_suite_neighbours import NameSuite, NeighbourSuite
 from tistream.testing.catalog_suite_reshape import ReshapeSuite
 from tistream.testing.catalog_suite_retention import RetentionSuite
 from tistream.testing.catalog_suite_seeds import SeedSuite
+from tistream.testing.catalog_suite_stops import StopSuite
 
 _MIGRATE = "import sys; from tistream.catalog.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
@@ -97,6 +98,7 @@ class CatalogSuite(
     DeletionSuite,
     NeighbourSuite,
     NameSuite,
+    StopSuite,
 ):
     """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
 
