@@ -460,17 +460,19 @@ def _opened(opening: saved.Opening, fetch: Fetch) -> tuple[SavedTables, History]
     tables = SavedTables(opening, fetch)
     try:
         start = Start(
-            ts=head["start"]["ts"],
-            schema_version=head["start"]["schema_version"],
-            databases=MappingProxyType({d["id"]: Database(**d) for d in head["start"]["databases"]}),
+            ts=int(head["start"]["ts"]),
+            schema_version=int(head["start"]["schema_version"]),
+            databases=MappingProxyType({d["id"]: saved.database_of(d) for d in head["start"]["databases"]}),
             own={},
             saved=tables,
         )
-        named = NamedIds(table_of=dict(head["start"]["named"]), highest=head["start"]["highest_id"])
+        named = NamedIds(table_of=dict(head["start"]["named"]), highest=int(head["start"]["highest_id"]))
         job_table, resolved_ts = saved.table_of(head["job_table"]), int(head["resolved_ts"])
-    except (KeyError, TypeError, ValueError) as error:
+        return tables, _restored(start, job_table, resolved_ts, opening.changes, opening.drafts, named)
+    except CorruptObject:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
-    return tables, _restored(start, job_table, resolved_ts, opening.changes, opening.drafts, named)
 
 
 def _restored(

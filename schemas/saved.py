@@ -20,8 +20,9 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, TypeVar
 
 import orjson
 import zstandard
@@ -79,7 +80,7 @@ class Increment:
 
 def pack(head: Mapping[str, Any], changes: Iterable[Change], blocks: Iterable[bytes] = ()) -> bytes:
     """The bytes of an object; `blocks` are packed already."""
-    opening = frame(dumps(head) + b"\n") + frame(b"".join(dumps(_change_json(c)) + b"\n" for c in changes))
+    opening = frame(dumps(head) + b"\n") + frame(b"".join(dumps(change_json(c)) + b"\n" for c in changes))
     prefix = _PREFIX.pack(_SKIPPABLE, _PREFIX.size - 8, FORMAT, len(opening))
     return b"".join((prefix, opening, *blocks))
 
@@ -113,6 +114,8 @@ def open_object(name: str, fetch: Fetch) -> Opening:
         if rest:
             raise CorruptObject("a schema history has bytes that belong to nothing", object_key=name)
         parsed = orjson.loads(head)
+        if not isinstance(parsed, dict):
+            raise TypeError("its head is not an object")
         return Opening(
             name=name,
             head=parsed,
@@ -130,8 +133,8 @@ def increment_of(opening: Opening) -> Increment | None:
     if head.get("kind") != "increment":
         return None
     try:
-        chain = Chain(**{**head["chain"], "increments": tuple(head["chain"]["increments"])})
-        after_ts, resolved_ts = head["after_ts"], head["resolved_ts"]
+        chain = _made(Chain, {**head["chain"], "increments": ints_of(head["chain"]["increments"])})
+        after_ts, resolved_ts = _of(int, head["after_ts"]), _of(int, head["resolved_ts"])
     except (KeyError, TypeError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
     return Increment(
@@ -203,6 +206,48 @@ def _first_frame(data: bytes) -> tuple[bytes, bytes]:
 
 # ---- values
 
+V = TypeVar("V")
+_NONE = type(None)
+#: what a field may hold, by its annotation; what is not here is made by a function of its own
+_ALLOWED: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "object": (str, int, float, _NONE),
+    "bytes | None": (bytes, _NONE),
+}
+
+
+@cache
+def _typed_fields(cls: type) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """The fields whose values are checked, with the types that they may have."""
+    return tuple((f.name, _ALLOWED[str(f.type)]) for f in fields(cls) if str(f.type) in _ALLOWED)
+
+
+def _made(cls: Callable[..., V], values: Mapping[str, Any]) -> V:
+    """A value of this dataclass. TypeError naming the field that is missing, unknown or of another type."""
+    found = cls(**values)
+    for name, types in _typed_fields(type(found)):
+        if type(getattr(found, name)) not in types:
+            raise TypeError(f"{type(found).__name__}.{name} is {getattr(found, name)!r:.60}")
+    return found
+
+
+def texts_of(values: Any) -> tuple[str, ...]:
+    """A list of texts. TypeError when it is none."""
+    return tuple(_of(str, value) for value in values)
+
+
+def ints_of(values: Any) -> tuple[int, ...]:
+    """A list of whole numbers. TypeError when it is none."""
+    return tuple(_of(int, value) for value in values)
+
+
+def _of(kind: type[V], value: Any) -> V:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.60} is no {kind.__name__}")
+    return value
+
 
 def dumps(value: object) -> bytes:
     """A value as JSON: dataclasses as objects, bytes as base64."""
@@ -215,8 +260,8 @@ def _bytes_json(value: object) -> str:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _change_json(change: Change) -> dict[str, Any]:
-    """The tables that an event shows are mostly those that the change puts: then it names their place."""
+def change_json(change: Change) -> dict[str, Any]:
+    """A change as JSON. The tables that an event shows are mostly those that the change puts: it names their place."""
     places = {id(table): place for place, table in enumerate(change.put_tables)}
     events = []
     for event in change.events:
@@ -231,50 +276,57 @@ def change_of(data: Mapping[str, Any]) -> Change:
     """The change that JSON describes."""
     puts = tuple(table_of(t) for t in data["put_tables"])
     return Change(
-        job_id=data["job_id"],
-        commit_ts=data["commit_ts"],
-        schema_version=data["schema_version"],
-        drop_databases=tuple(data["drop_databases"]),
-        drop_tables=tuple(data["drop_tables"]),
-        put_databases=tuple(Database(**d) for d in data["put_databases"]),
+        job_id=_of(int, data["job_id"]),
+        commit_ts=_of(int, data["commit_ts"]),
+        schema_version=_of(int, data["schema_version"]),
+        drop_databases=ints_of(data["drop_databases"]),
+        drop_tables=ints_of(data["drop_tables"]),
+        put_databases=tuple(database_of(d) for d in data["put_databases"]),
         put_tables=puts,
-        created_ts=int(data.get("created_ts") or 0),
-        names=tuple((physical_id, table_id) for physical_id, table_id in data["names"]),
+        created_ts=_of(int, data.get("created_ts") or 0),
+        names=tuple((_of(int, physical_id), _of(int, table_id)) for physical_id, table_id in data["names"]),
         events=tuple(_event(e, puts) for e in data["events"]),
     )
 
 
+def database_of(data: Mapping[str, Any]) -> Database:
+    """The database that JSON describes."""
+    return _made(Database, data)
+
+
 def _definition(data: dict[str, Any]) -> Definition:
-    return Definition(**{**data, "info": _bytes(data["info"])})
+    return _made(Definition, {**data, "info": _bytes(data["info"])})
 
 
 def _event(data: dict[str, Any], puts: tuple[Table, ...]) -> DdlEvent:
     shown = {name: data[name] for name in _DELIVERED}
     tables = {name: puts[t] if isinstance(t, int) else t and table_of(t) for name, t in shown.items()}
-    return DdlEvent(**{**data, **tables})
+    return _made(DdlEvent, {**data, **tables})
 
 
 def table_of(data: Mapping[str, Any]) -> Table:
     """The table version that JSON describes."""
-    return Table(
-        **{
+    return _made(
+        Table,
+        {
             **data,
             "columns": tuple(_column(c) for c in data["columns"]),
             "indexes": tuple(_index(i) for i in data["indexes"]),
-            "partition_ids": tuple(data["partition_ids"]),
-            "partition_names": tuple(data["partition_names"]),
-        }
+            "partition_ids": ints_of(data["partition_ids"]),
+            "partition_names": texts_of(data["partition_names"]),
+        },
     )
 
 
 def _column(data: Mapping[str, Any]) -> Column:
-    return Column(
-        **{
+    return _made(
+        Column,
+        {
             **data,
-            "elems": tuple(data["elems"]),
+            "elems": texts_of(data["elems"]),
             "origin_default_bit": _bytes(data["origin_default_bit"]),
             "default_bit": _bytes(data["default_bit"]),
-        }
+        },
     )
 
 
@@ -283,4 +335,4 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _index(data: Mapping[str, Any]) -> Index:
-    return Index(**{**data, "columns": tuple(IndexColumn(**c) for c in data["columns"])})
+    return _made(Index, {**data, "columns": tuple(_made(IndexColumn, c) for c in data["columns"])})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from schemas import tidb_json
+from schemas import fields, tidb_json
 from schemas.ids import SYSTEM
 from schemas.model import Database, Table
 from schemas.partitions import named_ids
@@ -58,18 +58,22 @@ class PushedSchema:
     job_table: Table
 
 
-def parse_pushed(data: Mapping[str, Any]) -> PushedSchema:
-    """The pushed JSON document. CorruptObject when it is not one or lacks the DDL job table."""
+def parse_pushed(data: object) -> PushedSchema:
+    """The pushed JSON document. CorruptObject naming the place when it is not one, or lacks the DDL job table."""
     try:
-        ts, dbs, entries = int(data["ts"]), data["dbs"], data["tables"]
-        databases = {found.id: found for found in map(tidb_json.database, dbs)}
-        tables = [
-            tidb_json.table(entry["info"], db_id=int(entry["db_id"]), db=databases[int(entry["db_id"])].name)
-            for entry in entries
-        ]
-        named = {(table.id, i) for table, entry in zip(tables, entries, strict=True) for i in named_ids(entry["info"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptObject("the pushed schema snapshot is not of the agreed form", reason=repr(error)) from error
+        return _parsed(data)
+    except fields.WrongField as error:
+        raise CorruptObject("the pushed schema snapshot is not of the agreed form", reason=str(error)) from error
+
+
+def _parsed(data: object) -> PushedSchema:
+    if not isinstance(data, Mapping):
+        raise fields.WrongField("it is not an object of JSON")
+    ts = fields.integer(data, "ts", least=1, needed=True)
+    schema_version = fields.integer(data, "schema_version")
+    databases = {found.id: found for found in map(tidb_json.database, fields.mappings(data, "dbs"))}
+    found = [_table(n, entry, databases) for n, entry in enumerate(fields.mappings(data, "tables"))]
+    tables, named = [table for table, _ in found], {(table.id, i) for table, ids in found for i in ids}
     job_table = next((t for t in tables if t.id == DDL_JOB_TABLE_ID), None)
     if job_table is None:
         raise CorruptObject("the pushed schema snapshot has no mysql.tidb_ddl_job: later DDL could not be read", ts=ts)
@@ -78,9 +82,21 @@ def parse_pushed(data: Mapping[str, Any]) -> PushedSchema:
     read = {i for t in shown.values() for i in t.physical_ids}
     snapshot = SchemaSnapshot(
         ts=ts,
-        schema_version=int(data.get("schema_version") or 0),
+        schema_version=schema_version,
         databases=MappingProxyType(kept),
         tables=MappingProxyType(shown),
         named=MappingProxyType({i: of if of in shown else SYSTEM for of, i in sorted(named) if i not in read}),
     )
     return PushedSchema(snapshot=snapshot, job_table=job_table)
+
+
+def _table(n: int, entry: Mapping[str, Any], databases: Mapping[int, Database]) -> tuple[Table, set[int]]:
+    """The table, and the physical ids that its definition names."""
+    try:
+        db_id = fields.integer(entry, "db_id", needed=True)
+        if db_id not in databases:
+            raise fields.WrongField(f"db_id: there is no database {db_id}")
+        table = tidb_json.table(fields.mapping(entry, "info"), db_id=db_id, db=databases[db_id].name)
+        return table, named_ids(entry["info"])
+    except fields.WrongField as error:
+        raise error.inside(f"tables[{n}]") from error

@@ -24,7 +24,7 @@ import orjson
 
 from schemas.model import Database, Table
 from schemas.names import folded
-from schemas.saved import BLOCK_BITS, Fetch, Opening, dumps, frame, table_of, unframe
+from schemas.saved import BLOCK_BITS, Fetch, Opening, dumps, frame, ints_of, table_of, texts_of, unframe
 from schemas.snapshot import SchemaSnapshot
 from tistream.errors import CorruptObject
 
@@ -54,22 +54,24 @@ class SavedTables:
         self._lines = functools.lru_cache(maxsize=_BLOCKS_UNPACKED_MAX)(self._read_lines)
         try:
             self._take_index(opening.head, opening.blocks_at)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise CorruptObject("the index of a schema history is damaged", object_key=self.name) from error
 
     def _take_index(self, head: Mapping[str, Any], blocks_at: int) -> None:
         index, blocks = head["tables"], head["blocks"]
         self.ids = np.array(index["ids"], np.int64)
-        self._names: list[str] = index["names"]
+        self._names = list(texts_of(index["names"]))
         self._dbs = np.array(index["dbs"], np.int64)
-        self._kinds = {row: kind for kind, rows in index["kinds"].items() for row in rows}
-        self._partitions = {int(row): tuple(ids) for row, ids in index["partitions"].items()}
+        self._kinds = {row: kind for kind, rows in index["kinds"].items() for row in ints_of(rows)}
+        self._partitions = {int(row): ints_of(ids) for row, ids in index["partitions"].items()}
         self._first = np.concatenate([[0], np.cumsum(np.array(blocks["rows"], np.int64))])
         self._at = blocks_at + np.concatenate([[0], np.cumsum(np.array(blocks["lengths"], np.int64))])
         rows = len(self.ids)
         whole = len(self._names) == len(self._dbs) == rows == self._first[-1] and len(self._first) == len(self._at)
         if not whole or (np.diff(self.ids) <= 0).any() or (np.diff(self._at) <= 0).any():
             raise ValueError("columns of an index that do not fit together")
+        if not all(0 <= row < rows for row in (*self._kinds, *self._partitions)):
+            raise ValueError("an index that names a row it has not")
         plain = np.ones(rows, bool)
         plain[list(self._partitions)] = False
         parts = [(pid, row) for row, ids in self._partitions.items() for pid in ids]
@@ -131,7 +133,7 @@ class SavedTables:
             table = table_of(orjson.loads(self._lines(block)[row - int(self._first[block])]))
         except CorruptObject as error:
             raise CorruptObject(error.message, **{**error.facts, "object_key": self.name, **facts}) from error
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise CorruptObject(
                 "a table of a schema history cannot be read", object_key=self.name, reason=repr(error), **facts
             ) from error

@@ -1,0 +1,132 @@
+"""Reads typed fields of TiDB's JSON. A field of another type is refused by name and never passed on.
+
+A missing field and null are the zero value, as in TiDB. Numbers may be written as decimal text, which is how 64-bit
+ones travel. Every error is a WrongField: a ValueError whose text begins with the place of the field.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+
+Json = Mapping[str, Any]
+
+
+class WrongField(ValueError):
+    """A field that is not of its type."""
+
+    def inside(self, place: str) -> WrongField:
+        """The same, seen from outside: `place` comes before the field's name."""
+        return WrongField(f"{place}.{self}")
+
+
+def integer(info: Json, name: str, *, least: int = INT_MIN, needed: bool = False) -> int:
+    """A whole number of at least `least` that fits 64 bits; 0 when it is missing and not `needed`."""
+    value = info.get(name)
+    if value is None and not needed:
+        return 0
+    if isinstance(value, str) and len(value) <= 20 and value.isascii() and value.removeprefix("-").isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise WrongField(f"{name}: {_shown(value)} is not a whole number")
+    if not least <= value <= INT_MAX:
+        raise WrongField(f"{name}: {value} is not between {least} and {INT_MAX}")
+    return value
+
+
+def integers(info: Json, name: str) -> tuple[int, ...]:
+    """A list of whole numbers; empty when it is missing."""
+    return tuple(integer({name: value}, name, needed=True) for value in _list(info, name))
+
+
+def text(info: Json, name: str) -> str:
+    """A text; empty when it is missing."""
+    value = info.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise WrongField(f"{name}: {_shown(value)} is not a text")
+    return value
+
+
+def flag(info: Json, name: str, *, missing: bool = False) -> bool:
+    """True or false; `missing` when there is none."""
+    value = info.get(name)
+    if value is None:
+        return missing
+    if not isinstance(value, bool):
+        raise WrongField(f"{name}: {_shown(value)} is neither true nor false")
+    return value
+
+
+def original_name(info: Json, name: str) -> str:
+    """The spelling that the user chose, of a `{"O": ..., "L": ...}` pair or of a plain text."""
+    value = info.get(name)
+    if not isinstance(value, Mapping):
+        return text(info, name)
+    try:
+        return text(value, "O")
+    except WrongField as error:
+        raise error.inside(name) from error
+
+
+def mapping(info: Json, name: str) -> Json:
+    """An object; an empty one when it is missing."""
+    value = info.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise WrongField(f"{name}: {_shown(value)} is not an object")
+    return value
+
+
+def mappings(info: Json, name: str) -> list[Json]:
+    """A list of objects; empty when it is missing."""
+    for n, value in enumerate(found := _list(info, name)):
+        if not isinstance(value, Mapping):
+            raise WrongField(f"{name}[{n}]: {_shown(value)} is not an object")
+    return found
+
+
+def texts(info: Json, name: str) -> tuple[str, ...]:
+    """A list of texts; empty when it is missing."""
+    for n, value in enumerate(found := _list(info, name)):
+        if not isinstance(value, str):
+            raise WrongField(f"{name}[{n}]: {_shown(value)} is not a text")
+    return tuple(found)
+
+
+def scalar(info: Json, name: str) -> object:
+    """A text, a number or nothing: what a default is."""
+    value = info.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+        raise WrongField(f"{name}: {_shown(value)} is neither a text nor a number")
+    return value
+
+
+def bits(info: Json, name: str) -> bytes | None:
+    """Bytes in base64; None when they are missing."""
+    if info.get(name) is None:
+        return None
+    try:
+        return base64.b64decode(text(info, name), validate=True)
+    except binascii.Error as error:
+        raise WrongField(f"{name}: it is not base64 ({error})") from error
+
+
+def _list(info: Json, name: str) -> list[Any]:
+    value = info.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise WrongField(f"{name}: {_shown(value)} is not a list")
+    return value
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
