@@ -102,6 +102,7 @@ class Activation:
             tasks = lay_out(pushed, self._data_tasks)
             if activate_tenant(self._catalog, tenant, key.ts, tasks):
                 log.info("tenant activated", tenant=str(tenant), start_ts=key.ts, tasks=len(tasks))
+            waiting.refused = {}
             return
         if waiting.refused:
             raise list(waiting.refused.values())[-1][0]

@@ -1,8 +1,10 @@
 """What operators see and ask for, over HTTP.
 
     GET  /v1/tasks  /v1/tasks/{id}  /v1/ranges  /v1/workers  /v1/workers/{id}  /v1/owner  /v1/holes  /v1/events
+         /v1/stops
     POST /v1/workers/{id}:drain  :undrain
     POST /v1/tasks/{id}:move  :split  :merge  :retry
+    POST /v1/stops/{id}:resume
     POST /v1/clusters/{c}/tenants/{t}:pause  :resume
     DELETE /v1/clusters/{c}/tenants/{t}
 
@@ -17,7 +19,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from tistream.admin import facts, verbs
+from tistream.admin import facts, stops, verbs
 from tistream.admin.facts import Sources
 from tistream.auth.access import access_of, needs
 from tistream.auth.roles import Right
@@ -48,6 +50,7 @@ def admin_router(sources: Sources) -> APIRouter:
     _add_lists(routes, sources)
     _add_workers(routes, sources)
     _add_tasks(routes, sources)
+    _add_stops(routes, sources)
     _add_tenants(routes, sources)
     return routes
 
@@ -231,6 +234,31 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
     )
     def retry(request: Request, task_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
         return verbs.retry(sources, task_id, dry_run=dry_run, actor=actor_of(request))
+
+
+def _add_stops(routes: APIRouter, sources: Sources) -> None:
+    @routes.get(
+        "/v1/stops",
+        dependencies=[needs(Right.LOOK)],
+        operation_id="list_stops",
+        summary="What errors have stopped: tenants, stores, jobs and tasks",
+    )
+    def list_stops(
+        limit: _Limit = 100,
+        cursor: _Cursor = None,
+        cluster_id: _ClusterFilter = None,
+        tenant_id: _TenantFilter = None,
+    ) -> dict[str, Any]:
+        return stops.stops_page(sources, limit=limit, cursor=cursor, tenant=_tenant(cluster_id, tenant_id))
+
+    @routes.post(
+        "/v1/stops/{stop_id}:resume",
+        dependencies=[needs(Right.OPERATE)],
+        operation_id="resume_stop",
+        summary="Let what has stopped be tried now",
+    )
+    def resume(request: Request, stop_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
+        return stops.resume(sources, stop_id, dry_run=dry_run, actor=actor_of(request))
 
 
 def _add_tenants(routes: APIRouter, sources: Sources) -> None:

@@ -138,6 +138,7 @@ COLLECTED = _collected(
     ("tistream_tenants", "Tenants by state", ("state",)),
     ("tistream_tenants_not_shown", "Active tenants without a checkpoint lag of their own here", ()),
     ("tistream_tasks", "Tasks: running, waiting for an owner, or stopped by an error", ("state",)),
+    ("tistream_stops", "Tenants, stores and jobs that an error has stopped, besides tasks", ("scope",)),
     ("tistream_workers", "Processes by kind; up, draining, silent for longer than a lease, or gone", ("kind", "state")),
     ("tistream_owner_age_seconds", "Time since the elected meta server was last heard of", ()),
     ("tistream_owner_epoch", "How often a meta server was elected", ()),

@@ -143,7 +143,8 @@ def lease_age(age_s: Callable[[], float | None]) -> Collect:
 def _problems(found: Sequence[Mapping[str, object]]) -> metrics.Metric:
     counts: dict[tuple[str, str], int] = {}
     for each in found:
-        labels = str(each["code"]), "true" if each.get("fatal") else "false"
+        ends = each.get("fatal") and not each.get("contained")
+        labels = str(each["code"]), "true" if ends else "false"
         counts[labels] = counts.get(labels, 0) + 1
     family = metrics.collected("tistream_problems")
     for labels, count in sorted(counts.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from apiserver.console import operate, strips
@@ -12,7 +12,7 @@ from apiserver.deps import Services
 from apiserver.routes import lag
 from apiserver.routes import tenants as tenant_routes
 from tistream import ts as tso
-from tistream.admin import facts
+from tistream.admin import facts, stops
 from tistream.admin.words import bytes_text, lag_text
 from tistream.auth.roles import ANYONE, Principal
 from tistream.catalog import tasks, tenants
@@ -22,6 +22,7 @@ from tistream.cost import of_requests
 from tistream.ids import Tenant
 from tistream.objectstore.metered import requests_so_far
 
+_STOPS_SHOWN_MAX = 50
 _STRIP_WIDTH = 1000.0
 _STRIP_GAP = 3.0
 _TAIL_MS = 30_000
@@ -105,14 +106,16 @@ def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str,
         **found,
         "tasks": ordered,
         "late": strips.lateness(found["lag_ms"] or 0),
-        "problems": _problems(services, tasks.list_tasks(services.catalog, of), who),
+        "problems": _problems(services, tasks.list_tasks(services.catalog, of), who, of),
         "tail_from": str(max(int(found["start_ts"]), int(found["resolved_ts"]) - tso.compose(_TAIL_MS))),
     }
 
 
-def _problems(services: Services, found: Iterable[tasks.TaskRow], who: Principal) -> list[dict[str, object]]:
-    """What this process reports, and the tasks of any process that have stopped. A process works for several tenants:
-    what it reports is not for who may see one of them."""
+def _problems(
+    services: Services, found: Collection[tasks.TaskRow], who: Principal, of: Tenant | None = None
+) -> list[dict[str, object]]:
+    """What this process reports, and what has stopped in any process. A process works for several tenants: what it
+    reports is not for who may see one of them."""
     stopped = [
         {
             "source": f"tenant {task.tenant}, task {task.task_id}",
@@ -124,7 +127,11 @@ def _problems(services: Services, found: Iterable[tasks.TaskRow], who: Principal
         for task in found
         if task.error and who.sees(task.tenant)
     ]
-    return [*stopped, *(services.problems() if who.sees_all else ())]
+    sources = operate.sources_of(services)
+    if who.sees_all:
+        return [*stopped, *stops.problems_of(sources, of, _STOPS_SHOWN_MAX), *services.problems()]
+    seen = [of] if of is not None else sorted({task.tenant for task in found if who.sees(task.tenant)})
+    return [*stopped, *(problem for tenant in seen for problem in stops.problems_of(sources, tenant, _STOPS_SHOWN_MAX))]
 
 
 def _label(task: dict[str, Any]) -> str:

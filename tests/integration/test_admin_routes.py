@@ -10,9 +10,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from metaserver.app import create_app
+from tistream.catalog.stops import Scope, Stopped, get_stop, record_stop
 from tistream.catalog.tasks import get_task
 from tistream.catalog.tenants import TenantState, get_tenant
 from tistream.catalog.workers import WorkerState, get_worker
+from tistream.ids import Tenant
 from tistream.testing.log_builder import TENANT
 from tistream.testing.operated import AWAITING, HOSTILE, PAUSED, STOPPED, Operated, operated
 
@@ -264,3 +266,55 @@ def test_a_meta_server_of_its_own_answers_the_same(site: Operated) -> None:
             for item in [*mine, *theirs]:
                 item.pop("lag_ms", None)  # by the clock of each process
             assert mine == theirs
+
+
+def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> None:
+    for tenant in (TENANT, STOPPED):
+        record_stop(site.catalog, _stopped(tenant))
+    items = get(site, "/v1/stops")["items"]
+    assert [(i["scope"], i["cluster_id"], i["tenant_id"]) for i in items] == [
+        ("tenant", TENANT.cluster_id, TENANT.tenant_id),
+        ("tenant", STOPPED.cluster_id, STOPPED.tenant_id),
+        ("task", STOPPED.cluster_id, STOPPED.tenant_id),
+    ]
+    assert (items[0]["role"], items[0]["object"], items[0]["tries"]) == ("audit", f"committed/{TENANT}", 2)
+    assert items[2]["message"] == HOSTILE
+    paged, cursor = list[Any](), None
+    while True:
+        page = get(site, "/v1/stops", limit=1, **({"cursor": cursor} if cursor else {}))
+        paged += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert paged == items
+    mine = get(site, "/v1/stops", cluster_id=TENANT.cluster_id, tenant_id=TENANT.tenant_id)["items"]
+    assert mine == items[:1]
+    path = f"/v1/stops/{items[0]['stop_id']}:resume"
+    assert not post(site, path, dry_run="true")["done"]
+    assert not get_stop(site.catalog, int(items[0]["stop_id"])).resumed
+    assert f"audit tries tenant {TENANT} now" in post(site, path)["words"]
+    assert get_stop(site.catalog, int(items[0]["stop_id"])).resumed
+    assert post(site, f"/v1/stops/{items[2]['stop_id']}:resume")["verb"] == "retry"
+    assert get_task(site.catalog, int(items[2]["item"])).error is None
+    assert [e["words"] for e in get(site, "/v1/events", kind="item")["items"]] == [
+        f"audit {TENANT} is to be tried again",
+        f"audit {STOPPED} stopped: TS-1020 damaged",
+        f"audit {TENANT} stopped: TS-1020 damaged",
+    ]
+    post(site, "/v1/stops/999:resume", 404)
+    for bad in ("x", "task-", "-1", "9" * 19, "٣"):
+        assert site.http.post(f"/v1/stops/{bad}:resume").status_code == 400, bad
+        assert site.http.get("/v1/stops", params={"cursor": bad}).json()["code"] == "TS-1003", bad
+
+
+def _stopped(tenant: Tenant) -> Stopped:
+    return Stopped(
+        role="audit",
+        item=str(tenant),
+        scope=Scope.TENANT,
+        tenant=tenant,
+        code="TS-1020",
+        message="damaged",
+        object=f"committed/{tenant}",
+        tries=2,
+    )

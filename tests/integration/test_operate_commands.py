@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
 from tistream.catalog import tables
+from tistream.catalog.stops import Scope, Stopped, clear_stop, get_stop, list_stops, record_stop
 from tistream.catalog.tasks import get_task
 from tistream.catalog.tenants import TenantState, get_tenant, look_up_tenant, register_tenant
 from tistream.catalog.workers import WorkerState, get_worker
@@ -208,3 +209,24 @@ def test_settings_and_where_they_come_from(
         name for name in by_name if name.startswith("log.")
     ]
     assert "Did you mean 'server.port'?" in str(refused(site, "config", "explain", "server.prot"))
+
+
+def test_what_has_stopped_is_listed_shown_in_status_and_resumed(site: tuple[Operated, str]) -> None:
+    told = Stopped(
+        role="audit", item=str(TENANT), scope=Scope.TENANT, tenant=TENANT, code="TS-1020", message="damaged",
+        object="committed/x", tries=2,
+    )  # fmt: skip
+    record_stop(site[0].catalog, told)
+    (row,) = list_stops(site[0].catalog)
+    listed = run(site, "stops", "list").splitlines()
+    assert f"tenant {TENANT}" in listed[1]
+    assert "TS-1020 damaged" in listed[1]
+    assert "committed/x" in listed[1]
+    status = run(site, "status")
+    assert f"stopped audit of tenant {TENANT}: damaged (tistream stops resume {row.stop_id})" in status
+    assert [s["stop_id"] for s in data(site, "status")["stops"]][:1] == [str(row.stop_id)]
+    assert "would happen: audit tries" in run(site, "stops", "resume", str(row.stop_id), "--dry-run")
+    assert "audit tries" in run(site, "stops", "resume", str(row.stop_id))
+    assert get_stop(site[0].catalog, row.stop_id).resumed
+    assert clear_stop(site[0].catalog, "audit", str(TENANT))
+    assert isinstance(refused(site, "stops", "resume", str(row.stop_id)), NotFound)

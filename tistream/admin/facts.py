@@ -368,6 +368,12 @@ def _told(event: EventRow) -> str:
             return f"{subject} was given up, with {detail.get('tasks')} tasks{reason}"
         case "tenant.deleted":
             return f"{subject} is gone: nothing of it is left in the bucket"
+        case "item.stopped":
+            return f"{event.subject} stopped: {detail.get('error')}"
+        case "item.resumed":
+            return f"{event.subject} is to be tried again"
+        case "item.works":
+            return f"{event.subject} works again"
         case "tenant.activated":
             return f"{subject} activated with {detail.get('tasks')} tasks"
     reason = f": {detail['reason']}" if detail.get("reason") else ""

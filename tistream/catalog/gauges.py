@@ -15,6 +15,7 @@ from sqlalchemy import and_, case, func, select
 from tistream import metrics, ts
 from tistream.catalog.engine import Catalog
 from tistream.catalog.owner import get_owner
+from tistream.catalog.stops import STORED, count_stops
 from tistream.catalog.tables import now_ms, tasks, tenants, workers
 from tistream.catalog.tenants import TenantState
 from tistream.catalog.workers import WorkerState
@@ -63,7 +64,7 @@ class CatalogGauges:
     def _look(self) -> list[Metric]:
         try:
             states = {row.state: int(row.count) for row in self._rows(_TENANTS)}
-            found = [*self._lags(states), *self._tasks(), self._workers(), *self._owner()]
+            found = [*self._lags(states), *self._tasks(), self._stops(), self._workers(), *self._owner()]
         except TiStreamError:
             return [metrics.single("tistream_catalog_up", 0)]
         return [metrics.single("tistream_catalog_up", 1), *found]
@@ -90,6 +91,12 @@ class CatalogGauges:
         for state, count in self._rows(_TASKS)[0]._asdict().items():
             family.add_metric([str(state)], int(count))
         return [family]
+
+    def _stops(self) -> Metric:
+        family, counts = metrics.collected("tistream_stops"), count_stops(self._catalog)
+        for scope in STORED:
+            family.add_metric([scope], counts.get(scope, 0))
+        return family
 
     def _workers(self) -> Metric:
         family = metrics.collected("tistream_workers")

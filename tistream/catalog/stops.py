@@ -43,6 +43,9 @@ class Scope(StrEnum):
     TASK = "task"  #: in listings only: a task's error is in its own row
 
 
+STORED = (Scope.TENANT, Scope.STORE, Scope.JOB)  #: the scopes that rows have
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
     """One item that a role cannot work on."""

@@ -1,4 +1,4 @@
-"""`tistream workers|tasks|holes|events|api`: see what runs, and steer it.
+"""`tistream workers|tasks|stops|holes|events|api`: see what runs, and steer it.
 
 A verb says what it did; with --dry-run what it would do. Lists are read page by page until they end or --limit is
 reached.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 workers = typer.Typer(help="Look at processes, drain them.", no_args_is_help=True)
 tasks = typer.Typer(help="Look at tasks, move them, let stopped ones try again.", no_args_is_help=True)
+stops = typer.Typer(help="Look at what errors have stopped, have it tried again.", no_args_is_help=True)
 api = typer.Typer(help="Ask the HTTP API directly.", no_args_is_help=True)
 
 _PAGE = 1000
@@ -37,6 +38,7 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.add_typer(workers, name="workers")
     app.add_typer(tasks, name="tasks")
+    app.add_typer(stops, name="stops")
     app.add_typer(api, name="api")
     app.command("holes")(holes)
     app.command("events")(events)
@@ -168,6 +170,40 @@ def merge(
 def retry(task: TaskId, dry_run: DryRun = False, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
     """Let a stopped task try again, when what it says has been put right."""
     _do(url, f"/v1/tasks/{task}:retry", dry_run, output)
+
+
+@stops.command("list")
+def list_stops(
+    tenant: OfTenant = None,
+    limit: Limit = 1000,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
+) -> None:
+    """Tenants, stores, jobs and tasks that an error has stopped, while everything else goes on."""
+    with _connect(url) as client:
+        found = list(_pages(client, "/v1/stops", limit, _of_tenant(tenant)))
+    columns = [
+        ("stop", lambda s: s["stop_id"]),
+        ("what", lambda s: f"{s['scope']} {s['item']}"),
+        ("role", lambda s: s["role"]),
+        ("since", lambda s: (s["since"] or "-")[:19].replace("T", " ")),
+        ("tries", lambda s: "-" if s["tries"] is None else s["tries"]),
+        ("error", lambda s: f"{s['code'] or ''} {s['message']}".strip()),
+        ("object", lambda s: s["object"] or "-"),
+    ]
+    show_rows({"items": found}, output, columns, no_color=no_color, empty="nothing has stopped")
+
+
+@stops.command("resume")
+def resume_stop(
+    stop: Annotated[str, typer.Argument(help="Id of the stop, or task-N for a task.")],
+    dry_run: DryRun = False,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Let what has stopped be tried now, when what it says has been put right."""
+    _do(url, f"/v1/stops/{_quoted(stop)}:resume", dry_run, output)
 
 
 def holes(

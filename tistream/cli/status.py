@@ -9,6 +9,8 @@ import typer
 from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import NoColor, Output, OutputOption, console, lag, show_data
 
+_STOPS_MAX = 20
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -18,7 +20,7 @@ def add_to(app: typer.Typer) -> None:
 def status(
     url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """Health, tenants with lag, tasks with owners."""
+    """Health, what has stopped, tenants with lag, tasks with owners."""
     from tistream.client import connect
 
     with connect(url, retry_s=0) as client:
@@ -27,15 +29,18 @@ def status(
             client.get(f"/v1/clusters/{t['cluster_id']}/tenants/{t['tenant_id']}")
             for t in client.get("/v1/tenants")["items"]
         ]
+        stops = client.get("/v1/stops", limit=str(_STOPS_MAX))["items"]
     if output is Output.TABLE:
-        _show(url, health, tenants, no_color)
+        _show(url, health, stops, tenants, no_color)
     elif output is Output.NDJSON:
-        show_data([{"health": health}, *tenants], output)
+        show_data([{"health": health}, {"stops": stops}, *tenants], output)
     else:
-        show_data({"health": health, "tenants": tenants}, output)
+        show_data({"health": health, "stops": stops, "tenants": tenants}, output)
 
 
-def _show(url: str, health: dict[str, Any], tenants: list[dict[str, Any]], no_color: bool) -> None:
+def _show(
+    url: str, health: dict[str, Any], stops: list[dict[str, Any]], tenants: list[dict[str, Any]], no_color: bool
+) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -43,6 +48,9 @@ def _show(url: str, health: dict[str, Any], tenants: list[dict[str, Any]], no_co
     out.print(f"TiStream at {url}: [{'green' if health['status'] == 'ok' else 'red'}]{health['status']}[/]")
     for problem in health["problems"]:
         out.print(f"  [red]{problem['code']}[/] {escape(problem['source'])}: {escape(problem['message'])}")
+    for stop in stops:
+        what = escape(f"{stop['role']} of {stop['scope']} {stop['item']}: {stop['message']}")
+        out.print(f"  [red]stopped[/] {what} (tistream stops resume {stop['stop_id']})", soft_wrap=True)
     for tenant in tenants:
         title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, lag {lag(tenant['lag_ms'])}"
         table = Table(title=title, title_justify="left")

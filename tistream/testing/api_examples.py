@@ -35,6 +35,7 @@ from tistream.auth.guard import KeyGuard
 from tistream.auth.issue import issue_key
 from tistream.auth.roles import Role
 from tistream.catalog.owner import acquire_owner
+from tistream.catalog.stops import Scope, Stopped, list_stops, record_stop
 from tistream.catalog.tasks import assign_task, get_task, list_tasks, stop_task
 from tistream.catalog.tenants import TaskKind
 from tistream.catalog.workers import register_worker
@@ -188,8 +189,12 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     found = {name: _json(http, method, path, query) for name, method, path, query in asked}
     stopped = get_task(world.catalog, task)
     stop_task(world.catalog, task, epoch=stopped.epoch, error="a prewrite is missing")
+    record_stop(world.catalog, _stopped())
+    (stop,) = list_stops(world.catalog)
     asked = [
         ("list_holes", "GET", "/v1/holes", tenant),
+        ("list_stops", "GET", "/v1/stops", {}),
+        ("resume_stop", "POST", f"/v1/stops/{stop.stop_id}:resume", {}),
         ("retry_stopped_task", "POST", f"/v1/tasks/{task}:retry", {}),
         ("list_events", "GET", "/v1/events", {}),
         ("pause_tenant", "POST", f"{BASE}:pause", {"reason": "the cluster moves"}),
@@ -197,6 +202,15 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
         ("delete_tenant", "DELETE", BASE, {"dry_run": "true"}),
     ]
     return found | {name: _json(http, method, path, query) for name, method, path, query in asked}
+
+
+def _stopped() -> Stopped:
+    tenant, key = Tenant(1, 1), "schema_snap/x"
+    message = f"the schema snapshot {key} is not of the agreed form"
+    return Stopped(
+        role="collection", item=str(tenant), scope=Scope.TENANT, tenant=tenant, code="TS-1020", message=message,
+        object=key, tries=3,
+    )  # fmt: skip
 
 
 def _kept(http: TestClient) -> dict[str, dict[str, Any]]:

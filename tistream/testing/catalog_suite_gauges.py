@@ -42,6 +42,7 @@ class GaugeSuite:
         assert found["tistream_checkpoint_lag_seconds"] == {}
         assert found["tistream_tenants"] == {(state,): 0 for state in TenantState}
         assert found["tistream_tasks"] == {("stopped",): 0, ("waiting",): 0, ("running",): 0}
+        assert found["tistream_stops"] == {("tenant",): 0, ("store",): 0, ("job",): 0}
         assert found["tistream_workers"] == {}
         assert "tistream_owner_epoch" not in found
 

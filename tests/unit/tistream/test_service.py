@@ -63,6 +63,23 @@ def test_what_is_not_for_retry_ends_the_thread_and_stays_visible() -> None:
         assert step.calls == 1
 
 
+def test_no_error_ends_a_lasting_thread() -> None:
+    step = Steps(Fenced("replaced"), KeyError("x"), CatalogUnavailable(cause="a"))
+    thread = Repeating("part", step, interval_s=0.01, clock=SystemClock(), lasting=True)
+    thread.start()
+    assert thread.wait_until_ready(10)
+    assert step.calls >= 4
+    assert (thread.crashed, thread.problems()) == (False, [])
+    thread.stop()
+
+
+def test_a_lasting_thread_shows_a_defect_that_ends_nothing() -> None:
+    thread = Repeating("part", Steps(KeyError("x")), interval_s=1.0, clock=SystemClock(), lasting=True)
+    thread._run_step()
+    (problem,) = thread.problems()
+    assert (problem.fatal, problem.contained, problem.ends_process) == (True, True, False)
+
+
 def test_a_thread_that_worked_and_then_broke_is_not_ready() -> None:
     step = Steps()
     thread = run(step)

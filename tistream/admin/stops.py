@@ -1,0 +1,116 @@
+"""What errors have stopped, as one list for operators: the catalog's stops, then the tasks that have stopped.
+
+An item's id is a number for a stop and `task-N` for a task. Resuming lets the role that stopped try the item now; a
+task is retried, with new tenures in its range.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tistream import ts as tso
+from tistream.admin import verbs
+from tistream.admin.facts import Sources
+from tistream.catalog import listing
+from tistream.catalog.stops import Scope, StopRow, get_stop, list_stops, resume_stop
+from tistream.catalog.tasks import TaskRow
+from tistream.errors import CursorInvalid, InvalidInput, NotFound
+from tistream.ids import Tenant
+
+_TASK = "task-"
+_ID_DIGITS_MAX = 18
+
+
+def stops_page(
+    sources: Sources, *, limit: int, cursor: str | None = None, tenant: Tenant | None = None
+) -> dict[str, Any]:
+    """The stops by id, then the stopped tasks by id."""
+    try:
+        is_task, after = _parsed(cursor) if cursor is not None else (False, 0)
+    except InvalidInput as e:
+        raise CursorInvalid("This is not a cursor of this list.", cursor=str(cursor)[:40]) from e
+    items: list[dict[str, Any]] = []
+    if not is_task:
+        items += [_stop_fact(row) for row in list_stops(sources.catalog, tenant, after=after, limit=limit + 1)]
+        after = 0
+    if len(items) <= limit:
+        left = limit + 1 - len(items)
+        found = listing.page_tasks(sources.catalog, limit=left, after_id=after, tenant=tenant, stopped=True)
+        items += [_task_fact(row) for row in found]
+    return {"items": items[:limit], "next_cursor": items[limit - 1]["stop_id"] if len(items) > limit else None}
+
+
+def resume(sources: Sources, stop_id: str, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Have the item tried now."""
+    is_task, number = _parsed(stop_id)
+    if is_task:
+        return verbs.retry(sources, number, dry_run=dry_run, actor=actor)
+    row = get_stop(sources.catalog, number)
+    told = row.stopped
+    words = f"{told.role} tries {told.scope} {told.item} now. It had stopped: {told.message}"
+    if not dry_run and not resume_stop(sources.catalog, number, actor=actor):
+        raise NotFound(f"There is no stop {number} any more: it works again.", stop_id=number)
+    subject = f"{told.role} {told.item}"
+    return {"verb": "resume", "subject": subject, "dry_run": dry_run, "done": not dry_run, "words": words}
+
+
+def problems_of(sources: Sources, tenant: Tenant | None, limit: int) -> list[dict[str, object]]:
+    """The stops, not the tasks, as the console's problems."""
+    return [
+        {
+            "source": f"{row.stopped.role}, {row.stopped.scope} {row.stopped.item}",
+            "code": row.stopped.code,
+            "message": row.stopped.message,
+            "fatal": True,
+            "contained": True,
+            "facts": {"object": row.stopped.object} if row.stopped.object else {},
+        }
+        for row in list_stops(sources.catalog, tenant, limit=limit)
+    ]
+
+
+def _parsed(text: str) -> tuple[bool, int]:
+    number = text.removeprefix(_TASK)
+    if not (number.isascii() and number.isdecimal()) or len(number) > _ID_DIGITS_MAX:
+        raise InvalidInput(f"'{text[:40]}' is not the id of a stop: GET /v1/stops lists them.")
+    return number != text, int(number)
+
+
+def _stop_fact(row: StopRow) -> dict[str, Any]:
+    told = row.stopped
+    return {
+        **_of(told.tenant),
+        "stop_id": str(row.stop_id),
+        "scope": told.scope,
+        "role": told.role,
+        "item": told.item,
+        "code": told.code,
+        "message": told.message,
+        "object": told.object or None,
+        "since": tso.to_text(tso.compose(row.since_ms)),
+        "tries": told.tries,
+        "resumed": row.resumed,
+    }
+
+
+def _task_fact(row: TaskRow) -> dict[str, Any]:
+    return {
+        **_of(row.tenant),
+        "stop_id": f"{_TASK}{row.task_id}",
+        "scope": Scope.TASK,
+        "role": "sorter",
+        "item": str(row.task_id),
+        "code": None,
+        "message": row.error,
+        "object": None,
+        "since": None,
+        "tries": None,
+        "resumed": False,
+    }
+
+
+def _of(tenant: Tenant | None) -> dict[str, Any]:
+    return {
+        "cluster_id": None if tenant is None else tenant.cluster_id,
+        "tenant_id": None if tenant is None else tenant.tenant_id,
+    }
