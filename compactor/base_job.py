@@ -17,12 +17,12 @@ sees to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
-from compactor.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
+from compactor.base_plan import BaseGroup, BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.base_task import BaseResult
 from compactor.job import JobEnd, collected
 from compactor.verify import verified_bases
@@ -134,19 +134,37 @@ def planned_bases(
     if not sources:
         return ts, [], {}
     after = min(base.ts for base in sources.values())
-    ts, segments = _segments(catalog, tenant, after, ts, settings.segments_max)
-    taken = {base.table_id for base in list_bases(catalog, tenant, list(sources)) if base.ts == ts}
-    tables = [_table(catalog, b) for b in sources.values() if b.ts < ts and b.physical_id not in taken]
-    due_ts = min(ts, tso.earlier(edge, settings.due_ms)) if settings.due_ms else 0
-    groups = plan_bases([table for table in tables if table is not None], segments, ts, settings.plan, due_ts=due_ts)
-    if not groups:
-        return ts, [], {}
+    wanted, limit = ts, settings.segments_max
+    while True:  # a table that gets no new base holds `after` back for ever: then more is looked at, until one gets one
+        ts, segments = _segments(catalog, tenant, after, wanted, limit)
+        groups = _worthy(catalog, tenant, sources, segments, ts, edge, settings)
+        if groups:
+            break
+        if ts == wanted:
+            return ts, [], {}
+        limit *= 2
     job = new_job(catalog)
     rows = [
         BasePlanRow(tenant=tenant, job=job, range_id=n, ts=ts, tables=group.tables, segments=group.segments)
         for n, group in enumerate(groups)
     ]
     return ts, rows, sources
+
+
+def _worthy(
+    catalog: Catalog,
+    tenant: Tenant,
+    sources: Mapping[int, Base],
+    segments: Sequence[SegmentRow],
+    ts: int,
+    edge: int,
+    settings: BaseSettings,
+) -> list[BaseGroup]:
+    """The groups of tables that get a base at `ts`."""
+    taken = {base.table_id for base in list_bases(catalog, tenant, list(sources)) if base.ts == ts}
+    tables = [_table(catalog, b) for b in sources.values() if b.ts < ts and b.physical_id not in taken]
+    due_ts = min(ts, tso.earlier(edge, settings.due_ms)) if settings.due_ms else 0
+    return plan_bases([table for table in tables if table is not None], segments, ts, settings.plan, due_ts=due_ts)
 
 
 def _sources(catalog: Catalog, tenant: Tenant, history: History, start_ts: int, ts: int) -> Iterator[Base]:

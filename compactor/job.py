@@ -8,6 +8,9 @@ The reads need not agree with each other: `upper` only rises, so the edge is on 
 after it was planned is no longer what the swap expects, and then nothing is swapped. For the same reason any number of
 compactions may run at once: of two that want the same piece one loses its work.
 
+A group of which no file can be made, because an input is damaged or a defect shows, is left out and named; the others
+are swapped. An error that may pass (store or catalog away) ends the job.
+
 When the reply to the swap is lost, the outputs' rows say what became of it. If they are not there, the job does not
 know: the transaction may still land, or never, and both are right. What never becomes visible is collected.
 """
@@ -21,20 +24,20 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from compactor.plan import Group, PlanRow, PlanSettings, plan
-from compactor.task import RangeResult
+from compactor.plan import Group, PlanRow, PlanSettings, plan, unfinished
+from compactor.task import RangeFailed, RangeResult
 from compactor.verify import verified
 from tistream import ts as tso
 from tistream.catalog.compaction import Output, Piece, lowest_upper, new_job, pieces, segments_of, swap
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectState, object_states
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable
+from tistream.errors import CatalogUnavailable, TiStreamError
 from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
 
-Executor = Callable[[Sequence[PlanRow]], Iterable[RangeResult]]
+Executor = Callable[[Sequence[PlanRow]], Iterable[RangeResult | RangeFailed]]
 
 
 class JobEnd(StrEnum):
@@ -42,6 +45,7 @@ class JobEnd(StrEnum):
 
     NOTHING_TO_DO = "nothing to do"
     SWAPPED = "swapped"
+    FAILED = "failed"  #: of no group a file could be made
     LOST = "lost"  #: an input was replaced meanwhile: another compaction was faster
 
 
@@ -50,7 +54,7 @@ class JobSettings:
     """What a job takes."""
 
     lag_ms: int = 60_000  #: pieces younger than this, before the least `upper`, are left alone
-    pieces_max: int = 100_000  #: that one job looks at
+    pieces_max: int = 100_000  #: that a job looks at together; it goes on until some of them are worth it
     plan: PlanSettings = field(default_factory=PlanSettings)
 
 
@@ -69,6 +73,7 @@ class Report:
     bytes_after: int = 0
     rows: int = 0
     seconds: float = 0.0
+    failed: tuple[str, ...] = ()  #: the groups that were left out, each with its objects and its error
 
 
 def compact_tenant(
@@ -81,20 +86,28 @@ def compact_tenant(
 ) -> Report:
     """Run one job. `progress` hears (ranges done, ranges planned).
 
-    Errors of the executor and of verification end the job, and nothing has changed. CatalogUnavailable, not
-    determinate, when nobody knows yet whether the swap happened.
+    Groups that fail are in the report's `failed`. Errors of the executor and of verification end the job, and nothing
+    has changed. CatalogUnavailable, not determinate, when nobody knows yet whether the swap happened.
     """
     begun = clock.monotonic()
     groups, rows = planned(catalog, tenant, settings)
     if not rows:
         return Report(tenant=tenant, end=JobEnd.NOTHING_TO_DO)
-    inputs = [piece for group in groups for piece in group.pieces]
-    outputs = [_output(result) for result in verified(rows, collected(executor(rows), len(rows), progress))]
+    job = rows[0].job
+    made, failed = _sorted_out(rows, groups, collected(executor(rows), len(rows), progress))
+    for words in failed:
+        log.error("a group is left out of a compaction", tenant=str(tenant), job=job, group=words)
+    if not made:
+        seconds = clock.monotonic() - begun
+        return Report(tenant=tenant, end=JobEnd.FAILED, job=job, failed=failed, seconds=seconds)
+    inputs = [piece for at in made for piece in groups[at].pieces]
+    outputs = [_output(result) for result in verified([rows[at] for at in made], list(made.values()))]
     swapped = _swap(catalog, tenant, inputs, outputs)
     report = Report(
         tenant=tenant,
         end=JobEnd.SWAPPED if swapped else JobEnd.LOST,
-        job=rows[0].job,
+        job=job,
+        failed=failed,
         files_before=len(inputs),
         segments_before=sum(p.segments for p in inputs),
         bytes_before=sum(p.stored_bytes for p in inputs),
@@ -112,7 +125,7 @@ def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[li
     """What there is to do: the groups, and the plan row of each. Groups that changed while we looked are left out."""
     edge = lowest_upper(catalog, tenant)
     upto = tso.earlier(edge, settings.lag_ms)
-    found = plan(pieces(catalog, tenant, upto_ts=upto, limit=settings.pieces_max), settings.plan)
+    found = _worthwhile(catalog, tenant, upto, settings)
     if not found:
         return [], []
     segments = segments_of(catalog, tenant, [piece for group in found for piece in group.pieces])
@@ -127,6 +140,42 @@ def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[li
         rows.append(PlanRow(tenant=tenant, job=job, range_id=len(rows), task_id=group.task_id, segments=whole))
         groups.append(group)
     return groups, rows
+
+
+def _worthwhile(catalog: Catalog, tenant: Tenant, upto_ts: int, settings: JobSettings) -> list[Group]:
+    """The oldest groups that are worth it, however many pieces lie before them that are not."""
+    carried: list[Piece] = []
+    after: Piece | None = None
+    while True:
+        some = pieces(catalog, tenant, upto_ts=upto_ts, limit=settings.pieces_max, after=after)
+        found = plan([*carried, *some], settings.plan)
+        if found or len(some) < settings.pieces_max:
+            return found
+        carried, after = unfinished([*carried, *some], settings.plan), some[-1]
+
+
+def _sorted_out(
+    rows: Sequence[PlanRow], groups: Sequence[Group], results: Sequence[RangeResult | RangeFailed]
+) -> tuple[dict[int, RangeResult], tuple[str, ...]]:
+    """(the file of each range that has one, in words the groups of which none could be made). Of several files of one
+    range, which are the same work done twice, the first by key. TiStreamError when a range has no result at all."""
+    made: dict[int, RangeResult] = {}
+    failed: dict[int, RangeFailed] = {}
+    for result in results:
+        if isinstance(result, RangeFailed):
+            failed[result.range_id] = result
+        elif result.range_id not in made or result.object_key < made[result.range_id].object_key:
+            made[result.range_id] = result
+    for row in rows:
+        if row.range_id not in made and row.range_id not in failed:
+            raise TiStreamError("a part of a compaction has no result", job=row.job, range=row.range_id)
+    words = [_left_out(groups[at], failed[at]) for at in sorted(failed) if at not in made]
+    return {at: made[at] for at in sorted(made)}, tuple(words)
+
+
+def _left_out(group: Group, failed: RangeFailed) -> str:
+    first, last = group.pieces[0].object_key, group.pieces[-1].object_key
+    return f"task {group.task_id}, {first} to {last}: {failed.code} {failed.message}"
 
 
 class _OfRange(Protocol):

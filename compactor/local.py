@@ -10,7 +10,7 @@ from typing import TypeVar
 from compactor.base_plan import BasePlanRow
 from compactor.base_task import BaseResult, build_bases
 from compactor.plan import PlanRow
-from compactor.task import RangeResult, compact_range
+from compactor.task import RangeFailed, RangeResult, try_range
 from tistream.objectstore.protocol import ObjectStore
 
 W = TypeVar("W")
@@ -18,13 +18,13 @@ R = TypeVar("R")
 
 
 class LocalExecutor:
-    """An Executor over one store. Results come in the order of the plan; the first error ends it."""
+    """An Executor over one store. Results come in the order of the plan. An error that may pass ends it."""
 
     def __init__(self, store: ObjectStore, *, threads: int = 2) -> None:
         self._store, self._threads = store, threads
 
-    def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult]:
-        return self._all(lambda row: compact_range(self._store, row, secrets.token_hex(8)), rows)
+    def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
+        return self._all(lambda row: try_range(self._store, row, secrets.token_hex(8)), rows)
 
     def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult]:
         """A BaseExecutor."""

@@ -1,4 +1,4 @@
-"""Runs plan rows on Spark, as nothing but an executor: `compact_range` or `build_bases` does the work, on Arrow.
+"""Runs plan rows on Spark, as nothing but an executor: `try_range` or `build_bases` does the work, on Arrow.
 
     driver    WAVES partitions per core, each with its share of the plan rows; their text travels with the function
     worker    row by row: decode it, compact_range over its own store client  -> one line: the result's text
@@ -26,7 +26,7 @@ import pyarrow as pa
 from compactor.base_plan import BasePlanRow
 from compactor.base_task import BaseResult, build_bases
 from compactor.plan import PlanRow
-from compactor.task import RangeResult, compact_range
+from compactor.task import RangeFailed, RangeResult, try_range
 from compactor.wire import decode_base_result, decode_base_row, decode_result, decode_row, encode
 from tistream.clock import Clock
 from tistream.errors import ConfigError
@@ -79,7 +79,7 @@ class SparkExecutor:
     ) -> None:
         self._session, self._store_url, self._clock, self._progress = session, store_url, clock, progress
 
-    def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult]:
+    def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
         """One Spark job for all rows. Spark's own error when one of its tasks has failed too often."""
         plan = [encode(row) for row in rows]
         name = f"tistream-compaction-{rows[0].job}"
@@ -149,7 +149,7 @@ def _work(plan: list[str], one: Callable[[str], str]) -> Callable[[Batches], Bat
 
 
 def _compact(store_url: str, line: str) -> str:
-    return encode(compact_range(open_store(store_url), decode_row(line), secrets.token_hex(8)))
+    return encode(try_range(open_store(store_url), decode_row(line), secrets.token_hex(8)))
 
 
 def _build(store_url: str, line: str) -> str:

@@ -25,11 +25,12 @@ from tistream import change
 from tistream.codec.compacted_file import CompactedFile, Footer, build_compacted_file, decode_row_group, read_footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.committed_log import SegmentSource
-from tistream.errors import TiStreamError, invariant
+from tistream.errors import ErrorKind, TiStreamError, invariant
 from tistream.layout import CompactedKey
 from tistream.objectstore.protocol import ObjectStore
 
 _SEED = 17
+_MESSAGE_MAX = 2000
 _IN_ORDER = [(name, "ascending") for name in ("table_id", "commit_ts", "start_ts", "key")]
 
 
@@ -56,6 +57,16 @@ class RangeResult:
     before: Contents  #: of the inputs, as they were read
     after: Contents  #: of the file, as it was decoded again
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeFailed:
+    """A plan row of which no file can be made."""
+
+    range_id: int
+    task_id: int
+    code: str
+    message: str
 
 
 def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult:
@@ -90,6 +101,17 @@ def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult
         after=after,
         seconds=time.monotonic() - begun,
     )
+
+
+def try_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult | RangeFailed:
+    """As `compact_range`; what another try cannot help is a result, so that the other rows of the plan go on."""
+    try:
+        return compact_range(store, row, attempt)
+    except Exception as e:
+        if isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY:
+            raise
+        code, message = (e.code, str(e)) if isinstance(e, TiStreamError) else (TiStreamError.code, repr(e))
+        return RangeFailed(range_id=row.range_id, task_id=row.task_id, code=code, message=message[:_MESSAGE_MAX])
 
 
 def read_inputs(store: ObjectStore, row: PlanRow) -> list[pa.Table]:

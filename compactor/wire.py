@@ -10,7 +10,7 @@ import orjson
 from compactor.base_plan import BasePlanRow, BaseTable
 from compactor.base_task import BaseFile, BaseResult
 from compactor.plan import PlanRow
-from compactor.task import Contents, RangeResult
+from compactor.task import Contents, RangeFailed, RangeResult
 from tistream.catalog.committed import SegmentFormat, SegmentRow
 from tistream.catalog.seeds import SeedSegmentRow
 from tistream.catalog.tenants import TaskKind
@@ -54,9 +54,11 @@ def decode_base_result(text: str) -> BaseResult:
     return BaseResult(**{**found, "files": files, "rows": {int(key): rows for key, rows in found["rows"].items()}})
 
 
-def decode_result(text: str) -> RangeResult:
+def decode_result(text: str) -> RangeResult | RangeFailed:
     """What `encode` made of a result."""
     found = orjson.loads(text)
+    if "message" in found:
+        return RangeFailed(**found)
     return RangeResult(
         **{
             **found,

@@ -270,7 +270,7 @@ def test_a_meta_server_of_its_own_answers_the_same(site: Operated) -> None:
 
 def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> None:
     for tenant in (TENANT, STOPPED):
-        record_stop(site.catalog, _stopped(tenant))
+        record_stop(site.world.catalog, _stopped(tenant))
     items = get(site, "/v1/stops")["items"]
     assert [(i["scope"], i["cluster_id"], i["tenant_id"]) for i in items] == [
         ("tenant", TENANT.cluster_id, TENANT.tenant_id),
@@ -291,11 +291,11 @@ def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> No
     assert mine == items[:1]
     path = f"/v1/stops/{items[0]['stop_id']}:resume"
     assert not post(site, path, dry_run="true")["done"]
-    assert not get_stop(site.catalog, int(items[0]["stop_id"])).resumed
+    assert not get_stop(site.world.catalog, int(items[0]["stop_id"])).resumed
     assert f"audit tries tenant {TENANT} now" in post(site, path)["words"]
-    assert get_stop(site.catalog, int(items[0]["stop_id"])).resumed
+    assert get_stop(site.world.catalog, int(items[0]["stop_id"])).resumed
     assert post(site, f"/v1/stops/{items[2]['stop_id']}:resume")["verb"] == "retry"
-    assert get_task(site.catalog, int(items[2]["item"])).error is None
+    assert get_task(site.world.catalog, int(items[2]["item"])).error is None
     assert [e["words"] for e in get(site, "/v1/events", kind="item")["items"]] == [
         f"audit {TENANT} is to be tried again",
         f"audit {STOPPED} stopped: TS-1020 damaged",

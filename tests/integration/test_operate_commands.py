@@ -216,8 +216,8 @@ def test_what_has_stopped_is_listed_shown_in_status_and_resumed(site: tuple[Oper
         role="audit", item=str(TENANT), scope=Scope.TENANT, tenant=TENANT, code="TS-1020", message="damaged",
         object="committed/x", tries=2,
     )  # fmt: skip
-    record_stop(site[0].catalog, told)
-    (row,) = list_stops(site[0].catalog)
+    record_stop(site[0].world.catalog, told)
+    (row,) = list_stops(site[0].world.catalog)
     listed = run(site, "stops", "list").splitlines()
     assert f"tenant {TENANT}" in listed[1]
     assert "TS-1020 damaged" in listed[1]
@@ -227,6 +227,6 @@ def test_what_has_stopped_is_listed_shown_in_status_and_resumed(site: tuple[Oper
     assert [s["stop_id"] for s in data(site, "status")["stops"]][:1] == [str(row.stop_id)]
     assert "would happen: audit tries" in run(site, "stops", "resume", str(row.stop_id), "--dry-run")
     assert "audit tries" in run(site, "stops", "resume", str(row.stop_id))
-    assert get_stop(site[0].catalog, row.stop_id).resumed
-    assert clear_stop(site[0].catalog, "audit", str(TENANT))
+    assert get_stop(site[0].world.catalog, row.stop_id).resumed
+    assert clear_stop(site[0].world.catalog, "audit", str(TENANT))
     assert isinstance(refused(site, "stops", "resume", str(row.stop_id)), NotFound)

@@ -72,6 +72,7 @@ class NewSegment:
     offset: int  #: bytes from the start of the object
     length: int  #: bytes in the object
     crc: int
+    raw_length: int = 0  #: bytes unpacked; 0 = not known
 
 
 def new_segment(info: SegmentInfo, object_key: str) -> NewSegment:
@@ -89,6 +90,7 @@ def new_segment(info: SegmentInfo, object_key: str) -> NewSegment:
         offset=info.offset,
         length=info.length,
         crc=info.crc,
+        raw_length=info.raw_length,
     )
 
 
@@ -282,6 +284,7 @@ def _values(tenant: Tenant, kinds: dict[int, str], a: TaskAdvance, s: NewSegment
         "byte_offset": s.offset,
         "byte_length": s.length,
         "crc": s.crc,
+        "raw_length": s.raw_length,
     }
 
 
@@ -310,6 +313,7 @@ def segment_row(row: Any) -> SegmentRow:
         offset=row.byte_offset,
         length=row.byte_length,
         crc=row.crc,
+        raw_length=row.raw_length,
         object_key=row.object_key,
         task_id=row.task_id,
         kind=TaskKind(row.kind),

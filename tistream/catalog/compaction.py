@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, and_, bindparam, func, or_, select
+from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.committed import SegmentFormat, SegmentRow, segment_row
 from tistream.catalog.engine import Catalog
@@ -43,6 +44,15 @@ from tistream.ids import Tenant
 
 _KEYS_AT_ONCE = 200
 _s, _o = segments.c, objects.c
+
+
+def _behind(lo_ts: ColumnElement[int], *name: ColumnElement[Any]) -> ColumnElement[bool]:
+    """What comes after the piece that is named by the parameters, in the order of `pieces`."""
+    key, task = bindparam("after_key"), bindparam("after_task")
+    same = and_(lo_ts == bindparam("after_lo"), or_(name[0] > key, and_(name[0] == key, name[1] > task)))
+    return or_(lo_ts > bindparam("after_lo"), same)
+
+
 _UPPER = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks), tasks.c.kind == TaskKind.DATA)
 _PIECES = (
     select(
@@ -51,14 +61,15 @@ _PIECES = (
         func.count().label("segments"),
         func.sum(_s.row_count).label("row_count"),
         func.sum(_s.byte_length).label("stored_bytes"),
+        func.sum(_s.raw_length).label("raw_bytes"),
         func.min(_s.lo_ts).label("lo_ts"),
         func.max(_s.hi_ts).label("hi_ts"),
     )
     .select_from(segments.join(objects, _o.object_key == _s.object_key))
     .where(of_asked_tenant(segments), _s.kind == TaskKind.DATA, _o.state == ObjectState.LIVE)
     .group_by(_s.object_key, _s.task_id)
-    .having(func.max(_s.hi_ts) <= bindparam("upto_ts"))
-    .order_by(func.min(_s.lo_ts), func.max(_s.hi_ts), _s.object_key, _s.task_id)
+    .having(func.max(_s.hi_ts) <= bindparam("upto_ts"), _behind(func.min(_s.lo_ts), _s.object_key, _s.task_id))
+    .order_by(func.min(_s.lo_ts), _s.object_key, _s.task_id)
     .limit(bindparam("at_most"))
 )
 _REMOVE = segments.delete().where(_s.object_key == bindparam("asked_key"), _s.task_id == bindparam("asked_task"))
@@ -75,6 +86,7 @@ class Piece:
     segments: int  #: how many
     rows: int
     stored_bytes: int
+    raw_bytes: int = 0  #: unpacked; 0 = not known
     lo_ts: int
     hi_ts: int  #: inclusive
 
@@ -96,9 +108,16 @@ def lowest_upper(catalog: Catalog, tenant: Tenant) -> int:
         return int(conn.execute(_UPPER, tenant_ids(tenant)).scalar() or 0)
 
 
-def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int) -> list[Piece]:
-    """The oldest pieces of the tenant's data that lie at or below `upto_ts` whole, by (lo_ts, hi_ts, object, task)."""
-    asked = {"upto_ts": min(upto_ts, INT_MAX), "at_most": limit}
+def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int, after: Piece | None = None) -> list[Piece]:
+    """The oldest pieces of the tenant's data that lie at or below `upto_ts` whole, by (lo_ts, object, task); those
+    that follow `after`."""
+    asked = {
+        "upto_ts": min(upto_ts, INT_MAX),
+        "at_most": limit,
+        "after_lo": -1 if after is None else after.lo_ts,
+        "after_key": "" if after is None else after.object_key,
+        "after_task": 0 if after is None else after.task_id,
+    }
     with catalog.reading() as conn:
         return [
             Piece(
@@ -107,6 +126,7 @@ def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int) -> lis
                 segments=int(row.segments),
                 rows=int(row.row_count),
                 stored_bytes=int(row.stored_bytes),
+                raw_bytes=int(row.raw_bytes),
                 lo_ts=int(row.lo_ts),
                 hi_ts=int(row.hi_ts),
             )
@@ -216,6 +236,7 @@ def _values(tenant: Tenant, output: Output, group: SegmentInfo) -> dict[str, Any
         "byte_offset": group.offset,
         "byte_length": group.length,
         "crc": group.crc,
+        "raw_length": group.raw_length,
         "format": SegmentFormat.PARQUET,
         "footer_offset": output.footer.offset,
         "footer_length": output.footer.length,

@@ -207,6 +207,7 @@ segments = Table(
     Column("footer_offset", UInt, nullable=False, server_default="0"),
     Column("footer_length", UInt, nullable=False, server_default="0"),
     Column("footer_crc", UInt, nullable=False, server_default="0"),
+    Column("raw_length", UInt, nullable=False, server_default="0"),
     Index("segments_by_hi_ts", "cluster_id", "tenant_id", "kind", "hi_ts"),
     Index("segments_by_lo_ts", "cluster_id", "tenant_id", "kind", "lo_ts"),
 )

@@ -62,7 +62,8 @@ def compact(
     ] = 168.0,
 ) -> None:
     """Merge small committed files into Parquet files, ordered by table and commit timestamp, and build bases from which
-    reads as of a timestamp start. Reads stay the same."""
+    reads as of a timestamp start. Reads stay the same. A group of files that cannot be merged is left out and named
+    under `failed`, and the exit status is 1."""
     from compactor.base_job import BaseSettings, build_tenant_bases
     from compactor.base_plan import BasePlanSettings
     from compactor.job import JobSettings, compact_tenant
@@ -105,6 +106,8 @@ def compact(
             )
             done["bases"] = {**dataclasses.asdict(built), "ts": str(built.ts), "seconds": round(built.seconds, 3)}
     print(json.dumps(done, indent=2))
+    if done.get("failed"):
+        raise typer.Exit(1)
 
 
 def _executor(

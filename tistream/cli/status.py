@@ -33,7 +33,7 @@ def status(
     if output is Output.TABLE:
         _show(url, health, stops, tenants, no_color)
     elif output is Output.NDJSON:
-        show_data([{"health": health}, {"stops": stops}, *tenants], output)
+        show_data([{"health": health, "stops": stops}, *tenants], output)
     else:
         show_data({"health": health, "stops": stops, "tenants": tenants}, output)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.plan import PlanSettings, plan
+from compactor.plan import PlanSettings, plan, unfinished
 from tistream.catalog.compaction import Piece
 
 TARGET = 1000
@@ -95,3 +96,38 @@ def test_the_budget_takes_the_oldest_and_at_least_one() -> None:
     assert sizes(given, small) == [[300] * 3]
     two = PlanSettings(target_bytes=TARGET, inputs_min=3, budget_bytes=1900)
     assert sizes(given, two) == [[300] * 3, [300] * 3]
+
+
+def test_what_unpacks_large_is_cut_by_its_unpacked_bytes_and_rows() -> None:
+    packed = [replace(p, raw_bytes=300, rows=10) for p in pieces(*[1] * 12)]
+    by_bytes = replace(SETTINGS, raw_bytes_max=1000, rows_max=1 << 30)
+    assert [len(g.pieces) for g in plan(packed, by_bytes)] == [3, 3, 3, 3]
+    by_rows = replace(SETTINGS, raw_bytes_max=1 << 30, rows_max=45)
+    assert [len(g.pieces) for g in plan(packed, by_rows)] == [4, 4, 4]
+    packed[4] = replace(packed[4], raw_bytes=500)
+    assert [[p.raw_bytes for p in g.pieces] for g in plan(packed, by_bytes)] == [[300] * 3] * 3, "it is full"
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(1, 600)), max_size=40))
+def test_no_group_is_over_any_bound(given: list[tuple[int, int, int]]) -> None:
+    found = [
+        replace(p, raw_bytes=raw, rows=rows)
+        for p, (_, raw, rows) in zip(pieces(*[size for size, _, _ in given]), given, strict=True)
+    ]
+    for group in plan(found, replace(SETTINGS, raw_bytes_max=TARGET, rows_max=TARGET)):
+        assert group.stored_bytes <= TARGET
+        assert sum(p.raw_bytes for p in group.pieces) <= TARGET
+        assert sum(p.rows for p in group.pieces) <= TARGET
+
+
+@given(SIZES, st.integers(1, 10))
+def test_a_log_that_is_looked_at_in_parts_gives_the_groups_that_it_has(given: list[int], part: int) -> None:
+    every = pieces(*given)
+    carried: list[Piece] = []
+    for at in range(0, len(every) + part, part):
+        seen = [*carried, *every[at : at + part]]
+        if found := plan(seen, SETTINGS):
+            assert set(found[0].pieces) <= set(every)
+            return
+        carried = unfinished(seen, SETTINGS)
+    assert plan(every, SETTINGS) == []

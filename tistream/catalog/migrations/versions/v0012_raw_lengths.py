@@ -1,0 +1,15 @@
+"""Segments say how long they are unpacked, by which compaction bounds what it takes at once."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+revision = "0012"
+down_revision = "0011"
+
+
+def upgrade() -> None:
+    number = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), "mysql", "mariadb")
+    op.add_column("segments", sa.Column("raw_length", number, nullable=False, server_default="0"))
