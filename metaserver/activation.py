@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from metaserver.bounded import SNAPSHOT_BYTES_MAX, check_size
 from metaserver.contained import Contained
 from metaserver.tiles import lay_out
 from schemas.saved import read_json
 from schemas.snapshot import PushedSchema, parse_pushed
 from tistream.catalog.engine import Catalog
+from tistream.catalog.stops import list_stops
 from tistream.catalog.tenants import TenantState, activate_tenant, list_tenants
 from tistream.clock import Clock
-from tistream.errors import CorruptObject
+from tistream.errors import CorruptObject, TiStreamError, TooLarge
 from tistream.ids import Tenant
 from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectInfo, ObjectStore
@@ -37,7 +39,7 @@ _REREAD_S = 600.0  #: between two readings of a snapshot that was refused: a new
 class _Waiting:
     backoff: Backoff
     look_at: float = 0.0
-    refused: dict[str, tuple[CorruptObject, float]] = field(
+    refused: dict[str, tuple[TiStreamError, float]] = field(
         default_factory=dict
     )  #: by object key, and when it was read
 
@@ -114,14 +116,21 @@ class Activation:
         if known is not None and now_s - known[1] < _REREAD_S:
             return None
         try:
+            check_size(info.key, info.size, SNAPSHOT_BYTES_MAX)
             pushed = read_snapshot(key, self._store.get(info.key))
-        except CorruptObject as e:
+        except (CorruptObject, TooLarge) as e:
             if known is None:
                 log.warning("schema snapshot cannot be used; the tenant keeps waiting", error=str(e))
             waiting.refused[info.key] = e, now_s
             return None
         waiting.refused.pop(info.key, None)
         return pushed
+
+
+def is_refused(catalog: Catalog, tenant: Tenant) -> bool:
+    """Whether no schema snapshot that a waiting tenant pushed can be used."""
+    of_role = (row.stopped for row in list_stops(catalog, tenant) if row.stopped.role == ROLE)
+    return any(isinstance(parse(told.object), SchemaSnapKey) for told in of_role if told.object)
 
 
 def read_snapshot(key: SchemaSnapKey, data: bytes) -> PushedSchema:

@@ -13,12 +13,12 @@ pushers may write to are looked into.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
+from metaserver.bounded import SNAPSHOT_BYTES_MAX, sha256_of, small_object
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import push_prefixes
 from tistream.auth.access import needs
@@ -124,7 +124,7 @@ def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer |
     def schema(cluster_id: _Id, tenant_id: _Id, ts: _Id) -> Response:
         tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
         try:
-            data = store.get(str(SchemaSnapKey(tenant=tenant, ts=ts)))
+            data = small_object(store, str(SchemaSnapKey(tenant=tenant, ts=ts)), SNAPSHOT_BYTES_MAX)
         except ObjectNotFound as e:
             raise NotFound(f"tenant {tenant} pushed no schema snapshot of {ts}", ts=ts) from e
         return Response(data, media_type="application/zstd")
@@ -174,7 +174,7 @@ def _there(store: ObjectStore, written: Written) -> Literal["same", "other", "no
     try:
         if store.size(written.key) != written.bytes:
             return "other"
-        data = store.get(written.key)
+        found = sha256_of(store, written.key, written.bytes)
     except ObjectNotFound:
         return "nothing"
-    return "same" if hashlib.sha256(data).hexdigest() == written.sha256 else "other"
+    return "same" if found == written.sha256 else "other"

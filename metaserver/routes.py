@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
+from metaserver.activation import is_refused
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import push_prefixes
 from tistream.auth.access import Who, needs
@@ -63,6 +64,8 @@ class Push(BaseModel):
     object_store: str = Field(description="URL of the bucket")
     prefix: str = Field(description="folder of the tenant's schema snapshots and batch files")
     state: TenantState
+    start_ts: str = Field(description="of the schema snapshot with which the tenant began; 0 while it awaits one")
+    snapshot_refused: bool = Field(description="no schema snapshot that was pushed can be used: another one is awaited")
     credentials: BucketAccess
 
 
@@ -126,7 +129,14 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
 
     def push_of(row: TenantRow) -> Push:
         access = bucket_access(row.tenant, store_url, issuer)
-        return Push(object_store=store_url, prefix=buffer_prefix(row.tenant), state=row.state, credentials=access)
+        return Push(
+            object_store=store_url,
+            prefix=buffer_prefix(row.tenant),
+            state=row.state,
+            start_ts=str(row.start_ts),
+            snapshot_refused=row.state is TenantState.AWAITING_SNAPSHOT and is_refused(catalog, row.tenant),
+            credentials=access,
+        )
 
     kms_key_arn = issuer.terms.kms_key_arn if issuer is not None else ""
     _operators_routes(routes, catalog, push_of, lambda tenant: aws_line(tenant, store_url, kms_key_arn))

@@ -3,7 +3,8 @@
     POST /v1/clusters/{c}/tenants/{t}/seeds     its manifest and files are in the bucket: make it visible, once
     GET  /v1/clusters/{c}/tenants/{t}/seeds     what is visible
 
-Nothing is believed: the manifest is read from the bucket, and every file that it names must be there with its size.
+Nothing is believed: the manifest is read from the bucket, and every file that it names must be there with its size. A
+seed of a time that has not come is refused: no read could use it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
+from metaserver.bounded import MANIFEST_BYTES_MAX, small_object
+from tistream import ts as tso
 from tistream.auth.access import needs
 from tistream.auth.roles import Right
 from tistream.catalog.engine import Catalog
+from tistream.catalog.retention import database_time_ms
 from tistream.catalog.seeds import SeedRow, add_seed, list_seeds
 from tistream.catalog.tenants import get_tenant
 from tistream.codec.seed_file import manifest_key, read_manifest
@@ -24,6 +28,7 @@ from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
 
 _INT_MAX = (1 << 63) - 1
+_SKEW_MS = 3_600_000  # that the clocks of upstream and catalog may differ by
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 
 
@@ -66,9 +71,10 @@ def seed_router(catalog: Catalog, store: ObjectStore) -> APIRouter:
 
 def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table_id: int) -> bool:
     """Check what is in the bucket and make it visible; False when it was. InvalidInput when something is missing."""
+    _check_ts(catalog, ts)
     key = str(manifest_key(tenant, ts, table_id))
     try:
-        data = store.get(key)
+        data = small_object(store, key, MANIFEST_BYTES_MAX)
         manifest = read_manifest(key, data, tenant, ts, table_id)
         sizes = {n: store.size(manifest.key_of(n)) for n in manifest.file_bytes}
     except ObjectNotFound as e:
@@ -76,6 +82,14 @@ def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table
     if sizes != manifest.file_bytes:
         raise InvalidInput("The seed is not complete: a file has not the size that its manifest says.", ts=ts)
     return add_seed(catalog, manifest, len(data))
+
+
+def _check_ts(catalog: Catalog, ts: int) -> None:
+    if not 0 < ts <= _INT_MAX:
+        raise InvalidInput("The ts of a seed lies between 1 and 2**63-1.", ts=ts)
+    ahead_ms = tso.physical_ms(ts) - database_time_ms(catalog)
+    if ahead_ms > _SKEW_MS:
+        raise InvalidInput(f"The seed is of a time that comes in {ahead_ms / 1000:.0f} s.", ts=ts)
 
 
 def _shown(row: SeedRow) -> Seed:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from schemas import queries, tidb_json
 from schemas.actions import EARLY, EVENTS, IGNORED, Action, action_name
 from schemas.model import Database, DdlEvent, Table
+from schemas.show_create import Dialect, define
 from schemas.snapshot import is_system_database
 from schemas.tidb_json import Json
 from tistream.errors import DecodeError
@@ -261,7 +262,9 @@ def _put_table(job: Job, state: SchemaState) -> Change:
         before = state.named(new.db, new.name)
         drops |= {before.id} - {new.id} if before else set()
     events: tuple[DdlEvent, ...]
-    if job.type == Action.RENAME_TABLE:
+    if job.type == Action.RENAME_TABLE and old is None and is_system_database(_came_from(job)):
+        events = (_appeared(job, new, db),)
+    elif job.type == Action.RENAME_TABLE:
         events = (_renamed(job, new, *_old_name(job, state)),)
     elif job.type == Action.TRUNCATE_TABLE:
         events = (_event(job, new, new.db, query=queries.truncate(new.db, new.name)),)
@@ -280,6 +283,21 @@ def _took_effect_before(job: Job, old: Table | None, new: Table) -> bool:
 def _renamed(job: Job, new: Table, old_db: str, old_table: str) -> DdlEvent:
     query = queries.rename(old_db, old_table, new.db, new.name)
     return _event(job, new, new.db, query=query, old_db=old_db, old_table=old_table)
+
+
+def _came_from(job: Job) -> str:
+    """The database that a RENAME of one table names as the old one; empty when it names none."""
+    match job.args:
+        case {"old_schema_name": name} | [_, _, name, *_]:
+            return tidb_json.original_name(name)
+    return ""
+
+
+def _appeared(job: Job, new: Table, db: Database, sub: int = 0) -> DdlEvent:
+    """A table that comes out of a system database is delivered as a new one: nothing was delivered of it before. The
+    rows that it brings along are not in the log."""
+    created = replace(job, type=int(Action.CREATE_TABLE))
+    return _event(created, new, db.name, query=define(db, new, Dialect.TIDB).create_table, sub=sub)
 
 
 def _old_name(job: Job, state: SchemaState) -> tuple[str, str]:
@@ -322,25 +340,30 @@ def _rename_tables(job: Job, state: SchemaState) -> Change:
         raise DecodeError("a RENAME of several tables does not say where they came from", job_id=job.id)
     puts: dict[int, Table] = {}
     events = []
-    for sub, (info, (old_db_id, old_name, new_db_id, new_name)) in enumerate(
-        zip(job.table_infos, renames, strict=True)
-    ):
-        old_db, db = _database_of(job, state, old_db_id), _database_of(job, state, new_db_id)
+    for sub, (info, renamed) in enumerate(zip(job.table_infos, renames, strict=True)):
+        old_db_id, old_db_name, old_name, new_db_id, new_name = renamed
+        db = _database_of(job, state, new_db_id)
         new = tidb_json.table(info, db_id=db.id, db=db.name)
         puts.pop(new.id, None)
         puts[new.id] = new
+        if old_db_id not in state.databases and is_system_database(old_db_name):
+            events.append(_appeared(job, new, db, sub))
+            continue
+        old_db = _database_of(job, state, old_db_id)
         query = queries.rename(old_db.name, old_name, db.name, new_name) + ";"
         events.append(_event(job, new, db.name, query=query, sub=sub, old_db=old_db.name, old_table=old_name))
     return _change(job, put_tables=tuple(puts.values()), events=tuple(events))
 
 
-def _rename_args(job: Job) -> list[tuple[int, str, int, str]]:
-    """(old database, old name, new database, new name) per clause, from either form of the job's arguments."""
+def _rename_args(job: Job) -> list[tuple[int, str, str, int, str]]:
+    """(old database, its name, old name, new database, new name) per clause, from either form of the job's arguments.
+    The old database's name is empty where it is not said."""
     name = tidb_json.original_name
     if isinstance(job.args, Mapping):
         return [
             (
                 int(entry["old_schema_id"]),
+                name(entry.get("old_schema_name")),
                 name(entry["old_table_name"]),
                 int(entry["new_schema_id"]),
                 name(entry["new_table_name"]),
@@ -348,10 +371,11 @@ def _rename_args(job: Job) -> list[tuple[int, str, int, str]]:
             for entry in job.args.get("rename_table_infos") or ()
         ]
     if isinstance(job.args, list) and len(job.args) >= 6:
-        old_dbs, new_dbs, new_names, _ids, _old_db_names, old_names = job.args[:6]
+        old_dbs, new_dbs, new_names, _ids, old_db_names, old_names = job.args[:6]
+        clauses = zip(old_dbs, old_db_names, old_names, new_dbs, new_names, strict=True)
         return [
-            (int(old_db), name(old), int(new_db), name(new))
-            for old_db, old, new_db, new in zip(old_dbs, old_names, new_dbs, new_names, strict=True)
+            (int(old_db), name(old_db_name), name(old), int(new_db), name(new))
+            for old_db, old_db_name, old, new_db, new in clauses
         ]
     return []
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from apiserver.deps import Services
 from tistream import ts as tso
 from tistream.auth.access import Who, access_of, needs
-from tistream.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key
+from tistream.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key, ttl_ms_of
 from tistream.auth.roles import Principal, Right, Role, may_give
 from tistream.catalog import keys
 from tistream.errors import InvalidInput, NotAllowed, NotFound
@@ -64,7 +64,7 @@ def router(services: Services) -> APIRouter:
         tenant = _tenant(new.cluster_id, new.tenant_id)
         if not may_give(who, new.role, tenant):
             raise NotAllowed(f"A key of role {who.role} cannot make such a key.", role=new.role)
-        ttl_ms = int(new.expires_in_hours * _HOUR_MS)
+        ttl_ms = ttl_ms_of(new.expires_in_hours)
         return _issued(
             issue_key(services.catalog, name=new.name, role=new.role, tenant=tenant, ttl_ms=ttl_ms, made_by=who.key_id)
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tistream.auth.issue import first_owner_key
+from tistream.auth.issue import first_owner_key, ttl_ms_of
 from tistream.auth.keys import parse_key
 from tistream.auth.roles import Role
 from tistream.catalog.keys import get_key, list_keys, revoke_key
@@ -230,3 +230,9 @@ def test_the_first_one_still_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -
 def test_an_idempotency_key_has_a_form(site: Site, key: str) -> None:
     answer = site.ask("POST", "/v1/console-codes", site.key(Role.OWNER), headers={"Idempotency-Key": key})
     assert is_problem(answer, 400, "TS-1001")
+
+
+@pytest.mark.parametrize(("hours", "ttl_ms"), [(0, 0), (1e-9, 1), (5e-324, 1), (0.5, 1_800_000), (1, 3_600_000)])
+def test_a_lifetime_that_is_not_zero_has_an_end(hours: float, ttl_ms: int) -> None:
+    """0 means that the key never ends: a lifetime below a millisecond must not become it."""
+    assert ttl_ms_of(hours) == ttl_ms

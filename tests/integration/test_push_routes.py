@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from metaserver import bounded, push_routes, seed_routes
 from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
+from tistream import ts as tso
 from tistream.catalog.deletion import delete_tenant
 from tistream.catalog.engine import Catalog
+from tistream.catalog.seeds import list_seeds
+from tistream.catalog.stops import Scope, Stopped, record_stop
 from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
 from tistream.cli import assembly
+from tistream.codec.seed_file import manifest_key
 from tistream.config import ObjectStoreSettings, PushSettings, Settings
 from tistream.errors import ConfigError, InvalidInput
 from tistream.ids import Tenant
@@ -159,3 +164,44 @@ def test_what_the_settings_say_is_what_issues() -> None:
     assert (made.terms, made.duration_s) == (TERMS, 1200)
     with pytest.raises(ConfigError, match="this store is none"):
         assembly.push_issuer(Settings(object_store=ObjectStoreSettings(url="file:///data"), push=push))
+
+
+def test_what_a_pusher_put_is_read_within_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_routes, "SNAPSHOT_BYTES_MAX", 10)
+    monkeypatch.setattr(seed_routes, "MANIFEST_BYTES_MAX", 10)
+    monkeypatch.setattr(bounded, "_PART_BYTES", 4)
+    key, data = str(SchemaSnapKey(tenant=T, ts=7)), b"eleven byte"
+    world.store.put(key, data)
+    world.store.put(str(manifest_key(T, 7, 0)), data)
+    http, whole = world.http(), world.store.get
+    monkeypatch.setattr(world.store, "size", lambda _: len(data))
+    monkeypatch.setattr(world.store, "get", lambda key: pytest.fail(f"{key} is read whole"))
+    answers = [http.get(f"{BASE}/push-schemas/7"), http.post(f"{BASE}/seeds", json={"ts": "7"})]
+    told = [(a.status_code, a.json()["code"], a.json()["facts"]["bytes"]) for a in answers]
+    assert told == [(413, "TS-1008", "11")] * 2
+    assert key in answers[0].json()["detail"]
+    written = {"key": key, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert http.post(f"{BASE}/push-objects:compare", json=written).json() == {"there": "same"}
+    assert whole(key) == data
+
+
+@pytest.mark.parametrize("ts", [0, (1 << 63) - 1, 1 << 63, 9_999_999_999_999_999_999, tso.compose(4 * 10**12)])
+def test_a_seed_of_a_time_that_has_not_come_is_refused(world: World, ts: int) -> None:
+    answer = world.http().post(f"{BASE}/seeds", json={"ts": str(ts)})
+    assert (answer.status_code, answer.json()["code"]) == (400, "TS-1001")
+    assert list_seeds(world.catalog, T) == []
+
+
+def test_a_pusher_is_told_that_its_snapshot_was_refused_and_with_which_the_tenant_began(world: World) -> None:
+    http = world.http()
+    assert not http.get(f"{BASE}/push").json()["snapshot_refused"]
+    key = SchemaSnapKey(tenant=T, ts=7)
+    told = Stopped(
+        role="activation", item=str(T), scope=Scope.TENANT, tenant=T, code="TS-1020", message="?", object=str(key),
+        tries=1,
+    )  # fmt: skip
+    record_stop(world.catalog, told)
+    assert http.get(f"{BASE}/push").json()["snapshot_refused"]
+    assert activate_tenant(world.catalog, T, 9, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
+    found = http.get(f"{BASE}/push").json()
+    assert (found["snapshot_refused"], found["start_ts"]) == (False, "9")

@@ -25,7 +25,7 @@ from tistream.keyrange import KeyRange
 from tistream.layout import SchemaSnapKey, schema_snap_prefix
 from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.frontier import FrontierEntry
-from tistream.pusher.schema_push import empty_snapshot
+from tistream.pusher.schema_push import empty_snapshot, put_schema_snapshot
 from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cluster
 from tistream.simulator import ddl, transactions
 from tistream.simulator import workload as workload_module
@@ -260,6 +260,20 @@ def test_a_tenant_that_waits_with_a_snapshot_takes_no_other(bench: Bench) -> Non
     bench.start(schema_snapshot=empty_snapshot(S + 5))
     bench.until(lambda: bench.watermark > S)
     assert len(bench.snapshots()) == 1
+
+
+def test_a_snapshot_that_was_refused_is_replaced_by_a_later_one(bench: Bench) -> None:
+    """And the push goes by the one with which the tenant began, not by the first in the bucket."""
+    refused, later = b'{"ts": "%d", "dbs": [null], "tables": []}' % S, S + 1000
+    put_schema_snapshot(bench.store, SchemaSnapKey(tenant=TENANT, ts=S), refused)
+    bench.control.snapshot_refused = True
+    good = orjson.loads(bench.options["schema_snapshot"])
+    bench.start(schema_snapshot=orjson.dumps({**good, "ts": str(later)}))
+    while len(bench.snapshots()) < 2:
+        time.sleep(0.02)
+        assert bench.error is None
+    bench.control.snapshot_refused, bench.control.start_ts = False, later
+    bench.until(lambda: bench.watermark > later)
 
 
 def test_history_that_is_gone_ends_it_before_anything_is_registered(bench: Bench) -> None:

@@ -5,6 +5,7 @@ The text of a secret is returned once, to be shown or sent, and kept nowhere.
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from tistream.ids import Tenant
 from tistream.limits import LOGIN_CODE_MS, SESSION_MS
 
 NAME_MAX = 200
+_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,11 @@ class IssuedKey:
 
     text: str  #: the key itself: show it once
     row: keys.KeyRow
+
+
+def ttl_ms_of(hours: float) -> int:
+    """Milliseconds of a lifetime in hours. 0 hours, which is no end, is the only one of 0 ms: any other has an end."""
+    return math.ceil(hours * _HOUR_MS)
 
 
 def issue_key(

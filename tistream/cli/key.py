@@ -122,7 +122,7 @@ def _plain(key_id: str) -> str:
 def _without_service(
     catalog_url: str, name: str, role: str, cluster: int | None, tenant: int | None, hours: float
 ) -> str:
-    from tistream.auth.issue import issue_key
+    from tistream.auth.issue import issue_key, ttl_ms_of
     from tistream.auth.roles import Role as OneRole
     from tistream.catalog.engine import Catalog
     from tistream.ids import Tenant
@@ -135,6 +135,6 @@ def _without_service(
     catalog = Catalog(catalog_url)
     try:
         catalog.migrate()
-        return issue_key(catalog, name=name, role=OneRole(role), tenant=of, ttl_ms=int(hours * 3_600_000)).text
+        return issue_key(catalog, name=name, role=OneRole(role), tenant=of, ttl_ms=ttl_ms_of(hours)).text
     finally:
         catalog.close()

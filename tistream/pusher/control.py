@@ -66,6 +66,8 @@ class PushBundle:
     object_store: str  #: URL of the bucket
     state: str  #: of the tenant: AWAITING_SNAPSHOT, ACTIVE, ...
     session: bool = False  #: the service issues session credentials for it
+    start_ts: int = 0  #: of the schema snapshot with which the tenant began; 0 = it awaits one
+    snapshot_refused: bool = False  #: none that was pushed can be used: another one is awaited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +258,13 @@ class HttpControl:
 
 def _bundle(a: dict[str, Any]) -> PushBundle:
     where, state = str(a["object_store"]), str(a["state"])
-    return PushBundle(object_store=where, state=state, session=a.get("credentials", {}).get("by") == "service")
+    return PushBundle(
+        object_store=where,
+        state=state,
+        session=a.get("credentials", {}).get("by") == "service",
+        start_ts=int(a.get("start_ts") or 0),
+        snapshot_refused=bool(a.get("snapshot_refused")),
+    )
 
 
 def _credentials(a: dict[str, Any]) -> PushCredentials:

@@ -2,11 +2,13 @@
 
     {"ts": S, "schema_version": ..., "dbs": [DBInfo], "tables": [{"db_id": ..., "info": TableInfo}]}     as JSON, zstd
 
-A snapshot lies under its timestamp, so pushing the same one again is fine and another one at the same time is not.
+A snapshot lies under its timestamp, so pushing the same one again is fine and another one at the same time is not. One
+that the service refuses is replaced by another one under a later timestamp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -15,8 +17,9 @@ import zstandard
 
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.errors import InvalidInput, ObjectConflict, TiStreamError
-from tistream.layout import SchemaSnapKey
-from tistream.objectstore.protocol import ObjectStore
+from tistream.layout import SchemaSnapKey, parse
+from tistream.objectstore.protocol import ObjectInfo, ObjectStore
+from tistream.pusher.control import PushBundle
 
 
 def put_schema_snapshot(store: ObjectStore, key: SchemaSnapKey, text: bytes) -> bool:
@@ -42,6 +45,29 @@ def unpacked(name: str, data: bytes) -> bytes:
     except zstandard.ZstdError as e:
         raise TiStreamError("the schema snapshot in the bucket is damaged", object=name) from e
     return text
+
+
+class _SomeSnapshots:
+    """The bucket, of whose pushed schema snapshots a listing shows only one, or none."""
+
+    def __init__(self, store: ObjectStore, shown_ts: int | None) -> None:
+        self._store, self._shown_ts = store, shown_ts
+        self.put, self.get, self.get_range = store.put, store.get, store.get_range
+        self.size, self.delete = store.size, store.delete
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        for info in self._store.list(prefix, after):
+            key = parse(info.key)
+            if not isinstance(key, SchemaSnapKey) or key.ts == self._shown_ts:
+                yield info
+
+
+def usable_snapshots(store: ObjectStore, bundle: PushBundle) -> ObjectStore:
+    """The bucket without the schema snapshots that the service refused, or did not begin with: another one may be
+    pushed in their place, under another timestamp."""
+    if bundle.start_ts:
+        return _SomeSnapshots(store, bundle.start_ts)
+    return _SomeSnapshots(store, None) if bundle.snapshot_refused else store
 
 
 def snapshot_ts(text: bytes) -> int:

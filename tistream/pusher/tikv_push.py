@@ -37,7 +37,7 @@ from tistream.pusher.frontier import lowest_upper
 from tistream.pusher.left_out import LeftOutSource
 from tistream.pusher.pace import Pace
 from tistream.pusher.push_run import WAIT_S, PushRun
-from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked
+from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usable_snapshots
 from tistream.pusher.schema_scan import read_schema
 from tistream.pusher.seed_scan import SeedScan
 from tistream.pusher.store_push import StorePush
@@ -163,11 +163,12 @@ class _TikvPush(PushRun):
                 return self._report("stopped")
             store, hold = open_store(bundle.object_store), self._new_hold(bundle.object_store)
             self._hold = hold
-            if bundle.state == _AWAITING and not self._begin(store, hold):
+            if bundle.state == _AWAITING and not self._begin(usable_snapshots(store, bundle), hold):
                 return self._report("stopped")
             if not self._wait_for_frontier(bundle.state) or not self._first_hold(hold):
                 return self._report("stopped")
-            schema = self._schema(store)
+            began = self._retry(self._control.push_bundle)
+            schema = None if began is None else self._schema(usable_snapshots(store, began))
             if schema is None:
                 return self._report("stopped")
             choice = read_choice(schema)

@@ -15,6 +15,7 @@ class MemoryControl:
 
     def __init__(self, tenant: Tenant, frontier: Sequence[FrontierEntry] = ()) -> None:
         self._tenant = tenant
+        self.start_ts, self.snapshot_refused = 0, False
         self.entries = list(frontier)  #: the published frontier; empty while the tenant awaits its snapshot
         self.max_cut_ts: dict[int, int] = defaultdict(int)  #: store -> largest cut_ts known
         self.incarnations: dict[int, int] = defaultdict(int)  #: store -> newest one issued
@@ -42,7 +43,12 @@ class MemoryControl:
 
     def push_bundle(self) -> PushBundle:
         self._request()
-        return PushBundle(object_store="memory://", state="ACTIVE" if self.entries else "AWAITING_SNAPSHOT")
+        return PushBundle(
+            object_store="memory://",
+            state="ACTIVE" if self.entries else "AWAITING_SNAPSHOT",
+            start_ts=self.start_ts,
+            snapshot_refused=self.snapshot_refused,
+        )
 
     def has_seed(self, ts: int, table_id: int) -> bool:
         self._request()

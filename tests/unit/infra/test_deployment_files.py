@@ -174,6 +174,16 @@ def test_the_chart_starts_every_role() -> None:
     assert "--name" in flags_of("dispatch") & flags_of("sort")
 
 
+def test_the_chart_lets_only_its_own_sorters_ask_for_rows() -> None:
+    """A pod of another chart may carry the same instance label."""
+    text = (CHART / "templates" / "networkpolicy.yaml").read_text()
+    selected, ingress = text.split("policyTypes:")
+    assert "key: app.kubernetes.io/name, operator: In, values: [tistream]" in selected
+    flight = ingress.split("port: 8712")[0]
+    for label in ("name: tistream", "instance: {{ .Release.Name }}", "component: sorter"):
+        assert f"app.kubernetes.io/{label}" in flight
+
+
 def test_the_chart_ships_the_rules_that_are_tested() -> None:
     assert (CHART / "alerts.yml").read_bytes() == (INFRA / "prometheus" / "alerts.yml").read_bytes()
 

@@ -225,6 +225,32 @@ def test_jobs_come_once_in_order_and_in_time(history: History) -> None:
 
 
 @pytest.mark.parametrize(
+    "args",
+    [
+        {"old_schema_id": 9, "old_schema_name": name("mysql"), "new_table_name": name("Mine")},
+        [9, name("Mine"), name("mysql")],
+    ],
+)
+def test_a_table_that_leaves_a_system_database_begins_as_a_new_one(history: History, args: Any) -> None:
+    """RENAME TABLE mysql.mine TO shop.mine: nothing was known of it."""
+    (event,) = history.apply(job(14, 110, table_id=30, raw_args=args, binlog={"TableInfo": info(30, "Mine")}))
+    assert (event.kind, event.db, event.table, event.table_id, event.old_db) == ("create table", "Shop", "Mine", 30, "")
+    assert event.query.startswith("CREATE TABLE")
+    assert event.job_query == "the user's text"
+    assert names_at(history, 110)[30] == "Shop.Mine"
+
+
+def test_one_of_several_that_leaves_a_system_database_begins_as_a_new_one(history: History) -> None:
+    args = [
+        [9, 1], [1, 1], [name("Mine"), name("Others")], [30, 10], [name("mysql"), name("Shop")],
+        [name("theirs"), name("Orders")],
+    ]  # fmt: skip
+    infos = [info(30, "Mine"), info(10, "Others")]
+    events = history.apply(job(47, 110, raw_args=args, binlog={"MultipleTableInfos": infos}))
+    assert [(e.kind, e.sub, e.table) for e in events] == [("create table", 0, "Mine"), ("rename tables", 1, "Others")]
+
+
+@pytest.mark.parametrize(
     "broken",
     [
         job(5, 110, table_id=10),  # no definition
