@@ -51,7 +51,7 @@ class Contained:
         self.take_resumed, self.forget = self._stops.take_resumed, self._stops.forget
         self.problems, self.failed, self.is_due = self._items.problems, self._items.failed, self._items.is_due
 
-    def run(self, item: Item, step: Callable[[], None]) -> bool:
+    def run(self, item: Item, step: Callable[[], object]) -> bool:
         """Run one step of an item, unless it waits; whether it ran and succeeded. What fences it is an error like any
         other: the meta server owns no tenant."""
         return self._items.run(item, step)

@@ -152,11 +152,11 @@ class MetaWorker:
         self._threads.stop()
 
     def problems(self) -> list[Problem]:
-        parts = [self._activation, self._collector, self._deletion, self._pruning, self._assigning]
-        found = self._threads.problems() + [problem for part in parts for problem in part.problems()]
+        found = self._threads.problems() + self._assigning.problems()
         if self._reshaping is not None:
             found += self._reshaping.tenants.problems()
-        return found + self._retention.problems() + self._auditor.problems()
+        found += self._activation.problems() + self._collector.problems() + self._deletion.problems()
+        return found + self._pruning.problems() + self._retention.problems() + self._auditor.problems()
 
     @property
     def owner_epoch(self) -> int | None:

@@ -469,8 +469,6 @@ def _opened(opening: saved.Opening, fetch: Fetch) -> tuple[SavedTables, History]
         named = NamedIds(table_of=dict(head["start"]["named"]), highest=int(head["start"]["highest_id"]))
         job_table, resolved_ts = saved.table_of(head["job_table"]), int(head["resolved_ts"])
         return tables, _restored(start, job_table, resolved_ts, opening.changes, opening.drafts, named)
-    except CorruptObject:
-        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
 

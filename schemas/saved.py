@@ -227,9 +227,10 @@ def _typed_fields(cls: type) -> tuple[tuple[str, tuple[type, ...]], ...]:
 def _made(cls: Callable[..., V], values: Mapping[str, Any]) -> V:
     """A value of this dataclass. TypeError naming the field that is missing, unknown or of another type."""
     found = cls(**values)
-    for name, types in _typed_fields(type(found)):
+    kind: Any = type(found)
+    for name, types in _typed_fields(kind):
         if type(getattr(found, name)) not in types:
-            raise TypeError(f"{type(found).__name__}.{name} is {getattr(found, name)!r:.60}")
+            raise TypeError(f"{kind.__name__}.{name} is {getattr(found, name)!r:.60}")
     return found
 
 

@@ -71,7 +71,7 @@ class Containment(Generic[Item]):
         failure = self._failures.get(item)
         return failure is None or self._clock.monotonic() >= failure.due_s
 
-    def run(self, item: Item, step: Callable[[], None]) -> bool:
+    def run(self, item: Item, step: Callable[[], object]) -> bool:
         """Run one step of an item, unless the item waits. Whether it ran and succeeded. Raises Fenced only."""
         if not self.is_due(item):
             return False

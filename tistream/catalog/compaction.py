@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, func, or_, select
+from sqlalchemy import BindParameter, Connection, and_, bindparam, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.committed import SegmentFormat, SegmentRow, segment_row
@@ -48,7 +48,8 @@ _s, _o = segments.c, objects.c
 
 def _behind(lo_ts: ColumnElement[int], *name: ColumnElement[Any]) -> ColumnElement[bool]:
     """What comes after the piece that is named by the parameters, in the order of `pieces`."""
-    key, task = bindparam("after_key"), bindparam("after_task")
+    key: BindParameter[Any] = bindparam("after_key")
+    task: BindParameter[Any] = bindparam("after_task")
     same = and_(lo_ts == bindparam("after_lo"), or_(name[0] > key, and_(name[0] == key, name[1] > task)))
     return or_(lo_ts > bindparam("after_lo"), same)
 

@@ -77,7 +77,7 @@ _OF_ITEM = select(stops).where(_IS_ITEM).with_for_update()
 _OF_ROLE = select(stops).where(_s.role == bindparam("asked_role")).order_by(_s.stop_id)
 _RESUMED = select(_s.item).where(_s.role == bindparam("asked_role"), _s.resumed)
 _ONE = select(stops).where(_s.stop_id == bindparam("asked_stop"))
-_COUNTS = select(_s.scope, func.count().label("count")).group_by(_s.scope)
+_COUNTS = select(_s.scope, func.count().label("number")).group_by(_s.scope)
 
 
 def record_stop(catalog: Catalog, stopped: Stopped) -> None:
@@ -153,7 +153,7 @@ def list_stops(
 def count_stops(catalog: Catalog) -> Mapping[str, int]:
     """How many items have stopped, by scope."""
     with catalog.reading() as conn:
-        return {row.scope: int(row.count) for row in conn.execute(_COUNTS)}
+        return {row.scope: int(row.number) for row in conn.execute(_COUNTS)}
 
 
 def stops_of_role(catalog: Catalog, role: str) -> list[StopRow]:

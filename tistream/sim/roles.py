@@ -19,7 +19,7 @@ from apiserver.pull import PullRequest, pull
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
 from compactor.plan import PlanRow, PlanSettings
-from compactor.task import RangeResult
+from compactor.task import RangeFailed, RangeResult
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
@@ -242,8 +242,11 @@ def _compact(
     over; the next one plans anew."""
     once = LocalExecutor(store)
 
-    def executor(rows: Sequence[PlanRow]) -> Iterator[RangeResult]:
-        return once([*rows, *(row for row in rows if rand.random() < 0.2)])
+    def executor(rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
+        for result in once([*rows, *(row for row in rows if rand.random() < 0.2)]):
+            if isinstance(result, RangeFailed) and result.code == TiStreamError.code:  # a defect, no fault of the world
+                raise TiStreamError(result.message)
+            yield result
 
     while not running.stopping.wait(world.profile.compact_s * (0.3 + rand.random())):
         settings = JobSettings(
