@@ -372,10 +372,10 @@ def _rename_args(job: Job) -> list[tuple[int, str, str, int, str]]:
         ]
     if isinstance(job.args, list) and len(job.args) >= 6:
         old_dbs, new_dbs, new_names, _ids, old_db_names, old_names = job.args[:6]
-        clauses = zip(old_dbs, old_db_names, old_names, new_dbs, new_names, strict=True)
+        db_names = [name(said) for said in old_db_names or ()] or [""] * len(old_dbs)
+        clauses = zip(old_dbs, db_names, old_names, new_dbs, new_names, strict=True)
         return [
-            (int(old_db), name(old_db_name), name(old), int(new_db), name(new))
-            for old_db, old_db_name, old, new_db, new in clauses
+            (int(old_db), db_name, name(old), int(new_db), name(new)) for old_db, db_name, old, new_db, new in clauses
         ]
     return []
 

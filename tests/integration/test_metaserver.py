@@ -345,6 +345,8 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
             "object_store": "s3://bucket",
             "prefix": "data_change_buffer/cluster-1/tenant-1/",
             "state": "AWAITING_SNAPSHOT",
+            "start_ts": "0",
+            "snapshot_refused": False,
             "key": None,
             "env": {"TISTREAM_URL": "http://testserver"},
             "check": "tistream push --check --cluster 1 --tenant 1",
