@@ -22,9 +22,9 @@ def create_table(name: str, *columns: sa.Column[Any]) -> None:
     )
 
 
-def create_index(name: str, table: str, columns: Sequence[str]) -> None:
+def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False) -> None:
     """Create an index."""
-    _take(lambda: op.create_index(name, table, list(columns)), lambda: name in _indexes(table))
+    _take(lambda: op.create_index(name, table, list(columns), unique=unique), lambda: name in _indexes(table))
 
 
 def drop_index(name: str, table: str) -> None:

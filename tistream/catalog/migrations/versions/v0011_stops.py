@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import create_index, create_table, insert_rows
 
 revision = "0011"
 down_revision = "0010"
@@ -19,7 +20,7 @@ def _name(length: int) -> sa.types.TypeEngine[str]:
 
 def upgrade() -> None:
     number = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
-    op.create_table(
+    create_table(
         "stops",
         sa.Column("stop_id", number, primary_key=True, autoincrement=False),
         sa.Column("role", _name(128), nullable=False),
@@ -34,8 +35,6 @@ def upgrade() -> None:
         sa.Column("tried_ms", number, nullable=False),
         sa.Column("tries", number, nullable=False),
         sa.Column("resumed", sa.Boolean(), nullable=False),
-        sa.Index("stops_by_item", "role", "item", unique=True),
-        mysql_charset="utf8mb4",
     )
-    counters = sa.table("counters", sa.column("name"), sa.column("value"))
-    op.bulk_insert(counters, [{"name": "stop", "value": 0}])
+    create_index("stops_by_item", "stops", ["role", "item"], unique=True)
+    insert_rows("counters", [{"name": "stop", "value": 0}], key="name")

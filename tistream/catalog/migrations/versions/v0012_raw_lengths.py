@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from tistream.catalog.steps import add_column
 
 revision = "0012"
 down_revision = "0011"
@@ -12,4 +13,4 @@ down_revision = "0011"
 
 def upgrade() -> None:
     number = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), "mysql", "mariadb")
-    op.add_column("segments", sa.Column("raw_length", number, nullable=False, server_default="0"))
+    add_column("segments", sa.Column("raw_length", number, nullable=False, server_default="0"))
