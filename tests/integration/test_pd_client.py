@@ -15,7 +15,7 @@ import pytest
 
 from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, merged, message, octets, uint
-from tistream.errors import CorruptObject, InvalidInput, NotFound, StoreUnavailable, TsExpired
+from tistream.errors import ErrorKind, InvalidInput, NotFound, StoreUnavailable, TsExpired
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import PdRefused, Region
@@ -224,11 +224,102 @@ def test_another_cluster_is_refused(pds: Pds, servers: list[Pd]) -> None:
     pd.close()
 
 
-def test_damaged_answers_are_errors(pds: Pds, servers: list[Pd]) -> None:
+def test_answers_that_make_no_sense_are_refusals_that_pass(pds: Pds, servers: list[Pd]) -> None:
     pds.answers["GetAllStores"] = b"\x0a\xff"
     pd = client(pds)
-    with pytest.raises(CorruptObject):
+    with pytest.raises(PdRefused, match="makes no sense") as e:
         pd.stores()
+    assert e.value.kind is ErrorKind.RETRY
+    pd.close()
+
+
+def test_a_method_that_a_server_lacks_for_a_while_is_asked_for_again(pds: Pds, servers: list[Pd]) -> None:
+    pd = client(pds)
+    with pytest.raises(PdRefused, match="does not know") as e:
+        pd.stores()
+    assert e.value.kind is ErrorKind.RETRY
+    pds.answers["GetAllStores"] = head()
+    assert pd.stores() == []
+    pd.close()
+
+
+#: what PD servers say that start, stop, lose their lead, or wait for etcd; the last one no version says
+PASSING = [
+    (grpc.StatusCode.UNKNOWN, "[PD:tso:ErrGenerateTimestamp]timestamp in memory isn't initialized"),
+    (grpc.StatusCode.UNKNOWN, "[PD:tso:ErrGenerateTimestamp]requested pd is not leader of cluster anymore"),
+    (grpc.StatusCode.UNKNOWN, "[PD:etcd:ErrEtcdKVGet]etcdserver: request timed out"),
+    (grpc.StatusCode.UNKNOWN, "Stream removed"),
+    (grpc.StatusCode.INTERNAL, "received RST_STREAM"),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate limit exceeded"),
+    (grpc.StatusCode.UNAUTHENTICATED, "token expired"),
+    (grpc.StatusCode.DATA_LOSS, "it is Tuesday"),
+]
+
+
+@pytest.mark.parametrize(("code", "text"), PASSING)
+def test_an_error_of_pd_is_asked_again_at_whoever_leads(
+    pds: Pds, servers: list[Pd], code: grpc.StatusCode, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each server says the error until it leads; the lead moves while streams and connections are open."""
+
+    def check(self: Pd, context: Any) -> None:
+        if pds.leader != self.address:
+            context.abort(code, text)
+
+    monkeypatch.setattr(Pd, "_check", check)
+    pds.answers["BatchScanRegions"] = head() + message(2, REGION)
+    pd = client(pds)
+    first = pd.tso()
+    pds.leader = servers[1].address
+    assert pd.tso() > first
+    assert [r.id for r in pd.scan_regions(b"", b"m", 10)] == [2]
+    pds.leader = servers[0].address
+    assert [r.id for r in pd.scan_regions(b"", b"m", 10)] == [2]
+    assert pd.newest_tso == pd.tso() - 1
+    pd.close()
+
+
+def test_timestamps_that_fall_are_not_taken(pds: Pds, servers: list[Pd]) -> None:
+    pd = client(pds, patience_s=0.2)
+    first = pd.tso()
+    pds.now -= 1000
+    with pytest.raises(StoreUnavailable, match="given before"):
+        pd.tso()
+    pds.now += 2000
+    assert pd.tso() > first
+    pd.close()
+
+
+def test_a_member_that_belongs_to_another_cluster_is_passed_over(pds: Pds, servers: list[Pd]) -> None:
+    """An address that was a PD server's may be another cluster's a day later."""
+    strangers = Pds(cluster_id=CLUSTER + 1)
+    stranger = Pd(strangers)
+    pds.addresses.insert(0, stranger.address)
+    pds.addresses.remove(servers[1].address)
+    pd = PdClient([servers[0].address, stranger.address], rand=random.Random(1))
+    pd.tso()
+    pds.leader = ""
+    moved = threading.Timer(0.3, setattr, (pds, "leader", servers[0].address))
+    moved.start()
+    servers[1].server.stop(None).wait()
+    assert pd.tso() > 0
+    moved.join()
+    pd.close()
+    stranger.server.stop(None).wait()
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>404</html>", message(1, b""), head(2, "cluster is not bootstrapped")])
+def test_members_that_make_no_sense_are_asked_for_again(
+    pds: Pds, servers: list[Pd], answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Pd._members
+    monkeypatch.setattr(Pd, "_members", lambda _: answer)
+    pd = client(pds, patience_s=0.1)
+    with pytest.raises(StoreUnavailable):
+        pd.tso()
+    monkeypatch.setattr(Pd, "_members", plain)
+    assert pd.tso() > 0
+    assert pd.cluster_id == CLUSTER
     pd.close()
 
 

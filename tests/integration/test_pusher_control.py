@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tistream.clock import SystemClock
-from tistream.errors import ErrorKind, Fenced, InvalidInput, NotFound, TiStreamError
+from tistream.errors import Fenced, InvalidInput, NotAllowed, NotFound, TenantDeleted, TiStreamError, Unauthenticated
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.pusher.control import ControlUnavailable, HttpControl, IncarnationGrant, PushBundle, retrying
@@ -100,37 +100,56 @@ def test_no_frontier_while_the_tenant_awaits_its_snapshot(server: Server, contro
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("status", "code", "kind"),
     [
-        (503, ControlUnavailable),
-        (502, ControlUnavailable),
-        (504, ControlUnavailable),
-        (429, ControlUnavailable),
-        (404, NotFound),
-        (409, Fenced),
-        (400, InvalidInput),
-        (401, InvalidInput),
-        (500, TiStreamError),
+        (503, "TS-1040", ControlUnavailable),
+        (502, "", ControlUnavailable),
+        (504, "", ControlUnavailable),
+        (429, "TS-1090", ControlUnavailable),
+        (500, "TS-1000", ControlUnavailable),
+        (500, "TS-1010", ControlUnavailable),
+        (404, "", ControlUnavailable),
+        (409, "", ControlUnavailable),
+        (401, "", ControlUnavailable),
+        (400, "TS-9999", ControlUnavailable),
+        (408, "TS-1001", ControlUnavailable),
+        (404, "TS-1010", NotFound),
+        (409, "TS-1050", Fenced),
+        (410, "TS-1016", TenantDeleted),
+        (400, "TS-1001", InvalidInput),
+        (401, "TS-1080", Unauthenticated),
+        (403, "TS-1081", NotAllowed),
     ],
 )
-def test_a_problem_keeps_the_servers_words(
-    server: Server, control: HttpControl, status: int, kind: type[TiStreamError]
+def test_a_problem_keeps_the_servers_words_and_only_a_known_code_is_final(
+    server: Server, control: HttpControl, status: int, code: str, kind: type[TiStreamError]
 ) -> None:
-    server.answers["GET", f"{ROOT}/push"] = (status, {"detail": "it is Tuesday", "hint": "Wait."})
+    server.answers["GET", f"{ROOT}/push"] = (status, {"detail": "it is Tuesday", "hint": "Wait.", "code": code})
     with pytest.raises(TiStreamError) as caught:
         control.push_bundle()
     assert type(caught.value) is kind
     assert (caught.value.message, caught.value.hint) == ("it is Tuesday", "Wait.")
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"object_store": "x"}', b"null"])
-def test_an_answer_that_makes_no_sense_is_no_reason_to_try_again(
-    server: Server, control: HttpControl, body: bytes
-) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b"[]", b'{"object_store": "x"}', b"null", b"", b'{"object_store": "", "state": "ACTIVE"}', b"\xff"],
+)
+def test_an_answer_that_makes_no_sense_is_asked_for_again(server: Server, control: HttpControl, body: bytes) -> None:
     server.answers["GET", f"{ROOT}/push"] = (200, body)
-    with pytest.raises(TiStreamError) as caught:
+    with pytest.raises(ControlUnavailable, match="makes no sense"):
         control.push_bundle()
-    assert caught.value.kind is ErrorKind.INTERNAL
+
+
+@pytest.mark.parametrize("number", [-1, "-2", str(1 << 63), 1.5, True, None, "x", [], {}])
+def test_a_frontier_with_numbers_that_are_none_is_no_frontier(
+    server: Server, control: HttpControl, number: object
+) -> None:
+    for field in ("upper", "reopen_id"):
+        entry = {"start_key": "", "end_key": "", "upper": "7", "reopen_id": 0} | {field: number}
+        server.answers["GET", f"{ROOT}/frontier"] = (200, [entry])
+        with pytest.raises(ControlUnavailable, match="makes no sense"):
+            control.frontier()
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b""])
@@ -171,7 +190,7 @@ def test_retrying_ends_when_told_to_stop(server: Server, control: HttpControl) -
 
 
 def test_retrying_does_not_repeat_what_is_wrong(server: Server, control: HttpControl) -> None:
-    server.answers["GET", f"{ROOT}/push"] = (401, {"detail": "who are you"})
+    server.answers["GET", f"{ROOT}/push"] = (401, {"detail": "who are you", "code": "TS-1080"})
     with pytest.raises(InvalidInput):
         retrying(control.push_bundle, stop=threading.Event(), clock=SystemClock(), rand=random.Random(1))
     assert len(server.requests) == 1

@@ -14,9 +14,11 @@ Requests, all safe to repeat, none on the way of the data but those of pushers w
     DELETE /v1/clusters/{c}/tenants/{t}/push-probes/{name}       what a check of pushing put into the bucket
     GET  /v1/whoami                                              what the key is
 
-A lost answer to the first one costs a number, nothing else: an incarnation without files is empty. Errors: transport
-faults and "try again" answers become ControlUnavailable (kind RETRY); problem documents keep the server's words.
-Nothing here repeats a request by itself: `retrying` does, for callers that have nothing better to do than wait.
+A lost answer to the first one costs a number, nothing else: an incarnation without files is empty. Errors: a problem
+document of the service that refuses for good becomes the error that it names. Everything else is ControlUnavailable
+(kind RETRY): transport faults, "try again", an error of the service, and whatever a proxy or an ingress in front of it
+says in its place, with any status. Problem documents keep the server's words. Nothing here repeats a request by itself:
+`retrying` does, for callers that have nothing better to do than wait.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import orjson
 
 from tistream.clock import Clock
 from tistream.credentials import key_for
-from tistream.errors import ErrorKind, Fenced, InvalidInput, NotFound, TiStreamError
+from tistream.errors import ErrorKind, NotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.session import SessionCredentials
@@ -40,7 +42,8 @@ from tistream.pusher.frontier import FrontierEntry
 from tistream.service import Backoff
 
 _TIMEOUT_S = 5.0
-_RETRY_STATUS = frozenset({429, 502, 503, 504})
+_RETRY_STATUS = frozenset({408, 425, 429})
+_NUMBER_MAX = (1 << 63) - 1
 T = TypeVar("T")
 
 
@@ -182,11 +185,13 @@ class HttpControl:
         return self._request(
             "POST",
             f"stores/{store_id}/incarnations",
-            lambda a: IncarnationGrant(incarnation=int(a["incarnation"]), max_cut_ts=int(a["max_cut_ts"])),
+            lambda a: IncarnationGrant(
+                incarnation=_number(a["incarnation"], 1), max_cut_ts=_number(a["max_cut_ts"], 0)
+            ),
         )
 
     def newest_incarnation(self, store_id: int) -> int:
-        return self._request("GET", f"stores/{store_id}/incarnations", lambda a: int(a["incarnation"]))
+        return self._request("GET", f"stores/{store_id}/incarnations", lambda a: _number(a["incarnation"], 0))
 
     def frontier(self) -> Sequence[FrontierEntry]:
         return self._request("GET", "frontier", lambda a: [_entry(e) for e in a])
@@ -220,10 +225,13 @@ class HttpControl:
         return bytes(self._answer("GET", f"push-schemas/{ts}").content)
 
     def whoami(self) -> Mapping[str, Any] | None:
+        url = f"{self._service}/v1/whoami"
         try:
-            found = orjson.loads(self._sent("GET", f"{self._service}/v1/whoami").content)
+            found = orjson.loads(self._sent("GET", url).content)
         except NotFound:  # of a meta server that is a process of its own
             return None
+        except ValueError as e:
+            raise _nonsense(url, repr(e)) from e
         return found if isinstance(found, dict) else None
 
     def drop_probe(self, name: str) -> None:
@@ -239,9 +247,8 @@ class HttpControl:
         response = self._answer(method, path, body)
         try:
             return parse(orjson.loads(response.content))
-        except (orjson.JSONDecodeError, KeyError, ValueError, TypeError) as e:
-            url = f"{self._root}/{path}"
-            raise TiStreamError("the control plane gave an answer that makes no sense", url=url, cause=repr(e)) from e
+        except (ValueError, LookupError, TypeError, AttributeError) as e:  # of JSON, too
+            raise _nonsense(f"{self._root}/{path}", repr(e)) from e
 
     def _answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
         return self._sent(method, f"{self._root}/{path}", body)
@@ -249,7 +256,7 @@ class HttpControl:
     def _sent(self, method: str, url: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
         try:
             response = self._http.request(method, url, json=body)
-        except httpx2.TransportError as e:
+        except httpx2.RequestError as e:
             raise ControlUnavailable(url=url, cause=str(e) or type(e).__name__) from e
         if not response.is_success:
             raise _problem(url, response)
@@ -257,7 +264,9 @@ class HttpControl:
 
 
 def _bundle(a: dict[str, Any]) -> PushBundle:
-    where, state = str(a["object_store"]), str(a["state"])
+    where, state = a["object_store"], a["state"]
+    if not (isinstance(where, str) and where and isinstance(state, str)):
+        raise ValueError("a push bundle without a bucket or a state")
     return PushBundle(
         object_store=where,
         state=state,
@@ -282,13 +291,41 @@ def _credentials(a: dict[str, Any]) -> PushCredentials:
 def _entry(e: dict[str, Any]) -> FrontierEntry:
     return FrontierEntry(
         range=KeyRange(bytes.fromhex(e["start_key"]), bytes.fromhex(e["end_key"])),
-        upper=int(e["upper"]),
-        reopen_id=int(e["reopen_id"]),
+        upper=_number(e["upper"], 0),
+        reopen_id=_number(e["reopen_id"], 0),
     )
 
 
+def _number(said: Any, least: int) -> int:
+    """A whole number of at most 63 bits, as a number or in digits."""
+    number = int(said)
+    if isinstance(said, bool | float) or not least <= number <= _NUMBER_MAX:
+        raise ValueError(f"{said!r} is no number from {least} on")
+    return number
+
+
+def _nonsense(url: str, cause: str) -> ControlUnavailable:
+    return ControlUnavailable("the control plane gave an answer that makes no sense", url=url, cause=cause)
+
+
+def _refusals(kind: type[TiStreamError] = TiStreamError) -> dict[str, type[TiStreamError]]:
+    """Errors that do not pass, by their codes: they end a push."""
+    final = kind.kind in (ErrorKind.INVALID, ErrorKind.NOT_FOUND, ErrorKind.FENCED)
+    found = {kind.code: kind} if final else {}
+    for each in kind.__subclasses__():
+        if each.__module__ == TiStreamError.__module__:
+            found = {**_refusals(each), **found}
+    return found
+
+
+_REFUSALS = _refusals()
+
+
 def _problem(url: str, response: httpx2.Response) -> TiStreamError:
-    """The error that an answer is: RFC 9457 problem documents keep their words."""
+    """The error that an answer is: RFC 9457 problem documents keep their words.
+
+    It is final only if the service itself says so, by a code. A page with a status may come from anything in front of
+    it: a load balancer without a backend answers 404, some answer 401 or 403."""
     status = response.status_code
     try:
         body = orjson.loads(response.content)
@@ -296,15 +333,8 @@ def _problem(url: str, response: httpx2.Response) -> TiStreamError:
         body = {}
     said = body if isinstance(body, dict) else {}
     detail = str(said.get("detail") or f"the control plane answered {status}")
-    kind: type[TiStreamError]
-    if status in _RETRY_STATUS:
-        kind = ControlUnavailable
-    elif status == 404:
-        kind = NotFound
-    elif status == 409:
-        kind = Fenced
-    else:
-        kind = InvalidInput if status < 500 else TiStreamError
+    refused = 400 <= status < 500 and status not in _RETRY_STATUS
+    kind = (_REFUSALS.get(str(said.get("code"))) if refused else None) or ControlUnavailable
     error = kind(detail, url=url, status=status)
     error.hint = str(said.get("hint") or error.hint)
     return error

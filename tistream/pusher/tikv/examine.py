@@ -17,7 +17,6 @@ import grpc
 
 from tistream import ts as tso
 from tistream.clock import Clock
-from tistream.errors import ErrorKind, TiStreamError
 from tistream.findings import Finding, Look, Verdict, check, skew
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
@@ -26,7 +25,7 @@ from tistream.pusher.tikv.kv_messages import ApiVersion, KvRefused
 from tistream.pusher.tikv.kv_scan import KvReader
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_channel import Tls, open_channel
-from tistream.pusher.tikv.pd_messages import Region, Store, StoreState
+from tistream.pusher.tikv.pd_messages import PdRefused, Region, Store, StoreState
 from tistream.pusher.tikv.regions import regions_of
 from tistream.pusher.tikv.stream import METADATA, METHOD
 
@@ -180,9 +179,7 @@ def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) 
     words = f"one file a second of each store, {files:,} puts a month (${files * _PUT_PRICE:,.2f} at S3's list price)"
     try:
         stats = [pd.store_stats(store.id) for store in stores]
-    except TiStreamError as e:
-        if e.kind is ErrorKind.RETRY:
-            raise
+    except PdRefused:
         return Verdict.OK, f"{words}; this PD does not say how much is written", facts
     rate = sum(s.written_bytes / s.interval_s for s in stats if s.interval_s)
     used = sum(s.used_bytes for s in stats)

@@ -28,6 +28,11 @@ class KeyspacedPd:
         """See PdClient.tso."""
         return self._pd.tso()
 
+    @property
+    def newest_tso(self) -> int:
+        """See PdClient.newest_tso."""
+        return self._pd.newest_tso
+
     def stores(self) -> Sequence[Store]:
         """See PdClient.stores."""
         return self._pd.stores()

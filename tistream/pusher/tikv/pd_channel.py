@@ -4,14 +4,15 @@
 
 Relations:
 
-- every call goes to the leader. When it does not answer, or says that it does not lead, the members are asked anew, at
-  any of the endpoints given and learnt, and the call is made again, with growing pauses, until `patience_s` has passed;
+- every call goes to the leader. When it does not answer, or answers with an error, the members are asked anew, at any
+  of the endpoints given and learnt, and the call is made again, with growing pauses, until `patience_s` has passed;
+- which error that is does not matter: a server that loses its lead, starts, or waits for etcd has many, and versions
+  differ. Two end a call at once: another cluster's id, and a method that the server does not have;
 - all calls may be repeated: timestamps are only taken, and the rest sets what it sets;
-- the cluster id is learnt from the first answer and never changes: another cluster behind these endpoints is a mistake
-  of the operator, never followed.
+- the cluster id is learnt from the first answer and never changes. An endpoint that belongs to another cluster is
+  passed over; when no other one answers, that is a mistake of the operator.
 
-Errors: StoreUnavailable when no PD leads within `patience_s`; PdRefused when it answered with an error; InvalidInput
-for another cluster.
+Errors: StoreUnavailable when no PD gave an answer within `patience_s`; InvalidInput for another cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import grpc
 import structlog
 
 from tistream.clock import Clock
-from tistream.errors import InvalidInput, StoreUnavailable
+from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
 from tistream.pusher.tikv.pd_messages import PdRefused, read_members
 from tistream.service import Backoff
 
@@ -45,7 +46,6 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 3_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +112,26 @@ class PdChannel:
         """What `action` gives at the leader's channel, tried again while the leader is away or has changed."""
         backoff = Backoff(first_s=0.05, max_s=1.0, rand=self._rand)
         until = self._clock.monotonic() + self._patience_s
-        cause = "none of them names a leader"
+        cause = ""
         while not self._closed.is_set():
             leader = ""
             try:
                 leader = self._find_leader()
-                if leader:
-                    return action(self._channel(leader))
+                return action(self._channel(leader))
             except grpc.RpcError as e:
                 cause = self._judge(method, e)
+            except (PdRefused, CorruptObject) as e:
+                cause = str(e)
             self._forget(leader)
             if self._clock.monotonic() >= until:
                 break
             self._clock.wait(self._closed, backoff.next_s())
         raise StoreUnavailable("PD does not answer", endpoints=",".join(self._endpoints), method=method, cause=cause)
+
+    def doubt_leader(self) -> None:
+        """Ask the members anew before the next call: the leader gave an answer that is none."""
+        with self._lock:
+            self._leader = ""
 
     def close(self) -> None:
         """End every call under way."""
@@ -138,33 +144,45 @@ class PdChannel:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _find_leader(self) -> str:
-        """The leader's address, asked for at each endpoint in turn when it is not known; "" when nobody knows."""
+        """The leader's address, asked for at each endpoint in turn when it is not known. PdRefused when nobody knows,
+        InvalidInput when all that answer are of another cluster."""
         with self._lock:
             if self._leader:
                 return self._leader
             endpoints = list(self._endpoints)
-        fault: grpc.RpcError | None = None
+        fault = "none of them names a leader"
+        stranger: InvalidInput | None = None
+        ours = False  # a server of this cluster has answered
         for endpoint in endpoints:
             try:
                 answer = self._channel(endpoint).unary_unary("/pdpb.PD/GetMembers")(b"", timeout=_CALL_S)
                 members = read_members(answer)
             except grpc.RpcError as e:
-                fault = e
+                fault = f"{e.code().name}: {e.details() or ''}"
                 continue
-            except PdRefused as e:
+            except (PdRefused, CorruptObject) as e:
                 log.info("a PD server does not know its members", endpoint=endpoint, cause=str(e))
+                fault = str(e)
                 continue
             with self._lock:
-                self._learn(members.cluster_id, endpoint)
+                try:
+                    self._learn(members.cluster_id, endpoint)
+                except InvalidInput as e:
+                    stranger = e
+                    continue
+                ours = ours or members.cluster_id > 0
                 self._endpoints += [a for a in map(address_of, members.urls) if a not in self._endpoints]
-                if members.leader_urls:
+                if members.leader_urls and members.cluster_id:
                     self._leader = address_of(members.leader_urls[0])
                     return self._leader
-        if fault is not None:
-            raise fault
-        return ""
+        if stranger is not None and not ours:
+            raise stranger
+        raise PdRefused(fault)
 
     def _learn(self, cluster_id: int, endpoint: str) -> None:
+        """InvalidInput when that is another cluster; 0 is an answer without one, which says nothing."""
+        if not cluster_id:
+            return
         if self._cluster_id and cluster_id != self._cluster_id:
             raise InvalidInput(
                 "a PD endpoint belongs to another cluster",
@@ -191,10 +209,8 @@ class PdChannel:
     def _judge(self, method: str, error: grpc.RpcError) -> str:
         """Why the call is made again; raises when that would not help."""
         code, details = error.code(), error.details() or ""
-        if code in _AWAY or "not leader" in details or "no leader" in details or "not started" in details:
-            return f"{code.name}: {details}"
         if "mismatch cluster id" in details:
             raise InvalidInput("PD belongs to another cluster", method=method, cause=details) from error
         if code is grpc.StatusCode.UNIMPLEMENTED:
             raise error
-        raise PdRefused(details, method=method, status=code.name) from error
+        return f"{code.name}: {details}"

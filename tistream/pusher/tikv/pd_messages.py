@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, signed, uint
-from tistream.errors import CorruptObject, TiStreamError
+from tistream.errors import CorruptObject, ErrorKind, TiStreamError
 
 NULL_KEYSPACE = 0xFFFFFFFF  #: what GetGCState calls the cluster without keyspaces
 _COLUMNAR = {1: b"engine", 2: b"tiflash"}  # the label of a TiFlash store
@@ -32,8 +32,12 @@ class HeaderError(IntEnum):
 
 
 class PdRefused(TiStreamError):
-    """PD answered with an error."""
+    """PD answered with an error, or with something that is no answer.
 
+    Most of these pass: a PD server answers so while it starts, stops or loses its lead. The few that do not are told
+    apart where they are known, and are other errors (InvalidInput, NotFound, TsExpired)."""
+
+    kind = ErrorKind.RETRY
     code = "TS-1034"
 
 

@@ -6,7 +6,8 @@ Relations:
 
 - a timestamp is taken from an answer to a request that was sent after its caller asked: never from a stock;
 - of callers that wait together one asks for all; the others wait for it, and one of them asks for who came meanwhile;
-- a stream that fails, or does not answer in time, is given up; the request is made again on a new one, at the leader.
+- a stream that fails, or does not answer in time, is given up; the request is made again on a new one, at the leader;
+- so is one whose timestamps do not rise: they come from a server that leads no more, or from another one's clock.
 
 Errors as PdChannel's.
 """
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from tistream.errors import StoreUnavailable
+from tistream.errors import CorruptObject, StoreUnavailable
 from tistream.pusher.tikv.pd_channel import PdChannel
 from tistream.pusher.tikv.pd_messages import read_tso, tso_request
 
@@ -80,6 +81,7 @@ class TsoTaker:
         self._waiting: list[_Caller] = []
         self._stream: _Stream | None = None
         self._closed = False
+        self.newest = 0  #: the largest that was taken so far
 
     def take(self) -> int:
         """A timestamp."""
@@ -121,7 +123,11 @@ class TsoTaker:
                 raise StoreUnavailable("the PD client was closed")
             stream = self._stream = self._stream or _Stream(channel)
         try:
-            return read_tso(stream.ask(tso_request(self._channel.cluster_id, count)), count)
+            last = read_tso(stream.ask(tso_request(self._channel.cluster_id, count)), count)
+            if last - count < self.newest:
+                raise CorruptObject("PD gave timestamps that it had given before", last=last, newest=self.newest)
+            self.newest = last
+            return last
         except BaseException:
             with self._turn:
                 self._drop()
