@@ -16,8 +16,8 @@ import pytest
 from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, merged, message, octets, uint
 from tistream.errors import ErrorKind, InvalidInput, NotFound, StoreUnavailable, TsExpired
+from tistream.pusher.tikv.channels import Tls
 from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import PdRefused, Region
 
 CLUSTER = 7

@@ -21,8 +21,8 @@ from tistream.codec.table_key import table_prefix
 from tistream.errors import InvalidInput, NotFound, TsExpired
 from tistream.keyrange import KeyRange, prefix_range
 from tistream.pusher.cdcpb import RegionErrorKind, read_change_data
+from tistream.pusher.tikv.channels import open_channel
 from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_channel import open_channel
 from tistream.simulator.replay.server import ReplayCluster
 from tistream.testing.feed_client import FeedClient
 from tistream.testing.real_tikv import lines, stored_versions

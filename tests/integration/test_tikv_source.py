@@ -23,7 +23,7 @@ from tistream.keyrange import KeyRange
 from tistream.pusher.cdcpb import read_change_data
 from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
 from tistream.pusher.tikv.board import RegionBoard
-from tistream.pusher.tikv.pd_channel import Tls
+from tistream.pusher.tikv.channels import Tls
 from tistream.pusher.tikv.pd_messages import Region, Store
 from tistream.pusher.tikv.regions import region_form
 from tistream.pusher.tikv.source import TikvSource

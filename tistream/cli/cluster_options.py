@@ -10,7 +10,7 @@ import typer
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from tistream.pusher.tikv.pd_channel import Tls
+    from tistream.pusher.tikv.channels import Tls
 
 Pd = Annotated[
     str | None, typer.Option("--pd", help="A living cluster: addresses of its PD servers, host:port[,host:port].")
@@ -68,15 +68,15 @@ def endpoints(pd: str) -> list[str]:
 
 
 def tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
-    """What the files say; None = no TLS. InvalidInput when they do not fit together or cannot be read."""
-    from tistream.pusher.tikv.pd_channel import Tls
+    """What the files say, now and when they change; None = no TLS. InvalidInput when they do not fit together or cannot
+    be read."""
+    from tistream.pusher.tikv.channels import TlsFiles
 
     if (cert is None) != (key is None):
         raise InvalidInput("--cert and --key belong together")
     if ca is None and cert is None:
         return None
     try:
-        read = [None if file is None else file.read_bytes() for file in (ca, cert, key)]
+        return TlsFiles(ca=ca, certificate=cert, key=key)
     except OSError as e:
         raise InvalidInput(f"a certificate cannot be read: {e}") from e
-    return Tls(ca=read[0], certificate=read[1], key=read[2])

@@ -10,7 +10,7 @@ from tistream.findings import Finding, Look, Verdict, check
 
 if TYPE_CHECKING:
     from tistream.ids import Tenant
-    from tistream.pusher.tikv.pd_channel import Tls
+    from tistream.pusher.tikv.channels import Tls
 
 
 def check_push(

@@ -32,6 +32,7 @@ class ReplacedCheck:
     def __init__(self, control: _KnowsIncarnations, clock: Clock, store_id: int) -> None:
         self._control, self._clock, self._store_id = control, clock, store_id
         self._next_at = float("-inf")
+        self.error: TiStreamError | None = None  #: why the last attempt failed; None when it did not
 
     def check(self, incarnation: int) -> None:
         """Fenced when another incarnation than this one is the newest of the store. Raises what the control says,
@@ -44,9 +45,11 @@ class ReplacedCheck:
         except TiStreamError as e:
             if e.kind is not ErrorKind.RETRY:
                 raise
+            self.error = e
             failed = self._clock.monotonic()
             self._next_at = failed + pause_after_error(failed - now)
             return
+        self.error = None
         self._next_at = self._clock.monotonic() + INCARNATION_CHECK_MS / 1000
         if newest != incarnation:
             error = Fenced(

@@ -11,6 +11,7 @@ Relations:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import polars as pl
 import pyarrow as pa
@@ -20,7 +21,6 @@ from tistream.codec.seed_file import SEED, SeedBuilder, SeedFile, build_manifest
 from tistream.codec.segment_file import SegmentFile, SegmentInfo
 from tistream.codec.table_key import is_record
 from tistream.errors import CorruptObject, ObjectConflict
-from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.control import SeedControl
 from tistream.simulator.capture import SNAPSHOT, Capture
 
@@ -29,9 +29,14 @@ log = structlog.get_logger(__name__)
 _LINE = {"key": pl.String, "value": pl.String, "start_ts": pl.String, "commit_ts": pl.String}
 
 
-def push_seed(
-    control: SeedControl, store: ObjectStore, ts: int, rows: Iterable[pa.Table], *, table_id: int = 0
-) -> None:
+class SeedBucket(Protocol):
+    """What is asked of the bucket; see ObjectStore."""
+
+    def put(self, key: str, data: bytes | memoryview) -> None: ...
+    def get(self, key: str) -> bytes: ...
+
+
+def push_seed(control: SeedControl, store: SeedBucket, ts: int, rows: Iterable[pa.Table], *, table_id: int = 0) -> None:
     """Write the rows (schema SEED, in key order) of the tenant, or of one table, and make them visible.
 
     Safe to repeat with the same rows. ObjectConflict when other rows are there for this timestamp."""
@@ -63,7 +68,7 @@ def captured_rows(capture: Capture) -> Iterator[pa.Table]:
         yield table.filter(pa.array(is_record(table["key"])))
 
 
-def _put(store: ObjectStore, file: SeedFile) -> tuple[int, int, tuple[SegmentInfo, ...]]:
+def _put(store: SeedBucket, file: SeedFile) -> tuple[int, int, tuple[SegmentInfo, ...]]:
     """(n, bytes, segments) of the file as it is in the bucket."""
     name = str(file.key)
     try:

@@ -5,8 +5,12 @@
 Relations:
 
 - history at S is held under a name of its own until the manifest is there, for no longer than the agreed cap;
-- pieces are cut by the rows alone, never by where a page or region ended: begun again after an interruption, the same
+- pieces are cut by the rows alone, never by where a page or region ended: begun again by another process, the same
   files come out, and what was written before is met again unchanged;
+- within one process nothing is begun again: each request to PD, stores, bucket and control plane is repeated by itself
+  for as long as it fails in a way that passes. A large seed would never end otherwise;
+- before the manifest is written, history at S is held once more. PD takes no hold below its safe point, so that what
+  was read until then was all there, whatever the hold went through meanwhile;
 - the commit_ts of every row is S: a snapshot read does not tell it;
 - a seed that fails stops nobody: the stream goes on, and `problem` says what happened.
 """
@@ -15,7 +19,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -27,13 +32,15 @@ from schemas.snapshot import parse_pushed
 from tistream.clock import Clock
 from tistream.codec.seed_file import SEED
 from tistream.codec.table_key import record_range
-from tistream.errors import TiStreamError
-from tistream.objectstore.protocol import ObjectStore
+from tistream.errors import StoreUnavailable, TiStreamError
+from tistream.ids import Tenant
 from tistream.pusher.control import SeedControl, retrying
-from tistream.pusher.seed_push import push_seed
+from tistream.pusher.seed_push import SeedBucket, push_seed
 from tistream.pusher.tikv.history import Hold
+from tistream.pusher.tikv.kv_messages import Page
 from tistream.pusher.tikv.kv_scan import KvReader
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _PIECE_BYTES = 4 << 20
@@ -47,7 +54,7 @@ class SeedScan:
         self,
         reader: KvReader,
         control: SeedControl,
-        store: ObjectStore,
+        store: SeedBucket,
         schema: bytes,
         hold: Hold,
         *,
@@ -60,7 +67,8 @@ class SeedScan:
         tables = pushed.snapshot.tables.values()
         self._ids = sorted(i for table in tables if table.kind == "table" for i in table.physical_ids)
         self._ts = pushed.snapshot.ts
-        self._reader, self._control, self._store, self._hold = reader, control, store, hold
+        self._reader, self._hold = reader, hold
+        self._control, self._store = _PatientControl(control, self._patiently), _PatientBucket(store, self._patiently)
         self._stop, self._clock, self._rand = stop, clock, rand
         self._renew_at = 0.0
         self._fault = ""
@@ -84,9 +92,10 @@ class SeedScan:
 
     def _run(self) -> None:
         try:
-            self.done = (
-                retrying(self._once, stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice) or False
-            )
+            self._seed()
+            self.done = True
+        except _Stopped:
+            log.info("the seed was interrupted", ts=self._ts, rows=self.rows)
         except TiStreamError as e:
             log.error("the rows at the beginning could not be seeded", ts=self._ts, error=str(e))
             self._fault = str(e)
@@ -96,12 +105,21 @@ class SeedScan:
         finally:
             self._reader.close()
 
-    def _once(self) -> bool:
+    def _seed(self) -> None:
         if not self._control.has_seed(self._ts, 0):
-            self.rows, self.tables_left, self._renew_at = 0, len(self._ids), 0.0
             push_seed(self._control, self._store, self._ts, pieces(self._read(), _PIECE_BYTES))
         self._hold.release()
-        return True
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """What the action gives at last. _Stopped when told to stop before."""
+        found: list[T] = []
+        retrying(
+            lambda: found.append(action()), stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice
+        )
+        if not found:
+            raise _Stopped
+        self._fault = ""
+        return found[0]
 
     def _notice(self, error: TiStreamError) -> None:
         self._fault = str(error)
@@ -109,22 +127,67 @@ class SeedScan:
     def _read(self) -> Iterator[pa.Table]:
         for table_id in self._ids:
             self._renew()
-            for page in self._reader.read(record_range(table_id), self._ts):
+            for page in self._pages(table_id):
                 self._renew()
-                self._fault = ""
                 self.rows += len(page.keys)
                 times = pa.array(np.full(len(page.keys), self._ts, np.uint64))
                 yield pa.Table.from_arrays(
                     [pa.array(page.keys, pa.binary()), times, times, pa.array(page.values, pa.binary())], schema=SEED
                 )
             self.tables_left -= 1
+        self._renew_at = 0.0
+        self._renew()
+
+    def _pages(self, table_id: int) -> Iterator[Page]:
+        try:
+            yield from self._reader.read(record_range(table_id), self._ts)
+        except StoreUnavailable as e:  # the reader waits for everything else
+            raise _Stopped from e
 
     def _renew(self) -> None:
         if (now := self._clock.monotonic()) >= self._renew_at:
             self._renew_at = now + _RENEW_S
-            self._hold.renew(self._ts)
+            self._patiently(lambda: self._hold.renew(self._ts))
             if not self._hold.covers(self._ts):
                 raise TiStreamError(self._hold.problem or "history is not held", ts=self._ts)
+
+
+class _Stopped(Exception):
+    """Told to stop."""
+
+
+class _Patiently(Protocol):
+    def __call__(self, action: Callable[[], T]) -> T: ...
+
+
+class _PatientControl:
+    """The control plane, asked until it answers."""
+
+    def __init__(self, control: SeedControl, patiently: _Patiently) -> None:
+        self._control, self._patiently = control, patiently
+
+    @property
+    def tenant(self) -> Tenant:
+        return self._control.tenant
+
+    def has_seed(self, ts: int, table_id: int) -> bool:
+        return self._patiently(lambda: self._control.has_seed(ts, table_id))
+
+    def add_seed(self, ts: int, table_id: int) -> None:
+        self._patiently(lambda: self._control.add_seed(ts, table_id))
+
+
+class _PatientBucket:
+    """The bucket, asked until it answers."""
+
+    def __init__(self, store: SeedBucket, patiently: _Patiently) -> None:
+        self._store, self._patiently = store, patiently
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._patiently(lambda: self._store.put(key, data))
+
+    def get(self, key: str) -> bytes:
+        return self._patiently(lambda: self._store.get(key))
 
 
 def pieces(parts: Iterable[pa.Table], piece_bytes: int) -> Iterator[pa.Table]:

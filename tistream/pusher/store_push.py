@@ -14,7 +14,7 @@ Relations:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
@@ -24,6 +24,7 @@ from tistream.pusher.tikv.history import HeldFrontier, Hold
 from tistream.pusher.tikv.source import TikvSource
 from tistream.pusher.uploader import UploadStats
 from tistream.pusher.worker import PusherWorker
+from tistream.service import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -84,9 +85,10 @@ class StorePush:
     def problems(self) -> list[str]:
         """What is wrong now, in words."""
         source = self._source
-        regions = [f"{p.message}: {_facts(p.facts)}" for p in source.problems()] if source else []
+        regions = [described(p) for p in source.problems()] if source else []
         recent = self._problem if self._clock.monotonic() - self._problem_at < _SHOWN_S else ""
-        return [f"store {self.store_id}: {text}" for text in [recent, *regions] if text]
+        away = [str(e) for e in (self._frontier.error, self._worker and self._worker.control_error) if e]
+        return [*away, *(f"store {self.store_id}: {text}" for text in [recent, *regions] if text)]
 
     def uploads(self) -> UploadStats:
         worker = self._worker
@@ -113,7 +115,7 @@ class StorePush:
     def _run(self) -> None:
         try:
             self._worker, self._source = self._make_worker(self._frontier)
-            self._worker.start(self._stop)
+            self._worker.start(self._stop, self._notice)
             self._follow(self._worker)
         except TiStreamError as e:
             self._fail(e)
@@ -131,12 +133,15 @@ class StorePush:
             except TiStreamError as e:
                 if e.kind is not ErrorKind.RETRY:
                     raise
-                self._problem, self._problem_at = str(e), self._clock.monotonic()
+                self._notice(e)
                 self._clock.wait(self._stop, _PAUSE_S)
             self._look_after_history(worker)
             if self._leaving.is_set() and worker.wait_until_durable(_STEP_S):
                 log.info("the pusher of a store that left has ended", store=self.store_id)
                 return
+
+    def _notice(self, error: TiStreamError) -> None:
+        self._problem, self._problem_at = str(error), self._clock.monotonic()
 
     def _look_after_history(self, worker: PusherWorker) -> None:
         opening_from, lowest = worker.opening_from, self._frontier.lowest
@@ -150,5 +155,7 @@ class StorePush:
         self.error = error
 
 
-def _facts(facts: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
+def described(problem: Problem) -> str:
+    """A problem in words, with its facts."""
+    facts = ", ".join(f"{name} {value}" for name, value in problem.facts.items())
+    return f"{problem.message}: {facts}" if facts else problem.message

@@ -11,7 +11,8 @@ Relations:
 - history is held at what the frontier and the opening scans need (`tikv.history`), and nothing is registered without;
 - service, object store, PD and stores may be away for any time: memory is bounded by the queues of source and uploader,
   and by a folder if one is given; what overflows is given up and read again from the frontier, as a new incarnation;
-- an error that does not pass ends the whole push: a supervisor starts it again, which costs opening scans and no data.
+- an error that is known not to pass ends the whole push: a supervisor starts it again, which costs opening scans and
+  no data. What PD, a store or the service say besides is waited for, and told by the progress.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -27,7 +29,7 @@ from pathlib import Path
 import structlog
 
 from tistream.clock import Clock, SystemClock
-from tistream.errors import ErrorKind, InvalidInput, TiStreamError, TsExpired
+from tistream.errors import ErrorKind, InvalidInput, StoreUnavailable, TiStreamError, TsExpired
 from tistream.ids import Tenant
 from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectStore
@@ -40,15 +42,15 @@ from tistream.pusher.push_run import WAIT_S, PushRun
 from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usable_snapshots
 from tistream.pusher.schema_scan import read_schema
 from tistream.pusher.seed_scan import SeedScan
-from tistream.pusher.store_push import StorePush
+from tistream.pusher.store_push import StorePush, described
 from tistream.pusher.tikv.board import RegionBoard
+from tistream.pusher.tikv.channels import Tls
 from tistream.pusher.tikv.feed import SCANS_MAX
 from tistream.pusher.tikv.history import CAP_S, HeldFrontier, Hold
 from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.pusher.tikv.keyspaces import WHOLE
 from tistream.pusher.tikv.kv_scan import RATE_BYTES_S, KvReader
 from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import StoreState
 from tistream.pusher.tikv.source import TikvSource
 from tistream.pusher.upload_spill import UploadSpill
@@ -61,6 +63,8 @@ _STORES_S = 5.0  # how often PD is asked for the stores
 _HOLD_S = 10.0  # how often the hold on history is set anew
 _PATIENCE_S = 30.0  # so long a region is waited for before that is told
 _PD_PATIENCE_S = 5.0  # so long a request looks for PD's leader before it fails, to be made again
+_FRONTIER_POLL_S = 1.0
+_STANDS_S = 600.0  # a frontier below what PD keeps that has not risen for so long rises no more
 _LAST_WORDS_S = 10.0  # what is queued when it is told to stop may take so long
 
 
@@ -140,7 +144,7 @@ class _TikvPush(PushRun):
         if options.idle_interval_s is not None and options.store_ids:
             raise InvalidInput("only who pushes all stores knows when the cluster is idle: leave out the ids of stores")
         super().__init__(control, stop, clock, rand)
-        self._control, self._options, self._progress = control, options, progress
+        self._endpoints, self._control, self._options, self._progress = endpoints, control, options, progress
         self._pace = Pace.of(control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s)
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
         self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
@@ -208,14 +212,18 @@ class _TikvPush(PushRun):
             return False
         given = self._options.schema_snapshot
         begin_ts = known or (snapshot_ts(given) if given is not None else self._options.start_ts)
-        if begin_ts is None:
-            begin_ts = self._retry(self._pd.tso)
-        if begin_ts is None or not self._renew(hold, begin_ts):
+        now_ts = self._retry(self._pd.tso)
+        if now_ts is None:
+            return False
+        begin_ts = now_ts if begin_ts is None else begin_ts
+        if begin_ts > now_ts:
+            raise _future(begin_ts, now_ts)
+        if not self._renew(hold, begin_ts):
             return False
         if known:  # it is being taken in
             return True
         whole = given if given is not None else self._read_schema(begin_ts)
-        if whole is None:
+        if whole is None or not self._renew(hold, begin_ts):  # it is whole only if nothing was collected meanwhile
             return False
         text = choose(whole, self._options.names, self._options.index_keys, self._keys.id)
         meanwhile = self._retry(lambda: _first_snapshot(store, self._control.tenant))
@@ -272,8 +280,21 @@ class _TikvPush(PushRun):
         return None if packed is None else unpacked(name, packed)
 
     def _first_hold(self, hold: Hold) -> bool:
-        needed = lowest_upper(self._frontier.read())
-        return needed is not None and self._renew(hold, needed)
+        """Hold history where the frontier stands; False when told to stop. What lies below PD's safe point may rise
+        above it yet, by files that are in the bucket. TsExpired when it has not risen for a while."""
+        stood_at, since = -1, self._clock.monotonic()
+        while (needed := lowest_upper(self._frontier.read())) is not None:
+            if needed > stood_at:
+                stood_at, since = needed, self._clock.monotonic()
+            try:
+                return self._renew(hold, needed)
+            except TsExpired as e:
+                if self._clock.monotonic() - since >= _STANDS_S:
+                    raise
+                self._report("waiting", problem=str(e))
+            if self._clock.wait(self._stop, _FRONTIER_POLL_S):
+                break
+        return False
 
     # -- following -------------------------------------------------------------------------------------------------
 
@@ -305,10 +326,11 @@ class _TikvPush(PushRun):
     def _follow_stores(self, make: Callable[[int], StorePush]) -> None:
         """Begin with stores that joined, end those that left."""
         only = self._options.store_ids
+        listed = self._pd.stores()
+        if not listed:
+            raise StoreUnavailable("PD names no store", endpoints=",".join(self._endpoints))
         there = {
-            s.id
-            for s in self._pd.stores()
-            if not s.columnar and s.state != StoreState.TOMBSTONE and (not only or s.id in only)
+            s.id for s in listed if not s.columnar and s.state != StoreState.TOMBSTONE and (not only or s.id in only)
         }
         for store_id, push in list(self._stores.items()):
             if store_id not in there:
@@ -338,6 +360,7 @@ class _TikvPush(PushRun):
                 pace=self._pace,
                 scans_max=self._options.scans_max,
                 numbers=numbers,
+                history_held=hold.covers,
             )
             worker = PusherWorker(
                 source=LeftOutSource(source, choice.left_out, numbers) if choice.left_out else source,
@@ -369,9 +392,12 @@ class _TikvPush(PushRun):
         known = [ts for ts in wanted if ts is not None]
         if len(known) < len(wanted) and hold.held_ts:
             known.append(hold.held_ts)
-        hold.renew(min([lowest, *known]))
+        with suppress(TsExpired):  # what lives goes on without it, and the hold says what waits
+            hold.renew(min([lowest, *known]))
 
     def _check(self) -> None:
+        if self._board is not None and (ended := self._board.ended) is not None:
+            raise ended
         for push in self._stores.values():
             if push.error is not None:
                 raise push.error
@@ -430,7 +456,8 @@ class _TikvPush(PushRun):
         pushes = list(self._stores.values())
         hold, seed = self._hold, self._seed
         problems = [problem, self._pd_problem, hold.problem if hold else "", seed.problem if seed else ""]
-        problems += [p.message for p in self._board.problems()] if self._board else []
+        problems.append(str(self._frontier.error or ""))
+        problems += [described(p) for p in self._board.problems()] if self._board else []
         problems += [text for push in pushes for text in push.problems()]
         said = replace(
             self._sum(pushes),
@@ -444,6 +471,12 @@ class _TikvPush(PushRun):
         )
         self._progress(said)
         return said
+
+
+def _future(begin_ts: int, now_ts: int) -> InvalidInput:
+    error = InvalidInput("a tenant cannot begin in the future of its cluster", begin_ts=begin_ts, tso=now_ts)
+    error.hint = "--start-ts and the ts of a schema snapshot are timestamps of PD (TSO), at or below its newest one."
+    return error
 
 
 def _first_snapshot(store: ObjectStore, tenant: Tenant) -> int:

@@ -87,6 +87,7 @@ class PusherWorker:
         self._asked: dict[KeyRange, Frontier] = {}  # the frontier that a region about to open was given
         self._opened_with: dict[int, Frontier] = {}  # tenure -> the frontier it was opened with
         self._checked: Frontier = ()  # the frontier that all tenures were last compared with
+        self._alike: Frontier = ()  # another one that asks for the same as `_checked`
         self._reopening = False
         self.rows = 0  #: handed to the uploads so far
         self.overflows = 0  #: how often the stream was dropped
@@ -107,6 +108,11 @@ class PusherWorker:
         return self._stalled
 
     @property
+    def control_error(self) -> TiStreamError | None:
+        """Why the control plane could not be asked whether a newer pusher has begun; None when it could."""
+        return self._replaced.error
+
+    @property
     def opening_from(self) -> int | None:
         """History above it is being read by opening scans; None when there are none."""
         return min((opened.checkpoint_ts for opened in self._batcher.opening.values()), default=None)
@@ -115,15 +121,16 @@ class PusherWorker:
         """End the tenures whose opening scan goes on, before any of them is ready, and register their regions anew."""
         self._source.reopen(list(self._batcher.opening))
 
-    def start(self, stop: threading.Event) -> int:
+    def start(self, stop: threading.Event, notice: Callable[[TiStreamError], None] = lambda _: None) -> int:
         """Get an incarnation, waiting for the control plane as long as needed; the store's largest cut_ts so far.
 
-        0 also when `stop` was set meanwhile."""
+        0 also when `stop` was set meanwhile. `notice` hears what it waits for."""
         self._grant = retrying(
             lambda: self._control.issue_incarnation(self._source.store_id),
             stop=stop,
             clock=self._clock,
             rand=self._rand,
+            notice=notice,
         )
         return self._grant.max_cut_ts if self._grant else 0
 
@@ -144,7 +151,8 @@ class PusherWorker:
             if isinstance(event, Rows):
                 _ROWS_IN.inc(event.rows.num_rows)
             elif isinstance(event, TenureOpened):
-                self._opened_with[event.tenure] = self._asked.pop(event.range)
+                opened_with = self._opened_with[event.tenure] = self._asked.pop(event.range)
+                self._compare_again(opened_with)
             elif isinstance(event, TenureClosed):
                 del self._opened_with[event.tenure]
             elif isinstance(event, Tick):
@@ -259,11 +267,20 @@ class PusherWorker:
         log.info("pusher is back", store=self._source.store_id, incarnation=self.incarnation)
         return True
 
+    def _compare_again(self, opened_with: Frontier) -> None:
+        """A tenure was opened behind a tick: what was compared then may be newer than what it was opened with."""
+        if not self._checked or opened_with is self._checked or opened_with is self._alike:
+            return
+        if _wishes(opened_with) == _wishes(self._checked):
+            self._alike = opened_with
+        else:
+            self._checked = ()
+
     def _reopen(self) -> None:
         """Ask the source for new tenures where the frontier wants them."""
         self._reopening = False
         frontier = self._frontier.read()
-        if [(e.range, e.reopen_id) for e in frontier] == [(e.range, e.reopen_id) for e in self._checked]:
+        if _wishes(frontier) == _wishes(self._checked):
             return
         self._checked = frontier
         again = [
@@ -275,3 +292,8 @@ class PusherWorker:
             log.info("new tenures were asked for", store=self._source.store_id, tenures=len(again))
             self._source.reopen(again)
             self._reopening = True
+
+
+def _wishes(frontier: Frontier) -> list[tuple[KeyRange, int]]:
+    """What a frontier asks for."""
+    return [(entry.range, entry.reopen_id) for entry in frontier]

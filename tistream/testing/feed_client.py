@@ -27,8 +27,8 @@ from tistream.codec.memcomparable import decode_bytes, encode_bytes
 from tistream.codec.protobuf import message, octets, uint
 from tistream.keyrange import KeyRange, gaps
 from tistream.pusher.cdcpb import ChangeDataEvent, RegionErrorKind, RegionEvent, read_change_data
+from tistream.pusher.tikv.channels import open_channel
 from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_channel import open_channel
 from tistream.pusher.tikv.pd_messages import Region
 
 _FEED = "/cdcpb.ChangeData/EventFeedV2"

@@ -24,10 +24,12 @@ class Pd:
         self.kept_from = 0
         self.holds: dict[str, tuple[int, int]] = {}
         self.away = False
+        self.newest_tso = 0
 
     def tso(self) -> int:
         if self.away:
             raise StoreUnavailable("PD does not answer")
+        self.newest_tso = self.now
         return self.now
 
     def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
@@ -125,3 +127,37 @@ def test_no_frontier_is_seen_that_is_not_held(pd: Pd, hold: Hold, clock: ManualC
     control.upper = T0
     clock.advance(1.0)
     assert [e.upper for e in frontier.read()] == [T0]
+
+
+def test_a_machine_that_was_suspended_does_not_trust_its_own_clock(pd: Pd, hold: Hold) -> None:
+    """While it sleeps its monotonic clock stands still, and PD's does not."""
+    frontier = HeldFrontier(Control(T0 - 5000), ManualClock(), hold)
+    hold.renew(T0 - 5000)
+    assert frontier.read()
+    pd.now += 26 * HOUR
+    pd.tso()  # as before each registration
+    assert not hold.covers(T0)
+    assert frontier.read() == ()
+
+
+def test_nothing_is_held_or_registered_in_the_future(pd: Pd, hold: Hold, clock: ManualClock) -> None:
+    with pytest.raises(StoreUnavailable, match="not given"):
+        hold.renew(T0 + HOUR)
+    hold.renew(T0 - HOUR)
+    frontier = HeldFrontier(Control(T0 + HOUR), clock, hold)
+    assert frontier.read() == ()
+    assert "future" in str(frontier.error)
+
+
+def test_history_that_is_gone_is_held_again_once_the_frontier_is_above_it(pd: Pd, hold: Hold) -> None:
+    """The service was away for longer than the cap, and reads what lies in the bucket since."""
+    hold.renew(T0)
+    pd.now += 25 * HOUR
+    hold.renew(T0)
+    pd.kept_from = T0 + 24 * HOUR
+    with pytest.raises(TsExpired):
+        hold.renew(T0 + 2 * HOUR)
+    assert "is gone" in hold.problem
+    hold.renew(T0 + 25 * HOUR - 1)
+    assert hold.covers(T0 + 25 * HOUR)
+    assert not hold.problem

@@ -31,15 +31,15 @@ def locked(key: bytes, start_ts: int) -> bytes:
     return message(1, message(1, octets(1, b"first") + uint(2, start_ts) + octets(3, key) + uint(4, 3000)))
 
 
-def test_requests_are_the_recorded_ones() -> None:
+def test_requests_are_the_recorded_ones_with_low_priority_and_not_filling_the_cache() -> None:
     request = scan_request(REGION, KeyRange(b"plaintxn", b"plaintxn\xff"), 5, 470614250502225922, ApiVersion.V1)
     assert request.hex() == (
-        "0a0e081c12040805100d1a04081d10011208706c61696e74786e1805208280b0dbada5fdc3063a09706c61696e74786eff"
+        "0a12081c12040805100d1a04081d1001300140011208706c61696e74786e1805208280b0dbada5fdc3063a09706c61696e74786eff"
     )
     region = Region(id=92, conf_ver=5, version=13, start=b"", end=b"", leader_store_id=2, leader_peer_id=93)
     prefix = b"x\0\0\0mx"
     request = scan_request(region, KeyRange(prefix, prefix + b"\xff"), 5, 470613964276285642, ApiVersion.V2)
-    assert request.hex().startswith("0a11085c12040805100d1a04085d1002a801021206780000006d781805")
+    assert request.hex().startswith("0a15085c12040805100d1a04085d100230014001a801021206780000006d781805")
 
 
 def test_a_recorded_page() -> None:

@@ -3,10 +3,12 @@
     ask(range)      somebody wants to know; every source hears the answer, since a region that one store has lost is
                     what another one waits for
     tell(region)    a store has said who leads a region now: the others hear it before PD knows
-    refresh         what is followed is read as a whole from time to time, whatever happens
+    refresh         what is followed is read as a whole from time to time, whatever happens: a cluster of many regions
+                    less often, since a page of them costs PD and every source time
 
-A list of regions is read in pages. It may be stale, have gaps, or name no leader: what to make of it is `feed`'s
-business. When PD does not answer, those who asked hear that too (None instead of a list).
+A list of regions is read in pages; a region that holds the next parts as well is read once. It may be stale, have gaps,
+or name no leader: what to make of it is `feed`'s business. A gap that stays is a problem to show. When PD does not
+answer, those who asked hear that too (None instead of a list).
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tistream.clock import Clock
-from tistream.errors import TiStreamError
+from tistream.errors import ErrorKind, StoreUnavailable, TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.regions import Pd, regions_of
+from tistream.pusher.tikv.regions import Pd, first_gap, plain_range, regions_of
 from tistream.service import Problem, Repeating
 
 REFRESH_S = 10.0
+REGIONS_A_SECOND = 1000  #: so many are refreshed, on average, at most
+_GAP_SHOWN_S = 5.0
 
 Listener = Callable[[KeyRange | None, Sequence[Region] | None], None]
 """(what was asked for, or None when nobody did; the regions, or None when PD did not answer). Called in any thread."""
@@ -36,7 +40,9 @@ class RegionBoard:
         self._listeners: list[Listener] = []
         self._asked: dict[KeyRange, None] = {}
         self._refresh_at = float("-inf")
-        self._reader = Repeating("regions", self.read, interval_s=refresh_s, clock=clock)
+        self._ended: TiStreamError | None = None
+        self._gaps: dict[KeyRange, tuple[float, bytes]] = {}  # part that was read -> since when, at which key
+        self._reader = Repeating("regions", self._step, interval_s=refresh_s, clock=clock)
         self.name = self._reader.name
 
     def start(self) -> None:
@@ -48,8 +54,24 @@ class RegionBoard:
     def wait_until_ready(self, timeout_s: float) -> bool:
         return self._reader.wait_until_ready(timeout_s)
 
+    @property
+    def ended(self) -> TiStreamError | None:
+        """What has ended the reader: nobody learns of regions any more, and whoever follows them must not go on."""
+        return self._ended if self._reader.crashed else None
+
     def problems(self) -> list[Problem]:
-        return self._reader.problems()
+        now = self._clock.monotonic()
+        gaps = [
+            Problem(
+                source=self.name,
+                code=StoreUnavailable.code,
+                message="PD names no region, or none with a leader",
+                facts={"key": key.hex(), "for_s": round(now - since)},
+            )
+            for since, key in list(self._gaps.values())
+            if now - since >= _GAP_SHOWN_S
+        ]
+        return [*self._reader.problems(), *gaps]
 
     def follow(self, listener: Listener) -> Callable[[], None]:
         """Hear of everything from now on; call what comes back to end that."""
@@ -73,24 +95,59 @@ class RegionBoard:
         """A store says who leads the region."""
         self._give(None, [region])
 
+    def _step(self) -> None:
+        try:
+            self.read()
+        except TiStreamError as e:
+            self._ended = e if e.kind is not ErrorKind.RETRY else None
+            raise
+        except Exception as e:  # a defect: the owner raises it
+            self._ended = TiStreamError("the reader of regions has ended", cause=repr(e))
+            raise
+
     def read(self) -> None:
         """Read what was asked for, and everything if it is time. Raises what PD says, after everybody was told."""
         now = self._clock.monotonic()
         with self._lock:
             asked, self._asked = list(self._asked), {}
-        if now >= self._refresh_at:
-            self._refresh_at = now + self._refresh_s
+        refresh = now >= self._refresh_at
+        if refresh:
             asked = [*self._wanted, *(a for a in asked if a not in self._wanted)]
         failed: TiStreamError | None = None
+        found, last = 0, None
         for part in asked:
             regions: list[Region] | None = None
             try:
-                regions = None if failed else regions_of(self._pd, part)
+                if failed is None:
+                    regions = self._regions_of(part, last)
             except TiStreamError as e:
                 failed = e
+            if regions:
+                found += len(regions) - (regions[0] is last)
+                last = regions[-1]
+            self._note_gap(part, regions)
             self._give(part, regions)
+        if refresh:
+            self._refresh_at = now + max(self._refresh_s, found / REGIONS_A_SECOND)
         if failed is not None:
             raise failed
+
+    def _regions_of(self, part: KeyRange, last: Region | None) -> list[Region]:
+        """`last`: of the part that was read before this one."""
+        whole = plain_range(last) if last is not None else None
+        if last is not None and whole is not None and whole.covers(part):
+            return [last]
+        return regions_of(self._pd, part)
+
+    def _note_gap(self, part: KeyRange, regions: Sequence[Region] | None) -> None:
+        if regions is None:
+            return
+        key = first_gap(part, regions)
+        if key is not None:
+            self._gaps[part] = (self._gaps[part][0] if part in self._gaps else self._clock.monotonic(), key)
+            return
+        for other in [p for p in self._gaps if part.covers(p)]:
+            del self._gaps[other]
 
     def _give(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
         with self._lock:

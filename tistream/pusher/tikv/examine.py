@@ -19,12 +19,12 @@ from tistream import ts as tso
 from tistream.clock import Clock
 from tistream.findings import Finding, Look, Verdict, check, skew
 from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.channels import Tls, open_channel
 from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.kv_messages import ApiVersion, KvRefused
 from tistream.pusher.tikv.kv_scan import KvReader
 from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_channel import Tls, open_channel
 from tistream.pusher.tikv.pd_messages import PdRefused, Region, Store, StoreState
 from tistream.pusher.tikv.regions import regions_of
 from tistream.pusher.tikv.stream import METADATA, METHOD

@@ -14,9 +14,13 @@ One registration of one piece (a region's part of one wanted range) is one tenur
   there is much of it;
 - TenureReady, Resolved and TenureClosed come with a tick only, in this order, behind all rows: ready_ts and cut_ts are
   then the TSO of the tick, and no resolved ts above that TSO passes for one;
+- a tenure that is opened again of our own wish is never ready, though its opening scan may be complete: what the scan
+  read may have been incomplete by then. So is one whose history was not held up to the TSO of the tick;
 - damage ends the stream with all its tenures, and what they heard resolved but have not told is forgotten: rows that
   it covers may be lost;
-- after more came than could be taken, fewer opening scans go on at once (see `scans`);
+- after more came than could be taken, fewer opening scans go on at once (see `scans`). One that says nothing for long
+  is begun anew;
+- a stream that says nothing is dead, unless PD is away: then stores have no timestamps to tell either (`excuse`);
 - a failed part is asked of PD again after a pause. An EPOCH_NOT_MATCH that names regions is taken as an answer of PD.
 
 What it does not do: threads, sockets, clocks. `now` is in seconds, and never falls.
@@ -31,9 +35,9 @@ from itertools import count
 import numpy as np
 import pyarrow as pa
 
-from tistream.errors import CorruptObject, InvalidInput, TiStreamError
+from tistream.errors import CorruptObject, TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.pusher.cdcpb import RegionError, RegionErrorKind, RegionMessage, split_change_data
+from tistream.pusher.cdcpb import RegionError, RegionMessage, split_change_data
 from tistream.pusher.cdcpb_rows import read_entries
 from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
 from tistream.pusher.tikv.effects import AskRegions, CloseStream, Effect, Moved, OpenStream
@@ -43,25 +47,17 @@ from tistream.pusher.tikv.opening import OpeningPrewrites
 from tistream.pusher.tikv.pauses import Pauses
 from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.pieces import Phase, Piece, Pieces
-from tistream.pusher.tikv.regions import plain_range, region_form
+from tistream.pusher.tikv.region_errors import STALE_S, is_unclear, moved, named, pause_s, refusal
+from tistream.pusher.tikv.regions import plain_range
 from tistream.pusher.tikv.requests import Deregister, Register
-from tistream.pusher.tikv.scans import ScanLimit
+from tistream.pusher.tikv.scans import OpeningScans
 
 SCANS_MAX = 32  #: registrations of one store that are not INITIALIZED
 UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so much has come
 _STALLED_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
 _LIVED_S = 10.0
 _ASKS_MAX = 64  # more failed parts than this are asked for as whole ranges
-_BACKOFF_MAX_S = 60.0  # whatever the store asks for
-_STALE_S = 1.0  # when PD's answer leaves something open
-_FATAL = (RegionErrorKind.COMPATIBILITY, RegionErrorKind.CLUSTER_ID_MISMATCH)
-#: seconds to wait at least; what the store asks for may be more
-_AT_LEAST_S = {
-    RegionErrorKind.SERVER_IS_BUSY: 0.5,
-    RegionErrorKind.CONGESTED: 1.0,
-    RegionErrorKind.DUPLICATE_REQUEST: 1.0,
-    RegionErrorKind.OTHER: 1.0,
-}
+_GONE_S = 60.0  # a region that failed so long ago, and has no part here, is another store's by now
 
 
 _Pair = tuple[int, int]  # request id, region
@@ -83,13 +79,12 @@ class StoreFeed:
         """`wanted`: keys of the keyspace, as all keys here. `numbers`: where tenures get theirs, rising."""
         self.store_id = store_id
         self._keyspace = keyspace
-        self._scans, self._unread_bytes_max = ScanLimit(scans_max), unread_bytes_max
+        self._scans, self._unread_bytes_max = OpeningScans(scans_max), unread_bytes_max
         self._pieces = Pieces(wanted)
         self._living: dict[_Pair, Piece] = {}
         self._taken: dict[int, set[int]] = {}  # region -> request ids that are not to be used
         self._leaving: list[Piece] = []  # over, and not said so
-        self._scanned: list[Piece] = []  # INITIALIZED since the last tick
-        self._scanning = 0
+        self._scanned: dict[int, Piece] = {}  # tenure -> piece, INITIALIZED since the last tick
         self._unread: dict[int, Piece] = {}  # tenure -> piece with entries
         self._unread_bytes = 0
         self._marks = ResolvedMarks()
@@ -126,12 +121,13 @@ class StoreFeed:
                 self._led_here(region, now)
             elif region.leader_store_id:
                 self._pieces.led_elsewhere(region)
+                self._pauses.worked(region.id)
                 if mine and (whole := plain_range(region)):
                     elsewhere.append(whole)
         if mine and asked is not None:
             self._asked.discard(asked)
             for part in self._pieces.missing(asked, elsewhere):
-                heappush(self._asks, (now + _STALE_S, next(self._order), part))
+                heappush(self._asks, (now + STALE_S, next(self._order), part))
 
     def message(self, data: bytes, now: float) -> None:
         """A message of the stream. Damage ends the stream; see `stream_lost`."""
@@ -153,14 +149,14 @@ class StoreFeed:
     @property
     def scans_alone(self) -> bool:
         """One opening scan goes on, and it is by itself because more at once were too much."""
-        return self._scans.alone and self._scanning == 1
+        return self._scans.alone and len(self._scans) == 1
 
     def stream_lost(self, reason: str, now: float, *, overflow: bool = False) -> None:
         """The stream has ended, and every registration on it. `overflow`: more came than could be taken in."""
         if not self._streaming:
             return
         if overflow:
-            self._scans.overflowed(self._scanning)
+            self._scans.overflowed()
         self._streaming = False
         self._stream_due = self._stream_pauses.failed(self.store_id, reason, now, lived_s=now - self._stream_since)
         for piece in list(self._living.values()):
@@ -168,13 +164,17 @@ class StoreFeed:
             self._ask(piece.range, self._stream_due)
         self._taken.clear()
 
-    def tick(self, ts: int, now: float) -> None:
-        """A TSO, fetched after everything that was given so far."""
+    def tick(self, ts: int, now: float, held: Callable[[int], bool] = lambda _: True) -> None:
+        """A TSO, fetched after everything that was given so far. `held`: whether the history above a timestamp is."""
         self._read(now)
         if self._marks.highest_untold() > ts:
             error = CorruptObject("a resolved ts lies in the future", resolved_ts=self._marks.highest_untold(), tso=ts)
             self._damaged(error, now, request=0, region=0)
-        for piece in self._scanned:
+        for piece in [p for p in self._scanned.values() if not held(p.checkpoint_ts)]:
+            self._never_ready(piece)
+            if piece.phase is Phase.SCANNED:
+                self._give_up(piece, now)
+        for piece in self._scanned.values():
             self._events.append(TenureReady(tenure=piece.tenure, ready_ts=ts))
             if piece.phase is Phase.SCANNED:
                 piece.phase = Phase.READY
@@ -196,7 +196,7 @@ class StoreFeed:
     def drop(self) -> None:
         """Forget every tenure, and register nothing until `resume`: more came than could be handed on."""
         self._dropped = True
-        self._scans.overflowed(self._scanning)
+        self._scans.overflowed()
         if self._streaming:
             self._streaming = False
             self._effects.append(CloseStream())
@@ -211,6 +211,11 @@ class StoreFeed:
     def resume(self) -> None:
         self._dropped = False
 
+    def excuse(self, now: float) -> None:
+        """Nothing could be said or heard until now."""
+        self._heard_at = now
+        self._scans.excuse(now)
+
     # -- what to do --------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
@@ -218,6 +223,10 @@ class StoreFeed:
         if self._streaming and len(self._marks) and now - max(self._heard_at, self._stream_since) > _STALLED_S:
             self._effects.append(CloseStream())
             self.stream_lost("the store said nothing for a minute", now)
+        for piece in self._scans.silent(now):
+            reason = "its opening scan said nothing for long"
+            self._scans.grow_patient(piece.region_id)
+            self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0))
         due = []
         while self._asks and self._asks[0][0] <= now:
             due.append(heappop(self._asks)[2])
@@ -229,7 +238,7 @@ class StoreFeed:
     def due_at(self) -> float | None:
         """When `advance` or `open` has something to do; None: not before something happens."""
         times = [self._asks[0][0]] if self._asks else []
-        if self._due and not self._dropped and self._scanning < self._scans.now:
+        if self._due and not self._dropped and self._scans.room:
             times.append(max(self._due[0][0], 0.0 if self._streaming else self._stream_due))
         return min(times, default=None)
 
@@ -240,7 +249,7 @@ class StoreFeed:
             checkpoint_ts = checkpoint_of(piece.range)  # may raise: the piece still waits then
             heappop(self._due)
             if checkpoint_ts is None:
-                piece.due = now + _STALE_S
+                piece.due = now + STALE_S
                 heappush(self._due, (piece.due, next(self._order), piece))
                 continue
             self._register(piece, checkpoint_ts, open_ts, now)
@@ -249,7 +258,7 @@ class StoreFeed:
         """Whether `open` would register something now."""
         if self._dropped or self.fatal or (not self._streaming and now < self._stream_due):
             return False
-        return self._next_due() and self._due[0][0] <= now and self._scanning < self._scans.now
+        return self._next_due() and self._due[0][0] <= now and self._scans.room
 
     def take_events(self, now: float) -> list[SourceEvent]:
         """What the pusher is to be told, in order. Live rows may wait for the next tick."""
@@ -270,11 +279,23 @@ class StoreFeed:
     def failing(self, failures_min: int, now: float) -> dict[int, tuple[int, str]]:
         """Regions that failed so often in a row, and do not live since: how often, and why last."""
         found = self._pauses.failing(failures_min)
-        for piece in self._living.values() if found else ():
-            if now - piece.opened_at >= _LIVED_S and piece.region_id in found:
-                del found[piece.region_id]
-                self._pauses.worked(piece.region_id)
+        if not found:
+            return {}
+        here = {piece.region_id: piece for piece in self._pieces if piece.region_id in found}
+        for region_id in list(found):
+            piece = here.get(region_id)
+            if piece is None:
+                over = now - self._pauses.until(region_id) >= _GONE_S
+            else:
+                over = piece.phase is not Phase.WAITING and now - piece.opened_at >= _LIVED_S
+            if over:
+                del found[region_id]
+                self._pauses.worked(region_id)
         return found
+
+    def silent_scans(self, now: float) -> dict[int, float]:
+        """Regions whose opening scan goes on and has said nothing for a while: for how many seconds."""
+        return self._scans.shown(now)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -293,7 +314,7 @@ class StoreFeed:
         taken.add(piece.request_id)
         self._pieces.registered(piece)
         piece.tenure, piece.checkpoint_ts, piece.opened_at = next(self._tenures), checkpoint_ts, now
-        self._scanning += 1
+        self._scans.began(piece, now)
         self._living[piece.request_id, piece.region_id] = piece
         self._events.append(
             TenureOpened(
@@ -320,6 +341,7 @@ class StoreFeed:
         if event.entries is not None:
             self.rows_bytes += len(event.entries)
             if piece.phase is Phase.SCANNING:
+                self._scans.heard(piece, now)
                 self._opening(piece, event.entries, now)
             else:
                 piece.entries.append(event.entries)
@@ -346,9 +368,9 @@ class StoreFeed:
         if initialized:
             piece.phase = Phase.SCANNED
             piece.opening = OpeningPrewrites()
-            self._scanning -= 1
-            self._scanned.append(piece)
-            if not self._scanning and not self._next_due():
+            self._scans.ended(piece)
+            self._scanned[piece.tenure] = piece
+            if not len(self._scans) and not self._next_due():
                 self._scans.caught_up()
             self._marks.open(piece.tenure, piece.request_id, piece.region_id, piece.checkpoint_ts)
 
@@ -371,33 +393,26 @@ class StoreFeed:
         return self._keyspace.inner_rows(rows), initialized
 
     def _hand_over(self, piece: Piece, rows: pa.RecordBatch) -> None:
+        rows = self._pieces.wanted_rows(rows) if piece.has_gaps else rows
         if rows.num_rows:
             self._events.append(Rows(tenure=piece.tenure, rows=rows))
 
     def _failed(self, piece: Piece, error: RegionError, now: float) -> None:
-        kind = error.kind
-        if kind in _FATAL:
-            self.fatal = InvalidInput(
-                f"the store refuses to be followed: {error.detail}",
-                store=self.store_id,
-                region=piece.region_id,
-                request=piece.request_id,
-                reason=kind.name,
-            )
-        if kind in (RegionErrorKind.DUPLICATE_REQUEST, RegionErrorKind.OTHER):
+        self.fatal = self.fatal or refusal(error, self.store_id, piece)
+        if is_unclear(error):
             self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
         else:
             self._taken[piece.region_id].discard(piece.request_id)
         self._end(piece)
-        at_least_s = max(_AT_LEAST_S.get(kind, 0.0), min(error.backoff_ms / 1000, _BACKOFF_MAX_S))
-        if kind is RegionErrorKind.NOT_LEADER and error.leader_store_id not in (0, self.store_id):
-            self._effects.append(Moved(region=_moved(piece, error.leader_store_id)))
-            at_least_s = _STALE_S
-        named = self._named(error)
-        if not any(region.version > piece.version for region in named):
+        at_least_s = pause_s(error)
+        if (elsewhere := moved(error, self.store_id, piece)) is not None:
+            self._effects.append(Moved(region=elsewhere))
+            at_least_s = STALE_S
+        there = named(error, self.store_id, self._keyspace)
+        if not any(region.version > piece.version for region in there):
             lived_s = now - piece.opened_at
-            self._pauses.failed(piece.region_id, kind.name, now, lived_s=lived_s, at_least_s=at_least_s)
-        for region in named:
+            self._pauses.failed(piece.region_id, error.kind.name, now, lived_s=lived_s, at_least_s=at_least_s)
+        for region in there:
             self._led_here(region, now)
         for part in self._pieces.missing(piece.range, ()):
             self._ask(part, max(now, self._pauses.until(piece.region_id)))
@@ -405,29 +420,21 @@ class StoreFeed:
     def _led_here(self, region: Region, now: float) -> None:
         self._await(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
 
-    def _named(self, error: RegionError) -> list[Region]:
-        named = [
-            Region(
-                id=r.region_id,
-                conf_ver=r.conf_ver,
-                version=r.version,
-                start=r.start,
-                end=r.end,
-                leader_store_id=self.store_id,
-            )
-            for r in error.regions
-        ]
-        return [inner for region in named if (inner := self._keyspace.inner_region(region)) is not None]
-
     def _give_up(self, piece: Piece, due: float) -> None:
         """End a registration from here, and wait with the same part."""
+        self._never_ready(piece)
         self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
         self._end(piece)
         self._wait_again(piece, due)
 
+    def _never_ready(self, piece: Piece) -> None:
+        """What its opening scan read does not count, nor what it has heard since."""
+        if self._scanned.pop(piece.tenure, None) is not None:
+            self._marks.close([piece.tenure])
+
     def _end(self, piece: Piece) -> None:
         """A registration is over; its tenure says so with the next tick."""
-        self._scanning -= piece.phase is Phase.SCANNING
+        self._scans.ended(piece)
         del self._living[piece.request_id, piece.region_id]
         self._marks.deafen(piece.request_id, piece.region_id)
         self._pieces.remove(piece)
@@ -456,16 +463,4 @@ class StoreFeed:
 
     def _ask_again(self, part: KeyRange, now: float) -> None:
         self._asked.discard(part)
-        self._ask(part, now + _STALE_S)
-
-
-def _moved(piece: Piece, leader_store_id: int) -> Region:
-    """The piece as its new leader would hear of it from PD."""
-    return Region(
-        id=piece.region_id,
-        conf_ver=piece.conf_ver,
-        version=piece.version,
-        start=region_form(piece.range.start),
-        end=region_form(piece.range.end),
-        leader_store_id=leader_store_id,
-    )
+        self._ask(part, now + STALE_S)

@@ -20,6 +20,7 @@ from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.pd_messages import Region
 
 _LOCKED = 1
+_PRIORITY, _LOW, _NOT_FILL_CACHE = 6, 1, 8  # of kvrpcpb.Context
 _REFUSALS = {2: "retryable", 3: "abort"}  # errors of a key that are text
 
 
@@ -88,12 +89,17 @@ def scan_request(
     region: Region, part: KeyRange, limit: int, ts: int, api: ApiVersion, keyspace_id: int | None = None
 ) -> bytes:
     """Up to `limit` pairs of `part` (plain keys as stores know them, within the region) at `ts`, asked of the region's
-    leader."""
+    leader. It comes behind what others ask, and pushes nothing of theirs out of the store's cache."""
+    context = _context(region, api, keyspace_id, uint(_PRIORITY, _LOW) + uint(_NOT_FILL_CACHE, 1))
+    return context + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
+
+
+def _context(region: Region, api: ApiVersion, keyspace_id: int | None, manners: bytes = b"") -> bytes:
+    """Where a request wants to go, and how it is to be treated there."""
     epoch = message(2, uint(1, region.conf_ver) + uint(2, region.version))
     peer = message(3, uint(1, region.leader_peer_id) + uint(2, region.leader_store_id))
     space = uint(32, keyspace_id) if keyspace_id else b""
-    context = message(1, uint(1, region.id) + epoch + peer + uint(21, api) + space)
-    return context + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
+    return message(1, uint(1, region.id) + epoch + peer + manners + uint(21, api) + space)
 
 
 def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:

@@ -6,14 +6,18 @@ Relations:
 
 - every page begins where the one before ended, so whatever splits, merges or moves meanwhile, each key is read once;
 - a region that cannot be read now (moved, split, busy, its store away) is asked of PD again and tried again, with
-  growing pauses, for as long as it takes; `problem` says what it waits for;
+  growing pauses, for as long as it takes; `problem` says what it waits for. So is an answer that is none, and a refusal
+  of a kind that this version does not know to be final;
+- a page that does not arrive, or in time, is asked for half as large: it may be more than a message holds, or lie
+  behind much that was deleted, for which there is more time with each try;
+- reads come behind those of others at a store, and leave its cache alone;
 - a lock is waited for, never resolved: this reader writes nothing to the cluster. A transaction that its client has
   forgotten is ended by the cluster's own garbage collection, at the latest;
 - history at `ts` has to be held by who reads (`PdClient.hold_history`); a read below the safe point is refused by no
   store.
 
-Errors: StoreUnavailable when told to stop; KvRefused when a store refuses for good; CorruptObject for answers that are
-none. All name store, region and request.
+Errors: StoreUnavailable when told to stop, or when patience has ended; KvRefused when a store refuses for good, with
+store, region and request.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import grpc
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, StoreUnavailable
 from tistream.keyrange import KeyRange
+from tistream.pusher.tikv.channels import Channels, Tls
 from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.kv_messages import (
     ApiVersion,
@@ -39,17 +44,17 @@ from tistream.pusher.tikv.kv_messages import (
     read_scan,
     scan_request,
 )
-from tistream.pusher.tikv.pd_channel import Tls, open_channel
 from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.regions import Pd, plain_range, region_form
 from tistream.service import Backoff
 
 METHOD = "/tikvpb.Tikv/KvScan"
 RATE_BYTES_S = 16 << 20  #: at most so much is read in a second
-_CALL_S = 20.0
+_CALL_S, _CALL_MAX_S = 20.0, 160.0
 _PAIRS_FIRST, _PAIRS_MAX = 64, 4096
 _PAGE_BYTES = 1 << 20  # pages are made about so large
 _BUSY_S = 2.0
+_FINAL = ("ApiVersionNotMatched", "InvalidKeyMode")  #: what a store would say to the same request for ever
 
 
 class RegionPd(Pd, Protocol):
@@ -85,12 +90,12 @@ class KvReader:
     ) -> None:
         """`pd`, and the ranges that are read, speak of the keyspace's keys.
         `patience_s`: for so long one place is tried before StoreUnavailable is raised."""
-        self._pd, self._clock, self._stop, self._tls = pd, clock, stop, tls
+        self._pd, self._clock, self._stop = pd, clock, stop
         self._rate_bytes_s, self._patience_s, self._rand = rate_bytes_s, patience_s, rand or random.Random()
         self._keyspace = keyspace
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels = Channels(tls)
         self._addresses: dict[int, str] = {}
-        self._pairs = _PAIRS_FIRST
+        self._pairs, self._call_s = _PAIRS_FIRST, _CALL_S
         self.problem = ""  #: what is being waited for
 
     def read(self, part: KeyRange, ts: int, api: ApiVersion | None = None) -> Iterator[Page]:
@@ -113,9 +118,7 @@ class KvReader:
 
     def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        self._channels.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -170,24 +173,30 @@ class KvReader:
         request = scan_request(region, asked, pairs, ts, api, self._keyspace.id)
         facts = {"store": region.leader_store_id, "region": region.id, "request": f"KvScan {part} at {ts}"}
         try:
-            answer = self._channel(region.leader_store_id).unary_unary(METHOD)(request, timeout=_CALL_S)
+            answer = self._channel(region.leader_store_id).unary_unary(METHOD)(request, timeout=self._call_s)
         except grpc.RpcError as e:
             self._addresses.pop(region.leader_store_id, None)
-            code = e.code()
-            if code in (
-                grpc.StatusCode.UNIMPLEMENTED,
-                grpc.StatusCode.PERMISSION_DENIED,
-                grpc.StatusCode.UNAUTHENTICATED,
-            ):
-                raise KvRefused("a store refused to read", cause=f"{code.name}: {e.details()}", **facts) from e
-            raise _Later(f"store {region.leader_store_id} does not answer: {code.name} {e.details()}") from e
+            self._ask_for_less(late=e.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+            text = f"{e.code().name} {e.details()}"
+            raise _Later(f"store {region.leader_store_id} does not answer to {facts['request']}: {text}") from e
         try:
             page = read_scan(answer, asked)
+            self._call_s = _CALL_S
             if isinstance(page, RegionFault):
                 return page
             return replace(page, keys=[self._keyspace.inner_key(key) for key in page.keys])
         except (KvRefused, CorruptObject) as e:
-            raise type(e)(e.message, **{**e.facts, **facts}) from e
+            if any(words in e.message for words in _FINAL):
+                raise KvRefused(e.message, **{**e.facts, **facts}) from e
+            self._ask_for_less(late=False)
+            where = ", ".join(f"{name} {value}" for name, value in facts.items())
+            raise _Later(f"a store gave no pairs: {e} ({where})") from e
+
+    def _ask_for_less(self, *, late: bool) -> None:
+        """The next try differs from the one that failed."""
+        self._pairs = max(self._pairs // 2, 1)
+        if late:
+            self._call_s = min(2 * self._call_s, _CALL_MAX_S)
 
     def _channel(self, store_id: int) -> grpc.Channel:
         address = self._addresses.get(store_id)
@@ -196,6 +205,4 @@ class KvReader:
             if address is None:
                 raise _Later(f"PD knows no store {store_id}")
             self._addresses[store_id] = address
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, self._tls)
-        return self._channels[address]
+        return self._channels.at(address)

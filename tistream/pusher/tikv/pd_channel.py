@@ -20,7 +20,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -29,6 +28,7 @@ import structlog
 
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
+from tistream.pusher.tikv.channels import Channels, Tls
 from tistream.pusher.tikv.pd_messages import PdRefused, read_members
 from tistream.service import Backoff
 
@@ -36,33 +36,6 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _CALL_S = 3.0
-_MESSAGE_BYTES_MAX = 256 << 20
-_OPTIONS = (
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 3_000),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """PEM texts. Without a certificate of our own only the server is checked."""
-
-    ca: bytes | None = None  #: None = what gRPC trusts by itself
-    certificate: bytes | None = None
-    key: bytes | None = None
-
-
-def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
-    """A gRPC channel to host:port."""
-    if tls is None:
-        return grpc.insecure_channel(address, _OPTIONS)
-    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-    return grpc.secure_channel(address, credentials, _OPTIONS)
 
 
 def address_of(url: str) -> str:
@@ -85,9 +58,9 @@ class PdChannel:
         if not endpoints:
             raise InvalidInput("no PD endpoint was given")
         self._endpoints = [address_of(e) for e in endpoints]
-        self._clock, self._tls, self._patience_s, self._rand = clock, tls, patience_s, rand or random.Random()
+        self._clock, self._patience_s, self._rand = clock, patience_s, rand or random.Random()
         self._lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels = Channels(tls)
         self._leader = ""
         self._cluster_id = 0
         self._closed = threading.Event()
@@ -137,9 +110,7 @@ class PdChannel:
         """End every call under way."""
         self._closed.set()
         with self._lock:
-            for channel in self._channels.values():
-                channel.close()
-            self._channels.clear()
+            self._channels.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -201,10 +172,7 @@ class PdChannel:
         with self._lock:
             if self._closed.is_set():
                 raise StoreUnavailable("the PD client was closed")
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = self._channels[address] = open_channel(address, self._tls)
-            return channel
+            return self._channels.at(address)
 
     def _judge(self, method: str, error: grpc.RpcError) -> str:
         """Why the call is made again; raises when that would not help."""

@@ -1,5 +1,9 @@
 """Which parts of the key space one store is asked for: a piece is a region's part of one wanted range.
 
+A region of many wanted parts (small tables whose indexes are left out) is one piece from the first part to the last:
+each registration costs the store a scan and memory. Rows of what is not wanted between them are left out here
+(`wanted_rows`).
+
 A piece waits (until it is due), or it is registered. Pieces never overlap. What PD says changes them so:
 
 - a region that this store leads brings its pieces; where they would overlap a registered one they are left out, since
@@ -18,12 +22,18 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
 
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 from sortedcontainers import SortedDict
 
 from tistream.keyrange import KeyRange, gaps
 from tistream.pusher.tikv.opening import OpeningPrewrites
 from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.regions import plain_range
+
+PARTS_MAX = 8  #: a region of more wanted parts is asked for as one
 
 
 class Phase(IntEnum):
@@ -52,10 +62,18 @@ class Piece:
     opened_at: float = 0.0
     opening: OpeningPrewrites = field(default_factory=OpeningPrewrites)
     entries: list[bytes] = field(default_factory=list)  #: live rows that wait to be decoded
+    has_gaps: bool = False  #: not everything in `range` is wanted
 
     def again(self, due: float) -> Piece:
         """The same part, to be registered anew."""
-        return Piece(region_id=self.region_id, conf_ver=self.conf_ver, version=self.version, range=self.range, due=due)
+        return Piece(
+            region_id=self.region_id,
+            conf_ver=self.conf_ver,
+            version=self.version,
+            range=self.range,
+            due=due,
+            has_gaps=self.has_gaps,
+        )
 
 
 class Pieces:
@@ -64,6 +82,7 @@ class Pieces:
     def __init__(self, wanted: Sequence[KeyRange]) -> None:
         self.wanted = tuple(wanted)  #: in key order, apart from each other
         self._starts = [w.start for w in self.wanted]
+        self._bounds = (pl.Series(self._starts, dtype=pl.Binary), pa.array([w.end for w in wanted], pa.binary()))
         self._by_start: SortedDict = SortedDict()  # start of the range -> piece
         self._whole: dict[int, tuple[int, bytes, bytes]] = {}  # regions all of whose parts are here, as PD named them
         self._waiting = 0
@@ -81,6 +100,23 @@ class Pieces:
             if part := wanted.intersect(whole):
                 found.append(part)
         return found
+
+    def _asked_for(self, whole: KeyRange) -> list[KeyRange]:
+        """What the store is asked for of a region: its wanted parts, or all between the first and the last."""
+        parts = self.parts(whole)
+        return parts if len(parts) <= PARTS_MAX else [KeyRange(parts[0].start, parts[-1].end)]
+
+    def _is_wanted(self, part: KeyRange) -> bool:
+        return any(wanted.covers(part) for wanted in self.parts(part)[:1])
+
+    def wanted_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the rows (schema change.ROWS) whose keys are wanted."""
+        starts, ends = self._bounds
+        keys = rows.column("key")
+        at = starts.search_sorted(pl.from_arrow(keys), side="right").to_numpy().astype(np.int64) - 1  # type: ignore[union-attr]
+        end = ends.take(pa.array(np.maximum(at, 0)))
+        inside = pc.or_(pc.equal(end, b""), pc.less(keys, end))
+        return rows.filter(pc.and_(inside, pa.array(at >= 0)))
 
     def overlapping(self, part: KeyRange) -> list[Piece]:
         first = self._by_start.bisect_right(part.start) - 1
@@ -100,7 +136,7 @@ class Pieces:
             return []
         whole = plain_range(region)
         new, complete = [], True
-        for part in self.parts(whole) if whole else ():
+        for part in self._asked_for(whole) if whole else ():
             there = self._by_start.get(part.start)
             if there and there.range == part and (there.region_id, there.version) == (region.id, region.version):
                 continue
@@ -110,7 +146,14 @@ class Pieces:
                 continue
             for piece in before:
                 self.remove(piece)
-            piece = Piece(region_id=region.id, conf_ver=region.conf_ver, version=region.version, range=part, due=due)
+            piece = Piece(
+                region_id=region.id,
+                conf_ver=region.conf_ver,
+                version=region.version,
+                range=part,
+                due=due,
+                has_gaps=not self._is_wanted(part),
+            )
             self.add(piece)
             new.append(piece)
         if complete:

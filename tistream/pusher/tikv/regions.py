@@ -52,6 +52,19 @@ def regions_of(pd: Pd, part: KeyRange) -> list[Region]:
         at = page[-1].end
 
 
+def first_gap(part: KeyRange, regions: Sequence[Region]) -> bytes | None:
+    """The first boundary in `part`, in region form, from which no region with a leader is listed; None = there is
+    none."""
+    at, end = region_form(part.start), region_form(part.end)
+    for region in regions:
+        if region.start > at or not region.leader_store_id:
+            return at
+        if not region.end or (end and region.end >= end):
+            return None
+        at = max(at, region.end)
+    return at
+
+
 def plain_range(region: Region) -> KeyRange | None:
     """The region's range in plain keys; None when no key lies in it."""
     start, end = plain_key(region.start), plain_key(region.end)

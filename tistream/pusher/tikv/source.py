@@ -19,7 +19,7 @@ A tick is due when the pace says so, and when limits.BATCH_FILE_BYTES_TARGET has
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
 from typing import assert_never
 
@@ -32,10 +32,10 @@ from tistream.keyrange import KeyRange
 from tistream.pusher.pace import Pace
 from tistream.pusher.source import CheckpointOf, SourceEvent
 from tistream.pusher.tikv.board import RegionBoard
+from tistream.pusher.tikv.channels import Tls
 from tistream.pusher.tikv.effects import AskRegions, CloseStream, Moved, OpenStream
 from tistream.pusher.tikv.feed import SCANS_MAX, StoreFeed
 from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
-from tistream.pusher.tikv.pd_channel import Tls
 from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.regions import Pd
 from tistream.pusher.tikv.requests import Deregister, Header, KvApi, Register, encode_request
@@ -71,14 +71,17 @@ class TikvSource:
         failures_shown: int = _FAILURES_SHOWN,
         numbers: Iterator[int] | None = None,
         keyspace: KeyspaceKeys = WHOLE,
+        history_held: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """`pd`, `board` and `wanted` speak of the keyspace's keys. `pace`: of all stores; None = each flush interval.
-        `numbers`: where tenures get theirs, if somebody else takes some as well."""
+        `numbers`: where tenures get theirs, if somebody else takes some as well. `history_held`: whether everything
+        above a timestamp is kept, up to the newest timestamp of PD."""
         self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
         self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
         self._header: Header | None = None  # made when the cluster's id is known
         self._pace, self._failures_shown = pace or Pace(clock, flush_s=flush_interval_s), failures_shown
         self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers, keyspace=keyspace)
+        self._history_held = history_held
         self._inbox = Inbox(inbox_bytes_max)
         self._answers: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
         self._stream: FeedStream | None = None
@@ -131,7 +134,8 @@ class TikvSource:
         self._close_stream()
 
     def problems(self) -> list[Problem]:
-        """Regions that cannot be followed, though they are tried again and again. Safe from any thread."""
+        """Regions that cannot be followed, though they are tried again and again, and such whose opening scans say
+        nothing. Safe from any thread."""
         return list(self._problems)
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -151,12 +155,17 @@ class TikvSource:
             self._inbox.wait(min(until) - now)
 
     def _tick_if_due(self) -> None:
-        """Raises StoreUnavailable when PD is away: nothing is taken then."""
+        """Raises what PD says when it is away: nothing is taken then, and nobody is blamed for silence."""
         now = self._clock.monotonic()
         if now < self._pace.due_at(self._ticked_at) and self._bytes < limits.BATCH_FILE_BYTES_TARGET:
             return
-        ts = self._pd.tso()
-        self._feed.tick(ts, now)
+        try:
+            ts = self._pd.tso()
+        except TiStreamError:
+            self._feed.excuse(self._clock.monotonic())
+            raise
+        now = self._clock.monotonic()
+        self._feed.tick(ts, now, self._history_held)
         self._bytes = 0
         self._ticked_at = now
 
@@ -247,7 +256,17 @@ class TikvSource:
             )
             for region, (failures, reason) in sorted(self._feed.failing(self._failures_shown, now).items())
         )
+        known = {p.facts["region"] for p in self._problems}
         for problem in problems:
-            if problem not in self._problems:
+            if problem.facts["region"] not in known:
                 log.warning(problem.message, store=self._store_id, **problem.facts)
+        problems += tuple(
+            Problem(
+                source=f"tikv-{self._store_id}",
+                code=StoreUnavailable.code,
+                message="the opening scan of a region says nothing",
+                facts={"region": region, "for_s": round(silent_s)},
+            )
+            for region, silent_s in sorted(self._feed.silent_scans(now).items())
+        )
         self._problems = problems

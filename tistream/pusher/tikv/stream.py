@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import grpc
 
-from tistream.pusher.tikv.pd_channel import Tls, open_channel
+from tistream.pusher.tikv.channels import Tls, open_channel
 
 METHOD = "/cdcpb.ChangeData/EventFeedV2"
 PATIENCE_S = 30.0

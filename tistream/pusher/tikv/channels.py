@@ -1,0 +1,128 @@
+"""gRPC channels to PD and stores, and the certificates that they use.
+
+    Tls(ca=..., certificate=..., key=...)      PEM texts
+    TlsFiles(ca, certificate, key)             files, read again when they change
+    Channels(tls).at("10.0.0.1:20160")         one channel for each address
+
+Certificates of a cluster are renewed every few months or hours, by writing the files anew. A connection keeps what it
+began with; the next one to the same address, and each one that is opened because the old one broke, has the new ones.
+Files that cannot be read, or a key that was written before its certificate, change nothing: the last ones that fit are
+used until the next look.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_MESSAGE_BYTES_MAX = 256 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pem:
+    """PEM texts. Without a certificate of our own only the server is checked."""
+
+    ca: bytes | None = None  #: None = what gRPC trusts by itself
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+
+class Tls:
+    """How connections are secured."""
+
+    def __init__(self, *, ca: bytes | None = None, certificate: bytes | None = None, key: bytes | None = None) -> None:
+        self._pem = Pem(ca=ca, certificate=certificate, key=key)
+
+    def current(self) -> Pem:
+        """What a connection that is opened now uses."""
+        return self._pem
+
+
+class TlsFiles(Tls):
+    """The same from files, which may be written anew at any time. Thread-safe. OSError when one is not there."""
+
+    def __init__(self, *, ca: Path | None, certificate: Path | None, key: Path | None) -> None:
+        self._files = (ca, certificate, key)
+        self._lock = threading.Lock()
+        self._seen = self._stamps()
+        texts = self._read()
+        super().__init__(ca=texts[0], certificate=texts[1], key=texts[2])
+
+    def current(self) -> Pem:
+        """See Tls.current."""
+        with self._lock:
+            try:
+                stamps = self._stamps()
+                if stamps != self._seen:
+                    ca, certificate, key = self._read()
+                    self._pem, self._seen = Pem(ca=ca, certificate=certificate, key=key), stamps
+                    log.info("certificates were read again", files=", ".join(str(f) for f in self._files if f))
+            except OSError as e:
+                log.warning("certificates cannot be read, the last ones are used", cause=str(e))
+            return self._pem
+
+    def _stamps(self) -> tuple[tuple[int, int] | None, ...]:
+        stats = [None if file is None else file.stat() for file in self._files]
+        return tuple(None if s is None else (s.st_mtime_ns, s.st_size) for s in stats)
+
+    def _read(self) -> tuple[bytes | None, ...]:
+        return tuple(None if file is None else file.read_bytes() for file in self._files)
+
+
+def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
+    """A gRPC channel to host:port."""
+    return _open(address, None if tls is None else tls.current())
+
+
+def _open(address: str, pem: Pem | None) -> grpc.Channel:
+    if pem is None:
+        return grpc.insecure_channel(address, _OPTIONS)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate), _OPTIONS)
+
+
+class Channels:
+    """Channels by their addresses. Thread-safe; `close` it."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[grpc.Channel, Pem | None]] = {}
+        self._old: list[grpc.Channel] = []  # calls on them may still be under way
+
+    def at(self, address: str) -> grpc.Channel:
+        """The channel to host:port, with the certificates of now."""
+        pem = None if self._tls is None else self._tls.current()
+        with self._lock:
+            known = self._open.get(address)
+            if known is not None and known[1] == pem:
+                return known[0]
+            channel = _open(address, pem)
+            self._open[address] = (channel, pem)
+            if known is not None:
+                self._old.append(known[0])
+                if len(self._old) > len(self._open):
+                    self._old.pop(0).close()
+            return channel
+
+    def close(self) -> None:
+        """End every call under way."""
+        with self._lock:
+            for channel in [*self._old, *(channel for channel, _ in self._open.values())]:
+                channel.close()
+            self._open.clear()
+            self._old.clear()
