@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -19,12 +18,8 @@ from tistream import ts
 from tistream.change import Op
 from tistream.codec.seed_file import SEED, manifest_key, read_manifest
 from tistream.codec.segment_file import SegmentFile
-from tistream.errors import InvalidInput, TiStreamError, TsExpired
-from tistream.ids import Tenant
-from tistream.keyrange import KeyRange
-from tistream.layout import SchemaSnapKey, schema_snap_prefix
-from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.frontier import FrontierEntry
+from tistream.errors import InvalidInput, TsExpired
+from tistream.layout import SchemaSnapKey
 from tistream.pusher.schema_push import empty_snapshot, put_schema_snapshot
 from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cluster
 from tistream.simulator import ddl, transactions
@@ -32,151 +27,27 @@ from tistream.simulator import workload as workload_module
 from tistream.simulator.capture import Capture
 from tistream.simulator.mvcc import Version
 from tistream.simulator.profiles import DEFAULT
-from tistream.simulator.serve.content import cluster_of, recorded_cluster, recorded_versions, workload_cluster
-from tistream.simulator.serve.faults import CALM, STORM, Faults
+from tistream.simulator.serve.content import cluster_of, recorded_cluster, recorded_versions
+from tistream.simulator.serve.faults import STORM
 from tistream.simulator.serve.served import ServedCluster
 from tistream.simulator.workload import Workload
-from tistream.testing.memory_control import MemoryControl
-from tistream.testing.oracle import WatermarkOracle, batch_files
+from tistream.testing.oracle import batch_files
+from tistream.testing.push_bench import TENANT, PushBench, a_bench, complete
 from tistream.testing.served_recording import RecordedClock
 
 RECORDING = Path(str(files("tistream") / "recording"))
 RECORDED_S = 470613530891255808
 S = ts.compose(int(time.time() * 1000) - 60_000)  #: a minute ago, by the served PD's clock
-TENANT = Tenant(1, 2)
-KEYS = (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
 HOLD = "tistream-"
-LIMIT_S = 40.0
 PREFIX = b"x\0\0\7"
 
 
-class Bench:
-    """A bucket, a control plane that publishes what a judge found complete, and one push at a time."""
-
-    def __init__(self, served: ServedCluster, at: int, **options: object) -> None:
-        self.served = served
-        self.options: dict[str, object] = {"flush_interval_s": 0.1, **options}
-        self.store, self.control = MemoryStore(), MemoryControl(TENANT)
-        self.oracles = [WatermarkOracle(at, part) for part in KEYS]
-        self.taken: dict[tuple[int, int], int] = {}
-        self.seen = TikvPushProgress(phase="")
-        self.problems: set[str] = set()
-        self.judging = True
-        self.error: TiStreamError | None = None
-        self.thread: threading.Thread | None = None
-
-    def start(self, **options: object) -> None:
-        self.stop_event = threading.Event()
-        whole = TikvPushOptions(**{**self.options, **options})  # type: ignore[arg-type]
-        self.thread = threading.Thread(target=self.run, args=(whole,))
-        self.thread.start()
-
-    def run(self, options: TikvPushOptions) -> None:
-        try:
-            push_cluster(
-                [self.served.pd_address],
-                self.control,
-                lambda _: self.store,
-                options,
-                progress=self.heard,
-                stop=self.stop_event,
-                rand=random.Random(1),
-            )
-        except TiStreamError as e:
-            self.error = e
-
-    def heard(self, p: TikvPushProgress) -> None:
-        self.seen = p
-        self.problems.update(p.problems)
-
-    def stop(self) -> None:
-        if self.thread is not None:
-            self.stop_event.set()
-            self.thread.join()
-            self.thread = None
-
-    def activate(self) -> None:
-        """As the meta server: the first snapshot is the beginning."""
-        if not self.control.entries and list(self.store.list(schema_snap_prefix(TENANT))):
-            self.publish()
-
-    def publish(self) -> None:
-        self.control.entries = [FrontierEntry(range=o.range, upper=o.upper, reopen_id=0) for o in self.oracles]
-
-    def judge(self) -> None:
-        for life, found in batch_files(self.store).items():
-            for file in found[self.taken.get(life, 0) :]:
-                for oracle in self.oracles:
-                    oracle.feed(file)
-            self.taken[life] = len(found)
-        self.publish()
-
-    @property
-    def watermark(self) -> int:
-        return min(oracle.watermark or 0 for oracle in self.oracles)
-
-    def until(self, done: Callable[[], bool]) -> None:
-        """Wait, as a service does, until it is so."""
-        deadline = time.monotonic() + LIMIT_S
-        while not done():
-            assert time.monotonic() < deadline, self.seen
-            if self.error is not None:
-                raise self.error
-            self.activate()
-            if self.control.entries and self.judging:
-                self.judge()
-            time.sleep(0.05)
-
-    def until_it_fails(self) -> TiStreamError:
-        assert self.thread is not None
-        deadline = time.monotonic() + LIMIT_S
-        while self.thread.is_alive() and time.monotonic() < deadline:
-            self.activate()
-            time.sleep(0.02)
-        assert self.error is not None, self.seen
-        return self.error
-
-    def snapshots(self) -> list[str]:
-        return [info.key for info in self.store.list(schema_snap_prefix(TENANT))]
-
-    def held(self) -> list[int]:
-        with self.served.changing():
-            return [at for name, at in self.served.pd.holds.items() if name.startswith(HOLD.encode())]
-
-
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    yield from a_bench()
+def bench() -> Iterator[PushBench]:
+    yield from a_bench(S)
 
 
-def a_bench(faults: Faults = CALM) -> Iterator[Bench]:
-    """A small cluster with a workload that begins at S."""
-    plain = tuple((name, weight) for name, weight in DEFAULT.transactions if name != "pipelined")
-    profile = replace(DEFAULT, transactions=plain)  # what the plain judge can tell apart
-    cluster = workload_cluster(profile, floor_ts=S)
-    workload = Workload(7, cluster, profile)
-    with ServedCluster(cluster, workload=workload, steps_per_s=150, resolved_s=0.2, faults=faults) as served:
-        snapshot = {**workload.schema_snapshot(), "ts": str(S)}
-        made = Bench(served, S, schema_snapshot=orjson.dumps(snapshot))
-        yield made
-        made.stop()
-
-
-def complete(bench: Bench) -> None:
-    """Nothing more happens; what was committed is complete, once and as it was."""
-    workload = bench.served.workload
-    assert workload is not None
-    bench.until(lambda: len(workload.committed) > 50)
-    end_ts = bench.served.settle()
-    bench.until(lambda: bench.watermark >= end_ts)
-    found = {place: change for oracle in bench.oracles for place, change in oracle.served.items()}
-    truth = {(row.key, row.commit_ts): row for row in workload.committed if any(row.key in part for part in KEYS)}
-    assert found.keys() == truth.keys()
-    for place, change in found.items():
-        assert (change.start_ts, change.value) == (truth[place].start_ts, truth[place].value)
-
-
-def test_a_cluster_is_followed_and_its_history_held(bench: Bench) -> None:
+def test_a_cluster_is_followed_and_its_history_held(bench: PushBench) -> None:
     bench.start()
     bench.until(lambda: bench.watermark > S)
     assert bench.seen.stores == (1, 2, 3)
@@ -188,7 +59,7 @@ def test_a_cluster_is_followed_and_its_history_held(bench: Bench) -> None:
     assert bench.seen.rows > 50
 
 
-def test_a_push_that_is_started_again_goes_on_at_the_frontier(bench: Bench) -> None:
+def test_a_push_that_is_started_again_goes_on_at_the_frontier(bench: PushBench) -> None:
     for _ in range(3):
         bench.start()
         seen = bench.watermark
@@ -202,7 +73,7 @@ def test_a_push_that_is_started_again_goes_on_at_the_frontier(bench: Bench) -> N
 
 
 def test_a_storm_with_a_push_that_is_started_again() -> None:
-    for bench in a_bench(STORM):
+    for bench in a_bench(S, STORM):
         for _ in range(2):
             bench.start()
             soon = time.monotonic() + 1.2
@@ -212,7 +83,7 @@ def test_a_storm_with_a_push_that_is_started_again() -> None:
         complete(bench)
 
 
-def test_a_service_that_is_away_is_waited_for(bench: Bench) -> None:
+def test_a_service_that_is_away_is_waited_for(bench: PushBench) -> None:
     bench.start()
     bench.until(lambda: bench.watermark > S)
     bench.control.away = True
@@ -222,7 +93,7 @@ def test_a_service_that_is_away_is_waited_for(bench: Bench) -> None:
     complete(bench)
 
 
-def test_stores_join_and_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_join_and_leave(bench: PushBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tistream.pusher.tikv_push._STORES_S", 0.2)
     listed = bench.served.pd._store_addresses
     address = listed.pop(3)
@@ -241,7 +112,7 @@ def test_stores_join_and_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) ->
     complete(bench)
 
 
-def test_only_the_stores_that_were_named(bench: Bench) -> None:
+def test_only_the_stores_that_were_named(bench: PushBench) -> None:
     bench.start(store_ids=frozenset({2}))
     bench.until(lambda: bool(batch_files(bench.store)))
     assert {store for store, _ in batch_files(bench.store)} == {2}
@@ -252,7 +123,7 @@ def test_only_the_stores_that_were_named(bench: Bench) -> None:
     assert isinstance(bench.until_it_fails(), InvalidInput)
 
 
-def test_a_tenant_that_waits_with_a_snapshot_takes_no_other(bench: Bench) -> None:
+def test_a_tenant_that_waits_with_a_snapshot_takes_no_other(bench: PushBench) -> None:
     bench.start()
     while not bench.snapshots():
         time.sleep(0.02)
@@ -262,7 +133,7 @@ def test_a_tenant_that_waits_with_a_snapshot_takes_no_other(bench: Bench) -> Non
     assert len(bench.snapshots()) == 1
 
 
-def test_a_snapshot_that_was_refused_is_replaced_by_a_later_one(bench: Bench) -> None:
+def test_a_snapshot_that_was_refused_is_replaced_by_a_later_one(bench: PushBench) -> None:
     """And the push goes by the one with which the tenant began, not by the first in the bucket."""
     refused, later = b'{"ts": "%d", "dbs": [null], "tables": []}' % S, S + 1000
     put_schema_snapshot(bench.store, SchemaSnapKey(tenant=TENANT, ts=S), refused)
@@ -276,7 +147,7 @@ def test_a_snapshot_that_was_refused_is_replaced_by_a_later_one(bench: Bench) ->
     bench.until(lambda: bench.watermark > later)
 
 
-def test_history_that_is_gone_ends_it_before_anything_is_registered(bench: Bench) -> None:
+def test_history_that_is_gone_ends_it_before_anything_is_registered(bench: PushBench) -> None:
     with bench.served.changing():
         bench.served.pd.collect_garbage(S + 1)
     bench.start()
@@ -286,7 +157,7 @@ def test_history_that_is_gone_ends_it_before_anything_is_registered(bench: Bench
     assert not bench.snapshots()
 
 
-def test_a_tenant_that_stands_beyond_the_cap_is_refused(bench: Bench) -> None:
+def test_a_tenant_that_stands_beyond_the_cap_is_refused(bench: PushBench) -> None:
     bench.start(cap_s=60.0)
     error = bench.until_it_fails()
     assert isinstance(error, TsExpired)
@@ -294,7 +165,7 @@ def test_a_tenant_that_stands_beyond_the_cap_is_refused(bench: Bench) -> None:
     assert not bench.held()
 
 
-def test_the_hold_moves_up_with_the_frontier(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hold_moves_up_with_the_frontier(bench: PushBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tistream.pusher.tikv_push._HOLD_S", 0.2)
     bench.start()
     bench.until(lambda: bench.held()[:1] > [S])
@@ -310,7 +181,7 @@ def test_the_hold_moves_up_with_the_frontier(bench: Bench, monkeypatch: pytest.M
 def test_rows_that_lived_are_seeded() -> None:
     cluster = recorded_cluster(RECORDING, floor_ts=RECORDED_S, regions=12)
     with ServedCluster(cluster, clock=RecordedClock()) as served:
-        bench = Bench(served, RECORDED_S, start_ts=RECORDED_S, seed=True)
+        bench = PushBench(served, RECORDED_S, start_ts=RECORDED_S, seed=True)
         bench.start()
         bench.until(lambda: (RECORDED_S, 0) in bench.control.seeds)
         bench.stop()
@@ -343,7 +214,7 @@ def test_a_seed_that_was_interrupted_meets_its_own_files(monkeypatch: pytest.Mon
     monkeypatch.setattr("tistream.codec.seed_file.COMMITTED_FILE_BYTES_TARGET", 500)
     cluster = recorded_cluster(RECORDING, floor_ts=RECORDED_S, regions=12)
     with ServedCluster(cluster, clock=RecordedClock()) as served:
-        bench = Bench(served, RECORDED_S, start_ts=RECORDED_S)
+        bench = PushBench(served, RECORDED_S, start_ts=RECORDED_S)
         bench.start()
         bench.until(lambda: bool(bench.control.entries))
         bench.stop()
@@ -391,7 +262,7 @@ def test_a_keyspace_is_followed_as_if_it_were_a_cluster(monkeypatch: pytest.Monk
         cluster, workload=workload, steps_per_s=150, resolved_s=0.2, keyspaces={"one": 7, "two": 8}, api_v2=True
     ) as served:
         snapshot = {**workload.schema_snapshot(), "ts": str(S)}
-        bench = Bench(served, S, schema_snapshot=orjson.dumps(snapshot), keyspace="one")
+        bench = PushBench(served, S, schema_snapshot=orjson.dumps(snapshot), keyspace="one")
         bench.start()
         bench.until(lambda: bench.watermark > S)
         bench.stop()
@@ -417,7 +288,7 @@ def test_the_schema_of_a_keyspace_is_read_and_its_rows_are_seeded() -> None:
     content = [(PREFIX + key, version) for key, version in recorded_versions(RECORDING) if key[:1] in (b"m", b"t")]
     cluster = cluster_of(content, floor_ts=RECORDED_S, regions=12)
     with ServedCluster(cluster, clock=RecordedClock(), keyspaces={"one": 7}, api_v2=True) as served:
-        bench = Bench(served, RECORDED_S, start_ts=RECORDED_S, seed=True, keyspace="one")
+        bench = PushBench(served, RECORDED_S, start_ts=RECORDED_S, seed=True, keyspace="one")
         bench.start()
         bench.until(lambda: (RECORDED_S, 0) in bench.control.seeds)
         bench.stop()
@@ -436,12 +307,12 @@ def test_the_schema_of_a_keyspace_is_read_and_its_rows_are_seeded() -> None:
 
 def test_a_keyspace_that_is_not_there_is_refused() -> None:
     with ServedCluster(cluster_of([], floor_ts=S), keyspaces={"one": 7}) as served:
-        bench = Bench(served, S, schema_snapshot=empty_snapshot(S), keyspace="two")
+        bench = PushBench(served, S, schema_snapshot=empty_snapshot(S), keyspace="two")
         bench.start()
         assert "no such keyspace" in str(bench.until_it_fails())
 
 
-def test_a_store_that_dies_is_followed_elsewhere(bench: Bench) -> None:
+def test_a_store_that_dies_is_followed_elsewhere(bench: PushBench) -> None:
     bench.start()
     bench.until(lambda: bench.watermark > S)
     with bench.served.changing() as cluster:
@@ -454,7 +325,7 @@ def test_a_store_that_dies_is_followed_elsewhere(bench: Bench) -> None:
 
 def test_pd_that_is_away_is_waited_for_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tistream.pusher.tikv_push._PD_PATIENCE_S", 0.2)
-    bench = Bench(None, S, schema_snapshot=empty_snapshot(S))  # type: ignore[arg-type]
+    bench = PushBench(None, S, schema_snapshot=empty_snapshot(S))  # type: ignore[arg-type]
     stop = threading.Event()
 
     def heard(p: TikvPushProgress) -> None:

@@ -43,6 +43,7 @@ from tistream.service import Backoff
 
 _TIMEOUT_S = 5.0
 _RETRY_STATUS = frozenset({408, 425, 429})
+_ZSTD = b"\x28\xb5\x2f\xfd"  # what a snapshot begins with
 _NUMBER_MAX = (1 << 63) - 1
 T = TypeVar("T")
 
@@ -206,14 +207,18 @@ class HttpControl:
         return (ts, table_id) in found
 
     def add_seed(self, ts: int, table_id: int) -> None:
-        self._request("POST", "seeds", lambda _: None, {"ts": str(ts), "table_id": table_id})
+        def check(answer: Any) -> None:
+            if (int(answer["ts"]), int(answer["table_id"])) != (ts, table_id):
+                raise ValueError("the answer names another seed")
+
+        self._request("POST", "seeds", check, {"ts": str(ts), "table_id": table_id})
 
     def push_credentials(self) -> PushCredentials:
         return self._request("POST", "push-credentials", _credentials)
 
     def compare(self, key: str, size: int, sha256: str) -> str:
         body = {"key": key, "bytes": size, "sha256": sha256}
-        return self._request("POST", "push-objects:compare", lambda a: str(a["there"]), body)
+        return self._request("POST", "push-objects:compare", _there, body)
 
     def pushed_schemas(self) -> Sequence[PushedSchema]:
         def parse(answer: Any) -> list[PushedSchema]:
@@ -222,7 +227,11 @@ class HttpControl:
         return self._request("GET", "push-schemas", parse)
 
     def pushed_schema(self, ts: int) -> bytes:
-        return bytes(self._answer("GET", f"push-schemas/{ts}").content)
+        path = f"push-schemas/{ts}"
+        found = bytes(self._answer("GET", path).content)
+        if not found.startswith(_ZSTD):
+            raise _nonsense(f"{self._root}/{path}", "no snapshot, but " + repr(found[:40]))
+        return found
 
     def whoami(self) -> Mapping[str, Any] | None:
         url = f"{self._service}/v1/whoami"
@@ -276,7 +285,17 @@ def _bundle(a: dict[str, Any]) -> PushBundle:
     )
 
 
+def _there(a: dict[str, Any]) -> str:
+    said = a["there"]
+    if said not in ("same", "other", "nothing"):
+        raise ValueError(f"{said!r} says nothing of an object")
+    return str(said)
+
+
 def _credentials(a: dict[str, Any]) -> PushCredentials:
+    texts = [a[name] for name in ("access_key_id", "secret_access_key", "session_token", "kms_key_arn")]
+    if not all(isinstance(text, str) for text in texts) or not all(texts[:3]) or not float(a["valid_s"]) > 0:
+        raise ValueError("credentials that are none")  # their text stays out of messages
     return PushCredentials(
         session=SessionCredentials(
             access_key_id=str(a["access_key_id"]),

@@ -234,14 +234,19 @@ class _TikvPush(PushRun):
 
     def _read_schema(self, ts: int) -> bytes | None:
         """The cluster's schema at `ts`; None when told to stop."""
-        reader = self._new_reader(self._stop, patience_s=_PATIENCE_S)
+        reader = self._new_reader(self._stop, _PATIENCE_S, lambda why: self._report("schema", problem=why))
         self._report("schema")
         try:
             return self._retry(lambda: read_schema(reader, ts), "schema")
         finally:
             reader.close()
 
-    def _new_reader(self, stop: threading.Event, patience_s: float = float("inf")) -> KvReader:
+    def _new_reader(
+        self,
+        stop: threading.Event,
+        patience_s: float = float("inf"),
+        notice: Callable[[str], object] = lambda _: None,
+    ) -> KvReader:
         return KvReader(
             self._view,
             keyspace=self._keys,
@@ -250,6 +255,7 @@ class _TikvPush(PushRun):
             tls=self._options.tls,
             rate_bytes_s=self._options.rate_bytes_s,
             patience_s=patience_s,
+            notice=notice,
             rand=random.Random(self._rand.random()),
         )
 

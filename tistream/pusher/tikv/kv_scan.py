@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -87,12 +87,13 @@ class KvReader:
         patience_s: float = float("inf"),
         rand: random.Random | None = None,
         keyspace: KeyspaceKeys = WHOLE,
+        notice: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """`pd`, and the ranges that are read, speak of the keyspace's keys.
-        `patience_s`: for so long one place is tried before StoreUnavailable is raised."""
+        """`pd`, and the ranges that are read, speak of the keyspace's keys. `patience_s`: for so long one place is
+        tried before StoreUnavailable is raised. `notice` hears what is waited for, each time."""
         self._pd, self._clock, self._stop = pd, clock, stop
         self._rate_bytes_s, self._patience_s, self._rand = rate_bytes_s, patience_s, rand or random.Random()
-        self._keyspace = keyspace
+        self._keyspace, self._notice = keyspace, notice
         self._channels = Channels(tls)
         self._addresses: dict[int, str] = {}
         self._pairs, self._call_s = _PAIRS_FIRST, _CALL_S
@@ -137,6 +138,7 @@ class KvReader:
                 self.problem = ""
                 return found
             self.problem = why
+            self._notice(why)
             if self._clock.monotonic() >= until:
                 break
             self._clock.wait(self._stop, max(backoff.next_s(), at_least_s))

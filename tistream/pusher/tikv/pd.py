@@ -164,7 +164,11 @@ class PdClient:
     def _read(self, read: Callable[[bytes], T], answer: bytes) -> T:
         """What the answer says. After an error, or bytes that say nothing, the leader is looked for anew."""
         try:
-            return read(answer)
+            found = read(answer)
+            named = m.check_header(answer)
+            if named != self._channel.cluster_id:  # an empty answer would mean "there is none", or "done"
+                raise CorruptObject("an answer of PD names no cluster, or another one", cluster_id=named)
+            return found
         except PdRefused:
             self._channel.doubt_leader()
             raise

@@ -308,6 +308,8 @@ def check_header(answer: bytes) -> int:
 def _store(body: bytes) -> Store:
     said = merged(body, {1: VARINT, 2: BYTES, 3: VARINT, 5: BYTES})
     labels = (merged(label, {1: BYTES, 2: BYTES}) for _, label in fields(body, {4: BYTES}))
+    if not said.get(1) or not said.get(2):
+        raise CorruptObject("PD names a store without an id, or without an address")
     return Store(
         id=said.get(1, 0),
         address=_text(said.get(2, b"")),
@@ -326,6 +328,8 @@ def _region(region: bytes, leader: bytes) -> Region:
     said = merged(region, {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES})
     epoch = merged(said.get(4, b""), {1: VARINT, 2: VARINT})
     peer = merged(leader, {1: VARINT, 2: VARINT})
+    if not said.get(1):
+        raise CorruptObject("PD names a region without an id")
     return Region(
         id=said.get(1, 0),
         conf_ver=epoch.get(1, 0),

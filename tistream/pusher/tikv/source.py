@@ -185,6 +185,7 @@ class TikvSource:
         self._feed.advance(now)
         if damage := self._feed.take_damage():
             log.error("a store sent what no store sends, stream ended", error=str(damage))
+            self._away = StoreUnavailable("a store sent what no store sends, its stream was ended", cause=str(damage))
 
     def _lost(self, ended: Ended, now: float) -> None:
         log.warning("stream of a store ended", store=self._store_id, reason=ended.reason)

@@ -42,8 +42,9 @@ def streaming(answer: Streaming) -> grpc.RpcMethodHandler:
 class LoopbackServer:
     """One server. It has its address before it is started, so that its answers may name it."""
 
-    def __init__(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(_THREADS), options=_OPTIONS)
+    def __init__(self, interceptors: Sequence[grpc.ServerInterceptor] = ()) -> None:
+        """`interceptors` see every call first, and may answer in its place."""
+        self._server = grpc.server(ThreadPoolExecutor(_THREADS), options=_OPTIONS, interceptors=interceptors)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def start(self, methods: Mapping[str, grpc.RpcMethodHandler]) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -60,7 +60,7 @@ class ServedCluster:
 
     `stores`: their ids, 1 .. stores. `workload`: changes the cluster, by itself `steps_per_s` times a second. `seed`:
     of the faults. `keyspaces`: names and ids that PD knows. `api_v2`: whether the stores take keys of keyspaces.
-    `old_pd`: PD does not know the methods of its newer versions."""
+    `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class ServedCluster:
         keyspaces: Mapping[str, int] | None = None,
         api_v2: bool = False,
         old_pd: bool = False,
+        interceptors: Sequence[grpc.ServerInterceptor] = (),
         clock: Clock | None = None,
     ) -> None:
         self._cluster, self.workload, self._clock = cluster, workload, clock or SystemClock()
@@ -86,7 +87,7 @@ class ServedCluster:
         self._dead: frozenset[int] = cluster.dead_stores
         self._fault: Exception | None = None
         self.store_ids = tuple(range(1, stores + 1))
-        self._servers = {store_id: LoopbackServer() for store_id in (_PD, *self.store_ids)}
+        self._servers = {store_id: LoopbackServer(interceptors) for store_id in (_PD, *self.store_ids)}
         self.pd_address = self._servers[_PD].address  #: host:port
         self.pd = ServedPd(
             cluster,
