@@ -311,6 +311,49 @@ def test_a_log_that_was_truncated_above_the_tenant_is_refused() -> None:
     assert log.reader(frontier=at(3)).until_caught_up() == set()
 
 
+def test_a_log_that_is_truncated_while_it_is_followed_promises_nothing_beyond() -> None:
+    """Nothing was read for days, and meanwhile the log was truncated above what had been read."""
+    log = Log()
+    log.checkpoint(at(20))
+    log.flush([writes(put(record(1), at(1), at(2), b"a"))], flush_ts=at(21))
+    reader = log.reader()
+    reader.until_caught_up()
+    lost = log.flush([writes(put(record(2), at(30), at(31), b"lost"))], flush_ts=at(32))
+    log.store.put("v1_stream_trancate_safepoint.txt", str(at(50)).encode())
+    log.store.delete(lost)
+    log.flush([writes(put(record(3), at(60), at(61), b"c"))], flush_ts=at(62))
+    log.checkpoint(at(70))
+    log.clock.advance(10)
+    with pytest.raises(InvalidInput, match="truncated"):
+        reader.until_caught_up()
+    assert reader.resolved == at(20)
+
+
+@pytest.mark.parametrize("dated", [True, False])
+def test_metadata_that_is_done_with_is_forgotten_and_found_again_when_it_is_needed(dated: bool) -> None:
+    """TiKV before 8.5.3 gives names that say nothing of the time."""
+    log = Log()
+    log.checkpoint(at(1))
+    reader = log.reader()
+    hour_ms, row, last = 3_600_000, b"x" * 300, 48
+
+    def flush(n: int, *pieces: Piece) -> None:
+        flush_ts = at(n * hour_ms // 2 + 10)
+        name = "" if dated else f"{flush_ts:016X}-{n:08x}-ce2d-432e-970d-5348e607c9f8"
+        log.flush([*pieces], flush_ts=flush_ts, name=name)
+        log.checkpoint(flush_ts)
+        log.clock.advance(10)
+
+    found: set[Change] = set()
+    for n in range(1, last):
+        flush(n, *([values((record(9), at(hour_ms), row))] if n == 2 else []))
+        found |= reader.until_caught_up()
+    assert len(reader.source._index.flushes) <= 4
+    assert not found
+    flush(last, writes(put(record(9), at(hour_ms), at(last * hour_ms // 2), None)))
+    assert [change[3] for change in reader.until_caught_up()] == [row]
+
+
 class _Shuffled(MemoryStore):
     """Lists metadata in any order, as a folder may, but for what `after` leaves out."""
 

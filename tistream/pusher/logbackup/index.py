@@ -3,7 +3,8 @@
 Listing is bounded: names begin with the time of the flush in the present versions, so a look begins an hour before the
 timestamp up to which everything was taken. A flush that shows up late is found by that: what is new in it lies above
 the global checkpoint of the look before, and the flush was later than its entries but for a moment. Where names say
-nothing (TiKV before 8.5.3) the whole listing is read each time.
+nothing (TiKV before 8.5.3) the whole listing is read each time, and of metadata that is done with only its name and
+time are kept, for as long as it is there.
 
 The row of a large value may have been flushed long before the commit of its transaction: `older` reads metadata further
 back when a row is not where it was looked for.
@@ -46,6 +47,7 @@ class LogIndex:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._flushes: dict[str, Flush] = {}
+        self._done: dict[str, int] = {}  # names that say nothing, of flushes that are done with -> their newest_ts
         self._floor: str | None = None  # every name behind it has been looked at
         self._dated: bool | None = None  # whether names begin with the time of the flush, which the oldest one tells
         self._values: OrderedDict[tuple[str, int], pa.RecordBatch] = OrderedDict()
@@ -58,14 +60,26 @@ class LogIndex:
     def look(self, after_ts: int) -> None:
         """Read the metadata that is new, for whoever wants everything above `after_ts`, and forget older one."""
         floor = self._floor_of(after_ts)
-        self._read(floor, "")
+        there = self._read(floor, "")
         for key in [k for k in self._flushes if k <= floor]:
             del self._flushes[key]
         self._floor = floor
+        if not self._dated:
+            self._done = {key: newest_ts for key, newest_ts in self._done.items() if key in there}
+            old = {k: f.newest_ts for k, f in self._flushes.items() if f.newest_ts < after_ts - _MARGIN}
+            self._done |= old
+            for key in old:
+                del self._flushes[key]
 
     def older(self, down_to_ts: int) -> bool:
         """Read metadata of flushes back to this timestamp; False when that had been done."""
         assert self._floor is not None
+        if not self._dated:
+            wanted = [key for key, newest_ts in self._done.items() if newest_ts >= down_to_ts - _MARGIN]
+            for key in wanted:
+                self._flushes[key] = read_metadata(key, self._store.get(key))
+                del self._done[key]
+            return bool(wanted)
         floor = self._floor_of(down_to_ts)
         if floor >= self._floor:
             return False
@@ -119,12 +133,16 @@ class LogIndex:
             self._dated = parse_name(first.key).flush_ts > 0
         return f"{META_PREFIX}{max(0, ts - _MARGIN):016X}" if self._dated else ""
 
-    def _read(self, after: str, upto: str) -> None:
+    def _read(self, after: str, upto: str) -> set[str]:
+        """Read what is new of a part of the listing; all names in it."""
+        there: set[str] = set()
         for info in self._store.list(META_PREFIX, after):
             if upto and info.key > upto:
                 break
-            if info.key.endswith(".meta") and info.key not in self._flushes:
+            there.add(info.key)
+            if info.key.endswith(".meta") and info.key not in self._flushes and info.key not in self._done:
                 self._flushes[info.key] = read_metadata(info.key, self._store.get(info.key))
+        return there
 
     def _fetched(self, name: str, run: list[LogSlice]) -> Iterator[tuple[LogSlice, bytes]]:
         start = run[0].offset

@@ -10,6 +10,8 @@ starts again needs to know nothing but the published frontier. Relations:
   there, the values of the default column family too; so what is missing then is damage, and what shows up later
   is either above it or a copy;
 - the checkpoint is read before the listing, so the listing has every file that it speaks of;
+- whoever truncates the log says first up to where, and removes then. So a listing is whole from P on unless the mark,
+  read behind it, lies above P;
 - versions are complete changes: there are no prewrites, and none is owed. So a tenure is ready at once;
 - a window (P, E] that holds much is given out in pieces, with a Tick each; the promise E comes behind the last one;
 - cut_ts is the global checkpoint: every row of a file lies at or below it, and it never falls.
@@ -193,6 +195,7 @@ class LogBackupSource:
             return
         self._cut_ts = max(self._cut_ts, checkpoint.ts)
         self._index.look(self._given_ts)
+        self._check_truncated(self._given_ts)
         self._say(ahead_of(checkpoint, self._index.flushes))
         self._upto_ts = max(self._given_ts, checkpoint.ts)
         self._plan(self._given_ts, self._upto_ts)
@@ -207,7 +210,6 @@ class LogBackupSource:
                 self.problem = f"{checkpoint.object} holds the log at {checkpoint.ts}, below the tenant's {from_ts}"
                 self._caught_up = True
                 return
-            self._check_truncated(from_ts)
             tenure = next(self._ids)
             self._tenures[range_no] = tenure
             self._given_ts = from_ts if self._given_ts is None else min(self._given_ts, from_ts)
