@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -157,3 +158,33 @@ def test_the_schema_of_the_recorded_cluster_is_the_recorded_one(stop: threading.
 def test_a_cluster_without_tidb_has_no_schema(reader: KvReader) -> None:
     with pytest.raises(InvalidInput, match=r"no mysql\.tidb_ddl_job"):
         read_schema(reader, S)
+
+
+def test_a_page_that_is_more_than_a_message_holds_is_asked_for_in_smaller_ones(
+    stop: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small rows first, so that many are asked for at once when the large ones come."""
+    limit = ("grpc.max_receive_message_length", 1 << 16)
+    monkeypatch.setattr("tistream.pusher.tikv.channels._OPTIONS", (limit,))
+    monkeypatch.setattr("tistream.pusher.tikv.kv_scan._PAGE_BYTES", 1 << 15)
+    pairs = [(b"k0%05d" % i, b"v") for i in range(3000)] + [(b"k1%05d" % i, b"x" * 4096) for i in range(60)]
+    versions = [(key, Version(S - 9, S - 8, Op.PUT, value, None)) for key, value in pairs]
+    with ServedCluster(cluster_of(versions, floor_ts=S, regions=1)) as served:
+        for reader in a_reader(served, stop):
+            assert read(reader) == pairs
+            assert "RESOURCE_EXHAUSTED" not in reader.problem
+
+
+def test_a_store_that_needs_long_gets_more_time_with_each_try(
+    served: ServedCluster, reader: KvReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads over much that was deleted before it finds a pair."""
+    plain = KvReads.scan
+
+    def slow(self: KvReads, store: int, data: bytes) -> bytes:
+        time.sleep(0.25)
+        return plain(self, store, data)
+
+    reader._call_s = 0.05
+    monkeypatch.setattr(KvReads, "scan", slow)
+    assert [p for page in reader.read(KeyRange(b"k000", b"k010"), S) for p in page.keys] == [k for k, _ in PAIRS[:10]]

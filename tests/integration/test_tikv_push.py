@@ -21,7 +21,8 @@ from tistream.codec.segment_file import SegmentFile
 from tistream.errors import InvalidInput, TsExpired
 from tistream.layout import SchemaSnapKey
 from tistream.pusher.schema_push import empty_snapshot, put_schema_snapshot
-from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cluster
+from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
+from tistream.pusher.tikv_push import push_cluster
 from tistream.simulator import ddl, transactions
 from tistream.simulator import workload as workload_module
 from tistream.simulator.capture import Capture
@@ -29,6 +30,7 @@ from tistream.simulator.mvcc import Version
 from tistream.simulator.profiles import DEFAULT
 from tistream.simulator.serve.content import cluster_of, recorded_cluster, recorded_versions
 from tistream.simulator.serve.faults import STORM
+from tistream.simulator.serve.kv import KvReads
 from tistream.simulator.serve.served import ServedCluster
 from tistream.simulator.workload import Workload
 from tistream.testing.oracle import batch_files
@@ -338,3 +340,65 @@ def test_pd_that_is_away_is_waited_for_at_the_beginning(monkeypatch: pytest.Monk
     )
     assert done.phase == "stopped"
     assert any("PD does not answer" in p for p in bench.problems)
+
+
+@pytest.mark.parametrize("given", [{"start_ts": 0}, {"schema_snapshot": b""}])
+def test_a_beginning_in_the_future_is_refused_before_anything_is_read_there(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, object]
+) -> None:
+    """A read above PD's newest timestamp moves a store's largest one, and may end the store."""
+    read_at: list[int] = []
+    plain = KvReads.scan
+    monkeypatch.setattr(KvReads, "scan", lambda *args: read_at.append(1) or plain(*args))  # type: ignore[func-returns-value]
+    future = S + (400 * 24 * 3_600_000 << 18)
+    with ServedCluster(cluster_of([], floor_ts=S)) as served:
+        bench = PushBench(served, S, **{k: future if k == "start_ts" else empty_snapshot(future) for k in given})
+        bench.start()
+        assert "future" in str(bench.until_it_fails())
+        assert not read_at
+        assert not bench.snapshots()
+        assert not bench.held()
+
+
+def test_history_that_is_gone_ends_no_push_that_lives(bench: PushBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service was away for longer than history is held, and reads what lies in the bucket since."""
+    monkeypatch.setattr("tistream.pusher.tikv_push._HOLD_S", 0.1)
+    bench.start()
+    bench.until(lambda: bench.watermark > S)
+    frontier = min(e.upper for e in bench.control.entries)
+    bench.judging = False
+    with bench.served.changing():
+        bench.served.pd.holds.clear()  # its time to live is over
+        bench.served.pd.collect_garbage(frontier + 1)  # and what is committed since is there
+    kept_from = bench.served.pd.kept_from_ts
+    bench.until(lambda: any("is gone" in p for p in bench.seen.problems))
+    assert frontier < kept_from
+    bench.judging = True
+    bench.until(lambda: bench.watermark > kept_from and bench.held()[:1] > [kept_from])
+    bench.until(lambda: not any("is gone" in p for p in bench.seen.problems))
+    complete(bench)
+    assert bench.error is None
+
+
+def test_a_push_that_starts_below_what_pd_keeps_waits_while_the_frontier_rises(
+    bench: PushBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.start()
+    bench.until(lambda: bench.watermark > S)
+    bench.stop()
+    with bench.served.changing() as cluster:
+        cluster.start_stores()
+        bench.served.pd.holds.clear()
+        bench.served.pd.collect_garbage(min(e.upper for e in bench.control.entries) + 1)
+    bench.start()
+    bench.until(lambda: any("is gone" in p for p in bench.seen.problems))
+    entries = bench.control.entries
+    bench.control.entries = [replace(e, upper=bench.served.pd.kept_from_ts + 1) for e in entries]  # a sorter went on
+    bench.judging = False
+    bench.until(lambda: bench.seen.phase == "pushing")
+    assert bench.error is None
+    bench.stop()
+    monkeypatch.setattr("tistream.pusher.tikv_push._STANDS_S", 0.5)
+    bench.control.entries = entries
+    bench.start()
+    assert isinstance(bench.until_it_fails(), TsExpired)

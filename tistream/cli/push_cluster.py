@@ -15,7 +15,7 @@ from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tistream.ids import Tenant
-    from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress
+    from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
 
 _LINE_EVERY_S = 10.0
 
@@ -46,7 +46,7 @@ def begin_of(
 ) -> TikvPushOptions:
     """How a new tenant begins, as the command line says."""
     from tistream.cli.push_log import first_schema
-    from tistream.pusher.tikv_push import TikvPushOptions
+    from tistream.pusher.tikv_options import TikvPushOptions
 
     for name in tables:
         if not all(name.partition(".")):

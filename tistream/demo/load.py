@@ -22,7 +22,8 @@ from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.ids import Tenant
 from tistream.objectstore.metered import open_metered
 from tistream.pusher.control import HttpControl
-from tistream.pusher.tikv_push import TikvPushOptions, push_cluster
+from tistream.pusher.tikv_options import TikvPushOptions
+from tistream.pusher.tikv_push import push_cluster
 from tistream.simulator.profiles import FIRST_TABLE_ID, STEADY
 from tistream.simulator.serve.content import workload_cluster
 from tistream.simulator.serve.served import ServedCluster

@@ -8,7 +8,10 @@ Relations:
   Later starts read it there; a tenant that followed more later would have a hole in what it says is complete;
 - ids of tables that did not exist at S are followed, all of them: a TRUNCATE or a new partition gives a chosen table a
   new id, and what is created may be renamed to what was chosen. TiDB gives ids out in rising order, so they lie above
-  those that are known, but for a job that waits in the queue: hence `_QUEUED_IDS`;
+  those that are known;
+- but for ids that were taken before S by a job that is not done: a TRUNCATE may wait for days behind an ADD INDEX. Such
+  ids are in the queue of jobs, or in the tables' definitions; an id that was taken and not written anywhere yet lies
+  within `_QUEUED_IDS` of the highest. All of these are followed, whosever they are;
 - the meta range and the DDL job table are always followed.
 
 Pure.
@@ -16,7 +19,8 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +36,8 @@ _TABLES = KeyRange(b"t", b"u")
 _SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 _QUEUED_IDS = 1000  # a table that is being created at S may have an id so far below the highest
 _FOLLOWED = "followed"
+_PARTITIONS = ("definitions", "adding_definitions", "dropping_definitions")
+_NUMBER = re.compile(rb"[0-9]{1,15}(?![0-9])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +54,24 @@ class Choice:
         return (META_RANGE, *gaps(_TABLES, self.left_out))
 
 
-def choose(snapshot: bytes, names: Sequence[str], index_keys: bool, keyspace_id: int | None = None) -> bytes:
+def queued_ids(jobs: Iterable[bytes]) -> frozenset[int]:
+    """What may be an id of a table in these rows of the queue of DDL jobs (values of mysql.tidb_ddl_job).
+
+    Every number counts: where a job keeps the ids that it took depends on its kind and on TiDB's version, and an id too
+    many costs nothing but keys that nobody has."""
+    found = {int(text) for job in jobs for text in _NUMBER.findall(job)}
+    return frozenset(i for i in found if 0 < i < _SYSTEM_IDS_FROM)
+
+
+def choose(
+    snapshot: bytes,
+    names: Sequence[str],
+    index_keys: bool,
+    keyspace_id: int | None = None,
+    queued: Collection[int] = (),
+) -> bytes:
     """The snapshot without what is not chosen, and with the choice in it; as it is when a whole cluster is followed.
+    `queued`: ids that jobs have taken by then.
 
     InvalidInput for a name that means nothing."""
     asked = tuple(sorted({name.lower() for name in names}))
@@ -67,7 +89,8 @@ def choose(snapshot: bytes, names: Sequence[str], index_keys: bool, keyspace_id:
     others = [t for db, _, t in known if not is_system_database(db)] if asked else []
     system = [t for db, _, t in known if is_system_database(db)]
     oldest = min((db_id for db_id, name in of_db.items() if not is_system_database(name)), default=0)
-    left_out = list(_left_out(chosen, [*others, *system], oldest, whole=not asked, index_keys=index_keys))
+    taken = frozenset(i for i in queued if i >= oldest)
+    left_out = list(_left_out(chosen, [*others, *system], oldest, taken, whole=not asked, index_keys=index_keys))
     said = {
         "names": list(asked),
         "index_keys": index_keys,
@@ -109,10 +132,16 @@ def check_choice(choice: Choice, names: Sequence[str], index_keys: bool, keyspac
 
 
 def _left_out(
-    chosen: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], oldest: int, *, whole: bool, index_keys: bool
+    chosen: Sequence[dict[str, Any]],
+    others: Sequence[dict[str, Any]],
+    oldest: int,
+    taken: frozenset[int],
+    *,
+    whole: bool,
+    index_keys: bool,
 ) -> Iterator[KeyRange]:
     """The ranges, apart and in key order. `oldest`: the lowest id of a database of users, whose tables lie above it.
-    `whole`: tables that are not chosen are followed as well."""
+    `taken`: by jobs. `whole`: tables that are not chosen are followed as well."""
     mine = {i for table in chosen for i in _ids(table)}
     parts: list[KeyRange] = []
     if not whole:
@@ -120,7 +149,8 @@ def _left_out(
         highest = max((i for i in mine | theirs if i < _SYSTEM_IDS_FROM), default=0)
         new_from = max(highest - _QUEUED_IDS, oldest)
         if new_from:
-            parts += gaps(KeyRange(b"t", table_prefix(new_from)), sorted(table_range(i) for i in mine if i < new_from))
+            kept = sorted(table_range(i) for i in (mine | taken) - theirs if i < new_from)
+            parts += gaps(KeyRange(b"t", table_prefix(new_from)), kept)
         parts += [table_range(i) for i in theirs if i >= new_from]
     if not index_keys:
         parts += [KeyRange(table_prefix(i) + INDEX, table_prefix(i) + RECORD) for i in mine]
@@ -128,7 +158,9 @@ def _left_out(
 
 
 def _ids(table: dict[str, Any]) -> set[int]:
-    """Under which ids a table has keys: its own, for global indexes too, and those of its partitions."""
+    """Under which ids a table has keys: its own, for global indexes too, and those of its partitions, also of such that
+    a job is about to give it or to take away."""
     info = table["info"]
     partition = info.get("partition") or {}
-    return {info["id"], *(d["id"] for d in partition.get("definitions") or ())}
+    lists = (partition.get(name) or () for name in _PARTITIONS)
+    return {info["id"], *(d["id"] for found in lists for d in found), *(partition.get("new_partition_ids") or ())}

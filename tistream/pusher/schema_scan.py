@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import orjson
 
 from schemas.meta import DEFINITIONS, SCHEMA_VERSION_KEY, defined_at
-from tistream.codec.table_key import DDL_JOB_TABLE_ID
+from tistream.codec.table_key import DDL_JOB_RANGE, DDL_JOB_TABLE_ID
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.keyrange import KeyRange
 from tistream.pusher.tikv.kv_messages import Page
@@ -57,6 +57,11 @@ def read_schema(reader: Reader, ts: int) -> bytes:
             "tables": entries,
         }
     )
+
+
+def read_jobs(reader: Reader, ts: int) -> list[bytes]:
+    """The rows of the queue of DDL jobs at `ts`, as TiDB stores them."""
+    return [value for page in reader.read(DDL_JOB_RANGE, ts) for value in page.values]
 
 
 def _definition(value: bytes, key: bytes, expected_id: int) -> Any:

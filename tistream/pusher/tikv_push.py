@@ -22,9 +22,9 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -33,29 +33,29 @@ from tistream.errors import ErrorKind, InvalidInput, StoreUnavailable, TiStreamE
 from tistream.ids import Tenant
 from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectStore
-from tistream.pusher.choice import Choice, check_choice, choose, read_choice
+from tistream.pusher.choice import Choice, check_choice, choose, queued_ids, read_choice
 from tistream.pusher.control import CaptureControl
 from tistream.pusher.frontier import lowest_upper
 from tistream.pusher.left_out import LeftOutSource
 from tistream.pusher.pace import Pace
 from tistream.pusher.push_run import WAIT_S, PushRun
 from tistream.pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usable_snapshots
-from tistream.pusher.schema_scan import read_schema
+from tistream.pusher.schema_scan import read_jobs, read_schema
 from tistream.pusher.seed_scan import SeedScan
 from tistream.pusher.store_push import StorePush, described
 from tistream.pusher.tikv.board import RegionBoard
-from tistream.pusher.tikv.channels import Tls
-from tistream.pusher.tikv.feed import SCANS_MAX
-from tistream.pusher.tikv.history import CAP_S, HeldFrontier, Hold
+from tistream.pusher.tikv.history import HeldFrontier, Hold
 from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.pusher.tikv.keyspaces import WHOLE
-from tistream.pusher.tikv.kv_scan import RATE_BYTES_S, KvReader
+from tistream.pusher.tikv.kv_scan import KvReader
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_messages import StoreState
 from tistream.pusher.tikv.source import TikvSource
+from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
 from tistream.pusher.upload_spill import UploadSpill
 from tistream.pusher.worker import PusherWorker
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _AWAITING = "AWAITING_SNAPSHOT"
@@ -66,45 +66,6 @@ _PD_PATIENCE_S = 5.0  # so long a request looks for PD's leader before it fails,
 _FRONTIER_POLL_S = 1.0
 _STANDS_S = 600.0  # a frontier below what PD keeps that has not risen for so long rises no more
 _LAST_WORDS_S = 10.0  # what is queued when it is told to stop may take so long
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TikvPushOptions:
-    """How a cluster is pushed."""
-
-    tls: Tls | None = None
-    names: tuple[str, ...] = ()  #: databases, and tables as db.table, that a new tenant follows; empty = all
-    keyspace: str | None = None  #: only the keys of this keyspace
-    index_keys: bool = True  #: also the index entries of the tables that are there at the beginning
-    store_ids: frozenset[int] = frozenset()  #: only these; empty = all, also those to come
-    schema_snapshot: bytes | None = None  #: the schema that a new tenant begins with; None = it is read
-    start_ts: int | None = None  #: where a new tenant begins; None = now
-    seed: bool = False  #: also push the rows that lived then
-    spill: Path | None = None  #: a folder for files that wait and do not fit the memory; None = the memory only
-    spill_bytes_max: int = 1 << 30  #: of each store
-    cap_s: float = CAP_S  #: history is held for no longer than this
-    scans_max: int = SCANS_MAX  #: opening scans of one store at once
-    flush_interval_s: float = 1.0
-    idle_interval_s: float | None = None  #: the same while nothing is written in the whole cluster; None = no other
-    filter_loop: bool = False  #: leave out what another change feed wrote
-    rate_bytes_s: int = RATE_BYTES_S  #: of the schema and the seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TikvPushProgress:
-    """How a push stands."""
-
-    phase: str  #: connecting, schema (is being read), waiting (for the frontier), pushing, stopping, stopped
-    stores: tuple[int, ...] = ()  #: that are followed
-    frontier_ts: int = 0  #: the service has everything up to here
-    held_ts: int = 0  #: history above it is held; 0 = it is not
-    rows: int = 0  #: written to files
-    files: int = 0  #: durable
-    bytes: int = 0  #: durable
-    overflows: int = 0  #: how often a stream was given up because uploads could not keep up
-    seed_rows: int = 0  #: read for the seed
-    seed_tables_left: int = 0
-    problems: tuple[str, ...] = ()  #: what is wrong now, or awaited
 
 
 def push_cluster(
@@ -222,22 +183,25 @@ class _TikvPush(PushRun):
             return False
         if known:  # it is being taken in
             return True
-        whole = given if given is not None else self._read_schema(begin_ts)
-        if whole is None or not self._renew(hold, begin_ts):  # it is whole only if nothing was collected meanwhile
+        whole = given if given is not None else self._read_at(lambda reader: read_schema(reader, begin_ts))
+        jobs = self._read_at(lambda reader: read_jobs(reader, begin_ts)) if self._options.names else []
+        if whole is None or jobs is None:
             return False
-        text = choose(whole, self._options.names, self._options.index_keys, self._keys.id)
+        if not self._renew(hold, begin_ts):  # TsExpired when something was collected meanwhile
+            return False
+        text = choose(whole, self._options.names, self._options.index_keys, self._keys.id, queued_ids(jobs))
         meanwhile = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if meanwhile:  # another store's pusher was faster
             return self._renew(hold, meanwhile)
         key = SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts)
         return self._retry(lambda: put_schema_snapshot(store, key, text)) is not None
 
-    def _read_schema(self, ts: int) -> bytes | None:
-        """The cluster's schema at `ts`; None when told to stop."""
+    def _read_at(self, read: Callable[[KvReader], T]) -> T | None:
+        """What is read of the cluster at the beginning; None when told to stop."""
         reader = self._new_reader(self._stop, _PATIENCE_S, lambda why: self._report("schema", problem=why))
         self._report("schema")
         try:
-            return self._retry(lambda: read_schema(reader, ts), "schema")
+            return self._retry(lambda: read(reader), "schema")
         finally:
             reader.close()
 

@@ -27,7 +27,8 @@ from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import ObjectStore
 from tistream.pusher.control import CaptureControl
 from tistream.pusher.frontier import FrontierEntry
-from tistream.pusher.tikv_push import TikvPushOptions, TikvPushProgress, push_cluster
+from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
+from tistream.pusher.tikv_push import push_cluster
 from tistream.simulator.profiles import DEFAULT
 from tistream.simulator.serve.content import workload_cluster
 from tistream.simulator.serve.faults import CALM, Faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -110,3 +111,53 @@ def test_news_of_a_store_and_the_end_of_following() -> None:
     rig.end()
     rig.board.tell(rig.pd.regions[1])
     assert len(rig.heard) == 1
+
+
+def test_a_region_that_holds_many_wanted_parts_is_listed_once() -> None:
+    parts = [KeyRange(b"t" + bytes([n, 0]), b"t" + bytes([n, 9])) for n in range(200)]
+    pd, clock = ManyRegions(1), ManualClock()
+    board = RegionBoard(pd, parts, clock=clock)
+    heard: list[KeyRange | None] = []
+    board.follow(lambda asked, regions: heard.append(asked) if regions else None)
+    board.read()
+    assert heard == parts
+    assert len(pd.calls) == 1
+
+
+def test_many_regions_are_refreshed_less_often() -> None:
+    rig = Rig(30_000)
+    rig.board.read()
+    for seconds, refreshes in ((10, 1), (19, 1), (2, 2)):
+        rig.clock.advance(seconds)
+        rig.board.read()
+        assert len(rig.heard) == refreshes, seconds
+
+
+@pytest.mark.parametrize("lost", ["gap", "leader", "all"])
+def test_a_gap_that_stays_is_told(lost: str) -> None:
+    rig = Rig()
+    whole = rig.pd.regions
+    rig.pd.regions = {
+        "gap": [whole[0], whole[2]],
+        "leader": [whole[0], replace(whole[1], leader_store_id=0), whole[2]],
+        "all": [],
+    }[lost]
+    rig.board._wanted = (KeyRange(b"", b""),)
+    rig.board.read()
+    assert not rig.board.problems()
+    rig.clock.advance(6)
+    (problem,) = rig.board.problems()
+    assert problem.facts["key"] == ("" if lost == "all" else whole[1].start.hex())
+    rig.pd.regions = whole
+    rig.clock.advance(6)
+    rig.board.read()
+    assert not rig.board.problems()
+
+
+def test_what_ends_the_reader_is_known_to_whoever_owns_it() -> None:
+    rig = Rig()
+    rig.pd.scan_regions = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    rig.board.start()
+    assert not rig.board.wait_until_ready(5)
+    assert "ZeroDivisionError" in str(rig.board.ended)
+    rig.board.stop()

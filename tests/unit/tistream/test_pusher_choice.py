@@ -14,7 +14,7 @@ from schemas.snapshot import parse_pushed
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, index_key, record_key, table_prefix
 from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
-from tistream.pusher.choice import Choice, check_choice, choose, read_choice
+from tistream.pusher.choice import Choice, check_choice, choose, queued_ids, read_choice
 from tistream.pusher.left_out import LeftOutSource
 from tistream.pusher.source import CheckpointOf, Resolved, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
 
@@ -194,3 +194,31 @@ def test_new_tenures_are_numbered_upwards_with_the_stores_own() -> None:
     events = source.poll(0, lambda _: 70)
     assert [o.range for o in opened_in(events)] == list(LEFT_OUT)
     assert not resolved_in(events)
+
+
+#: as TiDB writes them: TRUNCATE with arguments in both forms, and a job of several; 3000 and the like are new ids
+JOBS = [
+    b'\x80\x00{"id":3005,"type":11,"table_id":4100,"state":8,"raw_args":[3000,true,[3001,3002]],"start_ts":467996279683416060}',
+    b'{"id":3006,"type":11,"table_id":4100,"version":2,"raw_args":{"fk_check":true,"new_table_id":3003,"new_partition_ids":[3004]}}',
+    b'{"id":3007,"type":61,"multi_schema_info":{"sub_jobs":[{"type":65,"raw_args":{"new_partition_ids":[2000]}}]}}',
+]
+
+
+def test_ids_that_jobs_took_before_the_beginning_are_followed() -> None:
+    """A TRUNCATE that waits has its new id, far below the newest table's: big tables were created behind it."""
+    doc = orjson.loads(schema(("shop", "t", 4100, ()), ("shop", "p", 4110, (4111, 4112)), ("hr", "big", 9000, ())))
+    of_p = next(t for t in doc["tables"] if t["info"]["id"] == 4110)["info"]["partition"]
+    of_p |= {"adding_definitions": [{"id": 4500}], "dropping_definitions": [{"id": 4111}], "new_partition_ids": [4501]}
+    choice = read_choice(choose(orjson.dumps(doc), ["shop.t", "shop.p"], True, None, queued_ids(JOBS)))
+    new = {3000, 3001, 3002, 3003, 3004, 2000, 4500, 4501}
+    for table_id in {4100, 4110, 4111, 4112, *new, 9001}:
+        assert followed(choice, record_key(table_id, 1)), table_id
+    for table_id in (2001, 4499, 9000, *SYSTEM[:3]):
+        assert not followed(choice, record_key(table_id, 1)), table_id
+
+
+def test_a_job_about_another_table_does_not_bring_that_table() -> None:
+    doc = schema(("shop", "t", 4100, ()), ("hr", "old", 4200, ()), ("hr", "big", 9000, ()))
+    choice = read_choice(choose(doc, ["shop.t"], True, None, queued_ids([b'{"table_id":4200,"raw_args":[4300]}'])))
+    assert not followed(choice, record_key(4200, 1))
+    assert followed(choice, record_key(4300, 1))  # whose it will be is not known

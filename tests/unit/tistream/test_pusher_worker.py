@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tistream.limits import INCARNATION_CHECK_MS
 from tistream.objectstore.memory import MemoryStore
 from tistream.pusher.frontier import FrontierEntry, FrontierReader
 from tistream.pusher.model_source import ModelSource
+from tistream.pusher.source import CheckpointOf, SourceEvent, TenureOpened, Tick
 from tistream.pusher.upload_spill import UploadSpill
 from tistream.pusher.worker import PusherWorker
 from tistream.simulator.cluster import Cluster, Region
@@ -371,3 +372,60 @@ def test_no_tenure_without_a_frontier_and_the_last_one_serves_in_an_outage(rig: 
     (files,) = batch_files(rig.store).values()
     assert [f.regions.num_rows for f in files] == [0, 2, 4]
     rig.check()
+
+
+class ScriptedSource:
+    """One region, registered in the first poll behind a tick, as the feed of a store does it."""
+
+    store_id = 1
+
+    def __init__(self, clock: ManualClock, between: Callable[[], None]) -> None:
+        self.clock, self.between = clock, between
+        self.ticks = 0
+        self.reopened: list[list[int]] = []
+
+    def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> list[SourceEvent]:
+        self.ticks += 1
+        events: list[SourceEvent] = [Tick(cut_ts=S + self.ticks)]
+        if self.ticks == 1:
+            part = KeyRange(b"t1", b"t2")
+            checkpoint_ts = checkpoint_of(part)
+            assert checkpoint_ts is not None
+            self.between()
+            opened = TenureOpened(tenure=1, region_id=7, version=1, range=part, checkpoint_ts=checkpoint_ts, open_ts=S)
+            events.append(opened)
+        return events
+
+    def reopen(self, tenures: Collection[int]) -> None:
+        self.reopened.append(list(tenures))
+
+    def drop(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_wish_for_new_tenures_that_is_first_seen_behind_a_tick_is_fulfilled() -> None:
+    """The frontier that a region was given, and the newer one that the tick of the same poll is compared with."""
+    clock = ManualClock()
+    part = KeyRange(b"t1", b"t2")
+    control = MemoryControl(TENANT, [FrontierEntry(range=part, upper=S, reopen_id=0)])
+
+    def between() -> None:
+        clock.advance(1.0)  # what was read of the frontier is old by now
+        control.entries = [FrontierEntry(range=part, upper=S, reopen_id=1)]
+
+    source = ScriptedSource(clock, between)
+    worker = PusherWorker(
+        source=source,
+        control=control,
+        frontier=FrontierReader(control, clock),
+        store=MemoryStore(),
+        clock=clock,
+        rand=random.Random(1),
+    )
+    worker.start(threading.Event())
+    for _ in range(5):
+        worker.step()
+        clock.advance(1.0)
+    worker.close()
+    assert source.reopened[:1] == [[1]]

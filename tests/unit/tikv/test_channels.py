@@ -1,0 +1,55 @@
+"""Certificates that are renewed while a process runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tistream.pusher.tikv.channels import Channels, Pem, Tls, TlsFiles
+
+
+def write(file: Path, text: bytes, at: int) -> None:
+    file.write_bytes(text)
+    os.utime(file, (at, at))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path, Path]:
+    found = (tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem")
+    for file in found:
+        write(file, b"old " + file.name.encode(), 1)
+    return found
+
+
+def test_files_that_were_written_anew_are_read_again(paths: tuple[Path, Path, Path]) -> None:
+    ca, certificate, key = paths
+    tls = TlsFiles(ca=ca, certificate=certificate, key=key)
+    old = Pem(ca=b"old ca.pem", certificate=b"old cert.pem", key=b"old key.pem")
+    assert tls.current() == old
+    write(certificate, b"new", 2)
+    write(key, b"new key", 2)
+    assert tls.current() == Pem(ca=b"old ca.pem", certificate=b"new", key=b"new key")
+    key.unlink()  # in the middle of being replaced
+    assert tls.current().certificate == b"new"
+
+
+def test_a_file_that_is_not_there_at_the_beginning_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"ca\.pem"):
+        TlsFiles(ca=tmp_path / "ca.pem", certificate=None, key=None)
+
+
+def test_the_next_use_of_a_channel_has_the_new_certificate(paths: tuple[Path, Path, Path]) -> None:
+    channels = Channels(TlsFiles(ca=paths[0], certificate=None, key=None))
+    first = channels.at("127.0.0.1:1")
+    assert channels.at("127.0.0.1:1") is first
+    assert channels.at("127.0.0.1:2") is not first
+    write(paths[0], b"new", 2)
+    assert channels.at("127.0.0.1:1") is not first
+    first.unary_unary("/x/y")  # calls that begin on the old one are not cut off
+    channels.close()
+
+
+def test_texts_never_change() -> None:
+    assert Tls(ca=b"x").current() == Pem(ca=b"x")
