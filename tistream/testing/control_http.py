@@ -65,7 +65,11 @@ def problem(status: int, code: str, detail: str) -> HttpFault:
 
 def silence() -> HttpFault:
     """No answer, though the connection stands."""
-    return HttpFault(words="timed out", answer=lambda _, end: bool(end.wait(30)) and None)
+
+    def answer(_: BaseHTTPRequestHandler, end: threading.Event) -> None:
+        end.wait(30)
+
+    return HttpFault(words="timed out", answer=answer)
 
 
 def hang_up(said: bytes = b"") -> HttpFault:

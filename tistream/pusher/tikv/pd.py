@@ -22,7 +22,8 @@ import grpc
 from tistream.clock import Clock, SystemClock
 from tistream.errors import CorruptObject, InvalidInput, NotFound, TsExpired
 from tistream.pusher.tikv import pd_messages as m
-from tistream.pusher.tikv.pd_channel import PdChannel, Tls
+from tistream.pusher.tikv.channels import Tls
+from tistream.pusher.tikv.pd_channel import PdChannel
 from tistream.pusher.tikv.pd_messages import GcState, HeaderError, Keyspace, PdRefused, Region, Store, StoreStats
 from tistream.pusher.tikv.pd_tso import TsoTaker
 
