@@ -58,6 +58,14 @@ FilterLoop = Annotated[
     bool, typer.Option("--filter-loop", help="Of a cluster: leave out what another change feed wrote there.")
 ]
 
+ResolveLocks = Annotated[
+    bool,
+    typer.Option(
+        "--resolve-locks/--no-resolve-locks",
+        help="Of a cluster: end locks whose clients are gone, where they hold back what is complete.",
+    ),
+]
+
 
 def endpoints(pd: str) -> list[str]:
     """The addresses. InvalidInput when there is none."""

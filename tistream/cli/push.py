@@ -78,6 +78,7 @@ def push(
     database: of_cluster.Database = None,
     index_keys: of_cluster.IndexKeys = True,
     filter_loop: of_cluster.FilterLoop = False,
+    resolve_locks: of_cluster.ResolveLocks = True,
     keyspace: of_cluster.Keyspace = None,
     spill: of_cluster.Spill = None,
     spill_mib: of_cluster.SpillMib = 1024,
@@ -111,7 +112,8 @@ def push(
         begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
         limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
         whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace, idle_interval_s=idle_interval)
-        follow_cluster(url, to, to_pd, replace(whole, spill=spill, spill_bytes_max=spill_mib << 20))
+        whole = replace(whole, resolve_locks=resolve_locks, spill=spill, spill_bytes_max=spill_mib << 20)
+        follow_cluster(url, to, to_pd, whole)
         return
     if log_backup is not None:
         upto = _follow_log(url, to, log_backup, schema_snapshot, start_ts, until_caught_up)

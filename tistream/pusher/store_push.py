@@ -20,6 +20,7 @@ import structlog
 
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
+from tistream.pusher.tikv.effects import HeldBack
 from tistream.pusher.tikv.history import HeldFrontier, Hold
 from tistream.pusher.tikv.source import TikvSource
 from tistream.pusher.uploader import UploadStats
@@ -89,6 +90,11 @@ class StorePush:
         recent = self._problem if self._clock.monotonic() - self._problem_at < _SHOWN_S else ""
         away = [str(e) for e in (self._frontier.error, self._worker and self._worker.control_error) if e]
         return [*away, *(f"store {self.store_id}: {text}" for text in [recent, *regions] if text)]
+
+    def held_back(self) -> tuple[HeldBack, ...]:
+        """Regions whose resolved ts makes no progress."""
+        source = self._source
+        return source.held_back if source else ()
 
     def uploads(self) -> UploadStats:
         worker = self._worker

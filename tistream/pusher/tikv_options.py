@@ -31,6 +31,7 @@ class TikvPushOptions:
     idle_interval_s: float | None = None  #: the same while nothing is written in the whole cluster; None = no other
     filter_loop: bool = False  #: leave out what another change feed wrote
     rate_bytes_s: int = RATE_BYTES_S  #: of the schema and the seed
+    resolve_locks: bool = True  #: end locks of lost clients that hold a resolved ts back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

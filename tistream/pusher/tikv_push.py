@@ -48,18 +48,21 @@ from tistream.pusher.tikv.history import HeldFrontier, Hold
 from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.pusher.tikv.keyspaces import WHOLE
 from tistream.pusher.tikv.kv_scan import KvReader
+from tistream.pusher.tikv.locks import LockResolver
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_messages import StoreState
 from tistream.pusher.tikv.source import TikvSource
 from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
 from tistream.pusher.upload_spill import UploadSpill
 from tistream.pusher.worker import PusherWorker
+from tistream.service import Repeating
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _AWAITING = "AWAITING_SNAPSHOT"
 _STORES_S = 5.0  # how often PD is asked for the stores
+_LOCKS_S = 10.0  # how often locks are looked for where a resolved ts makes no progress
 _HOLD_S = 10.0  # how often the hold on history is set anew
 _PATIENCE_S = 30.0  # so long a region is waited for before that is told
 _PD_PATIENCE_S = 5.0  # so long a request looks for PD's leader before it fails, to be made again
@@ -110,6 +113,8 @@ class _TikvPush(PushRun):
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
         self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
         self._board: RegionBoard | None = None
+        self._locks: LockResolver | None = None
+        self._lock_looks: Repeating | None = None
         self._stores: dict[int, StorePush] = {}
         self._never = threading.Event()
         self._hold: Hold | None = None
@@ -271,6 +276,11 @@ class _TikvPush(PushRun):
     def _follow(self, store: ObjectStore, hold: Hold, choice: Choice) -> None:
         board = self._board = RegionBoard(self._view, choice.wanted, clock=self._clock)
         board.start()
+        self._locks = LockResolver(
+            self._view, keyspace=self._keys, tls=self._options.tls, resolve=self._options.resolve_locks
+        )
+        self._lock_looks = Repeating("locks", self._look_for_locks, interval_s=_LOCKS_S, clock=self._clock)
+        self._lock_looks.start()
 
         def make(store_id: int) -> StorePush:
             return self._new_store(store_id, store, hold, choice, board)
@@ -365,6 +375,10 @@ class _TikvPush(PushRun):
         with suppress(TsExpired):  # what lives goes on without it, and the hold says what waits
             hold.renew(min([lowest, *known]))
 
+    def _look_for_locks(self) -> None:
+        assert self._locks is not None
+        self._locks.look([part for push in list(self._stores.values()) for part in push.held_back()])
+
     def _check(self) -> None:
         if self._board is not None and (ended := self._board.ended) is not None:
             raise ended
@@ -405,6 +419,9 @@ class _TikvPush(PushRun):
             push.join()
         if self._seed is not None:
             self._seed.join()
+        if self._lock_looks is not None and self._locks is not None:
+            self._lock_looks.stop()
+            self._locks.close()
         if self._board is not None:
             self._board.stop()
         self._pd.close()
@@ -428,6 +445,8 @@ class _TikvPush(PushRun):
         problems = [problem, self._pd_problem, hold.problem if hold else "", seed.problem if seed else ""]
         problems.append(str(self._frontier.error or ""))
         problems += [described(p) for p in self._board.problems()] if self._board else []
+        problems += self._locks.problems if self._locks else ()
+        problems += [described(p) for p in self._lock_looks.problems()] if self._lock_looks else []
         problems += [text for push in pushes for text in push.problems()]
         said = replace(
             self._sum(pushes),

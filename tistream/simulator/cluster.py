@@ -195,6 +195,11 @@ class Cluster:
             for subscription in self._subscribers(key):
                 subscription.rows.add_committed(key, version)
 
+    def locks(self, wanted: KeyRange, max_ts: int) -> list[tuple[bytes, Lock]]:
+        """The locks of a range with a start_ts up to `max_ts`, in key order."""
+        keys = sorted(key for key, start_ts in self._locked.items() if start_ts <= max_ts and key in wanted)
+        return [(key, lock) for key in keys if (lock := self.lock(key)) is not None]
+
     def rollback(self, key: bytes, *, start_ts: int, txn_source: int = 0) -> None:
         """Undo `start_ts` on a key: drop its lock, if it has one. Also of a key that was never prewritten, and of one
         with a version whose commit_ts is that `start_ts` (an overlapped rollback: the version stays)."""

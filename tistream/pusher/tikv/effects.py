@@ -1,4 +1,4 @@
-"""What the core of a TiKV feed wants done outside."""
+"""What the core of a TiKV feed wants done outside, and what others may look into."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ class Moved:
     """This store says that another one leads the region: news for that one."""
 
     region: Region
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBack:
+    """No effect but a finding: a region's part whose resolved ts makes no progress."""
+
+    region_id: int
+    range: KeyRange
+    resolved_ts: int
 
 
 Effect = OpenStream | CloseStream | AskRegions | Moved | Register | Deregister

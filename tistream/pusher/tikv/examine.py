@@ -3,7 +3,7 @@
     examine(pd, ...) -> findings: name, verdict, words; and facts for programs
 
 Nothing is written to the cluster: PD is asked for lists and a timestamp, each store gets an empty change feed stream,
-and the leader of one key a read.
+the leader of one key a read, and those of some regions whether they have old locks.
 
 What is an estimate says so: PD knows what stores wrote in their last heartbeat interval, all replicas together.
 """
@@ -24,14 +24,17 @@ from tistream.pusher.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.kv_messages import ApiVersion, KvRefused
 from tistream.pusher.tikv.kv_scan import KvReader
+from tistream.pusher.tikv.lock_messages import HeldLock
+from tistream.pusher.tikv.locks import BEHIND_S, LockResolver, describe
 from tistream.pusher.tikv.pd import PdClient
 from tistream.pusher.tikv.pd_messages import PdRefused, Region, Store, StoreState
-from tistream.pusher.tikv.regions import regions_of
+from tistream.pusher.tikv.regions import plain_range, regions_of
 from tistream.pusher.tikv.stream import METADATA, METHOD
 
 _CONNECT_S = 3.0
 _SILENCE_S = 0.3  # a server that does not know the method says so at once
 _REPLICAS = 3
+_LOCK_REGIONS_MAX = 200
 _STREAM_REGIONS = 100_000  # more than this on one store have not been tried
 _FILES_A_MONTH = 2_592_000  # one a second
 _PUT_PRICE = 5e-6  # dollars; S3 Standard, us-east-1, list price
@@ -68,6 +71,7 @@ def examine(
             found.append(check("api version", lambda: _api_version(pd, reader)))
     finally:
         reader.close()
+    found.append(check("locks", lambda: _locks(view, regions, keys, tls)))
     found.append(check("estimate", lambda: _estimate(pd, stores, regions)))
     return found
 
@@ -160,6 +164,30 @@ def _read(pd: PdClient, reader: KvReader) -> Look:
         words = "no schema version is kept here: there is no TiDB, or it has keyspaces and --keyspace should name one"
         return Verdict.FAIL, words, {}
     return Verdict.OK, "keys can be read at a timestamp", {}
+
+
+def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls | None) -> Look:
+    """Old locks in some of the regions: each would hold back what is complete."""
+    now_ts = view.tso()
+    limit_ts = now_ts - (int(BEHIND_S * 1000) << tso.LOGICAL_BITS)
+    resolver = LockResolver(view, keyspace=keys, tls=tls, resolve=False)
+    looked, old = regions[:_LOCK_REGIONS_MAX], list[tuple[int, HeldLock]]()
+    try:
+        for region in looked:
+            whole = plain_range(region)
+            if whole is not None:
+                at, locks = resolver.locks(whole, limit_ts)
+                old += [(at.id, lock) for lock in locks]
+    finally:
+        resolver.close()
+    where = f"in {len(looked):,} of {len(regions):,} regions"
+    facts: dict[str, object] = {"regions": len(looked), "locks": len(old)}
+    if not old:
+        return Verdict.OK, f"none is older than {BEHIND_S:g} s, {where}", facts
+    region_id, oldest = min(old, key=lambda found: found[1].start_ts)
+    facts |= {"region": region_id, "key": oldest.key.hex(), "start_ts": str(oldest.start_ts)}
+    words = f"{len(old)} are older than {BEHIND_S:g} s, {where}; {describe(region_id, oldest, now_ts)}"
+    return Verdict.WARN, words, facts
 
 
 def _api_version(pd: PdClient, reader: KvReader) -> Look:

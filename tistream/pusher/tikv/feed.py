@@ -40,7 +40,7 @@ from tistream.keyrange import KeyRange
 from tistream.pusher.cdcpb import RegionError, RegionMessage, split_change_data
 from tistream.pusher.cdcpb_rows import read_entries
 from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
-from tistream.pusher.tikv.effects import AskRegions, CloseStream, Effect, Moved, OpenStream
+from tistream.pusher.tikv.effects import AskRegions, CloseStream, Effect, HeldBack, Moved, OpenStream
 from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
 from tistream.pusher.tikv.marks import ResolvedMarks
 from tistream.pusher.tikv.opening import OpeningPrewrites
@@ -292,6 +292,15 @@ class StoreFeed:
                 del found[region_id]
                 self._pauses.worked(region_id)
         return found
+
+    def held_back(self, limit_ts: int) -> list[HeldBack]:
+        """Parts that are followed and have no resolved ts at or above `limit_ts`."""
+        late = self._marks.behind(limit_ts)
+        return [
+            HeldBack(region_id=piece.region_id, range=piece.range, resolved_ts=late[piece.tenure])
+            for piece in (self._living.values() if late else ())
+            if piece.tenure in late
+        ]
 
     def silent_scans(self, now: float) -> dict[int, float]:
         """Regions whose opening scan goes on and has said nothing for a while: for how many seconds."""

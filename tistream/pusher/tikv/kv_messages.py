@@ -90,11 +90,11 @@ def scan_request(
 ) -> bytes:
     """Up to `limit` pairs of `part` (plain keys as stores know them, within the region) at `ts`, asked of the region's
     leader. It comes behind what others ask, and pushes nothing of theirs out of the store's cache."""
-    context = _context(region, api, keyspace_id, uint(_PRIORITY, _LOW) + uint(_NOT_FILL_CACHE, 1))
-    return context + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
+    where = context(region, api, keyspace_id, uint(_PRIORITY, _LOW) + uint(_NOT_FILL_CACHE, 1))
+    return where + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
 
 
-def _context(region: Region, api: ApiVersion, keyspace_id: int | None, manners: bytes = b"") -> bytes:
+def context(region: Region, api: ApiVersion, keyspace_id: int | None, manners: bytes = b"") -> bytes:
     """Where a request wants to go, and how it is to be treated there."""
     epoch = message(2, uint(1, region.conf_ver) + uint(2, region.version))
     peer = message(3, uint(1, region.leader_peer_id) + uint(2, region.leader_store_id))
@@ -115,7 +115,7 @@ def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
         elif not first:
             first = _take(body, asked, page)
     if faulty:
-        return _fault(fault)
+        return read_fault(fault)
     error = first or whole
     return Page(keys=page.keys, values=page.values, commit_ts=page.commit_ts, lock=_lock(error) if error else None)
 
@@ -134,7 +134,8 @@ def _take(body: bytes, asked: KeyRange, page: Page) -> bytes:
     return b""
 
 
-def _fault(body: bytes) -> RegionFault:
+def read_fault(body: bytes) -> RegionFault:
+    """What an errorpb.Error says."""
     kind, text, busy = FaultKind.OTHER, "", b""
     for number, value in fields(body, {1: BYTES, **{n: BYTES for n in FaultKind if n}}):
         if number == 1:

@@ -72,6 +72,13 @@ class ResolvedMarks:
         waiting = self._marks[1][self._marks[1] > self._marks[2]]
         return int(waiting.max()) if len(waiting) else 0
 
+    def behind(self, limit_ts: int) -> dict[int, int]:
+        """Tenures that have heard of nothing at or above `limit_ts`, and what they have heard."""
+        slots = np.fromiter(self._slots.values(), np.int64, len(self._slots))
+        reached = self._marks[:2, slots].max(axis=0)
+        late = reached < np.uint64(limit_ts)
+        return dict(zip(self._tenure[slots[late]].tolist(), reached[late].tolist(), strict=True))
+
     def take(self) -> tuple[I64, U64]:
         """(tenures, ts) of what is new."""
         new = np.flatnonzero(self._marks[1] > self._marks[2])

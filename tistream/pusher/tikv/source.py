@@ -33,14 +33,16 @@ from tistream.pusher.pace import Pace
 from tistream.pusher.source import CheckpointOf, SourceEvent
 from tistream.pusher.tikv.board import RegionBoard
 from tistream.pusher.tikv.channels import Tls
-from tistream.pusher.tikv.effects import AskRegions, CloseStream, Moved, OpenStream
+from tistream.pusher.tikv.effects import AskRegions, CloseStream, HeldBack, Moved, OpenStream
 from tistream.pusher.tikv.feed import SCANS_MAX, StoreFeed
 from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
+from tistream.pusher.tikv.locks import BEHIND_S
 from tistream.pusher.tikv.pd_messages import Region
 from tistream.pusher.tikv.regions import Pd
 from tistream.pusher.tikv.requests import Deregister, Header, KvApi, Register, encode_request
 from tistream.pusher.tikv.stream import Ended, FeedStream, Inbox
 from tistream.service import Problem
+from tistream.ts import LOGICAL_BITS
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +94,8 @@ class TikvSource:
         self._ticked_at = clock.monotonic()
         self._next_look = 0.0
         self._problems: tuple[Problem, ...] = ()
+        self._tick_ts = 0
+        self.held_back: tuple[HeldBack, ...] = ()  #: parts whose resolved ts makes no progress, as of the last look
         self._unfollow = board.follow(self._hear)
 
     @property
@@ -166,6 +170,7 @@ class TikvSource:
             raise
         now = self._clock.monotonic()
         self._feed.tick(ts, now, self._history_held)
+        self._tick_ts = ts
         self._bytes = 0
         self._ticked_at = now
 
@@ -248,6 +253,8 @@ class TikvSource:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
+        limit_ts = self._tick_ts - (int(BEHIND_S * 1000) << LOGICAL_BITS)
+        self.held_back = tuple(self._feed.held_back(limit_ts)) if limit_ts > 0 else ()
         problems = tuple(
             Problem(
                 source=f"tikv-{self._store_id}",

@@ -1,4 +1,5 @@
-"""The reads that a store serves (`tikvpb.Tikv/KvScan`, `KvGet`), over the model.
+"""What a store serves beside its change feed: reads (`tikvpb.Tikv/KvScan`, `KvGet`), and locks that are found and ended
+(`KvScanLock`, `KvCheckTxnStatus`, `KvResolveLock`), over the model.
 
 What this module decides, as TiKV does:
 
@@ -7,6 +8,8 @@ What this module decides, as TiKV does:
 - keys are plain; a scan begins in its region, and ends with it at the latest;
 - a lock that the read would have to wait for is in the answer in its key's place, and the scan goes on behind it; it
   counts as one of `limit`;
+- a transaction is asked for at its primary lock. Where that has outlived its time to live by the asker's clock, or is
+  not there, the question rolls the transaction back; a lock that was committed says when;
 - of API versions: transactional keys of keyspaces want V2 and a store that has it, all others V1.
 
 Pure; damage is CorruptObject.
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from tistream import ts
 from tistream.change import Op
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
 from tistream.errors import CorruptObject
@@ -29,9 +33,13 @@ from tistream.simulator.mvcc import Lock
 from tistream.simulator.serve.regions import listed, peer
 
 KV_SCAN, KV_GET = "/tikvpb.Tikv/KvScan", "/tikvpb.Tikv/KvGet"
+KV_SCAN_LOCK, KV_CHECK_TXN, KV_RESOLVE_LOCK = (
+    f"/tikvpb.Tikv/{name}" for name in ("KvScanLock", "KvCheckTxnStatus", "KvResolveLock")
+)
 _LIMIT_MAX = 10_240
 _LOCK_TTL_MS = 3000
 _PUT, _DELETE = 0, 1
+_EXPIRED, _NOT_THERE = 1, 2  # kvrpcpb.Action
 _API_V1, _API_V2 = 0, 2
 
 
@@ -51,6 +59,10 @@ class KvReads:
     def __init__(self, cluster: Cluster, *, api_v2: bool = False) -> None:
         self._cluster, self._api_v2 = cluster, api_v2
         self.latest_ts = cluster.now_ts  #: no timestamp above it was given
+        self.primaries: dict[bytes, bytes] = {}  #: of locks whose primary is another key
+        self.renewed_ms: dict[int, int] = {}  #: time to live of primary locks that their clients renew, by start_ts
+        self.asynchronous: set[int] = set()  #: transactions of async commit
+        self.rolled_back: set[int] = set()  #: transactions that a question ended
         self.busy_next = 0
         self.requests = 0
 
@@ -81,6 +93,61 @@ class KvReads:
         if found is None:
             return uint(4, 1)
         return message(2, _locked(key, found[1])) if isinstance(found[1], Lock) else octets(3, found[1])
+
+    def scan_lock(self, store_id: int, data: bytes) -> bytes:
+        """KvScanLock."""
+        said = _once(data, {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES})
+        context, start, end = _context(said.get(1, b"")), said.get(3, b""), said.get(5, b"")
+        if error := self._region_error(store_id, context, start):
+            return message(1, error)
+        wanted = KeyRange(start, end).intersect(self._cluster.region(context.region_id).range)
+        found = self._cluster.locks(wanted, said.get(2, 0)) if wanted is not None else []
+        return b"".join(message(3, self._lock_info(key, lock)) for key, lock in found[: said.get(4, 0) or None])
+
+    def check_txn(self, store_id: int, data: bytes) -> bytes:
+        """KvCheckTxnStatus."""
+        said = _once(data, {1: BYTES, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: VARINT})
+        primary, start_ts = said.get(2, b""), said.get(3, 0)
+        if error := self._region_error(store_id, _context(said.get(1, b"")), primary):
+            return message(1, error)
+        lock = self._cluster.lock(primary)
+        if lock is not None and lock.start_ts == start_ts:
+            ttl_ms = self.renewed_ms.get(start_ts, _LOCK_TTL_MS)
+            if ts.physical_ms(said.get(5, 0)) < ts.physical_ms(start_ts) + ttl_ms:
+                return uint(3, ttl_ms)
+            self._cluster.rollback(primary, start_ts=start_ts)
+            self.rolled_back.add(start_ts)
+            return uint(5, _EXPIRED)
+        for version in self._cluster.versions(primary):
+            if version.start_ts == start_ts:
+                return uint(4, version.commit_ts)
+        if start_ts not in self.rolled_back and not said.get(6):
+            return message(2, message(8, uint(1, start_ts) + octets(2, primary)))
+        self.rolled_back.add(start_ts)
+        return uint(5, _NOT_THERE)
+
+    def resolve_lock(self, store_id: int, data: bytes) -> bytes:
+        """KvResolveLock, of single keys."""
+        said = dict(fields(data, {1: BYTES, 2: VARINT, 3: VARINT}))
+        keys, start_ts, commit_ts = [k for _, k in fields(data, {5: BYTES})], said.get(2, 0), said.get(3, 0)
+        for key in keys:
+            if error := self._region_error(store_id, _context(said.get(1, b"")), key):
+                return message(1, error)
+        for key in keys:
+            lock = self._cluster.lock(key)
+            if lock is not None and lock.start_ts == start_ts:
+                if commit_ts:
+                    self._cluster.commit(key, start_ts=start_ts, commit_ts=commit_ts)
+                else:
+                    self._cluster.rollback(key, start_ts=start_ts)
+        return b""
+
+    def _lock_info(self, key: bytes, lock: Lock) -> bytes:
+        primary = self.primaries.get(key, key)
+        ttl_ms = self.renewed_ms.get(lock.start_ts, _LOCK_TTL_MS) if primary == key else _LOCK_TTL_MS
+        kind = _DELETE if lock.op is Op.DELETE else _PUT
+        is_async = uint(8, lock.start_ts in self.asynchronous)
+        return octets(1, primary) + uint(2, lock.start_ts) + octets(3, key) + uint(4, ttl_ms) + uint(6, kind) + is_async
 
     # -- what does not fit -----------------------------------------------------------------------------------------
 

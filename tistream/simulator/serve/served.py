@@ -42,7 +42,7 @@ from tistream.simulator.loopback.pd_service import pd_methods
 from tistream.simulator.loopback.servers import LoopbackServer, streaming, unary
 from tistream.simulator.serve.faults import CALM, Faults
 from tistream.simulator.serve.feed import ServedFeed
-from tistream.simulator.serve.kv import KV_GET, KV_SCAN, KvReads
+from tistream.simulator.serve.kv import KV_CHECK_TXN, KV_GET, KV_RESOLVE_LOCK, KV_SCAN, KV_SCAN_LOCK, KvReads
 from tistream.simulator.serve.pd import ServedPd
 from tistream.simulator.workload import Workload
 
@@ -251,7 +251,12 @@ class ServedCluster:
             return unary(partial(self._read, store_id, read))
 
         feed = streaming(partial(self.streams.feed, store_id))
-        return {FEED: feed, KV_SCAN: answered(self.reads.scan), KV_GET: answered(self.reads.get)}
+        locks = {
+            KV_SCAN_LOCK: answered(self.reads.scan_lock),
+            KV_CHECK_TXN: answered(self.reads.check_txn),
+            KV_RESOLVE_LOCK: answered(self.reads.resolve_lock),
+        }
+        return {FEED: feed, KV_SCAN: answered(self.reads.scan), KV_GET: answered(self.reads.get), **locks}
 
     def _read(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
         with self._lock:

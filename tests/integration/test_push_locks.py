@@ -1,0 +1,190 @@
+"""Locks of lost clients hold a resolved ts back until the push ends them, as the cluster's protocol has it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tistream import ts
+from tistream.change import Op
+from tistream.clock import SystemClock
+from tistream.codec.protobuf import message, octets
+from tistream.codec.table_key import record_key
+from tistream.findings import Verdict
+from tistream.pusher.schema_push import empty_snapshot
+from tistream.pusher.tikv.examine import examine
+from tistream.pusher.tikv.pd import PdClient
+from tistream.pusher.tikv.ranges import whole_cluster
+from tistream.simulator.mvcc import Lock, Version
+from tistream.simulator.serve.content import cluster_of
+from tistream.simulator.serve.served import ServedCluster
+from tistream.testing import upstream_answers as grpc_faults
+from tistream.testing.push_bench import PushBench
+from tistream.testing.upstream_answers import HastyClock, Upstream
+
+S = ts.compose(int(time.time() * 1000) - 60_000)
+START = S + (1000 << 18)  #: 59 s ago
+PRIMARY, SECONDARY, OTHER = (record_key(100, n) for n in (1, 500, 900))
+COMMIT = START + 9
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, upstream: Upstream) -> Iterator[PushBench]:
+    """Three keys in three regions, of three stores."""
+    monkeypatch.setattr("tistream.pusher.tikv_push._LOCKS_S", 0.1)
+    versions = [(key, Version(S - 9, S - 8, Op.PUT, b"old", None)) for key in (PRIMARY, SECONDARY, OTHER)]
+    cluster = cluster_of(versions, floor_ts=S, regions=3)
+    with ServedCluster(cluster, resolved_s=0.1, interceptors=[upstream]) as served:
+        made = PushBench(served, S, schema_snapshot=empty_snapshot(S))
+        yield made
+        made.stop()
+
+
+def lock(bench: PushBench, *keys: bytes) -> None:
+    """A transaction whose client is lost behind its prewrites."""
+    with bench.served.changing() as cluster:
+        for key in keys:
+            cluster.prewrite(key, Lock(START, Op.PUT, b"new", b"old"))
+            bench.served.reads.primaries[key] = PRIMARY
+
+
+def is_complete(bench: PushBench) -> None:
+    """No lock holds anything back."""
+    now = bench.served.tso()
+    bench.until(lambda: bench.watermark >= now)
+    bench.until(lambda: not bench.seen.problems)
+    with bench.served.changing() as cluster:
+        assert not cluster.held()
+
+
+def served_rows(bench: PushBench) -> dict[bytes, tuple[int, bytes | None]]:
+    found = {key: (at, change.value) for oracle in bench.oracles for (key, at), change in oracle.served.items()}
+    assert bench.error is None
+    return found
+
+
+def test_a_transaction_whose_client_is_gone_is_rolled_back(bench: PushBench) -> None:
+    lock(bench, PRIMARY, SECONDARY)
+    bench.start()
+    is_complete(bench)
+    assert served_rows(bench) == {}
+    with bench.served.changing() as cluster:
+        assert [cluster.versions(key)[0].value for key in (PRIMARY, SECONDARY)] == [b"old", b"old"]
+
+
+def test_a_secondary_of_a_committed_transaction_is_committed_with_it(bench: PushBench) -> None:
+    lock(bench, PRIMARY, SECONDARY)
+    with bench.served.changing() as cluster:
+        cluster.commit(PRIMARY, start_ts=START, commit_ts=COMMIT)
+    bench.start()
+    is_complete(bench)
+    assert served_rows(bench) == {PRIMARY: (COMMIT, b"new"), SECONDARY: (COMMIT, b"new")}
+
+
+def test_a_secondary_whose_primary_was_never_written_is_rolled_back(bench: PushBench) -> None:
+    lock(bench, SECONDARY)
+    bench.start()
+    is_complete(bench)
+    assert served_rows(bench) == {}
+
+
+def test_a_transaction_that_lives_is_named_and_left_alone(bench: PushBench) -> None:
+    """Its client renews the primary lock; a secondary keeps the time to live that it began with."""
+    lock(bench, PRIMARY, SECONDARY)
+    bench.served.reads.renewed_ms[START] = 3_600_000
+    bench.start()
+    bench.until(lambda: sum(f"transaction {START}" in p for p in bench.seen.problems) == 2)
+    of_primary, of_secondary = (next(p for p in bench.seen.problems if key.hex() in p) for key in (PRIMARY, SECONDARY))
+    assert "s old, holds its resolved ts: its time to live is not over" in of_primary
+    assert "holds its resolved ts: its client lives" in of_secondary
+    assert of_primary.startswith("region ")
+    time.sleep(0.3)
+    with bench.served.changing() as cluster:
+        assert cluster.lock(PRIMARY)
+        assert cluster.lock(SECONDARY)
+        cluster.commit(PRIMARY, start_ts=START, commit_ts=COMMIT)
+        cluster.commit(SECONDARY, start_ts=START, commit_ts=COMMIT)
+    is_complete(bench)
+    assert served_rows(bench) == {PRIMARY: (COMMIT, b"new"), SECONDARY: (COMMIT, b"new")}
+
+
+def test_a_transaction_that_commits_asynchronously_is_named_and_left_alone(bench: PushBench) -> None:
+    """It may be committed though no lock says so: all of them together decide."""
+    lock(bench, PRIMARY, SECONDARY)
+    bench.served.reads.asynchronous.add(START)
+    bench.start()
+    bench.until(lambda: sum("commits asynchronously" in p for p in bench.seen.problems) == 2)
+    with bench.served.changing() as cluster:
+        assert cluster.lock(PRIMARY)
+        assert cluster.lock(SECONDARY)
+
+
+FAULTS = [
+    *grpc_faults.GRPC_FAULTS,
+    grpc_faults.region_error(2, "NOT_LEADER"),
+    grpc_faults.region_error(5, "EPOCH_NOT_MATCH"),
+    grpc_faults.region_error(6, "SERVER_IS_BUSY"),
+    grpc_faults.region_error(99, "OTHER"),
+    grpc_faults.said(message(2, octets(3, b"abort, says a store")), "abort, says a store"),
+    grpc_faults.said(message(2, b""), "does not know"),
+    grpc_faults.said(b"<html>502</html>", "unknown wire type"),
+    grpc_faults.silence("Deadline Exceeded"),
+]
+
+
+@pytest.mark.parametrize("method", ["KvScanLock", "KvCheckTxnStatus", "KvResolveLock"])
+def test_whatever_a_store_says_of_locks_the_push_goes_on_and_ends_them_later(
+    bench: PushBench, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("tistream.pusher.tikv.locks._CALL_S", 0.2)
+    lock(bench, SECONDARY)
+    bench.clock = HastyClock()
+    bench.start(flush_interval_s=1.0)
+    for fault in FAULTS:
+        upstream.arm(f"/tikvpb.Tikv/{method}", fault)
+        bench.until(lambda words=fault.words: any(words in p for p in bench.seen.problems))  # type: ignore[misc]
+    upstream.disarm(f"/tikvpb.Tikv/{method}")
+    is_complete(bench)
+    assert served_rows(bench) == {}
+
+
+def test_a_setting_lets_every_lock_be(bench: PushBench) -> None:
+    lock(bench, PRIMARY)
+    bench.start(resolve_locks=False)
+    bench.until(lambda: any("--no-resolve-locks" in p for p in bench.seen.problems))
+    time.sleep(0.3)
+    with bench.served.changing() as cluster:
+        assert cluster.lock(PRIMARY)
+    assert bench.watermark <= START
+
+
+def test_a_lock_is_ended_after_its_region_has_moved(bench: PushBench) -> None:
+    lock(bench, PRIMARY, SECONDARY)
+    bench.start()
+    with bench.served.changing() as cluster:
+        for region in list(cluster.regions()):
+            cluster.move_leader(region.region_id, region.store_id % 3 + 1)
+    is_complete(bench)
+
+
+def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
+    pd = PdClient([bench.served.pd_address])
+
+    def look() -> tuple[Verdict, str]:
+        found = examine(pd, whole_cluster(), tls=None, clock=SystemClock())
+        return next((f.verdict, f.words) for f in found if f.name == "locks")
+
+    assert look()[0] is Verdict.OK
+    lock(bench, SECONDARY)
+    verdict, words = look()
+    assert verdict is Verdict.WARN
+    assert SECONDARY.hex() in words
+    assert f"transaction {START}" in words
+    pd.close()
