@@ -45,7 +45,7 @@ def test_a_cluster_that_is_well(served: ServedCluster) -> None:
     assert {f.verdict for f in found.values()} == {Verdict.OK}, found
     assert list(found) == [
         *("pd", "clock", "stores", "store 1", "store 2", "store 3"),
-        *("regions", "history", "read", "api version", "estimate"),
+        *("regions", "history", "read", "api version", "locks", "estimate"),
     ]
     assert found["regions"].facts["regions"] == 12
     assert sum(found["regions"].facts["leaders"].values()) == 12  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> N
     checks = json.loads(runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "-o", "json"]).output)[
         "checks"
     ]
-    assert [c["verdict"] for c in checks] == ["ok"] * 11
+    assert [c["verdict"] for c in checks] == ["ok"] * 12
     served.pd._store_addresses[3] = served.pd_address  # type: ignore[index]
     assert runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "-o", "json"]).exit_code == 1
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from starlette.testclient import TestClient
 
 from metaserver import push_access
@@ -232,11 +233,13 @@ def test_a_lost_reply_is_settled_by_the_control_plane(server: GuardedS3, control
 
 def test_the_schema_of_a_tenant_is_read_through_the_control_plane(server: GuardedS3, control: HttpControl) -> None:
     store = TenantStore(server.url, control)
-    for ts in (20, 10):
-        store.put(str(SchemaSnapKey(tenant=T, ts=ts)), b"schema of %d" % ts)
+    packed = {ts: zstandard.ZstdCompressor().compress(b"schema of %d" % ts) for ts in (20, 10)}
+    for ts, data in packed.items():
+        store.put(str(SchemaSnapKey(tenant=T, ts=ts)), data)
     found = list(store.list(f"{buffer_prefix(T)}schema_snap/"))
-    assert [(info.key[-13:], info.size) for info in found] == [("0010.json.zst", 12), ("0020.json.zst", 12)]
-    assert store.get(found[1].key) == b"schema of 20"
+    sizes = [("0010.json.zst", len(packed[10])), ("0020.json.zst", len(packed[20]))]
+    assert [(info.key[-13:], info.size) for info in found] == sizes
+    assert store.get(found[1].key) == packed[20]
 
 
 def test_wrong_credentials_are_told_with_tenant_and_folder_and_replaced(

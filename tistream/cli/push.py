@@ -110,10 +110,9 @@ def push(
         from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of
 
         begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
-        limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate)
+        limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate, resolve_locks)
         whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace, idle_interval_s=idle_interval)
-        whole = replace(whole, resolve_locks=resolve_locks, spill=spill, spill_bytes_max=spill_mib << 20)
-        follow_cluster(url, to, to_pd, whole)
+        follow_cluster(url, to, to_pd, replace(whole, spill=spill, spill_bytes_max=spill_mib << 20))
         return
     if log_backup is not None:
         upto = _follow_log(url, to, log_backup, schema_snapshot, start_ts, until_caught_up)

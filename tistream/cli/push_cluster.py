@@ -61,15 +61,21 @@ def begin_of(
 
 
 def limits_of(
-    options: TikvPushOptions, store_ids: Sequence[int], history_cap_h: float, scans: int, scan_rate_mib_s: float
+    options: TikvPushOptions,
+    store_ids: Sequence[int],
+    history_cap_h: float,
+    scans: int,
+    scan_rate_mib_s: float,
+    resolve_locks: bool,
 ) -> TikvPushOptions:
-    """The options, and how much of the cluster may be asked, as the command line says."""
+    """The options, and how much of the cluster may be asked or done there, as the command line says."""
     return replace(
         options,
         store_ids=frozenset(store_ids),
         cap_s=history_cap_h * 3600,
         scans_max=scans,
         rate_bytes_s=int(scan_rate_mib_s * (1 << 20)),
+        resolve_locks=resolve_locks,
     )
 
 

@@ -78,12 +78,10 @@ class LockResolver:
         for part in sorted(parts, key=lambda p: p.resolved_ts)[:REGIONS_MAX]:
             try:
                 found += self._look(part, now_ts)
-            except (TiStreamError, grpc.RpcError) as e:
-                passes = isinstance(e, KvRefused | CorruptObject | grpc.RpcError) or e.kind is ErrorKind.RETRY
-                if not passes:
+            except TiStreamError as e:
+                if not isinstance(e, KvRefused | CorruptObject) and e.kind is not ErrorKind.RETRY:
                     raise
-                why = f"{e.code().name}: {e.details()}" if isinstance(e, grpc.RpcError) else str(e)
-                found.append(f"region {part.region_id}: its locks cannot be looked at: {why}")
+                found.append(f"region {part.region_id}: its locks cannot be looked at: {e}")
         self.problems = tuple(found)
 
     def locks(self, part: KeyRange, max_ts: int) -> tuple[Region, list[HeldLock]]:
@@ -148,9 +146,10 @@ class LockResolver:
         store_id = region.leader_store_id
         try:
             answer = self._channels.at(self._address(store_id)).unary_unary(_TIKV + method)(request, timeout=_CALL_S)
-        except grpc.RpcError:
+        except grpc.RpcError as e:
             self._addresses.pop(store_id, None)
-            raise
+            cause = f"{method} {e.code().name}: {e.details()}"
+            raise StoreUnavailable("a store does not answer", store=store_id, cause=cause) from e
         found = read(answer)
         if isinstance(found, RegionFault):
             raise StoreUnavailable(
