@@ -364,7 +364,11 @@ def test_history_that_is_gone_ends_no_push_that_lives(bench: PushBench, monkeypa
     """The service was away for longer than history is held, and reads what lies in the bucket since."""
     monkeypatch.setattr("tistream.pusher.tikv_push._HOLD_S", 0.1)
     bench.start()
-    bench.until(lambda: bench.watermark > S)
+    workload = bench.served.workload
+    assert workload is not None
+    bench.until(lambda: len(workload.committed) > 50)
+    settled = bench.served.settle()  # nothing has to be registered any more
+    bench.until(lambda: bench.watermark >= settled)
     frontier = min(e.upper for e in bench.control.entries)
     bench.judging = False
     with bench.served.changing():
