@@ -393,8 +393,8 @@ class PrewriteBuffer:
     def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer) -> list[Undecided]:
         """Match these commits with their prewrites; what is newly undecided."""
         found = [(run, at, self.open.find(run.needles(at, "start_ts"), "start_ts")) for run, at in due]
-        missing, doubtful, open_ = [], [], []
-        plain = []
+        missing, doubtful, plain = [], [], []
+        unsure: dict[Run, list[I64]] = {}  # prewrites; one row may be hit by commits of several runs
         for run, at, hits in found:
             count = np.zeros(len(at), np.int64)
             for _old, here, _there in hits:
@@ -408,11 +408,14 @@ class PrewriteBuffer:
             if not sure.all():
                 doubtful.append(frame_of(run, at[~sure], COMMITS))
                 for old, here, there in hits:
-                    open_.append(frame_of(old, np.unique(there[~sure[here]]), OPEN))
+                    unsure.setdefault(old, []).append(there[~sure[here]])
         if missing:
             self._refuse(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
         self._ready(plain, ready)
-        return self._resolve(pl.concat(doubtful), pl.concat([empty(OPEN), *open_]), ready) if doubtful else []
+        if not doubtful:
+            return []
+        open_ = [frame_of(run, np.unique(np.concatenate(rows)), OPEN) for run, rows in unsure.items()]
+        return self._resolve(pl.concat(doubtful), pl.concat([empty(OPEN), *open_]), ready)
 
     def _ready(self, plain: list[tuple[Run, I64, list[tuple[Run, I64, I64]], Flags]], ready: SortBuffer) -> None:
         """Commits with exactly one prewrite, which fits: both leave, the row is ready."""
@@ -443,8 +446,9 @@ class PrewriteBuffer:
             ready.add_rows(place, numbers, np.concatenate(old_hashes), merge=self._clash)
 
     def _resolve(self, due: pl.DataFrame, open_: pl.DataFrame, ready: SortBuffer) -> list[Undecided]:
-        """The commits that need a closer look; those that stay undecided lie by themselves from now on."""
-        rows, doubtful = matched(due, open_.unique("row_no", maintain_order=True))
+        """The commits that need a closer look, with each of their prewrites once; a `row_no` orders the rows of one key
+        and is not unique in a task that was merged. Commits that stay undecided lie by themselves from now on."""
+        rows, doubtful = matched(due, open_)
         if rows.height:
             ready.add(rows)
             done = run_of(due.join(rows, on=VERSION, how="semi"), COMMITS)

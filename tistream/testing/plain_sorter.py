@@ -244,7 +244,7 @@ class PlainPrewriteBuffer:
         gone = _reached(self.open, "cut_ts", watermarks, strictly=True).join(self.commits, on=TXN, how="anti")
         if gone.height:
             self.dead += gone.height
-            self.open = self.open.join(gone, on="row_no", how="anti")
+            self.open = self.open.join(gone, on=[*TXN, "row_no"], how="anti")
         return asking
 
     def hold(self) -> int | None:
