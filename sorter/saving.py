@@ -184,16 +184,25 @@ class _ObjectWriter:
 
 
 def _parts_of(run: Run) -> dict[str, pa.Table]:
-    segments = run.place.segments  # in the order of the rows, as `merge` makes them
-    columns = {name: pa.chunked_array([s.columns[name].array for s in segments]) for name in segments[0].columns}
-    parts = {"keys": pa.table({"key": columns.pop("key")})}
-    if columns:
-        parts["values"] = pa.table(columns)
+    parts = {"keys": pa.table({"key": _column_of(run, "key")})}
+    if values := {name: _column_of(run, name) for name in ("value", "old_value") if _has(run, name)}:
+        parts["values"] = pa.table(values)
     if numbers := {name: pa.array(v) for name, v in run.numbers.items() if not _is_same(v)}:
         parts["numbers"] = pa.table(numbers)
     if run.origins is not None:
         parts["origins"] = run.origins.to_arrow()
     return parts
+
+
+def _has(run: Run, name: str) -> bool:
+    """Whether any segment has this column: one that has none leaves it out, for its rows alone."""
+    return any(name in s.columns for s in run.place.segments)
+
+
+def _column_of(run: Run, name: str) -> pa.ChunkedArray:
+    """A column of all rows. Segments are in the order of the rows, as `merge` makes them."""
+    found = [(s.columns.get(name), s.rows) for s in run.place.segments]
+    return pa.chunked_array([pa.nulls(rows, pa.binary()) if c is None else c.array for c, rows in found], pa.binary())
 
 
 def _given_up(held: dict[Group, Flags]) -> frozenset[str]:

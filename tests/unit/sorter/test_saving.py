@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from sorter import relief, run, saved, saving
+from sorter import relief, run, saved, saving, sort_buffer
 from sorter.core import TaskCore
 from sorter.saved import RowsOutOfReach, SavedRun, bits_of, flags_of
 from sorter.spill import Spill
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import C, Mark, P, R, Row
+from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
 from tistream.testing.sorter_states import SnapshotFiles, tables_of
 from tistream.testing.sorter_world import File, feed_batch, served
 
@@ -275,3 +277,29 @@ def test_columns_of_one_value_are_facts() -> None:
     assert group.keys == (b"000000", b"000004")
     assert set(group.parts) <= set(saved.PARTS)
     assert found.numbers["start_ts"].tolist() == [20] * 5
+
+
+@pytest.mark.parametrize("with_old", ["first", "last"])
+def test_a_group_of_two_segments_keeps_what_only_one_of_them_has(
+    with_old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that is as large as a segment may be takes two of them; its inserts lie in one, its updates in the
+    other."""
+    of_row = len(b"000000") + 50
+    for module in (run, saving, sort_buffer):
+        monkeypatch.setattr(module, "SEGMENT_BYTES", 16 * of_row, raising=False)
+    monkeypatch.setattr(saving, "GROUP_BYTES", 16 * of_row)
+    rows = [replace(row, kind=D, commit_ts=row.start_ts + 1) for row in prewrites(0, 16)]
+    at = -1 if with_old == "last" else 0
+    for i in range(len(rows)) if with_old == "first" else [15]:
+        rows[i] = replace(rows[i], value=b"v" * 25, old_value=b"o" * 25)
+    if with_old == "first":
+        rows[-1] = replace(rows[-1], value=b"v" * 50, old_value=None)
+    task = Task()
+    task.take(*rows)
+    task.files.save(task.core)
+    task.restart()
+    task.take(upto=900)
+    got = served(task.core.take(900).table())
+    assert [(row.key, row.value, row.old_value) for row in got] == [(r.key, r.value, r.old_value) for r in rows]
+    assert got[at].old_value is not None
