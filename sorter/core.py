@@ -10,7 +10,7 @@ Relations:
 - per (store, incarnation) the batches come densely: seq = position + 1. A repeated one is ignored, a gap is refused;
 - upper <= sealed, and neither falls. `sealed` is the largest W that `take` was asked for: its fate may be unknown, so
   from then on nothing new may appear at or below it;
-- after a restore W may lie below upper, until the replay has caught up;
+- after a restore W may lie below upper, until the replay, or a tenure that begins at or below upper, has caught up;
 - what W(key) has reached and is not decided holds the watermark, also after a restore;
 - state at any time = snapshot + the batches after its positions. Batches that were consumed before a restored snapshot
   of another half may come again: they are duplicates.
@@ -100,7 +100,7 @@ class TaskCore:
         self.start_ts = start_ts
         self._upper = upper
         self._sealed = upper
-        self._watermarks = RangeWatermarkMap(range_, start_ts)
+        self._watermarks = RangeWatermarkMap(range_, start_ts, upper=upper)
         self._prewrites = PrewriteBuffer()
         self._ready = SortBuffer()
         self._positions: dict[int, dict[int, Position]] = {}

@@ -34,7 +34,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
         same = (other.start_ts, other.upper, other.positions) == (first.start_ts, first.upper, first.positions)
         invariant(same, "the parts of a task are not at the same place", uppers=[state.upper for state in states])
     told = pl.concat([state.told for state in states]).unique(TENURE_ID, keep="first", maintain_order=True)
-    watermarks = RangeWatermarkMap(range_, first.start_ts)
+    watermarks = RangeWatermarkMap(range_, first.start_ts, upper=first.upper)
     watermarks.restore(
         pa.concat_tables([state.slices for state in states]), pa.concat_tables([state.waiting for state in states])
     )

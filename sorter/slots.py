@@ -12,8 +12,8 @@ Relations:
 
 - `bounds` rise strictly from the start of the range;
 - `w` never falls; `uncovered` counts the slots that are not covered;
-- a promise may lift a slot once checkpoint_ts <= w was seen there; as w never falls this is for good, and only the
-  others (`waiting`) are ever tested again.
+- a promise may lift a slot once checkpoint_ts <= max(w, floor) was seen there; as w never falls this is for good, and
+  only the others (`waiting`) are ever tested again.
 
 It does not know who promised, nor which promise is the newest.
 """
@@ -80,13 +80,13 @@ class Promises:
         self.row_of: Ints | None = None  #: the row of each pair; None when every row is one slot
         if (self.hi - self.lo != 1).any():
             self.row_of, self.slot = _pairs(self.lo, self.hi)
-        self.waiting = np.flatnonzero(self._of_pairs(self.checkpoint) > slots.w[self.slot])
+        self.waiting = np.flatnonzero(~slots.reaches(self._of_pairs(self.checkpoint), self.slot))
 
     def admit(self, slots: Slots) -> Ints:
         """The pairs that waited and need not any more."""
         pairs = self.waiting
         rows = pairs if self.row_of is None else self.row_of[pairs]
-        may = self.checkpoint[rows] <= slots.w[self.slot[pairs]]
+        may = slots.reaches(self.checkpoint[rows], self.slot[pairs])
         self.waiting = pairs[~may]
         return pairs[may]
 
@@ -121,8 +121,9 @@ class Promises:
 class Slots:
     """W of each slot of a range."""
 
-    def __init__(self, range_: KeyRange, start_ts: int) -> None:
+    def __init__(self, range_: KeyRange, start_ts: int, floor: int) -> None:
         self.range = range_
+        self.floor = np.uint64(floor)  #: nothing at or below it is missing, however low `w` is
         self.bounds = Bounds(pa.array([range_.start], pa.binary()))
         self.w: Stamps = np.array([start_ts], np.uint64)
         self.covered: Mask = np.zeros(1, np.bool_)
@@ -138,6 +139,11 @@ class Slots:
             keep = self._differs()
             self._joined = self.bounds.keys.filter(pa.array(keep)), self.w[keep], self.covered[keep]
         return self._joined
+
+    def reaches(self, checkpoint: Stamps, slot: Ints) -> Mask:
+        """Whether a promise with this checkpoint_ts may lift that slot."""
+        out: Mask = checkpoint <= np.maximum(self.w[slot], self.floor)
+        return out
 
     def lift(self, promises: Promises, pairs: Ints | None) -> bool:
         """Lift the slots of these pairs; whether anything moved."""
@@ -225,7 +231,7 @@ class Slots:
             invariant(bool((self.w[slot] >= resolved).all()), "an admitted promise was not kept")
             slot, _ = promises.targets(promises.waiting)
             rows = promises.waiting if promises.row_of is None else promises.row_of[promises.waiting]
-            invariant(bool((promises.checkpoint[rows] > self.w[slot]).all()), "a row waits for nothing")
+            invariant(not self.reaches(promises.checkpoint[rows], slot).any(), "a row waits for nothing")
 
     def _cut(self, edges: pa.BinaryArray) -> Ints:
         """Cut at these keys (inside the range, no bounds yet, rising); the new number of each slot, and of the end."""

@@ -3,11 +3,18 @@
 A watermark row of a tenure says: every change of [start_key, end_key) with commit_ts in (checkpoint_ts, resolved_ts],
 and every undecided prewrite, is in this store's files up to and including the one that carries the row. So
 
-    a row may lift a slice from w to max(w, resolved_ts)  only if  checkpoint_ts <= w;
+    a row may lift a slice from w to max(w, resolved_ts)  only if  checkpoint_ts <= max(w, upper);
 
 otherwise it waits until another row has lifted the slice that far. A slice that no row ever lifted counts as `start_ts`
 for this test, and as "none" for the result: it is a hole, and a task with a hole has no watermark. Leader moves,
 splits, merges, restarts and files in any order need no further rule. Region ids and versions explain, never decide.
+
+`upper` counts because all changes at or below it are in the committed log, so a tenure that begins there leaves nothing
+out; and a tenure's opening scan sends every lock that is held, so it needs no prewrite of an earlier one. It makes a
+difference after a restart only, when W is what an older snapshot says: the files that had lifted it to `upper` may be
+unreadable by now, and a tenure that was opened at the published frontier needs none of them. While a task runs, `upper`
+never exceeds W. W itself is not raised to `upper`: a prewrite of a file that is read again would count as dead before
+its commit, which lies in a later file, has been read again.
 
 Every store names all its regions in every file, mostly the same ones. Their rows lie on numbered slots (sorter.slots)
 that are found once per list of regions: `apply` looks at keys only when a store's list differs from that of its file
@@ -15,7 +22,7 @@ before.
 
 Relations that hold after every call:
 
-- W(key) never falls, and is at least `start_ts`;
+- W(key) never falls, and is at least `start_ts`; after a restart it may lie below `upper`;
 - no row that waits may lift anything: all that the rows of any file allow has been done;
 - for each (store, incarnation) the newest file counts. A row that waits stays when later files no longer have it: its
   promise holds. Of one promise only the row with the highest resolved_ts waits;
@@ -118,10 +125,11 @@ class _Voice:
 class RangeWatermarkMap:
     """W(key) over the range of one task."""
 
-    def __init__(self, range_: KeyRange, start_ts: int) -> None:
+    def __init__(self, range_: KeyRange, start_ts: int, *, upper: int = 0) -> None:
+        """`upper`: that of the task now. Later ones need not be told, they never exceed W."""
         self.range = range_
         self.start_ts = start_ts
-        self._slots = Slots(range_, start_ts)
+        self._slots = Slots(range_, start_ts, max(start_ts, upper))
         self._voices: dict[tuple[int, int], _Voice] = {}
         self._orphans = _NO_ROWS  # rows that wait and that their store no longer says
         self._orphaned = _promises(_NO_ROWS, self._slots)
@@ -245,6 +253,7 @@ class RangeWatermarkMap:
             promised, needed = KeyRange(row["start_key"], row["end_key"]), min(row["resolved_ts"], row["checkpoint_ts"])
             found = [w or self.start_ts for where, w in self.slices() if where.intersect(promised) is not None]
             invariant(any(w < needed for w in found), "a waiting row waits for nothing", row=row)
+            invariant(row["checkpoint_ts"] > int(self._slots.floor), "a row waits for what is written", row=row)
 
     def _advance(self, spoke: Promises) -> bool:
         """Let what has just been said lift what it may, then whatever waits, until nothing moves; whether any did."""
@@ -334,7 +343,7 @@ class RangeWatermarkMap:
     def _explain(self, where: KeyRange, w: int | None) -> Iterator[Stuck]:
         """What the newest files say of a part of a slice."""
         lo, hi = self._slots.numbers(where)
-        ts = self.start_ts if w is None else w
+        ts = max(int(self._slots.floor), w or 0)
         spoken: list[KeyRange] = []
         told = set()
         for (store_id, incarnation), voice in sorted(self._voices.items()):

@@ -62,6 +62,12 @@ class SorterMachine(RuleBasedStateMachine):
     def crash_pusher(self, store: int) -> None:
         self.run.crash_pusher(store)
 
+    @rule(task=tasks, store=stores, restart=st.booleans())
+    def lose_file(self, task: int, store: int, restart: bool) -> None:
+        self.run.lose_file(task, store)
+        if restart:
+            self.run.restart(task)
+
     @rule(task=tasks, store=stores, files=st.integers(1, 3))
     def deliver(self, task: int, store: int, files: int) -> None:
         for _ in range(files):

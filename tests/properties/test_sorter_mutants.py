@@ -15,7 +15,7 @@ import pytest
 from sorter import choice, core, doubt, output, prewrite_buffer, slots, sort_buffer, watermark
 from sorter.core import TaskCore
 from sorter.prewrite_buffer import PrewriteBuffer
-from sorter.slots import Promises
+from sorter.slots import Promises, Slots
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
 from tistream.errors import TiStreamError
@@ -44,8 +44,16 @@ MUTANTS = [
         module=slots,
         owner=Promises,
         function="place",
-        old="self._of_pairs(self.checkpoint) > slots.w[self.slot]",
+        old="~slots.reaches(self._of_pairs(self.checkpoint), self.slot)",
         new="self.slot < 0",
+    ),
+    Mutant(
+        name="a row lifts a slice from above upper",
+        module=slots,
+        owner=Slots,
+        function="reaches",
+        old="np.maximum(self.w[slot], self.floor)",
+        new="np.maximum(self.w[slot], self.floor) + np.uint64(20)",
     ),
     Mutant(
         name="a hole counts as covered",

@@ -29,9 +29,9 @@ SHOWN_BY = {
     "merge-at-the-larger-upper": 1,
     "merge-at-the-smaller-upper": 1,
     "merge-at-the-larger-position": 4,
-    "merge-keeps-one-snapshot": 1,
+    "merge-keeps-one-snapshot": 4,
     "split-without-snapshot": 14,
-    "split-at-the-live-position": 3,
+    "split-at-the-live-position": 5,
 }
 
 keys = st.sampled_from(KEYS)

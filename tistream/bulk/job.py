@@ -144,7 +144,7 @@ class Replay:
 
     def _watermarks(self, row: TaskRow) -> RangeWatermarkMap:
         """W of a task as its snapshot left it."""
-        watermarks = RangeWatermarkMap(row.range, row.start_ts)
+        watermarks = RangeWatermarkMap(row.range, row.start_ts, upper=row.upper)
         if row.snapshot_key is not None:
             state = read_state_file(row.snapshot_key, self._store.get(row.snapshot_key), self._store.get_range).state
             watermarks.restore(state.slices, state.waiting)

@@ -14,7 +14,7 @@ from tistream.sim.mutants import register, replaced, reworded
 def _no_admission() -> Iterator[None]:
     from sorter.slots import Promises
 
-    with reworded(Promises, "place", ("self._of_pairs(self.checkpoint) > slots.w[self.slot]", "self.slot < 0")):
+    with reworded(Promises, "place", ("~slots.reaches(self._of_pairs(self.checkpoint), self.slot)", "self.slot < 0")):
         yield
 
 

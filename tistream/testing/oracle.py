@@ -3,7 +3,8 @@
 This is the reference that the sorter and the pusher are compared with. It keeps everything and optimises nothing.
 
 - W(key) is piecewise constant. A region's row lifts a slice to its resolved_ts only if checkpoint_ts <= W(slice),
-  else it waits; a slice that was never covered counts as `start_ts` for that test, and as a hole for the result;
+  else it waits (a row that begins at or below `upper` needs no rule: nothing restarts here, so upper <= W); a slice
+  that was never covered counts as `start_ts` for that test, and as a hole for the result;
 - `upper` = the smallest W, once there is no hole; it never falls;
 - commits at or below `upper` are duplicates, equal (key, commit_ts) above it must be the same change;
 - a commit gets its value from the best prewrite there is when W(key) reaches it; none = BrokenPromise; a PUT without a

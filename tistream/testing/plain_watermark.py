@@ -1,8 +1,9 @@
 """The watermark map in a plain form, the reference for sorter.watermark: one Python object per watermark row.
 
-A row may lift a slice from w to max(w, resolved_ts) only if checkpoint_ts <= w; otherwise it waits until another row
-has lifted the slice that far. Every file is looked at row by row, slices are coalesced after each; nothing is kept from
-one file to the next but the slices and the rows that wait.
+A row may lift a slice from w to max(w, resolved_ts) only if checkpoint_ts <= max(w, upper), where `upper` is that of
+the task when the map was made; otherwise it waits until another row has lifted the slice that far. Every file is looked
+at row by row, slices are coalesced after each; nothing is kept from one file to the next but the slices and the rows
+that wait.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from tistream.keyrange import KeyRange, end_before, gaps, min_end
 class PlainWatermarkMap:
     """W(key) over the range of one task."""
 
-    def __init__(self, range_: KeyRange, start_ts: int) -> None:
+    def __init__(self, range_: KeyRange, start_ts: int, *, upper: int = 0) -> None:
         self.range = range_
         self.start_ts = start_ts
+        self.floor = np.uint64(max(start_ts, upper))
         self._bounds: list[bytes] = [range_.start]
         self._w: npt.NDArray[np.uint64] = np.array([start_ts], np.uint64)
         self._covered: npt.NDArray[np.bool_] = np.zeros(1, np.bool_)
@@ -117,7 +119,8 @@ class PlainWatermarkMap:
         invariant(not same.any(), "neighbours are not coalesced")
         for row in self._waiting.values():
             span = self._overlapping(row.start_key, row.end_key)
-            stuck = [i for i in span if self._w[i] < row.resolved_ts and self._w[i] < row.checkpoint_ts]
+            low = [i for i in span if self._w[i] < row.resolved_ts]
+            stuck = [i for i in low if max(self._w[i], self.floor) < row.checkpoint_ts]
             invariant(bool(stuck), "a waiting row waits for nothing", row=row)
 
     def _admissible(self, regions: pa.RecordBatch, store_id: int, incarnation: int, seq: int) -> list[WatermarkRow]:
@@ -160,7 +163,7 @@ class PlainWatermarkMap:
         before = self._w.copy()
         covered_before = int(self._covered.sum())
         while True:
-            may = left & (checkpoint <= self._w[slot])
+            may = left & (checkpoint <= np.maximum(self._w[slot], self.floor))
             if not may.any():
                 break
             np.maximum.at(self._w, slot[may], resolved[may])
@@ -239,7 +242,7 @@ class PlainWatermarkMap:
                     store_id=store_id,
                     incarnation=incarnation,
                     seq=seq,
-                    reason=_reason(row, int(self._w[i])),
+                    reason=_reason(row, max(int(self._w[i]), int(self.floor))),
                 )
                 out.append(stuck)
         waiting = [r for r in self.waiting() if i in self._overlapping(r.start_key, r.end_key)]

@@ -7,13 +7,13 @@
 - when everything has been delivered and the upstream is quiet, the watermark catches up and nothing is left behind.
 
 Each step is a method; `random_step` chooses one. A restart throws the cores away and continues from the last snapshot
-and the positions that were saved with it, as a new owner would.
+and the positions that were saved with it, as a new owner would. A file that was read before may be unreadable by then.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sorter.core import CoreSnapshot, NeedReopen, TaskCore
 from tistream.ids import Position
@@ -51,6 +51,7 @@ class SorterRun:
         self.rows = 0  #: written out so far
         self.reopened = 0
         self.slices = 0  #: of decisions that took several
+        self.lost: dict[tuple[int, int], int] = {}  # (store, ended life) -> its first file that is unreadable by now
 
     # -- the upstream
 
@@ -109,6 +110,16 @@ class SorterRun:
     def crash_pusher(self, store: int) -> None:
         self.world.crash(store)
 
+    def lose_file(self, task: int, store: int) -> None:
+        """The pusher is replaced, and the first file of the old one that the task's snapshot does not cover becomes
+        unreadable, read or not: who has not read it sees the life end before it."""
+        at = store, self.world.stores[store].incarnation
+        self.crash_pusher(store)
+        snapshot = self.durable[task].snapshot
+        lives = snapshot.positions.get(store, {}) if snapshot is not None else {}
+        first = lives.get(at[1], Position(seq=0)).seq + 1
+        self.lost[at] = min(first, self.lost.get(at, first))
+
     def deliver(self, task: int, store: int) -> bool:
         """The next file of the store's oldest unfinished incarnation reaches the task; False when there is none."""
         core = self.cores[task]
@@ -122,7 +133,8 @@ class SorterRun:
             effects += core.settle()
         positions = core.positions()
         first = next(f for f in self.world.files[store] if f.incarnation == file.incarnation)
-        assert core.handle(feed_batch(file)) == core.handle(feed_batch(first)) == [], "a repeated file does something"
+        for again in (file, first if first.seq <= positions[store][file.incarnation].seq else file):
+            assert core.handle(feed_batch(again)) == [], "a repeated file does something"
         assert core.positions() == positions, "a repeated file moves the position"
         core.check()
         after = core.watermark()
@@ -242,6 +254,9 @@ class SorterRun:
         for file in self.world.files[store]:
             at = positions.get(file.incarnation, Position(seq=0))
             if not at.closed and (file.closes or file.seq > at.seq):
+                lost = self.lost.get((store, file.incarnation))
+                if lost is not None and at.seq < lost <= file.seq:
+                    return replace(file, seq=at.seq, cut_ts=0, rows=(), marks=(), closes=True)
                 return file
         return None
 
