@@ -6,8 +6,9 @@
                then one transaction: see tistream.catalog.reshape. Both are dropped, the new task is loaded as ever
 
 Until the transaction nothing has happened: both tasks are what they were, and only what they may write and read next is
-bounded. That ends when the two have not come together for PATIENCE_S, and is tried again later: while it lasts neither
-`upper` rises above the place, so readers wait.
+bounded. That ends when one of them is not here or has stopped, when the two have not come together for PATIENCE_S, or
+with any error: both go on, it is shown, and tried again later. While it lasts neither `upper` rises above the place, so
+readers wait.
 
 Whatever came of the transaction, if it is not known that it did not happen, both are dropped and loaded again: from the
 catalog, which knows.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -33,7 +34,8 @@ from tistream.catalog.reshape import Half, merge_tasks
 from tistream.catalog.snapshots import NewSnapshot
 from tistream.catalog.tasks import TaskRow
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable, Fenced, ObjectConflict, StoreUnavailable
+from tistream.containment import Containment
+from tistream.errors import CatalogUnavailable, Fenced, MergeWaits, ObjectConflict, StoreUnavailable
 from tistream.keyrange import KeyRange
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
@@ -53,70 +55,69 @@ class _Try:
     until: Positions | None = None
 
 
-@dataclass(slots=True)
-class _Pair:
-    """Two neighbours that are to be merged."""
+class _Pairs(Containment[tuple[int, int]]):
+    """Pairs that wait after a try: longer than other things, because readers wait while a try lasts."""
 
-    now: _Try | None = None
-    due_s: float = 0.0
-    pauses: Backoff = field(default_factory=lambda: Backoff(first_s=FIRST_PAUSE_S, max_s=LONGEST_PAUSE_S))
+    def _pauses(self, retry: bool) -> Backoff:
+        return Backoff(first_s=FIRST_PAUSE_S, max_s=LONGEST_PAUSE_S) if retry else super()._pauses(retry)
 
 
 class Merging:
     """The merges of one worker. Used from its loop thread."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock) -> None:
+    def __init__(self, worker_id: str, catalog: Catalog, store: ObjectStore, clock: Clock) -> None:
         self._catalog, self._store, self._clock = catalog, store, clock
-        self._pairs: dict[tuple[int, int], _Pair] = {}
+        self._tries: dict[tuple[int, int], _Try | None] = {}  # of each pair; None = not begun
+        self.pairs = _Pairs(worker_id, clock, name=lambda ids: f"merge of tasks {ids[0]} and {ids[1]}")
 
     @property
     def wanted(self) -> bool:
         """Whether some tasks here are to be merged."""
-        return bool(self._pairs)
+        return bool(self._tries)
 
     def look(self, owned: Mapping[int, TaskRow], runners: Mapping[int, TaskRunner]) -> None:
         """Learn which tasks of this worker name each other."""
         wanted = set()
         for row in owned.values():
             other = owned.get(row.merge_with) if row.merge_with is not None else None
-            if other is None or other.merge_with != row.task_id:
+            if other is None or other.merge_with != row.task_id or row.error is not None or other.error is not None:
                 continue
             if row.range.end and row.range.end == other.range.start:
                 wanted.add((row.task_id, other.task_id))
-        for ids in self._pairs.keys() - wanted:
+        for ids in self._tries.keys() - wanted:
             _let_go(runners, ids)
-        self._pairs = {ids: self._pairs.get(ids) or _Pair() for ids in sorted(wanted)}
+        self._tries = {ids: self._tries.get(ids) for ids in sorted(wanted)}
+        self.pairs.keep_only(wanted)
 
     def step(self, runners: Mapping[int, TaskRunner], publisher: Publisher) -> frozenset[int]:
-        """Go on with each pair. The ids of tasks that are to be dropped. Errors of store and catalog pass through."""
-        gone: frozenset[int] = frozenset()
-        for ids, pair in self._pairs.items():
-            left, right = (runners.get(task_id) for task_id in ids)
-            if left is None or right is None or left.halted or right.halted or self._clock.monotonic() < pair.due_s:
+        """Go on with each pair. The ids of tasks that are to be dropped."""
+        gone: set[int] = set()
+        for ids, begun in list(self._tries.items()):
+            if not self.pairs.is_due(ids):
                 continue
-            gone |= self._go_on(pair, left, right, publisher)
-        return gone
+            try:
+                gone |= self._go_on(ids, runners, publisher)
+            except Exception as e:  # noqa: BLE001 - the containment decides
+                if begun is not None or not isinstance(e, MergeWaits):
+                    self.pairs.failed(ids, e)
+                self._tries[ids] = None
+                _let_go(runners, ids)
+        return frozenset(gone)
 
-    def _go_on(self, pair: _Pair, left: TaskRunner, right: TaskRunner, publisher: Publisher) -> frozenset[int]:
-        now = self._clock.monotonic()
-        pair.now = pair.now or _Try(begun=now)
-        if now - pair.now.begun > PATIENCE_S:
-            log.warning("two tasks did not come to one place", left=left.task_id, right=right.task_id)
-            self._later(pair, left, right)
-            return frozenset()
-        until = _place(pair.now, left, right, publisher)
+    def _go_on(self, ids: tuple[int, int], runners: Mapping[int, TaskRunner], publisher: Publisher) -> frozenset[int]:
+        left, right = (runners.get(task_id) for task_id in ids)
+        if left is None or right is None or left.halted or right.halted:
+            raise MergeWaits("a task that is to be merged is not here, or has stopped", tasks=ids)
+        now = self._tries[ids] = self._tries[ids] or _Try(begun=self._clock.monotonic())
+        if self._clock.monotonic() - now.begun > PATIENCE_S:
+            raise MergeWaits(tasks=ids, uppers=(left.core.upper, right.core.upper))
+        until = _place(now, left, right, publisher)
         if until is None:
             return frozenset()
         try:
             return self._join(left, right, until)
         except (ObjectConflict, Fenced) as e:  # an earlier life tried this number, or an orphan of it was collected
-            self._later(pair, left, right)
             raise StoreUnavailable("a snapshot key is used up", task=left.task_id, cause=str(e)) from e
-
-    def _later(self, pair: _Pair, left: TaskRunner, right: TaskRunner) -> None:
-        pair.now, pair.due_s = None, self._clock.monotonic() + pair.pauses.next_s()
-        for runner in (left, right):
-            runner.go_on()
 
     def _join(self, left: TaskRunner, right: TaskRunner, until: Positions) -> frozenset[int]:
         """Put the two together. Both are gone afterwards, one way or the other."""

@@ -18,7 +18,11 @@ What the reply says, or its absence, is settled per task by one rule. A task tha
 - anything else                                     fenced: the task belongs to somebody else, drop it
 
 Until the read-back has been answered the task stays `unsure` and nothing else is attempted for it. An object that did
-not become visible is never deleted here, and its key is never used again.
+not become visible is never deleted here, and its key is never used again; but a flush of several objects whose
+transaction is known not to have happened keeps them for the next try.
+
+A task whose rows cannot be taken, put in order or fetched is left out, whatever the error: `failed` says so, and the
+others of its tenant are written.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ class Publication:
         return min(w, self.upto) if self.upto > self.core.upper else None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Taken:
     """The rows of one task, and how many pieces of them lie in objects."""
 
@@ -104,6 +108,7 @@ class Publisher:
         self._incarnation = incarnation
         self._seq = 0
         self._under_way: dict[Tenant, list[_Flush]] = {}
+        self.failed: dict[int, Exception] = {}  #: tasks that the last flush left out, and why
 
     def flush(self, tenant: Tenant, publications: Sequence[Publication]) -> frozenset[int]:
         """Write out whatever can be, of a large flush one object more. Returns the tasks that were taken away.
@@ -111,26 +116,30 @@ class Publisher:
         `publications` are all tasks of the tenant: others have left. Raises StoreUnavailable and CatalogUnavailable;
         the next call goes on where this one stopped.
         """
+        self.failed = {}
         fenced = self._settle([p for p in publications if p.unsure])
         flushes = self._still_owned(tenant, publications)
         busy = {id(t.publication) for flush in flushes for t in flush.tasks}
         ready = [p for p in publications if p.core.task_id not in fenced and id(p) not in busy]
         for flush in flushes:
             fenced |= self._go_on(tenant, flush)
-        for tasks in _groups(ready):
+        for tasks in _groups(self._taken(ready)):
             fenced |= self._go_on(tenant, _Flush(tasks))
         return fenced
 
     def is_quiet(self, tenant: Tenant, publications: Sequence[Publication]) -> bool:
         """Whether nothing but watermarks would be written of this tenant, and nothing else is to be settled."""
-        return tenant not in self._under_way and not any(p.unsure or p.core.flushable_bytes() for p in publications)
+        try:
+            return tenant not in self._under_way and not any(p.unsure or p.core.flushable_bytes() for p in publications)
+        except Exception:  # noqa: BLE001 - `flush` meets it again, and says of which task
+            return False
 
     def flush_quiet(self, tenants: Mapping[Tenant, Sequence[Publication]]) -> frozenset[int]:
         """`flush` of tenants that are quiet, in one transaction."""
-        pending = [(tenant, p, w) for tenant, ps in tenants.items() for p in ps if (w := p.pending()) is not None]
-        if not pending:
+        self.failed = {}
+        taken = [(tenant, t) for tenant, publications in tenants.items() for t in self._taken(publications)]
+        if not taken:
             return frozenset()
-        taken = [(tenant, _Taken(publication=p, w=w, rows=p.core.take(w))) for tenant, p, w in pending]
         for _, t in taken:
             invariant(t.rows.nbytes == 0, "a quiet task has no rows", task=t.task_id)
             t.publication.attempted.add(t.w)
@@ -179,12 +188,32 @@ class Publisher:
         self._set_under_way(tenant, owned_still)
         return owned_still
 
+    def _taken(self, publications: Iterable[Publication]) -> Iterator[_Taken]:
+        """The tasks that can advance, with their rows."""
+        for p in publications:
+            try:
+                w = p.pending()
+                if w is None:
+                    continue
+                taken = _Taken(publication=p, w=w, rows=p.core.take(w))
+            except Exception as e:  # noqa: BLE001 - one task's, whatever it is
+                self.failed[p.core.task_id] = e
+            else:
+                yield taken
+
     def _go_on(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
         """Write an object; after the last one make them visible."""
         written = self._write(tenant, flush)
         others = [other for other in self._under_way.get(tenant, []) if other is not flush]
-        self._set_under_way(tenant, others if written else [*others, flush])
-        return self._publish(tenant, flush) if written else frozenset()
+        self._set_under_way(tenant, others if written or not flush.tasks else [*others, flush])
+        if not written or not flush.tasks:
+            return frozenset()
+        try:
+            return self._publish(tenant, flush)
+        except CatalogUnavailable as e:
+            if e.determinate and len(flush.objects) > 1:
+                self._set_under_way(tenant, [*others, flush])
+            raise
 
     def _set_under_way(self, tenant: Tenant, flushes: list[_Flush]) -> None:
         if flushes:
@@ -193,10 +222,14 @@ class Publisher:
             self._under_way.pop(tenant, None)
 
     def _write(self, tenant: Tenant, flush: _Flush) -> bool:
-        """Do a bounded part of the writing; whether all rows are in objects now."""
-        for t in flush.tasks:
+        """Do a bounded part of the writing; whether all rows are in objects now. Tasks that fail leave the flush."""
+        for t in list(flush.tasks):
             if not t.rows.prepared:
-                t.rows.prepare()
+                try:
+                    t.rows.prepare()
+                except Exception as e:  # noqa: BLE001 - one task's, whatever it is
+                    self._leave_out(flush, t, e)
+                    continue
                 if not t.rows.prepared:
                     return False
         if all(t.written == t.rows.piece_count for t in flush.tasks):
@@ -208,7 +241,11 @@ class Publisher:
         for t in flush.tasks:
             if writer.raw_bytes >= FILE_BYTES_TARGET:
                 break
-            held.append((t, _fill(writer, t)))
+            try:
+                held.append((t, _fill(writer, t)))
+            except Exception as e:  # noqa: BLE001 - one task's, whatever it is
+                self._leave_out(flush, t, e)
+                return False  # what was begun is nothing: the object holds a part of a task that has left
         key, data = str(at), writer.finish()
         self._store.put(key, data)
         flush.objects[key] = len(data)
@@ -218,6 +255,10 @@ class Publisher:
         _ROWS_OUT.inc(sum(s.rows for segments in writer.segments.values() for s in segments))
         _BYTES_OUT.inc(len(data))
         return all(t.written == t.rows.piece_count for t in flush.tasks)
+
+    def _leave_out(self, flush: _Flush, t: _Taken, error: Exception) -> None:
+        self.failed[t.task_id] = error
+        flush.tasks.remove(t)
 
     def _publish(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
         """One transaction for these tasks."""
@@ -261,15 +302,11 @@ class Publisher:
         return frozenset(fenced)
 
 
-def _groups(publications: Iterable[Publication]) -> Iterator[list[_Taken]]:
-    """The tasks that can advance with their rows: those that fit one file together, large ones by themselves."""
+def _groups(tasks: Iterable[_Taken]) -> Iterator[list[_Taken]]:
+    """Those that fit one file together, large ones by themselves."""
     group: list[_Taken] = []
     size = 0
-    for p in publications:
-        w = p.pending()
-        if w is None:
-            continue
-        taken = _Taken(publication=p, w=w, rows=p.core.take(w))
+    for taken in tasks:
         if taken.rows.nbytes > FILE_BYTES_TARGET:
             yield [taken]
             continue

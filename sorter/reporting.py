@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sorter.core import TaskCore
+from sorter.standing import explained
 from sorter.traffic import Traffic
 from sorter.watermark import Stuck
 from tistream.catalog.reports import STUCK_MAX, StuckReport, TaskReport, WorkerReport
@@ -69,7 +70,7 @@ class Reporter:
         oldest = sorted(stands, key=lambda task_id: self._explained.get(task_id, ((), never))[1])
         for task_id in oldest[:EXPLAINED_AT_ONCE]:
             if now_s - self._explained.get(task_id, ((), never))[1] >= EXPLAIN_EVERY_S:
-                stuck = stands[task_id].core.explain()[:STUCK_MAX]
+                stuck = explained(stands[task_id].core)[:STUCK_MAX]
                 self._explained[task_id] = tuple(map(_stuck, stuck)), now_s
 
     def _told(self, task: Reported, standing_s: Mapping[int, float], *, splits: bool) -> TaskReport:

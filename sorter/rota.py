@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from sorter.owned import MANY
 from sorter.publisher import Publisher
 from sorter.runner import TaskRunner
-from sorter.saved import RowsOutOfReach
 from tistream.clock import Clock
 from tistream.ids import Tenant
 
@@ -38,13 +37,12 @@ class Rota:
 
     def turn(self, runners: Mapping[int, TaskRunner]) -> Iterator[TaskRunner]:
         """The tasks that have something to take, in the order in which they take it."""
-        found = (r for r in runners.values() if r.more or r.inbox.count)  # nearly none of very many
+        ready = [r for r in runners.values() if r.more or r.inbox.count]  # nearly none of very many
         self.waiting = False
         if len(runners) < MANY:
-            yield from found
+            yield from ready
             return
         writing = {r.row.tenant for r in runners.values() if r.gets_rows}
-        ready = list(found)
         yield from (r for r in ready if r.row.tenant in writing)
         others = sorted((r for r in ready if r.row.tenant not in writing), key=lambda r: r.task_id)
         at = bisect_left(others, self._next_task, key=lambda r: r.task_id)
@@ -60,11 +58,7 @@ class Rota:
         When it is to be the `whole`, nobody is left out."""
         quiet: dict[Tenant, Sequence[TaskRunner]] = {}
         for tenant, runners in by_tenant.items():
-            try:
-                is_quiet = publisher.is_quiet(tenant, [runner.publication for runner in runners])
-            except RowsOutOfReach:
-                is_quiet = False  # the flush meets it again, and shows it
-            if is_quiet:
+            if publisher.is_quiet(tenant, [runner.publication for runner in runners]):
                 quiet[tenant] = runners
             else:
                 yield {tenant: runners}

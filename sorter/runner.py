@@ -6,9 +6,9 @@
     save      PUT what no object holds yet and the state, then switch the pointer, the set of objects and the positions
               together, guarded by the epoch
 
-A runner never decides by itself that a task is lost: it raises Fenced, and the worker drops it. When rows cannot be
-fetched in the middle of a batch, the core is of no use any more (`spoilt`): the worker drops it too, and loads it
-again.
+A runner never decides by itself that a task is lost: it raises Fenced, and the worker drops it. When a step of the core
+fails half-way, the core is of no use any more (`spoilt`): the worker drops it too, and loads it again. What no other
+sorter could do better, a broken promise or a state that cannot be read, is `broken`: the task stops, in the catalog.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from sorter.core import Effect, Positions, TaskCore
+from sorter.core import CoreSnapshot, Effect, Positions, TaskCore
 from sorter.inbox import Inbox
 from sorter.meeting import is_beyond
 from sorter.publisher import Publication
 from sorter.reader import Read, Reader
-from sorter.saved import RowsOutOfReach
+from sorter.saved import RowsOutOfReach, StateUnreadable
 from sorter.saving import Save
 from sorter.snapshot import read_state_file
 from sorter.traffic import Traffic
@@ -40,6 +40,7 @@ from tistream.errors import (
     Fenced,
     NotFound,
     ObjectConflict,
+    ObjectNotFound,
     StoreUnavailable,
 )
 from tistream.feed import FeedBatch, FeedRequest
@@ -73,7 +74,8 @@ class TaskRunner:
         self.row = row
         self.core = core
         self.publication = Publication(core=core, epoch=row.epoch)
-        self.broken: BrokenPromise | None = None  #: why it halts; nothing is read or written any more
+        self.broken: BrokenPromise | StateUnreadable | None = None  #: why it halts; nothing is read or written any more
+        self.ended = False  #: the catalog says that it is stopped
         self.inbox = Inbox()
         self.heard: dict[int, int] = {}  #: store -> cut_ts of the newest batch file that the core took
         self.traffic = Traffic(row.task_id)
@@ -82,7 +84,7 @@ class TaskRunner:
         self._store = store
         self._readers: dict[int, Reader] = {}
         self._leaving: list[Reader] = []
-        self.spoilt: RowsOutOfReach | None = None  #: why the core is not what its positions say
+        self.spoilt: Exception | None = None  #: why the core is not what its positions say
         self._snapshot_n = row.snapshot_n
         self.durable_n = row.snapshot_n  #: of the newest snapshot that the catalog is known to have
         self._until: Positions | None = None  # behind which nothing is taken
@@ -95,20 +97,19 @@ class TaskRunner:
 
     @classmethod
     def load(cls, row: TaskRow, catalog: Catalog, store: ObjectStore) -> TaskRunner:
-        """The task as its last snapshot left it. CorruptObject when the snapshot is not this task's state, Fenced when
-        the task changed hands meanwhile; store and catalog errors pass through."""
+        """The task as its last snapshot left it. StateUnreadable when that is gone, damaged or not this task's, Fenced
+        when the task changed hands meanwhile; other errors of store and catalog pass through."""
         core = TaskCore(row.task_id, row.range, row.start_ts, row.upper)
         if row.snapshot_key is not None:
             consumed = positions(catalog, row.task_id)
-            loaded = read_state_file(row.snapshot_key, store.get(row.snapshot_key), store.get_range)
-            if loaded.state.start_ts != row.start_ts or loaded.state.upper > row.upper:
-                raise CorruptObject(
-                    "the snapshot is not of this task's past", object=row.snapshot_key, task=row.task_id
-                )
-            core.restore(loaded.state, consumed)
-            now = _newest(catalog, row)  # pointer and positions must be from one moment
-            if now is None or (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
-                raise Fenced("the task moved on while it was loaded", task=row.task_id, epoch=row.epoch)
+            try:
+                core.restore(_state(store, row, row.snapshot_key), consumed)
+            except (ObjectNotFound, CorruptObject) as e:
+                _still_mine(catalog, row)  # else the object may have gone because another one is the task's by now
+                if isinstance(e, StateUnreadable):
+                    raise
+                raise StateUnreadable(task=row.task_id, object=row.snapshot_key, cause=str(e)) from e
+            _still_mine(catalog, row)  # pointer and positions must be from one moment
         log.info(
             "task started",
             tenant=str(row.tenant),
@@ -186,13 +187,17 @@ class TaskRunner:
         if self._counted is None or self._counted[0] != upper:
             try:
                 self._counted = upper, self.core.flushable_bytes()
-            except RowsOutOfReach:
+            except (RowsOutOfReach, StateUnreadable):
                 self._counted = upper, BACKLOG_BYTES_MAX  # the flush meets it again, and shows it
         return self._counted[1]
 
     def held_bytes(self) -> int:
         """Memory that the task takes."""
         return self.core.bytes_held() + self.inbox.bytes
+
+    def check_watermark(self) -> None:
+        """Raise what keeps its watermark from being known: rows of undecided commits may have to be fetched."""
+        self.core.watermark()
 
     def report(self) -> TaskState:
         """How it stands."""
@@ -219,6 +224,12 @@ class TaskRunner:
             self._reopen = False
         if self.broken is not None:
             self._guarded(stop_task(self._catalog, self.task_id, epoch=self.row.epoch, error=str(self.broken)))
+            self.ended = True
+
+    def stop_for(self, error: BrokenPromise | StateUnreadable) -> None:
+        """The task halts; `act` says so in the catalog."""
+        log.error("the task stops", task=self.task_id, error=str(error))
+        self.broken = error
 
     def note_flush(self) -> None:
         """Something was written out: the next snapshot can be smaller."""
@@ -285,8 +296,6 @@ class TaskRunner:
     def problems(self) -> list[Problem]:
         """What is wrong with the task or its feeds now."""
         own = [self._problem] if self._problem is not None else []
-        if self.spoilt is not None:
-            own.append(Problem.of(f"task {self.task_id}", self.spoilt))
         if self.broken is not None:
             own.append(Problem.of(f"task {self.task_id}", self.broken))  # the worker and its other tasks go on
         return own + [p for reader in list(self._readers.values()) for p in reader.problems()]
@@ -341,11 +350,12 @@ class TaskRunner:
         """A step of the core."""
         try:
             effects = step()
-        except BrokenPromise as e:
-            log.error("the task stops: the upstream broke its promise", task=self.task_id, error=str(e))
-            self.broken = e
-        except RowsOutOfReach as e:
-            log.warning("rows cannot be fetched, loading the task again", task=self.task_id, error=str(e))
+        except (BrokenPromise, StateUnreadable) as e:
+            self.stop_for(e)
+        except (FeedGap, CorruptObject):
+            raise  # the core is as it was
+        except Exception as e:  # noqa: BLE001 - whatever it is, the core is half-way and is loaded again
+            log.warning("a step failed half-way, loading the task again", task=self.task_id, error=str(e))
             self.spoilt = e
         else:
             self._dirty = True
@@ -365,6 +375,22 @@ class TaskRunner:
     def _guarded(self, matched: bool) -> None:
         if not matched:
             raise Fenced(task=self.task_id, epoch=self.row.epoch)
+
+
+def _state(store: ObjectStore, row: TaskRow, key: str) -> CoreSnapshot:
+    try:
+        state = read_state_file(key, store.get(key), store.get_range).state
+    except CorruptObject:  # bytes may have been damaged on their way: they are read once more
+        state = read_state_file(key, store.get(key), store.get_range).state
+    if state.start_ts != row.start_ts or state.upper > row.upper:
+        raise CorruptObject("the snapshot is not of this task's past", object=key, task=row.task_id)
+    return state
+
+
+def _still_mine(catalog: Catalog, row: TaskRow) -> None:
+    now = _newest(catalog, row)
+    if now is None or (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
+        raise Fenced("the task moved on while it was loaded", task=row.task_id, epoch=row.epoch)
 
 
 def _newest(catalog: Catalog, row: TaskRow) -> TaskRow | None:

@@ -36,7 +36,7 @@ from sorter.kernels import I64, U64, Flags
 from sorter.payload import Place, Segment, columns_of
 from sorter.run import Needles, Run
 from tistream.codec.segment_file import decode_segment
-from tistream.errors import CorruptObject, StoreError, StoreUnavailable
+from tistream.errors import CorruptObject, ObjectNotFound, StoreError, StoreUnavailable, TiStreamError
 from tistream.keyrange import KeyRange
 
 PARTS = ("keys", "values", "numbers", "origins")
@@ -54,7 +54,16 @@ class RowsOutOfReach(StoreUnavailable):
     """Rows that a snapshot object holds could not be fetched; what was being done with them is half done."""
 
     code = "TS-1035"
-    hint = "The task starts again from its snapshot by itself; if it does not, look at the object that the error names."
+    hint = "The task starts again from its snapshot by itself, once the object store answers."
+
+
+class StateUnreadable(CorruptObject):
+    """An object of a task's saved state is missing or damaged. The task stops; its log and its batch files stay."""
+
+    code = "TS-1065"
+    hint = (
+        "Restore the object that the error names, from a version or a copy of the bucket; then: tistream tasks retry."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +162,8 @@ def learned(origins: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
 
 
 class SavedRun(Run):
-    """A group as a run. What `read` or the object's bytes do wrong is RowsOutOfReach, whenever something is fetched."""
+    """A group as a run. What `read` or the object's bytes do wrong is raised by whatever fetches something: see
+    `fetch`."""
 
     __slots__ = ("_fetch", "_group", "_numbers", "_origins", "_place", "_segment", "_told")
 
@@ -333,22 +343,37 @@ class _Columns(dict[str, Any]):
 
 
 def fetch(group: Group, read: Read, name: str) -> pa.Table:
-    """A part of a group. RowsOutOfReach when it does not come, or is not what was written."""
-    part = group.parts[name]
+    """A part of a group. RowsOutOfReach when it does not come, StateUnreadable when it is gone or not what was
+    written."""
     try:
-        data = read(group.object_key, part.offset, part.length)
-        table = decode_segment(
-            group.object_key,
-            part.number,
-            data,
-            crc=part.crc,
-            rows=None if name == "origins" else group.rows,
-            raw_length=part.raw_length,
-            offset=part.offset,
-        )
+        return _fetched(group, read, name)
+    except CorruptObject:
+        pass  # bytes may have been damaged on their way: they are read once more
+    except StoreError as e:
+        raise _out_of_reach(group, name, e) from e
+    try:
+        return _fetched(group, read, name)
     except (StoreError, CorruptObject) as e:
-        raise RowsOutOfReach(object=group.object_key, part=name, cause=str(e)) from e
-    return table
+        raise _out_of_reach(group, name, e) from e
+
+
+def _fetched(group: Group, read: Read, name: str) -> pa.Table:
+    part = group.parts[name]
+    return decode_segment(
+        group.object_key,
+        part.number,
+        read(group.object_key, part.offset, part.length),
+        crc=part.crc,
+        rows=None if name == "origins" else group.rows,
+        raw_length=part.raw_length,
+        offset=part.offset,
+    )
+
+
+def _out_of_reach(group: Group, name: str, error: StoreError | CorruptObject) -> TiStreamError:
+    for_good = isinstance(error, (ObjectNotFound, CorruptObject))
+    kind = StateUnreadable if for_good else RowsOutOfReach
+    return kind(object=group.object_key, part=name, cause=str(error))
 
 
 def _own_origins(run: Run) -> pl.DataFrame | None:

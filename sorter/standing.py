@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sorter.core import TaskCore
+from sorter.saved import RowsOutOfReach, StateUnreadable
+from sorter.watermark import Stuck
 from tistream.errors import WatermarkStands
+from tistream.keyrange import KeyRange
 from tistream.service import Problem
 
 STANDS_AFTER_S = 30.0
@@ -43,8 +46,16 @@ class Standing:
         self._since, self._heard, self.problems = since, heard, problems
 
 
+def explained(core: TaskCore, range_: KeyRange | None = None) -> list[Stuck]:
+    """What the watermark waits for, also where the rows that would say it cannot be fetched."""
+    try:
+        return core.explain(range_)
+    except (RowsOutOfReach, StateUnreadable) as e:
+        return [Stuck(range=core.range if range_ is None else range_, w=None, reason=f"not known: {e}")]
+
+
 def _told(core: TaskCore, w: int | None) -> WatermarkStands:
-    stuck = core.explain()
+    stuck = explained(core)
     first = stuck[0] if stuck else None
     facts = {"region": first.region_id, "store": first.store_id, "file": first.file} if first else {}
     reasons = "; ".join(str(s) for s in stuck[:REASONS_MAX])

@@ -6,9 +6,10 @@
     loop thread        all the rest, in turns: tasks and stores from the catalog, batches into the cores, flushes,
                        snapshots. The cores are touched by nobody else.
 
-Each activity of the loop fails by itself: while the store or the catalog is away the state is kept, the problem is
-shown, and the activity is tried again after a growing pause. A task whose promise was broken stops alone. The process
-may die at any instruction: what counts is in the catalog and the bucket.
+Each step of a task, each flush of a tenant and each activity of the loop is contained (`tistream.containment`): an
+error stops or delays that one, whatever it is, and is shown until it has been overcome. A task whose upstream broke its
+promise, or whose saved state cannot be read, stops in the catalog, so that no other sorter tries it in turn. The
+process may die at any instruction: what counts is in the catalog and the bucket.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 import structlog
 
 from sorter import measures
 from sorter.activity import Activity
 from sorter.core import CoreStats
+from sorter.flushing import Flushing
 from sorter.inbox import Inbox
 from sorter.memory import Memory
 from sorter.merging import Merging
@@ -31,22 +34,24 @@ from sorter.publisher import Publisher
 from sorter.pump import Pump
 from sorter.reader import FeedReader, Reader
 from sorter.reporting import Reporter
-from sorter.rota import Group, Rota
+from sorter.rota import Rota
 from sorter.runner import TaskRunner
+from sorter.saved import StateUnreadable
 from sorter.spill import Spill
-from sorter.standing import Standing
+from sorter.standing import Standing, explained
 from sorter.watermark import Stuck
 from tistream.catalog.engine import Catalog
 from tistream.catalog.reports import WorkerReport
 from tistream.catalog.stores import stores_of_tenants
-from tistream.catalog.tasks import TaskRow, count_tasks_of
+from tistream.catalog.tasks import TaskRow, count_tasks_of, stop_task
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
-from tistream.errors import CorruptObject, ErrorKind, Fenced, TiStreamError
+from tistream.containment import Containment
+from tistream.errors import Fenced, TaskStopped, TiStreamError
 from tistream.feed import Feed, FeedRequest, WatchedFeed
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.limits import COMMITTED_FILE_BYTES_TARGET, FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
+from tistream.limits import FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.service import Problem, Repeating
 from tistream.task_state import TaskState
@@ -57,11 +62,12 @@ START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
 LOOK_PAUSES = 20  #: between two looks at the watermarks of very many tasks, so many times as long as one takes
 TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
-SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
 SAVE_S = 0.2  #: that a turn spends on snapshots, and one snapshot more
 TURN_INTERVAL_S = 0.05
 ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
+
+STEPS = ("start", "act", "follow", "take", "write", "save", "watermark")  #: of a task; each waits by itself
 
 log = structlog.get_logger(__name__)
 
@@ -94,27 +100,31 @@ class SorterWorker:
         self._runners: dict[int, TaskRunner] = {}
         self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same, none of the lists empty
         self._owned = Owned(catalog, clock)
-        self._touched: dict[Tenant, None] = {}  # of which something may be written out
+        self._steps: Containment[tuple[int, str]] = Containment(
+            worker_id, clock, name=lambda at: f"task {at[0]} {at[1]}"
+        )
+        self._stopped: dict[int, str] = {}  # tasks that the catalog says are stopped, and why
         self._rota = Rota(clock)
-        self._sweep_due_s = clock.monotonic()
+        self._flushing = Flushing(worker_id, clock, self._rota, self._tenants, self._may_write)
         self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
         self._looked = threading.Event()
         self._state = threading.Lock()  # held during a turn; others look between two turns
-        self._refresh = Activity(f"{worker_id}/refresh", REFRESH_INTERVAL_S, clock)
-        self._flush = Activity(f"{worker_id}/flush", flush_interval_s, clock)
-        self._save = Activity(f"{worker_id}/snapshot", snapshot_interval_s, clock)
+        self._activities: Containment[str] = Containment(worker_id, clock)
+        self._refresh = Activity(self._activities, "refresh", REFRESH_INTERVAL_S, clock)
+        self._flush = Activity(self._activities, "flush", flush_interval_s, clock)
+        self._save = Activity(self._activities, "snapshot", snapshot_interval_s, clock)
         self._to_save: deque[int] = deque()
-        self._merging = Merging(catalog, store, clock)
-        self._merge = Activity(f"{worker_id}/merge", TURN_INTERVAL_S, clock)
+        self._merging = Merging(worker_id, catalog, store, clock)
+        self._merge = Activity(self._activities, "merge", TURN_INTERVAL_S, clock)
         self._memory = None if spill is None else Memory(spill)
-        self._relief = Activity(f"{worker_id}/memory", RELIEF_INTERVAL_S, clock)
+        self._relief = Activity(self._activities, "memory", RELIEF_INTERVAL_S, clock)
         self._standing = Standing()
         self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or TELL_PAUSES say
         self._tell_due_s = 0.0
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by the loop, an immutable snapshot
         self._said: WorkerReport | None = None  # the last one that a heartbeat carried
-        self._look = Activity(f"{worker_id}/watermarks", LOOK_INTERVAL_S, clock, pauses=LOOK_PAUSES)
+        self._look = Activity(self._activities, "watermarks", LOOK_INTERVAL_S, clock, pauses=LOOK_PAUSES)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
             f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
@@ -186,9 +196,14 @@ class SorterWorker:
     def problems(self) -> list[Problem]:
         """Everything that is wrong now."""
         found = [*self._heartbeat.problems(), *self._loop.problems()]
-        for activity in (self._refresh, self._flush, self._save, self._relief, self._look, self._merge):
-            found += activity.problems()
+        for contained in (self._activities, self._steps, self._flushing.tenants, self._merging.pairs):
+            found += contained.problems()
         found += self._standing.problems
+        found += [
+            Problem(source=f"task {task_id}", code=TaskStopped.code, message=why)
+            for task_id, why in self._stopped.items()
+            if task_id not in self._runners
+        ]
         return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
 
     def lease_age_s(self) -> float | None:
@@ -204,7 +219,7 @@ class SorterWorker:
         """What the watermark of a task, or of a part of its range, waits for; nothing when the task is not here."""
         with self._state:
             runner = self._runners.get(task_id)
-            return [] if runner is None else runner.core.explain(range_)
+            return [] if runner is None else explained(runner.core, range_)
 
     def _beat(self) -> None:
         if self._loop.crashed:
@@ -229,10 +244,10 @@ class SorterWorker:
         with self._state:
             self._refresh.run_if_due(self._look_around)
             busy = self._absorb()
-            if self._publisher is not None and self._publisher.busy:
+            if self._publisher is not None and self._flushing.is_busy(self._publisher):
                 self._flush.hurry()
             self._flush.run_if_due(self._write_out)
-            busy = busy or (self._publisher is not None and self._publisher.busy and not self._flush.problems())
+            busy = busy or (self._publisher is not None and self._flushing.is_busy(self._publisher))
             if self._memory is not None and self._memory.is_due():
                 self._relief.hurry()
                 self._relief.run_if_due(self._relieve)
@@ -248,18 +263,19 @@ class SorterWorker:
             self._loop.wake()
 
     def _look_at_watermarks(self) -> None:
-        cores = {task_id: runner.core for task_id, runner in self._runners.items() if runner.broken is None}
         now_s = self._clock.monotonic()
-        self._standing.look(cores, now_s)
+        here = [runner for runner in self._runners.values() if runner.spoilt is None]
+        known = [runner for runner in here if self._step(runner.task_id, "watermark", runner.check_watermark)]
+        self._standing.look({r.task_id: r.core for r in known if r.broken is None}, now_s)
         shown = (problem.shown() for problem in self.problems())
-        self._report = self._reporter.look(list(self._runners.values()), self._standing.standing_s(now_s), shown, now_s)
-        self._tell()
+        self._report = self._reporter.look(known, self._standing.standing_s(now_s), shown, now_s)
+        self._tell(known)
 
-    def _tell(self) -> None:
+    def _tell(self, known: Collection[TaskRunner]) -> None:
         """Renew what the tasks say of themselves, unless that takes more than a small share of the time."""
         began_s = self._clock.monotonic()
         if began_s >= self._tell_due_s:
-            self.reports = tuple(r.report() for r in self._runners.values() if r.spoilt is None)
+            self.reports = tuple(runner.report() for runner in known)
             self._tell_due_s = began_s + TELL_PAUSES * (self._clock.monotonic() - began_s)
 
     def _look_around(self) -> None:
@@ -271,35 +287,55 @@ class SorterWorker:
             gone = row is None or row.epoch != runner.row.epoch or row.error is not None
             if gone or runner.spoilt is not None:
                 self._drop(task_id)
-        errors: list[TiStreamError] = []
+        self._stopped = {row.task_id: row.error for row in owned.values() if row.error is not None}
+        if self._steps.problems():
+            self._steps.keep_only({(id_, name) for id_ in owned if id_ not in self._stopped for name in STEPS})
         until = self._clock.monotonic() + START_S
         for row in _in_order(owned.values()):
-            if row.error is None and row.task_id not in self._runners:
-                self._each(row.task_id, lambda row=row: self._start(row), errors)  # type: ignore[misc]
+            if row.error is None and row.task_id not in self._runners and self._is_due(row.task_id):
+                self._step(row.task_id, "start", partial(self._start, row))
                 if self._clock.monotonic() > until:  # the tasks that are here must not wait for all others
                     break
         for task_id, runner in list(self._runners.items()):
-            self._each(task_id, runner.act, errors)
+            self._step(task_id, "act", runner.act)
+            if runner.ended:  # an operator may have it tried again any time
+                self._stopped[task_id] = str(runner.broken)
+                self._drop(task_id)
         self._follow_stores()
         self._merging.look(owned, self._runners)
         self._looked.set()
-        _raise_first(errors)
 
     def _is_here(self, task_id: int) -> bool:
         runner = self._runners.get(task_id)
         return runner is not None and runner.spoilt is None
 
     def _start(self, row: TaskRow) -> None:
-        runner = self._runners[row.task_id] = TaskRunner.load(row, self._catalog, self._store)
+        try:
+            runner = TaskRunner.load(row, self._catalog, self._store)
+        except StateUnreadable as e:
+            log.error("the task stops", task=row.task_id, error=str(e))
+            if not stop_task(self._catalog, row.task_id, epoch=row.epoch, error=str(e)):
+                raise Fenced(task=row.task_id, epoch=row.epoch) from e
+            self._stopped[row.task_id] = str(e)
+            return
+        self._runners[row.task_id] = runner
         self._tenants.setdefault(row.tenant, []).append(runner)
+
+    def _may_write(self, runner: TaskRunner) -> bool:
+        return not runner.halted and self._steps.is_due((runner.task_id, "write"))
+
+    def _is_due(self, task_id: int) -> bool:
+        """Whether no step of a task that is not here waits after an error."""
+        return all(self._steps.is_due((task_id, name)) for name in STEPS)
 
     def _follow_stores(self) -> None:
         """Have all stores of all tenants followed."""
         tenants = {runner.row.tenant for runner in self._runners.values()}
         store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
-        for runner in self._runners.values():
+        for runner in list(self._runners.values()):
             if not runner.halted:
-                runner.follow(store_ids.get(runner.row.tenant, frozenset()), self._read)
+                of_tenant = store_ids.get(runner.row.tenant, frozenset[int]())
+                self._step(runner.task_id, "follow", partial(runner.follow, of_tenant, self._read))
 
     def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:
         """Begin a subscription."""
@@ -309,34 +345,30 @@ class SorterWorker:
         reader.start()
         return reader
 
-    def _going_on(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
-        """The tasks of these tenants that go on."""
-        found = {tenant: [r for r in self._tenants.get(tenant, ()) if not r.halted] for tenant in tenants}
-        return {tenant: runners for tenant, runners in found.items() if runners}
-
-    def _has_a_full_file(self, tenants: Iterable[Tenant]) -> bool:
-        """Whether the tasks of one of these tenants together could write a file of the target size now."""
-        backlogs = (sum(r.backlog for r in runners) for runners in self._going_on(tenants).values())
-        return any(backlog >= COMMITTED_FILE_BYTES_TARGET for backlog in backlogs)
-
     def _absorb(self) -> bool:
         """Let every task take what has come, as far as there is room for it; whether there is more to do at once."""
         had: dict[Tenant, None] = {}  # something to take
         more = False
         for runner in self._rota.turn(self._runners):
-            room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
-            began = self._clock.monotonic()
-            until = began + ABSORB_S
-            absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)  # noqa: B023
-            had[runner.row.tenant] = self._touched[runner.row.tenant] = None
-            if absorbed.batches:
-                measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
-            more = more or absorbed.more
-            if self._memory is not None:
-                self._memory.took(absorbed.nbytes, settling=runner.core.settling)
-        if had and self._has_a_full_file(had):
+            if self._step(runner.task_id, "take", partial(self._take, runner, had)):
+                more = more or runner.more
+        if had and self._flushing.has_a_full_file(had):
             self._flush.hurry()
         return more or self._rota.waiting
+
+    def _take(self, runner: TaskRunner, had: dict[Tenant, None]) -> None:
+        room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
+        began = self._clock.monotonic()
+        until = began + ABSORB_S
+        absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)
+        had[runner.row.tenant] = None
+        self._flushing.touch(runner.row.tenant)
+        if absorbed.batches:
+            measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
+        if self._memory is not None:
+            self._memory.took(absorbed.nbytes, settling=runner.core.settling)
+        if runner.spoilt is not None:
+            raise runner.spoilt
 
     def _relieve(self) -> None:
         """Have rows written to the disk when all tasks together hold too much."""
@@ -345,56 +377,19 @@ class SorterWorker:
         runners = self._runners.values()
         self._memory.relieve([(r.task_id, r.held_bytes(), r.core) for r in runners], self._publisher.held_bytes())
 
-    def _write_out(self, *, whole: bool = False) -> None:
-        """Flush the tenants of which something has come or is not finished, and now and then, or when it is to be the
-        `whole`, every tenant. What one tenant's flush raises does not keep the others back."""
+    def _write_out(self) -> None:
         assert self._publisher is not None
-        errors: list[TiStreamError] = []
-        now_s = self._clock.monotonic()
-        touched, self._touched = self._touched, {}
-        self._publisher.keep(self._going_on(self._publisher.under_way()))
-        if whole or now_s >= self._sweep_due_s:
-            self._sweep_due_s = now_s + SWEEP_S
-            by_tenant = self._going_on(self._tenants)
-        else:
-            by_tenant = self._going_on(touched)
-        for group in self._rota.groups(by_tenant, self._publisher, whole=whole):
-            self._flush_group(group, errors)
-        self._touched |= self._rota.left()
-        _raise_first(errors)
-
-    def _flush_group(self, group: Group, errors: list[TiStreamError]) -> None:
-        assert self._publisher is not None
-        runners = [runner for of_tenant in group.values() for runner in of_tenant]
-        before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
-        try:
-            if len(group) == 1:
-                ((tenant, of_tenant),) = group.items()
-                gone = self._publisher.flush(tenant, [runner.publication for runner in of_tenant])
-            else:
-                gone = self._publisher.flush_quiet({t: [r.publication for r in rs] for t, rs in group.items()})
-            for task_id in gone:
-                self._drop(task_id)
-        except TiStreamError as e:
-            self._touched |= dict.fromkeys(group)
-            if e.kind is not ErrorKind.RETRY:
-                raise
-            errors.append(e)
-        moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
-        for runner in moved:
-            runner.note_flush()
-            self._touched[runner.row.tenant] = None
-        if moved:
-            seconds = self._clock.monotonic() - began
-            measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
-        self._touched |= {tenant: None for tenant in group if self._publisher.is_busy_with(tenant)}
+        outcome = self._flushing.write(self._publisher)
+        for task_id in outcome.gone:
+            self._drop(task_id)
+        for task_id, error in outcome.failed.items():
+            self._failed(task_id, "write", error)
+        for task_id in outcome.written:
+            self._steps.forget((task_id, "write"))
 
     def _write_all(self) -> None:
-        """Flush until nothing is under way."""
         assert self._publisher is not None
-        self._write_out(whole=True)
-        while self._publisher.busy:
-            self._write_out(whole=True)
+        self._flushing.write_all(self._publisher)
 
     def _merge_tasks(self) -> None:
         """Go on with the merges that are wanted; a task that came of one is loaded with the next look around."""
@@ -410,18 +405,15 @@ class SorterWorker:
         if not self._to_save:
             seldom = len(self._runners) >= MANY
             self._to_save.extend(id_ for id_, runner in self._runners.items() if runner.should_save(seldom=seldom))
-        until, errors = self._clock.monotonic() + SAVE_S, list[TiStreamError]()
+        until = self._clock.monotonic() + SAVE_S
         while self._to_save and self._clock.monotonic() < until:
             task_id = self._to_save.popleft()
             if task_id in self._runners:
-                self._each(task_id, self._runners[task_id].save, errors)
-        _raise_first(errors)
+                self._step(task_id, "save", self._runners[task_id].save)
 
     def _save_all(self) -> None:
-        errors: list[TiStreamError] = []
         for task_id, runner in list(self._runners.items()):
-            self._each(task_id, runner.save, errors)
-        _raise_first(errors)
+            self._step(task_id, "save", runner.save)
 
     def _finish(self) -> None:
         """The last flush and snapshot of a life that ends in good order; retire even if they fail."""
@@ -434,17 +426,29 @@ class SorterWorker:
     def _retire(self) -> None:
         retire_worker(self._catalog, self.name, self._incarnation)
 
-    def _each(self, task_id: int, step: Callable[[], None], errors: list[TiStreamError]) -> None:
-        """One step for one task: fenced drops the task, what can be tried again is collected."""
+    def _step(self, task_id: int, name: str, step: Callable[[], None]) -> bool:
+        """One step of one task, contained; whether it ran and succeeded. Fenced drops the task."""
         try:
-            step()
+            return self._steps.run((task_id, name), partial(self._or_stop, task_id, step))
         except Fenced as e:
             log.warning("a task was taken away", task=task_id, error=str(e))
             self._drop(task_id)
-        except TiStreamError as e:
-            if e.kind is not ErrorKind.RETRY and not isinstance(e, CorruptObject):
-                raise
-            errors.append(e)
+            return False
+
+    def _or_stop(self, task_id: int, step: Callable[[], None]) -> None:
+        """A state that cannot be read stops the task for good."""
+        try:
+            step()
+        except StateUnreadable as e:
+            self._runners[task_id].stop_for(e)
+
+    def _failed(self, task_id: int, name: str, error: Exception) -> None:
+        """A step of a task failed together with those of others."""
+        runner = self._runners.get(task_id)
+        if isinstance(error, StateUnreadable) and runner is not None:
+            runner.stop_for(error)
+        else:
+            self._steps.failed((task_id, name), error)
 
     def _drop(self, task_id: int) -> None:
         runner = self._runners.pop(task_id, None)
@@ -465,8 +469,3 @@ class SorterWorker:
 def _in_order(rows: Collection[TaskRow]) -> Iterable[TaskRow]:
     """In which they are started. Of very many those go first that were written out last: their tenants write."""
     return rows if len(rows) < MANY else sorted(rows, key=lambda row: -row.upper)
-
-
-def _raise_first(errors: list[TiStreamError]) -> None:
-    if errors:
-        raise errors[0]

@@ -307,6 +307,22 @@ class WatermarkStands(TiStreamError):
     code = "TS-1063"
 
 
+class TaskStopped(TiStreamError):
+    """A task has stopped and waits for an operator; the message says why."""
+
+    kind = ErrorKind.CORRUPT
+    code = "TS-1064"
+    hint = "Mend what the message names, then: tistream tasks retry."
+
+
+class MergeWaits(TiStreamError):
+    """Two tasks that are to be merged do not come to one place. Both go on; it is tried again."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1066"
+    hint = "It passes when both are written up to one timestamp; look at what else is wrong with the two tasks."
+
+
 class LogHeld(TiStreamError):
     """A changefeed, a safe point or a table keeps the log longer than its retention; the message says which."""
 

@@ -45,7 +45,7 @@ def test_changes_of_both_tasks_reach_the_log_once_and_uppers_follow(bench: Bench
 def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sorter.worker.COMMITTED_FILE_BYTES_TARGET", 1000)
+    monkeypatch.setattr("sorter.flushing.COMMITTED_FILE_BYTES_TARGET", 1000)
     bench.assign("s1")
     worker = bench.worker("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
     bench.wait(lambda: len(worker.stats()) == 2, "tasks")
@@ -143,7 +143,7 @@ def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
 ) -> None:
     monkeypatch.setattr("sorter.output.PIECE_ROWS", 1)
     monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 1)
-    monkeypatch.setattr("sorter.worker.SWEEP_S", 1000.0)
+    monkeypatch.setattr("sorter.flushing.SWEEP_S", 1000.0)
     put, turns = bench.store.put, []
 
     def slowly(key: str, data: bytes) -> None:

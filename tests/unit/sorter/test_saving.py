@@ -7,7 +7,7 @@ import pytest
 
 from sorter import relief, run, saved, saving, sort_buffer
 from sorter.core import TaskCore
-from sorter.saved import RowsOutOfReach, SavedRun, bits_of, flags_of
+from sorter.saved import RowsOutOfReach, SavedRun, StateUnreadable, bits_of, flags_of
 from sorter.spill import Spill
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
@@ -224,7 +224,7 @@ def test_rows_that_cannot_be_fetched_are_told_apart_from_a_bad_batch(monkeypatch
         task.take(Row(kind=C, key=b"000001", start_ts=20, commit_ts=30), upto=40)
 
 
-def test_damaged_rows_are_out_of_reach() -> None:
+def test_damaged_rows_stop_the_task() -> None:
     task = Task()
     task.take(*prewrites(0, 5))
     (runs, _state) = sorted(task.files.save(task.core))
@@ -232,7 +232,7 @@ def test_damaged_rows_are_out_of_reach() -> None:
     data[30] ^= 1
     task.files.bucket.objects[runs] = bytes(data)
     task.restart()
-    with pytest.raises(RowsOutOfReach, match="checksum"):
+    with pytest.raises(StateUnreadable, match=f"{runs}.*checksum"):
         task.take(Row(kind=C, key=b"000001", start_ts=20, commit_ts=30), upto=40)
 
 
