@@ -12,7 +12,9 @@ Feed for sorters in its own process; `dispatcher.flight_server` offers the same 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import structlog
 
@@ -27,6 +29,7 @@ from tistream.catalog.reports import WorkerReport
 from tistream.catalog.stores import StoreRow, count_stores_of, list_stores, note_cut_ts, stores_of_dispatcher
 from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
+from tistream.containment import Containment
 from tistream.errors import CatalogUnavailable, FeedUnavailable
 from tistream.feed import FeedRequest, FeedStream, Wake
 from tistream.ids import Tenant
@@ -42,6 +45,12 @@ SWEEP_S = 600.0
 FRUITLESS_MAX = 6  #: rounds of reclaiming without a deletion, until a store is looked at each so many of them only
 
 _StoreKey = tuple[Tenant, int]
+_Step = tuple[_StoreKey, str]
+
+
+def _name(step: _Step) -> str:
+    (tenant, store_id), name = step
+    return f"{tenant}/store-{store_id}/{name}"
 
 
 class DispatcherWorker:
@@ -77,6 +86,7 @@ class DispatcherWorker:
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by `refresh`, an immutable snapshot
         self._said: WorkerReport | None = None  # the last one that a heartbeat carried
+        self._stores: Containment[_Step] = Containment(worker_id, clock, name=_name)
         self._reclaimer = Reclaimer(catalog, store, self._pool, self._stopped.is_set)
         self._heartbeats = Repeating(
             f"{worker_id}/heartbeat", self._heartbeat, interval_s=HEARTBEAT_MS / 1000, clock=clock
@@ -132,7 +142,7 @@ class DispatcherWorker:
             for tail in tails
             for error in tail.errors()
         ]
-        return self._threads.problems() + held_up
+        return self._threads.problems() + self._stores.problems() + held_up
 
     def lease_age_s(self) -> float | None:
         """Seconds since the catalog last heard of this life; None before the first time."""
@@ -175,9 +185,18 @@ class DispatcherWorker:
         for key, tail in mine:
             tail.set_newest(owned[key].incarnation)
             if tail.max_cut_ts > max(owned[key].max_cut_ts, self._noted.get(key, 0)):
-                noted = tail.max_cut_ts
-                note_cut_ts(self._catalog, tail.tenant, tail.store_id, noted)
-                self._noted[key] = noted
+                self._contained((key, "cut_ts"), partial(self._note, key, tail))
+        if self._stores.problems():
+            self._stores.keep_only({(key, name) for key in owned for name in ("cut_ts", "reclaim")})
+
+    def _note(self, key: _StoreKey, tail: Tail) -> None:
+        noted = tail.max_cut_ts
+        note_cut_ts(self._catalog, tail.tenant, tail.store_id, noted)
+        self._noted[key] = noted
+
+    def _contained(self, step: _Step, run: Callable[[], None]) -> None:
+        """A step of one store: what it raises delays no other store. Refresh and reclaim have steps of their own."""
+        self._stores.run(step, run)
 
     def _refresh(self) -> None:
         self.refresh()
@@ -197,17 +216,21 @@ class DispatcherWorker:
             return self._incarnation
 
     def reclaim(self) -> None:
-        """Give up files of my stores, and now and then sweep what an earlier attempt left behind."""
+        """Give up files of my stores, and now and then sweep what an earlier attempt left behind; each store by
+        itself."""
         for key, row in self._owned.items():
             if self._stopped.is_set() or self._heartbeats.crashed:
                 return
-            tail, now = self._tail(row), self._clock.monotonic()
-            epoch, swept_at = self._swept.pop(key, (0, 0.0))
-            if epoch != row.dispatcher_epoch or now - swept_at >= SWEEP_S:
-                self._reclaimer.sweep(row, tail)
-                epoch, swept_at = row.dispatcher_epoch, now
-            self._reclaim_if_due(key, row, tail)
-            self._swept[key] = epoch, swept_at  # not reached after an error: the next round sweeps again
+            self._contained((key, "reclaim"), partial(self._reclaim_store, key, row))
+
+    def _reclaim_store(self, key: _StoreKey, row: StoreRow) -> None:
+        tail, now = self._tail(row), self._clock.monotonic()
+        epoch, swept_at = self._swept.pop(key, (0, 0.0))
+        if epoch != row.dispatcher_epoch or now - swept_at >= SWEEP_S:
+            self._reclaimer.sweep(row, tail)
+            epoch, swept_at = row.dispatcher_epoch, now
+        self._reclaim_if_due(key, row, tail)
+        self._swept[key] = epoch, swept_at  # not reached after an error: the next try sweeps again
 
     def _reclaim_if_due(self, key: _StoreKey, row: StoreRow, tail: Tail) -> None:
         """Of a store that has had nothing to be deleted for long, each so many rounds only."""
