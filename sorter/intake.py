@@ -90,6 +90,16 @@ def told(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
     return frame.hstack(rows.origins.select(*SOURCE, *TENURE)[rows.numbers["origin"][at]])
 
 
+def fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
+    """Whether a commit's only prewrite is the committed one, beyond doubt."""
+    said = commits.numbers["op"][at]
+    sure = (said == Op.NONE) | (said == prewrites.numbers["op"][there])
+    fake = np.flatnonzero(prewrites.numbers["fake"][there])
+    if len(fake):
+        sure[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
+    return np.asarray(sure)
+
+
 def break_promise(rows: pl.DataFrame) -> NoReturn:
     first = rows.sort("commit_ts").row(0, named=True)
     names = ("key", "start_ts", "commit_ts", "region_id", "store_id", "incarnation", "seq", "w")

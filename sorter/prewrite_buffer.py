@@ -52,7 +52,7 @@ from sorter.doubt import (
     run_sized,
 )
 from sorter.due import Due
-from sorter.intake import Leaving, break_promise, has_value, is_fake, late_rows, one_of_each, told, without
+from sorter.intake import Leaving, break_promise, fits, has_value, is_fake, late_rows, one_of_each, told, without
 from sorter.kernels import I64, Flags
 from sorter.payload import Place, stacked, used_segments
 from sorter.reach import Thresholds, may_reach, reached
@@ -60,7 +60,7 @@ from sorter.run import Needles, Run, RunSet, compact
 from sorter.saved import NONE_TOLD, RunState, cut, has_asked, learned, states_of
 from sorter.sort_buffer import SortBuffer
 from sorter.watermark import RangeWatermarkMap
-from tistream.change import Op, RowKind
+from tistream.change import RowKind
 from tistream.errors import BrokenPromise, invariant
 from tistream.keyrange import KeyRange
 
@@ -403,7 +403,7 @@ class PrewriteBuffer:
                 missing.append(frame_of(run, at[count == 0], COMMITS))
             sure = count == 1
             for old, here, there in hits:
-                sure[here] &= _fits(run, at[here], old, there)
+                sure[here] &= fits(run, at[here], old, there)
             plain.append((run, at, hits, sure))
             if not sure.all():
                 doubtful.append(frame_of(run, at[~sure], COMMITS))
@@ -489,13 +489,3 @@ def _is_much(place: Place) -> bool:
     """Whether rows stay where they are: a few must not hold on to large segments, many cost too much to copy."""
     size = int(place.sizes(np.ones(len(place), np.bool_)).sum())
     return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in place.segments)
-
-
-def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
-    """Whether a commit's only prewrite is the committed one, beyond doubt."""
-    said = commits.numbers["op"][at]
-    fits = (said == Op.NONE) | (said == prewrites.numbers["op"][there])
-    fake = np.flatnonzero(prewrites.numbers["fake"][there])
-    if len(fake):
-        fits[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
-    return np.asarray(fits)
