@@ -169,7 +169,7 @@ class Oracle:
         def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
             known = self._promises.get(id(self_))
             if known is None:
-                known = self._promises[id(self_)] = _Promises(self_)
+                known = self._promises[id(self_)] = _Promises(self_, self_.start_ts)
             known.rows += [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
             moved = apply(self_, regions, store_id, incarnation, seq)
             self._compare(known)
@@ -184,6 +184,8 @@ class Oracle:
         def loaded(row: TaskRow, catalog: Any, store: Any) -> TaskRunner:
             runner = load(row, catalog, store)
             self.loaded(row.task_id, row.epoch)
+            watermarks = runner.core._watermarks
+            self._promises[id(watermarks)] = _Promises(watermarks, row.upper)
             return runner
 
         def delivered(self_: Subscription, timeout_s: float) -> FeedBatch | None:
@@ -213,7 +215,7 @@ class Oracle:
             want, last = old, -1
             while want != last:
                 last = want
-                want = max([want, *(r["resolved_ts"] for r in here if r["checkpoint_ts"] <= want)])
+                want = max([want, *(r["resolved_ts"] for r in here if r["checkpoint_ts"] <= max(want, known.upper))])
             if new != want:
                 name = "admission" if new > want else "watermark"
                 self.violated(f"{name}: W({at.hex()}) went from {old} to {new}, the rule says {want}")
@@ -225,8 +227,9 @@ class _Promises:
     """What one map was last seen to say, and the watermark rows that it was given and that may still lift something;
     keeps the map, so that its id stays its own."""
 
-    def __init__(self, map_: RangeWatermarkMap) -> None:
+    def __init__(self, map_: RangeWatermarkMap, upper: int) -> None:
         self.map = map_
+        self.upper = upper  #: of the task when it was loaded: what begins at or below it leaves nothing out
         self.steps = _steps(map_)
         self.rows: list[dict[str, Any]] = list(map_.snapshot()[1].to_pylist())
 
