@@ -19,7 +19,7 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
-    "no-upper-guard": 4,
+    "no-upper-guard": 20,
     "no-epoch-guard": 5,
     "stale-snapshot": 54,
     "torn-snapshot": 0,
@@ -31,7 +31,7 @@ QUICK = {
     "assignment-keeps-epoch": 0,
     "never-read-back": 1,
     "own-file-deleted": 1,
-    "commit-before-put": 0,
+    "commit-before-put": 5,
     "first-object-only": 0,
     "later-puts-not-checked": 4,
     "reclaim-from-memory": 0,
@@ -57,7 +57,7 @@ QUICK = {
     "gap-accepted": 6,
     "closed-goes-on": 16,
     "served-by-the-highest": 0,
-    "no-admission": 5,
+    "written-left-out": 3,
     "counts-before-ready": 0,
     "dead-by-start-ts": 0,
     "dead-at-cut-ts": 0,
@@ -66,7 +66,7 @@ QUICK = {
     "promise-before-duplicates": 0,
     "fake-wins": 0,
     "lower-generation-wins": 0,
-    "earlier-row-wins": 0,
+    "earlier-row-wins": 8,
     "undecided-not-held": 1,
     "partly-decided-written": 0,
     "commits-not-awaited": 0,

@@ -10,11 +10,11 @@ import numpy as np
 from tistream.sim.mutants import register, replaced, reworded
 
 
-@register("no-admission", "a watermark row lifts a slice whatever its checkpoint_ts is", scenario="owners")
-def _no_admission() -> Iterator[None]:
-    from sorter.slots import Promises
+@register("written-left-out", "a watermark row that begins at or below `upper` waits for W", scenario="owners")
+def _written_left_out() -> Iterator[None]:
+    from sorter.slots import Slots
 
-    with reworded(Promises, "place", ("~slots.reaches(self._of_pairs(self.checkpoint), self.slot)", "self.slot < 0")):
+    with reworded(Slots, "reaches", ("np.maximum(self.w[slot], self.floor)", "self.w[slot]")):
         yield
 
 
