@@ -23,8 +23,7 @@ from tistream.layout import SchemaSnapKey
 from tistream.pusher.schema_push import empty_snapshot, put_schema_snapshot
 from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
 from tistream.pusher.tikv_push import push_cluster
-from tistream.simulator import ddl, transactions
-from tistream.simulator import workload as workload_module
+from tistream.simulator import ddl, jobs, transactions
 from tistream.simulator.capture import Capture
 from tistream.simulator.mvcc import Version
 from tistream.simulator.profiles import DEFAULT
@@ -241,14 +240,14 @@ def test_a_seed_that_was_interrupted_meets_its_own_files(monkeypatch: pytest.Mon
 def in_keyspace(patch: pytest.MonkeyPatch) -> None:
     """Let the model's TiDB live in a keyspace: its keys have the prefix in the stores."""
     for module, name in (
-        (workload_module, "record_key"),
+        (jobs, "record_key"),
         (transactions, "record_key"),
         (ddl, "database_key"),
         (ddl, "table_key"),
     ):
         plain = getattr(module, name)
         patch.setattr(module, name, lambda *args, plain=plain: PREFIX + plain(*args))
-    for module in (ddl, workload_module):
+    for module in (ddl, jobs):
         patch.setattr(module, "SCHEMA_VERSION_KEY", PREFIX + ddl.SCHEMA_VERSION_KEY.removeprefix(PREFIX))
 
 

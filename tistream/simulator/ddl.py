@@ -5,9 +5,13 @@ schema; its row in `mysql.tidb_ddl_job` is written queued, running and done, and
 moment at which the schema changes: `Ddl.apply` is called then, and only then do tables look different. The meta range
 gets the new definitions with the done row, those of a RENAME with the running one.
 
-Relations: ids (databases, tables, partitions, jobs, columns) are never used twice; a partition holds the handles
-[HANDLES * i, HANDLES * (i + 1)); the last table that is left is never dropped; tables of `Ddl.tables` may not be
-written to by a transaction that spans the change.
+With `partition_ddl` the schema has partitioned tables of every kind, and jobs that change physical ids walk through
+TiDB's schema states (`partition_jobs`): each step is a schema version of its own, and sessions use two neighbouring
+ones at once. Without, such a job changes the schema in one step, as it did on older servers.
+
+Relations: ids (databases, tables, partitions, jobs, columns) are never used twice; a partition of the first tables
+holds the handles [HANDLES * i, HANDLES * (i + 1)); the last table that is left is never dropped; tables of `Ddl.tables`
+may not be written to by a transaction that spans the change.
 """
 
 from __future__ import annotations
@@ -17,22 +21,20 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from schemas.meta import database_key, table_key
 from tistream.codec.memcomparable import encode_bytes
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
+from tistream.simulator.partition_jobs import DONE, ROLLED_BACK, RUNNING, Entry, PartitionJobs, Plan, Step
+from tistream.simulator.partitions import HANDLES, Json, Scheme, definition, partition_info, readable
 from tistream.simulator.profiles import FIRST_TABLE_ID
-from tistream.simulator.rows import BIGINT, DOUBLE, INT, LONGBLOB, MEDIUMTEXT, VARCHAR, Value, row_v1, row_v2
+from tistream.simulator.rows import BIGINT, DOUBLE, INT, LONGBLOB, MEDIUMTEXT, VARCHAR, Column, Value, row_v1, row_v2
 
 SCHEMA_VERSION_KEY = b"m" + encode_bytes(b"SchemaVersionKey") + ord("s").to_bytes(8, "big")
-HANDLES = 100  #: of a partition
 MYSQL_ID, FIRST_DB_ID = 1, 90
-QUEUED, RUNNING, DONE = 8, 1, 4
+QUEUED = 8
 _PUBLIC = 5
 _RENAME = 14
-
-Json = dict[str, Any]
 
 
 def definitions(snapshot: Json) -> dict[bytes, bytes]:
@@ -53,6 +55,7 @@ class Ddl:
     body: Json  #: schema_id, table_id, schema_name, table_name, DBInfo, TableInfo
     meta: Mapping[bytes, Json | None]  #: what it writes to the meta range; None deletes
     apply: Callable[[], None]
+    plan: Plan | None = None  #: its steps, where it has any; then `meta` and `apply` are not used
 
     def definitions(self, *, state: int, start_ts: int) -> dict[bytes, bytes | None]:
         """What a step writes to the meta range."""
@@ -61,9 +64,11 @@ class Ddl:
         dated = {key: info and {**info, "update_timestamp": start_ts} for key, info in self.meta.items()}
         return {key: json.dumps(info).encode() if info else None for key, info in dated.items()}
 
-    def row(self, *, state: int, schema_version: int, start_ts: int, old_format: bool) -> bytes:
+    def row(
+        self, *, state: int, schema_version: int, start_ts: int, old_format: bool, schema_state: int | None = None
+    ) -> bytes:
         """The job's row in the job table."""
-        done = state == DONE
+        done = state in (DONE, ROLLED_BACK)
         info = copy.deepcopy(self.body["TableInfo"]) if done else None
         if info is not None:
             info["update_timestamp"] = start_ts
@@ -76,7 +81,7 @@ class Ddl:
             "table_name": self.body["table_name"].lower(),
             "state": state,
             "raw_args": None,
-            "schema_state": _PUBLIC if done else 0,
+            "schema_state": schema_state if schema_state is not None else _PUBLIC if done else 0,
             "query": self.query,
             "binlog": {
                 "SchemaVersion": schema_version if done else 0,
@@ -96,7 +101,7 @@ class Ddl:
             self.type,
             int(state == RUNNING),
         )
-        pairs: list[tuple[Mapping[str, Any], Value]] = list(zip(JOB_TABLE["cols"][1:], values, strict=True))
+        pairs: list[tuple[Column, Value]] = list(zip(JOB_TABLE["cols"][1:], values, strict=True))
         return row_v1(pairs) if old_format else row_v2(pairs)
 
 
@@ -151,6 +156,7 @@ def _name(name: str) -> Json:
     return {"O": name, "L": name.lower()}
 
 
+_STEPPED = 0.85  # of the jobs, where they have steps
 _PRIMARY = 4099  # primary key, not null, no default
 _JOB_COLUMNS = (
     ("job_id", BIGINT, _PRIMARY),
@@ -168,18 +174,26 @@ _ADDABLE = ((INT, "7"), (BIGINT, None), (VARCHAR, "none"), (DOUBLE, None))
 
 
 class UpstreamSchema:
-    """Databases and tables in force now."""
+    """Databases and tables in force now. `fits`: see `PartitionJobs`."""
 
-    def __init__(self, tables: int) -> None:
+    def __init__(
+        self, tables: int, *, partition_ddl: bool = False, fits: Callable[[Json, Json, int], bool] | None = None
+    ) -> None:
         self.databases: dict[int, str] = {FIRST_DB_ID: "Shop"}
-        self.tables: dict[int, tuple[int, Json]] = {}  # table id -> (database id, TableInfo)
+        self.tables: dict[int, Entry] = {}
+        self.previous: dict[int, Entry] | None = None  #: what some sessions use still: the version before
+        self.lineage: dict[int, int] = {}  #: table id -> the id that the table had first, where it has another one now
         self.version = 1
         self._next_id = FIRST_TABLE_ID + 10 * tables
         self._next_job = 1000
+        self._partition_jobs = PartitionJobs(self._id, fits or (lambda *_: False)) if partition_ddl else None
         for i in range(tables):
             table_id = FIRST_TABLE_ID + 10 * i
             parts = [table_id + 1, table_id + 2] if i == tables - 1 > 0 else None
-            self.tables[table_id] = (FIRST_DB_ID, table(table_id, f"Table{i + 1}", _first_columns(), parts))
+            info = table(table_id, f"Table{i + 1}", _first_columns(), parts)
+            if partition_ddl:
+                info["partition"] = _first_partition(i, table_id)
+            self.tables[table_id] = (FIRST_DB_ID, info)
 
     def snapshot(self, ts: int) -> Json:
         """The schema as a tenant pushes it before its first change."""
@@ -188,26 +202,59 @@ class UpstreamSchema:
         return {
             "ts": ts,
             "schema_version": self.version,
-            "dbs": [_database(db_id, name) for db_id, name in names.items()],
+            "dbs": [database(db_id, name) for db_id, name in names.items()],
             "tables": [{"db_id": MYSQL_ID, "info": copy.deepcopy(JOB_TABLE)}, *entries],
         }
 
-    def partitions(self, table_id: int) -> list[tuple[int, int]]:
-        """(physical id, first handle) of each partition, or of the table itself."""
-        info = self.tables[table_id][1]
-        if not info["partition"]:
-            return [(table_id, 0)]
-        return [(int(d["id"]), HANDLES * i) for i, d in enumerate(info["partition"]["definitions"])]
+    def physical_ids(self) -> set[int]:
+        """Those that hold rows of a table now."""
+        return {physical for _, info in self.tables.values() for physical in readable(info)}
+
+    def of_lineage(self, first_id: int) -> Entry | None:
+        """The table that had this id first, as it is now."""
+        return next((e for i, e in self.tables.items() if self.lineage.get(i, i) == first_id), None)
+
+    def publish(self, job: Plan, step: Step) -> None:
+        """A step was committed: the next schema version is there, and sessions of the one before go on."""
+        self.version += bool(step.tables)
+        if not step.tables:
+            return
+        self.previous = dict(self.tables)
+        for table_id, entry in step.tables.items():
+            if entry is None:
+                del self.tables[table_id]
+        for table_id, entry in step.tables.items():
+            if entry is not None:
+                self.tables[table_id] = entry
+                before = job.renumbered.get(table_id, table_id)
+                self.lineage[table_id] = self.lineage.get(before, before)
+
+    def written(self, step: Step, start_ts: int) -> dict[bytes, bytes | None]:
+        """What a step writes to the meta range."""
+        found: dict[bytes, bytes | None] = {}
+        for table_id, entry in step.tables.items():
+            if entry is None:
+                found[table_key(self.tables[table_id][0], table_id)] = None
+            else:
+                found[table_key(entry[0], table_id)] = json.dumps({**entry[1], "update_timestamp": start_ts}).encode()
+        return found
+
+    def synced(self) -> None:
+        """All servers have the newest version: none begins anything under the one before."""
+        self.previous = None
 
     def propose(self, rand: random.Random) -> Ddl:
         """A job that can run now."""
+        if self._partition_jobs is not None and rand.random() < _STEPPED:
+            self._next_job += 1
+            return self._planned(self._partition_jobs.propose(rand, list(self.tables.values())))
         kinds = [self._create_table, self._create_database, self._add_column]
-        kinds += [self._drop_column, self._rename, self._truncate] * 2
+        kinds += [self._drop_column, self._rename, *([] if self._partition_jobs else [self._truncate])] * 2
         if len(self.tables) > 1:
             kinds += [self._drop_table]
         if len(self.databases) > 1 and self._droppable_databases():
             kinds += [self._drop_database]
-        if any(info["partition"] for _, info in self.tables.values()):
+        if self._partition_jobs is None and any(info["partition"] for _, info in self.tables.values()):
             kinds += [self._add_partition, self._truncate_partition] * 2
         self._next_job += 1
         return rand.choice(kinds)(rand)
@@ -221,7 +268,7 @@ class UpstreamSchema:
         def apply() -> None:
             self.databases[db_id] = name
 
-        meta = {database_key(db_id): _database(db_id, name)}
+        meta = {database_key(db_id): database(db_id, name)}
         return self._database_job(1, db_id, name, f"CREATE DATABASE `{name}`", frozenset(), meta, apply)
 
     def _drop_database(self, rand: random.Random) -> Ddl:
@@ -241,6 +288,9 @@ class UpstreamSchema:
         db_id, table_id = rand.choice(sorted(self.databases)), self._id()
         parts = [self._id(), self._id()] if rand.random() < 0.4 else None
         info = table(table_id, f"Table{table_id}", _first_columns(), parts)
+        if parts and self._partition_jobs is not None:
+            ranges = [definition(each, f"p{n}", below=HANDLES * (n + 1)) for n, each in enumerate(parts)]
+            info["partition"] = partition_info(Scheme.RANGE, ranges)
         return self._table_job(3, db_id, info, "CREATE TABLE {} (...)")
 
     def _drop_table(self, rand: random.Random) -> Ddl:
@@ -270,12 +320,38 @@ class UpstreamSchema:
         info["name"] = _name(f"Renamed{self._next_job}")
         return self._table_job(_RENAME, db_id, info, "RENAME TABLE t TO {}", old_id=old["id"])
 
+    def _planned(self, plan: Plan) -> Ddl:
+        db_id, named = plan.table
+        last = plan.steps[-1].tables
+        entries = [e for e in last.values() if e is not None]
+        carried = entries[0][1]  # of an exchange the partitioned table
+        name = named["name"]["O"]
+        body = {
+            "schema_id": db_id,
+            "table_id": named["id"],
+            "schema_name": self.databases[db_id],
+            "table_name": name,
+            "DBInfo": None,
+            "TableInfo": carried,
+        }
+        query = plan.query.format(f"`{self.databases[db_id]}`.`{name}`")
+        return Ddl(
+            job_id=self._next_job,
+            type=int(plan.type),
+            query=query,
+            tables=frozenset(),
+            body=body,
+            meta={},
+            apply=lambda: None,
+            plan=plan,
+        )
+
     def _truncate(self, rand: random.Random) -> Ddl:
         db_id, old = self._any(rand)
         info = copy.deepcopy(old)
         info["id"] = self._id()
-        for definition in (info["partition"] or {}).get("definitions", ()):
-            definition["id"] = self._id()
+        for each in (info["partition"] or {}).get("definitions", ()):
+            each["id"] = self._id()
         return self._table_job(11, db_id, info, "TRUNCATE TABLE {}", old_id=old["id"])
 
     def _add_partition(self, rand: random.Random) -> Ddl:
@@ -342,7 +418,7 @@ class UpstreamSchema:
             "table_id": 0,
             "schema_name": name,
             "table_name": "",
-            "DBInfo": _database(db_id, name),
+            "DBInfo": database(db_id, name),
             "TableInfo": None,
         }
         return Ddl(job_id=self._next_job, type=kind, query=query, tables=tables, body=body, meta=meta, apply=apply)
@@ -360,9 +436,26 @@ class UpstreamSchema:
         return self._next_id
 
 
+def _first_partition(number: int, table_id: int) -> Json | None:
+    """Of the first tables with partition DDL: HASH, RANGE, LIST, KEY, and every third without partitions."""
+    ids = [table_id + 1, table_id + 2, table_id + 3]
+    match number % 6:
+        case 1 | 4:
+            scheme = Scheme.HASH if number % 6 == 1 else Scheme.KEY
+            return partition_info(scheme, [definition(each, f"p{n}") for n, each in enumerate(ids)])
+        case 2:
+            ranges = [definition(each, f"p{n}", below=HANDLES * (n + 1)) for n, each in enumerate(ids)]
+            return partition_info(Scheme.RANGE, ranges)
+        case 3:
+            lists = [definition(each, f"p{n}", values=[2 * n, 2 * n + 1]) for n, each in enumerate(ids[:2])]
+            return partition_info(Scheme.LIST, lists)
+    return None
+
+
 def _first_columns() -> list[Json]:
     return [column(1, "id", BIGINT, flag=_PRIMARY), column(2, "note", VARCHAR), column(3, "n", INT)]
 
 
-def _database(db_id: int, name: str) -> Json:
+def database(db_id: int, name: str) -> Json:
+    """A DBInfo."""
     return {"id": db_id, "db_name": _name(name), "charset": "utf8mb4", "collate": "utf8mb4_bin", "state": _PUBLIC}

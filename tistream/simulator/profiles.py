@@ -58,6 +58,7 @@ class Profile:
     deletes: float = 0.25
     long_values: float = 0.25  #: values of more than 255 bytes: no COMMIT carries them
     hot: float = 0.3  #: writes that go to the first row of a table
+    partition_ddl: bool = False  #: tables of every kind of partitions, and DDL that walks through TiDB's schema states
     generations: float = 0.5  #: pipelined transactions that number their flushes; the others say 0
     fakes: bool = True  #: stores are so old that a rewritten lock with a long value is sent without it
     transactions: Weights = _TRANSACTIONS
@@ -97,6 +98,21 @@ PIPELINED = replace(
     actions=_with(_ACTIONS, rewrite_lock=8, move_leader=8),
 )
 DDL = replace(DEFAULT, name="ddl", actions=_with(_ACTIONS, ddl=25))
+#: DDL of partitions all the time, and sessions that go on under two schema versions
+PARTITIONS = replace(
+    DEFAULT,
+    name="partitions",
+    tables=6,
+    rows=4,
+    keys_max=3,
+    huge_keys=40,
+    patience=4,
+    interactive=0.05,
+    hot=0.0,
+    partition_ddl=True,
+    transactions=_with(_TRANSACTIONS, lossy=0),
+    actions=_with(_ACTIONS, ddl=30),
+)
 TINY = replace(
     DEFAULT,
     name="tiny",
@@ -110,7 +126,7 @@ TINY = replace(
     transactions=_with(_TRANSACTIONS, huge=0, pipelined=4),
     actions=_with(_ACTIONS, ddl=0, move_leader=6, split=2, merge=3),
 )
-PROFILES = {p.name: p for p in (DEFAULT, TOPOLOGY_STORM, OLD_TRANSACTIONS, PIPELINED, DDL, TINY)}
+PROFILES = {p.name: p for p in (DEFAULT, TOPOLOGY_STORM, OLD_TRANSACTIONS, PIPELINED, DDL, PARTITIONS, TINY)}
 
 
 def new_cluster(profile: Profile, *, floor_ts: int) -> Cluster:

@@ -24,22 +24,23 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tistream.change import Op
 from tistream.codec.table_key import parse_key, record_key
 from tistream.simulator.cluster import Cluster
-from tistream.simulator.ddl import HANDLES, Json, UpstreamSchema
+from tistream.simulator.ddl import UpstreamSchema
 from tistream.simulator.mvcc import SHORT_VALUE_BYTES, Lock, Version
+from tistream.simulator.partitions import HANDLES, Json, handles, physical_id
 from tistream.simulator.profiles import Profile
 from tistream.simulator.rows import DOUBLE, VARCHAR, Column, Value, row_v2
 
 _LOSSY = 0x100
-_BATCH = 40  # keys that a huge transaction moves in one step
-_LOOKS = 40  # places at which a transaction looks for a key that it can write to
-_CONFLICT = 0.1  # optimistic writes that do not look whether they can succeed
+BATCH = 40  #: keys that a huge transaction moves in one step
+LOOKS = 40  #: places at which a transaction looks for a key that it can write to
+CONFLICT = 0.1  #: optimistic writes that do not look whether they can succeed
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -125,6 +126,7 @@ class Transactions:
         self.open: list[Txn] = []
         self.committed: list[CommittedRow] = []  #: in order; what a subscriber must get
         self.unsent: list[CommittedRow] = []  #: what it must not get
+        self.notes: dict[bytes, str] = {}  #: value of a row -> its column `note`
         self.schema_ts = 0  #: commit_ts of the last change of the schema
         self.counts: Counter[str] = Counter()
         self._load()
@@ -215,13 +217,31 @@ class Transactions:
             self._places_of = self._schema.version
         if rows not in self._places:
             self._places[rows] = [
-                (record_key(physical, first + i), table_id)
-                for table_id in self._schema.tables
-                for physical, first in self._schema.partitions(table_id)
-                for i in range(rows)
+                (record_key(physical, handle), table_id)
+                for table_id, (_, info) in self._schema.tables.items()
+                for handle in handles(info, rows)
+                if (physical := physical_id(info, handle)) is not None
             ]
             self._table_of.update(self._places[rows])
         return [p for p in self._places[rows] if p[1] not in blocked] if blocked else self._places[rows]
+
+    def lag(self) -> bool:
+        """Whether an open transaction uses an older version of a table than the newest."""
+        return False
+
+    def copy_rows(self, copied: Sequence[tuple[bytes, bytes]]) -> bool:
+        """A reorganisation copies rows from keys to others, as one transaction. False while one of the keys is locked;
+        then nothing is copied."""
+        if any(self._cluster.lock(key) is not None for pair in copied for key in pair):
+            return False
+
+        def values_at(ts: int) -> dict[bytes, bytes | None]:
+            read = {to: self._cluster.read(key, ts) for key, to in copied}
+            return {to: value for to, value in read.items() if value is not None}
+
+        self.commit_all(self.prewrite_all(values_at))
+        self.counts["rows copied"] += len(copied)
+        return True
 
     def holds(self, tables: Set[int]) -> bool:
         """Whether an open transaction has written to one of the tables."""
@@ -248,7 +268,7 @@ class Transactions:
 
     def _write(self, txn: Txn, blocked: Set[int]) -> str:
         keys = []
-        for _ in range(_BATCH if txn.kind == "huge" else 1):
+        for _ in range(BATCH if txn.kind == "huge" else 1):
             again = txn.kind == "pipelined" and txn.keys and self._rand.random() < 0.5
             place = (self._rand.choice(txn.keys), 0) if again else self._free(txn, blocked)
             if place is None:
@@ -256,7 +276,9 @@ class Transactions:
                 break
             key, table_id = place
             if self._newest(key) > txn.start_ts and txn.kind != "pessimistic":
-                return self._start_rollback(txn, [*txn.keys, key], "conflict", f"meets a newer commit on {_name(key)}")
+                return self._start_rollback(
+                    txn, [*txn.keys, key], "conflict", f"meets a newer commit on {name_of(key)}"
+                )
             if not again:
                 txn.tables.add(table_id)
             keys.append(key)
@@ -288,7 +310,7 @@ class Transactions:
         near = [k for k in near if self._newest(k) <= txn.start_ts]
         keys = [first[0], *self._rand.sample(near, min(len(near), txn.wants - 1))]
         if self._newest(first[0]) > txn.start_ts:
-            return self._start_rollback(txn, keys, "conflict", f"meets a newer commit on {_name(first[0])}")
+            return self._start_rollback(txn, keys, "conflict", f"meets a newer commit on {name_of(first[0])}")
         txn.commit_ts = self._least_commit_ts(txn)
         rows = []
         for key in keys:
@@ -333,7 +355,7 @@ class Transactions:
     def _resolve(self, txn: Txn) -> str:
         """Commit or roll back the primary, or any other of the keys that are left."""
         commits, done = txn.state is State.COMMITTING, []
-        for _ in range(_BATCH if txn.kind == "huge" else 1):
+        for _ in range(BATCH if txn.kind == "huge" else 1):
             primary = not commits or len(txn.left) == len(txn.keys)
             key = txn.left.pop(0 if primary else self._rand.randrange(len(txn.left)))
             done.append(key)
@@ -381,9 +403,9 @@ class Transactions:
     def _free(self, txn: Txn, blocked: Set[int]) -> tuple[bytes, int] | None:
         """A key that the transaction can lock, with its table; mostly one without a newer commit."""
         places = self.places(blocked, rows=HANDLES if txn.kind == "huge" else 0)
-        careless = txn.kind == "pessimistic" or (txn.kind != "huge" and self._rand.random() < _CONFLICT)
+        careless = txn.kind == "pessimistic" or (txn.kind != "huge" and self._rand.random() < CONFLICT)
         hot = [p for p in places if p[0][-1] % HANDLES == 0] if self._rand.random() < self._profile.hot else []
-        for number in range(_LOOKS if places else 0):
+        for number in range(LOOKS if places else 0):
             key, table_id = self._rand.choice(hot if hot and not number else places)
             if self._is_free(txn, key) and (careless or self._newest(key) <= txn.start_ts):
                 return key, table_id
@@ -400,22 +422,25 @@ class Transactions:
         versions = self._cluster.versions(key)
         return versions[-1].commit_ts if versions else 0
 
-    def _value(self, key: bytes) -> bytes | None:
+    def _value(self, key: bytes, columns: list[Json] | None = None) -> bytes | None:
         """A new row for the key, or None for a delete."""
         if self._rand.random() < self._profile.deletes and (self._exists(key) or self._rand.random() < 0.3):
             return None
-        return self._row(key)
+        return self._row(key, columns)
 
     def _exists(self, key: bytes) -> bool:
         return self._cluster.read(key, self._tso.last) is not None
 
-    def _row(self, key: bytes) -> bytes:
+    def _row(self, key: bytes, columns: list[Json] | None = None) -> bytes:
         self._values += 1
         length = (
             self._rand.randint(SHORT_VALUE_BYTES + 1, 600) if self._rand.random() < self._profile.long_values else 0
         )
         text = f"{self._values}:".ljust(length, "x")
-        return row_v2([(c, self._cell(c, text)) for c in self._columns(key)[1:]])
+        columns = self._columns(key) if columns is None else columns
+        value = row_v2([(c, self._cell(c, text)) for c in columns[1:]])
+        self.notes[value] = text
+        return value
 
     def _cell(self, column: Column, text: str) -> Value:
         if column["name"]["O"] == "note":
@@ -441,10 +466,10 @@ class Transactions:
                 self._cluster.load(key, Version(ts - 1, ts, Op.PUT, self._row(key), None))
 
     def _place(self, key: bytes) -> str:
-        return f"{_name(key)} on store {self._cluster.region_of(key).store_id}"
+        return f"{name_of(key)} on store {self._cluster.region_of(key).store_id}"
 
 
-def _name(key: bytes) -> str:
+def name_of(key: bytes) -> str:
     """Table and handle, for people."""
     if not key.startswith(b"t"):
         return repr(key)

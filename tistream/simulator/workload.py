@@ -13,7 +13,8 @@ workload owns the timestamp oracle of the cluster. It knows nothing of subscribe
 What a step may do: see `transactions` (2PC, 1PC, async commit, pessimistic, pipelined, huge and interactive ones, lossy
 reorganisations, rollbacks of all kinds, locks that are written again), `topology` (splits, merges, leader moves, dying
 stores) and `ddl` (jobs of the common kinds, a few steps each). While a job runs, no transaction writes to its tables:
-a row is therefore always in the format that the schema just before its commit has.
+a row is therefore always in the format that the schema just before its commit has. Jobs with steps do not stop
+transactions, see `jobs`.
 """
 
 from __future__ import annotations
@@ -23,22 +24,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from tistream.change import Op
-from tistream.codec.table_key import DDL_JOB_TABLE_ID, record_key
+from tistream.codec.table_key import parse_key, record_range
 from tistream.simulator.cluster import Cluster
-from tistream.simulator.ddl import (
-    DONE,
-    QUEUED,
-    RUNNING,
-    SCHEMA_VERSION_KEY,
-    Ddl,
-    Json,
-    UpstreamSchema,
-    definitions,
-)
+from tistream.simulator.ddl import UpstreamSchema, definitions
+from tistream.simulator.jobs import Jobs, SchemaVersion
 from tistream.simulator.mvcc import Version
+from tistream.simulator.partitions import Json, physical_id
 from tistream.simulator.profiles import Profile
+from tistream.simulator.session_transactions import SessionTransactions
 from tistream.simulator.topology import Topology
-from tistream.simulator.transactions import CommittedRow, State, Transactions, Tso, Txn
+from tistream.simulator.transactions import CommittedRow, State, Transactions, Tso
 
 _TRIES = 30  # of an action that turns out to be possible
 
@@ -49,14 +44,16 @@ class Workload:
 
     def __init__(self, seed: int, cluster: Cluster, profile: Profile, *, whole_meta: bool = False) -> None:
         rand = random.Random(seed)
-        self._rand = rand
+        self._rand, self._profile = rand, profile
+        self._cluster = cluster
         self._steps = 0
         self._tso = Tso(cluster, rand)
-        self._schema = UpstreamSchema(profile.tables)
+        self._schema = UpstreamSchema(profile.tables, partition_ddl=profile.partition_ddl, fits=self._fits)
         self._first_schema = self._schema.snapshot(cluster.floor_ts)
-        self._txns = Transactions(cluster, profile, rand, self._schema, self._tso)
+        kind = SessionTransactions if profile.partition_ddl else Transactions
+        self._txns: Transactions = kind(cluster, profile, rand, self._schema, self._tso)
         self._topology = Topology(cluster, rand, stores=profile.stores)
-        self._jobs = _Jobs(self._txns, self._schema, rand, says_version=whole_meta)
+        self._jobs = Jobs(self._txns, self._schema, cluster, rand, says_version=whole_meta)
         if whole_meta:
             for key, value in definitions(self._first_schema).items():
                 cluster.load(key, Version(cluster.floor_ts - 1, cluster.floor_ts, Op.PUT, value, None))
@@ -102,6 +99,27 @@ class Workload:
         """How often each kind of thing has happened."""
         return Counter(self._txns.counts)
 
+    @property
+    def schema_versions(self) -> list[SchemaVersion]:
+        """What readers see since each change of the schema, oldest first. The list is the workload's own."""
+        return self._jobs.versions
+
+    def version_at(self, ts: int) -> SchemaVersion:
+        """What readers see as of `ts`."""
+        return self._jobs.version_at(ts)
+
+    def shows(self, row: CommittedRow) -> bool:
+        """Whether a row of a table is a change of it: it lies on an id that readers of the newest schema version at its
+        commit read. The others are copies of a reorganisation, or come from sessions of a version that is over."""
+        if not self._profile.partition_ddl:
+            return True  # transactions never span a change of ids
+        return parse_key(row.key).table_id in self.version_at(row.commit_ts).readable
+
+    @property
+    def notes(self) -> Mapping[bytes, str]:
+        """The column `note` of each value that was written to a table, the copies of a reorganisation's rows too."""
+        return self._txns.notes
+
     def schema_snapshot(self) -> Json:
         """The schema at the cluster's floor, as a tenant pushes it."""
         return self._first_schema
@@ -129,68 +147,7 @@ class Workload:
         while self._jobs.busy:
             self._jobs.step()
 
-
-class _Jobs:
-    """The DDL job under way: queued, running, its last step prewritten, done, removed."""
-
-    def __init__(self, txns: Transactions, schema: UpstreamSchema, rand: random.Random, *, says_version: bool) -> None:
-        self._says_version = says_version
-        self._txns = txns
-        self._schema = schema
-        self._rand = rand
-        self._job: Ddl | None = None
-        self._phase = 0
-        self._finishing: Txn | None = None
-        self._old_format = False
-        self.blocked: frozenset[int] = frozenset()  #: tables that nobody may write to
-
-    @property
-    def busy(self) -> bool:
-        return self._job is not None
-
-    def step(self) -> str:
-        """The job moves on, or a new one is queued. "" while transactions hold its tables."""
-        job = self._job
-        if job is None:
-            self._job = job = self._schema.propose(self._rand)
-            self.blocked = job.tables
-            self._old_format = self._rand.random() < 0.3
-            self._write(job, QUEUED)
-            return self._said(job, "is queued")
-        self._phase += 1
-        if self._phase == 1:
-            if self._txns.holds(job.tables):
-                self._phase = 0
-                return ""
-            self._write(job, RUNNING)
-            return self._said(job, "runs")
-        if self._phase == 2:
-            self._finishing = self._prewrite(job, DONE)
-            return self._said(job, "prewrites its end")
-        if self._finishing is not None:
-            self._txns.schema_ts = self._txns.commit_all(self._finishing)
-            self._finishing = None
-            job.apply()
-            self.blocked = frozenset()
-            self._txns.counts[f"ddl {job.type}"] += 1
-            return self._said(job, f"is done at {self._txns.schema_ts}")
-        self._txns.commit_all(self._txns.prewrite_all(lambda _: {record_key(DDL_JOB_TABLE_ID, job.job_id): None}))
-        self._job, self._phase = None, 0
-        return self._said(job, "leaves the queue")
-
-    def _write(self, job: Ddl, state: int) -> None:
-        self._txns.commit_all(self._prewrite(job, state))
-
-    def _prewrite(self, job: Ddl, state: int) -> Txn:
-        key, version = record_key(DDL_JOB_TABLE_ID, job.job_id), self._schema.version + 1
-
-        def values_at(ts: int) -> dict[bytes, bytes | None]:
-            row = job.row(state=state, schema_version=version, start_ts=ts, old_format=self._old_format)
-            changed = job.definitions(state=state, start_ts=ts)
-            said = {SCHEMA_VERSION_KEY: b"%d" % version} if changed and self._says_version else {}
-            return {key: row, **said, **changed}
-
-        return self._txns.prewrite_all(values_at)
-
-    def _said(self, job: Ddl, what: str) -> str:
-        return f"DDL job {job.job_id} {what}: {job.query}"
+    def _fits(self, plain: Json, partitioned: Json, part_id: int) -> bool:
+        """Whether all rows of a plain table, committed or not, belong to this partition of the other one."""
+        rows = (parse_key(key) for key, _ in self._cluster.snapshot(record_range(plain["id"]), self._tso.last))
+        return all(physical_id(partitioned, row.handle) == part_id for row in rows)  # type: ignore[union-attr,arg-type]
