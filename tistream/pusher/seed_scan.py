@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from schemas.snapshot import parse_pushed
+from schemas.snapshot import SchemaSnapshot, parse_pushed
 from tistream.clock import Clock
 from tistream.codec.seed_file import SEED
 from tistream.codec.table_key import record_range
@@ -45,6 +45,13 @@ log = structlog.get_logger(__name__)
 
 _PIECE_BYTES = 4 << 20
 _RENEW_S = 60.0
+
+
+def seeded_ids(schema: SchemaSnapshot) -> list[int]:
+    """The physical ids whose rows are read: those that tables read, and those that a DDL of partitions under way names.
+    A reorganisation has copied rows to the latter already, and they are the table's once it takes effect."""
+    read = {i for table in schema.tables.values() if table.kind == "table" for i in table.physical_ids}
+    return sorted(read.union(i for i, table_id in schema.named.items() if table_id in schema.tables))
 
 
 class SeedScan:
@@ -64,8 +71,7 @@ class SeedScan:
     ) -> None:
         """`schema`: the snapshot with which the tenant began, as JSON. `stop` is the reader's as well."""
         pushed = parse_pushed(orjson.loads(schema))
-        tables = pushed.snapshot.tables.values()
-        self._ids = sorted(i for table in tables if table.kind == "table" for i in table.physical_ids)
+        self._ids = seeded_ids(pushed.snapshot)
         self._ts = pushed.snapshot.ts
         self._reader, self._hold = reader, hold
         self._control, self._store = _PatientControl(control, self._patiently), _PatientBucket(store, self._patiently)

@@ -1,0 +1,198 @@
+"""Whatever partitions a TiDB changes while its sessions write: what is served is what TiDB's readers see.
+
+The upstream is the model of `tistream.simulator` with DDL that walks through TiDB's schema states, the service is the
+real one, from batch files to the API's answers (`tistream.testing.partition_world`).
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from apiserver.left_out import left_out
+from schemas import partitions, switch, tidb_json
+from schemas.history import History
+from schemas.ids import IdStatus
+from tistream.errors import TiStreamError
+from tistream.pusher import seed_scan
+from tistream.sim.mutants import reworded
+from tistream.simulator.ddl import Ddl
+from tistream.testing.api_world import ONE_PAGE, ApiWorld, events_of, next_cursor
+from tistream.testing.partition_replica import Replica
+from tistream.testing.partition_world import TENANT, Name, PartitionWorld, Rows
+
+SEEDS = range(4)
+
+
+@functools.cache
+def world_of(seed: int) -> PartitionWorld:
+    return PartitionWorld(seed)
+
+
+class Served:
+    """A world and its API server. The log has grown in pieces, and each piece was pulled as soon as it was there."""
+
+    def __init__(self, world: PartitionWorld, api: ApiWorld) -> None:
+        self.world, self.api = world, api
+        self.followed: list[dict[str, Any]] = []
+        self._cursor: dict[str, Any] = {"start_ts": "earliest"}
+        rand = random.Random(f"cuts of {world.start_ts}")
+        cuts = {world.end_ts, *(rand.choice(world.moments) for _ in range(8))}
+        for cut in sorted(cuts):
+            api.log.flush(cut)
+            self._follow()
+
+    def _follow(self) -> None:
+        for page in self.api.pages(**self._cursor, limit=ONE_PAGE, format="ndjson"):
+            self.followed += [event for event in events_of(page) if event["type"] != "resolved"]
+            self._cursor = {"cursor": next_cursor(page)}
+
+    def pulled(self, **params: Any) -> list[dict[str, Any]]:
+        """Everything, by another reader."""
+        return [event for event in self.api.events(**params) if event["type"] != "resolved"]
+
+    def rows_of(self, name: Name, moment: int) -> Rows:
+        """Of a table, as of a timestamp."""
+        answer = self.api.ok(f"/databases/{name[0]}/tables/{name[1]}/rows", as_of=moment, format="ndjson")
+        rows = [orjson.loads(line)["columns"] for line in answer.content.splitlines()]
+        found = {int(row["id"]): str(row["note"]) for row in rows}
+        assert len(found) == len(rows), f"{name} as of {moment} has rows twice"
+        return found
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    world = world_of(request.param)
+    with world.serve(tmp_path_factory.mktemp("served")) as api:
+        yield Served(world, api)
+
+
+def around_versions(world: PartitionWorld) -> Iterator[tuple[int, Ddl]]:
+    """The moments next to each schema version of a job that changes physical ids, and the job."""
+    moments = world.moments
+    for version in world.versions:
+        if version.job is not None and version.job.plan is not None and version.commit_ts > world.start_ts + 1:
+            at = bisect_left(moments, version.commit_ts)
+            for moment in {version.commit_ts - 1, version.commit_ts, *moments[at + 1 : at + 2]}:
+                yield moment, version.job
+
+
+def check_replay(served: Served) -> None:
+    """Changes replayed with their DDL are the tables, at every moment."""
+    world, events = served.world, deque(served.followed)
+    replica = Replica(world)
+    for moment in world.moments:
+        while events and int(events[0]["commit_ts"]) <= moment:
+            replica.apply(events.popleft())
+        world.check(moment, replica.rows, whole=True)
+    assert not events
+
+
+def check_reads(served: Served) -> None:
+    """Reads as of the moments around schema versions show what TiDB shows."""
+    world = served.world
+    for moment, job in around_versions(world):
+        world.check(moment, {name: served.rows_of(name, moment) for name in world.tables_of(job, moment)})
+    for moment in random.Random(world.end_ts).sample(world.moments, 3):
+        world.check(moment, {name: served.rows_of(name, moment) for name in world.tables_at(moment)}, whole=True)
+
+
+def check_delivered(served: Served) -> None:
+    """Each change that TiDB shows is delivered once, and no other."""
+    times = Counter((bytes.fromhex(e["key"]), int(e["commit_ts"])) for e in served.followed if e["type"] != "ddl")
+    assert sorted(served.world.shown - times.keys()) == [], "not delivered"
+    assert sorted(times.keys() - served.world.shown) == [], "copies, or writes to ids that are gone"
+    assert set(times.values()) == {1}
+
+
+def check_left_out(served: Served) -> None:
+    """Each row that is not delivered is counted, as a copy or as written to an id that is gone."""
+    world, (_, history, _) = served.world, served.api.services.served(TENANT)
+    assert history is not None
+    found = Counter[IdStatus]()
+    for part in left_out(history, world.rows):
+        found[part.status] += part.rows
+    of_jobs = found.pop(IdStatus.SYSTEM)
+    assert found.keys() <= {IdStatus.COPY, IdStatus.RETIRED}
+    assert sum(found.values()) == world.rows.num_rows - of_jobs - len(world.shown)
+    assert served.api.services.problems() == []
+
+
+def test_changes_replayed_with_their_ddl_are_the_tables_at_every_moment(served: Served) -> None:
+    check_replay(served)
+
+
+def test_reads_as_of_moments_around_schema_versions_are_what_tidb_shows(served: Served) -> None:
+    check_reads(served)
+
+
+def test_each_change_that_tidb_shows_is_delivered_once_and_no_other(served: Served) -> None:
+    check_delivered(served)
+
+
+def test_each_row_that_is_not_delivered_is_counted(served: Served) -> None:
+    check_left_out(served)
+
+
+def test_a_later_reader_gets_what_was_served_while_the_log_grew(served: Served) -> None:
+    assert served.pulled(limit=50) == served.followed
+
+
+def is_noticed(seed: int, folder: Path) -> bool:
+    """Whether the checks fail for this history, or the service refuses to go on."""
+    try:
+        folder.mkdir()
+        with world_of(seed).serve(folder) as api:
+            served = Served(world_of(seed), api)
+            check_delivered(served)
+            check_left_out(served)
+            check_replay(served)
+            check_reads(served)
+    except (AssertionError, TiStreamError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("seed", "owners", "name", "old", "new"),
+    [
+        (1, (partitions, tidb_json), "read_definitions", "return [d for d in", "return definitions or [d for d in"),
+        (
+            1,
+            (partitions, tidb_json),
+            "read_definitions",
+            'partition.get("definitions") or ()',
+            '[*(partition.get("definitions") or ()), *(partition.get("adding_definitions") or ())]',
+        ),
+        (1, (partitions,), "_of_running_ddl", '"adding_definitions", ', ""),
+        (1, (switch,), "switching_job", "job.state in _IDLE", "job"),
+        (1, (History,), "_take", "self._lines.set(ts, old, None)", "pass"),
+        (1, (History,), "_take", "self._lines.set(ts, table, table)", "self._lines.set(ts - 1, table, table)"),
+        (3, (seed_scan,), "seeded_ids", "if table_id in schema.tables", "if False"),
+    ],
+    ids=[
+        "a partition is read that a DROP blocks",
+        "partitions are read while they are filled",
+        "the ids that are filled are not known",
+        "a DDL takes effect when it is done",
+        "a table keeps the ids that it gave up",
+        "a DDL takes effect a timestamp too early",
+        "a seed lacks the rows that were copied before it",
+    ],
+)
+def test_a_broken_rule_is_noticed(
+    seed: int, owners: tuple[object, ...], name: str, old: str, new: str, tmp_path: Path
+) -> None:
+    with ExitStack() as broken:
+        for owner in owners:
+            broken.enter_context(reworded(owner, name, (old, new)))
+        assert is_noticed(seed, tmp_path / "served")
