@@ -43,8 +43,15 @@ _SYSTEM_IDS_FROM = (1 << 48) - 1000
 class Oracle:
     """Collects violations; `committed` is the upstream's truth, growing."""
 
-    def __init__(self, committed: Sequence[CommittedRow], database: Database, tell: Callable[[str], None]) -> None:
-        self.committed, self.database, self.tell = committed, database, tell
+    def __init__(
+        self,
+        committed: Sequence[CommittedRow],
+        database: Database,
+        tell: Callable[[str], None],
+        shows: Callable[[CommittedRow], bool] = lambda row: True,
+    ) -> None:
+        """`shows` tells whether a committed row is a change of some table, and not a copy of one."""
+        self.committed, self.database, self.tell, self._shows = committed, database, tell, shows
         self.violations: list[str] = []
         self.rules = CatalogRules(database, {}, self.violated)
         self.served_max = 0
@@ -75,7 +82,7 @@ class Oracle:
         """The rows in (after, upto], in the order of a pull."""
         lo = bisect_right(self.committed, after, key=_commit_ts)
         hi = bisect_right(self.committed, upto, key=_commit_ts)
-        return [row for row in self.committed[lo:hi] if _delivered(row.key)]
+        return [row for row in self.committed[lo:hi] if _delivered(row.key) and self._shows(row)]
 
     def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int) -> None:
         """A pull has delivered (after, upto] and said that `resolved` is served. `seen` is the largest that any reader

@@ -334,6 +334,12 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 2, "crash_io": 5, "pause": 3, "double": 1, "stop": 1},
             victims=("sorter", "sorter", "shaper", "meta"),
         ),
+        Profile(
+            name="partitions",
+            about="partition DDL in TiDB's schema states, sessions under two versions, a little of everything else",
+            upstream=upstream.PARTITIONS,
+            compactors=1,
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }

@@ -82,7 +82,7 @@ class World:
         self.cluster = new_cluster(profile.upstream, floor_ts=self.start_ts)
         kind = workload_of(profile.habits)
         self.workload = kind(self.rand.getrandbits(32), self.cluster, profile.upstream)
-        self.oracle = Oracle(self.workload.committed, self.database, self.tell)
+        self.oracle = Oracle(self.workload.committed, self.database, self.tell, self.workload.shows)
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_upper = self.oracle.upper_moved
         self.oracle.rules = CatalogRules(self.database, self.bucket.objects, self.oracle.violated)
