@@ -1,8 +1,27 @@
-"""For all tests: how fast the machine is decides nothing."""
+"""For all tests: how fast the machine is decides nothing, and every core gets what a dispatcher would send it."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """Refuse rows that the router would have cut: a core that gets them numbers its rows as no deployed one does. See
+    `tistream.testing.routed`."""
+    arrivals = sys.modules.get("sorter.arrivals")
+    if arrivals is None:
+        return
+    whole = arrivals.rows_inside
+
+    def none_outside(keys: Any, range_: Any) -> Any:
+        inside = whole(keys, range_)
+        assert inside is None, f"rows outside of {range_} reach a core: cut the file to it with `routed`"
+        return inside
+
+    arrivals.rows_inside = none_outside  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from tistream.layout import CommittedKey
 from tistream.limits import SEGMENT_OWN_BYTES_MIN
 from tistream.objectstore.memory import MemoryStore
 from tistream.testing.catalog_cases import elected
+from tistream.testing.routed import routed
 from tistream.testing.sorter_oracle import D, Mark, Row
 from tistream.testing.sorter_world import File, feed_batch
 
@@ -96,7 +97,7 @@ class Bench:
         mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto)
         batch = feed_batch(File(store_id=1, incarnation=1, seq=self.seq, cut_ts=upto, rows=rows, marks=(mark,)))
         for p in self.tasks:
-            p.core.handle(batch)
+            p.core.handle(routed(batch, p.core.range))
 
     def flush(self) -> frozenset[int]:
         return self.publisher.flush(TENANT, self.tasks)

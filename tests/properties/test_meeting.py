@@ -18,7 +18,7 @@ from tistream.testing.meeting_run import MeetingRun
 from tistream.testing.sorter_world import File, feed_batch
 
 SEEDS = 8
-STEPS = 150
+STEPS = 100
 
 
 def play(seed: int) -> MeetingRun:

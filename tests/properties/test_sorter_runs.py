@@ -27,6 +27,7 @@ from tistream.feed import FeedBatch
 from tistream.keyrange import KeyRange
 from tistream.testing import sorter_run
 from tistream.testing.plain_sorter import PlainTaskCore
+from tistream.testing.routed import routed
 from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
 from tistream.testing.sorter_run import SorterRun
 from tistream.testing.sorter_states import Bucket, SnapshotFiles, tables_of
@@ -38,7 +39,9 @@ TABLES = ("open", "commits", "ready", "slices", "waiting")
 
 
 @st.composite
-def rows(draw: st.DrawFn, tenures: int) -> Row:
+def rows(draw: st.DrawFn, found: tuple[Mark, ...]) -> Row:
+    key = draw(st.sampled_from(KEYS))
+    tenures = [at for at, mark in enumerate(found) if key in KeyRange(mark.start, mark.end)]
     kind = draw(st.sampled_from([P, P, P, C, C, D, R]))
     start_ts = draw(st.integers(11, 13))
     op = 0 if kind == R else draw(st.sampled_from([1, 1, 1, 2, 0] if kind == C else [1, 1, 1, 2]))
@@ -46,21 +49,21 @@ def rows(draw: st.DrawFn, tenures: int) -> Row:
     commit_ts = draw(st.sampled_from([start_ts + 5] * 8 + [start_ts + 6, start_ts + 12]))
     return Row(
         kind=kind,
-        key=draw(st.sampled_from(KEYS)),
+        key=key,
         start_ts=start_ts,
         commit_ts=commit_ts if kind in (C, D) else 0,
         op=op,
         value=draw(st.sampled_from([None, b"", b"v", b"w"])) if kind != R else None,
         old_value=draw(st.sampled_from([None, b"", b"o"])) if kind in (P, D) else None,
         generation=draw(st.sampled_from([0, 0, 0, 1])) if kind == P else 0,
-        tenure=draw(st.integers(0, tenures - 1)),
+        tenure=draw(st.sampled_from(tenures)),
     )
 
 
 @st.composite
 def marks(draw: st.DrawFn) -> tuple[Mark, ...]:
-    whole = draw(st.booleans())
-    ranges = [(b"", b"")] if whole else [(b"", b"b"), (b"b", b"m"), (b"m", b"")]
+    whole, parts = [(b"", b"")], [(b"", b"b"), (b"b", b"m"), (b"m", b"")]
+    ranges = draw(st.sampled_from([whole, whole * 2, parts, parts + whole]))
     return tuple(
         Mark(
             region_id=number,
@@ -79,7 +82,7 @@ def marks(draw: st.DrawFn) -> tuple[Mark, ...]:
 @st.composite
 def files(draw: st.DrawFn) -> File:
     found = draw(marks())
-    taken = draw(st.lists(rows(len(found)), max_size=10))
+    taken = draw(st.lists(rows(found), max_size=10))
     cut_ts = draw(st.integers(11, 34))
     return File(store_id=draw(st.integers(1, 2)), incarnation=1, seq=0, cut_ts=cut_ts, rows=tuple(taken), marks=found)
 
@@ -241,7 +244,7 @@ class Tasks:
             self.seqs[step.store_id] += 1
             batch = feed_batch(replace(step, seq=self.seqs[step.store_id]))
             for pair in self.pairs:
-                pair.take_in(batch)
+                pair.take_in(routed(batch, pair.range))
             self.pairs = [pair for pair in self.pairs if pair.goes_on]
         elif step in ("flush", "lost"):
             for pair in self.pairs:

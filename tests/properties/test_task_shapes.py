@@ -17,6 +17,7 @@ from sorter.core import TaskCore
 from tistream.change import RowKind
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
+from tistream.testing.routed import routed
 from tistream.testing.sorter_oracle import Mark, Row
 from tistream.testing.sorter_run import EDGES, KEYS, START_TS, STORES
 from tistream.testing.sorter_world import File, feed_batch
@@ -130,7 +131,7 @@ def test_a_broken_rule_is_noticed(broken: str, seed: int) -> None:
 def heard(task: int, range_: KeyRange, *files: File) -> TaskCore:
     core = TaskCore(task, range_, START_TS, START_TS)
     for file in files:
-        core.handle(feed_batch(file))
+        core.handle(routed(feed_batch(file), range_))
     return core
 
 

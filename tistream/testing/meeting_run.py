@@ -1,9 +1,12 @@
 """A SorterRun whose tasks are split and merged as the service does it: both halves meet at one file of each store.
 
-Beside what `TaskShapes` checks, a task that was made of two has the lower one of their watermarks.
+Each half is sent what a dispatcher cuts for it, so each numbers its rows by itself. Beside what `TaskShapes` checks, a
+task that was made of two has the lower one of their watermarks.
 """
 
 from __future__ import annotations
+
+import random
 
 from sorter.core import CoreSnapshot, TaskCore
 from sorter.joining import joined
@@ -13,7 +16,7 @@ from sorter.snapshot import objects_named_by, read_state_file
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import SnapshotKey
-from tistream.testing.sorter_run import Durable
+from tistream.testing.sorter_run import KEYS, Durable
 from tistream.testing.sorter_world import feed_batch
 from tistream.testing.task_shapes import TaskShapes
 
@@ -26,6 +29,42 @@ class MeetingRun(TaskShapes):
         self.read_on = 0  #: files that a half had to read before it met the other
         self.held = 0  #: rows that were there when two tasks became one
         self._n = 1 << 40
+
+    def random_step(self, rand: random.Random) -> None:
+        """As before, and now and then tasks are merged while they hold several prewrites of each lock."""
+        if rand.random() < 0.04:
+            self.merge_with_locks_of_two_tenures(rand)
+        else:
+            super().random_step(rand)
+
+    def merge_with_locks_of_two_tenures(self, rand: random.Random) -> None:
+        """Every key is locked, and a second tenure sends the locks again, some with another value. Then neighbours
+        become one, and that one has to say of many keys at once which prewrite was committed."""
+        for key in KEYS:
+            self.prewrite(key, b"first", old=False)
+        self._all_read(9)
+        for region in range(len(self.world.leader)):
+            self.move(region, rand.choice(list(self.world.stores)), from_its_end=False)
+        self._all_read(9)
+        for key in KEYS:
+            if rand.random() < 0.5:
+                self.prewrite(key, b"second", old=False)
+        self._all_read(9)
+        for left in sorted(self.ranges):
+            for right in sorted(self.ranges):
+                if left in self.ranges and right in self.ranges and rand.random() < 0.8:
+                    self.merge_tasks(left, right)
+        for key in KEYS:
+            self.decide(key, how="commit")
+        self._all_read(9)
+
+    def _all_read(self, scanned: int) -> None:
+        """Each store cuts a file, and all tasks read what there is."""
+        for store in self.world.stores:
+            self.cut(store, scanned)
+            for task in list(self.ranges):
+                while self.deliver(task, store):
+                    pass
 
     def merge_tasks(self, left: int, right: int) -> bool:
         a, b = self.ranges[left], self.ranges[right]

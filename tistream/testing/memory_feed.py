@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from tistream.errors import StoreUnavailable
 from tistream.feed import FeedBatch, FeedRequest
 from tistream.ids import Position
+from tistream.testing.routed import routed
 
 
 class MemoryFeed:
-    """Batches per store, in the order in which they were put; rows are not cut to the subscriber's range."""
+    """Batches of whole files per store, in the order in which they were put. A subscriber gets its range of them."""
 
     def __init__(self) -> None:
         self._batches: dict[int, list[FeedBatch]] = {}
@@ -24,7 +25,7 @@ class MemoryFeed:
             self._new.notify_all()
 
     def subscribe(self, request: FeedRequest) -> MemoryStream:
-        return MemoryStream(self, request.store_id, request.positions)
+        return MemoryStream(self, request)
 
     def take(self, store_id: int, positions: Mapping[int, Position], timeout_s: float) -> FeedBatch | None:
         """The first batch of the store that lies behind the positions."""
@@ -48,16 +49,16 @@ class MemoryFeed:
 class MemoryStream:
     """A subscription to a MemoryFeed."""
 
-    def __init__(self, feed: MemoryFeed, store_id: int, positions: Mapping[int, Position]) -> None:
-        self._feed = feed
-        self._store_id = store_id
-        self._positions = dict(positions)
+    def __init__(self, feed: MemoryFeed, request: FeedRequest) -> None:
+        self._feed, self._request = feed, request
+        self._positions = dict(request.positions)
 
     def next(self, timeout_s: float) -> FeedBatch | None:
-        batch = self._feed.take(self._store_id, self._positions, timeout_s)
-        if batch is not None:
-            self._positions[batch.incarnation] = Position(seq=batch.seq, closed=batch.closes)
-        return batch
+        batch = self._feed.take(self._request.store_id, self._positions, timeout_s)
+        if batch is None:
+            return None
+        self._positions[batch.incarnation] = Position(seq=batch.seq, closed=batch.closes)
+        return routed(batch, self._request.range)
 
     def close(self) -> None:
         self._positions.clear()

@@ -3,14 +3,15 @@
     restart of a task -> its snapshot, cut at random keys, a core for each part -> further files in any order
                       -> all parts written up to one timestamp -> saved, joined -> the task goes on from that
 
-Beside the parts one core does the same with the whole range. They must have the same watermark, write the same rows,
-and the joined state must be the state of the one core, table by table.
+Each is sent what a dispatcher cuts for it. Beside the parts one core does the same with the whole range. They must have
+the same watermark, write the same rows, and the joined state must say what that of the one core says, table by table.
 """
 
 from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from sorter.snapshot import objects_named_by, read_state_file
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import SnapshotKey
+from tistream.testing.routed import routed
 from tistream.testing.sorter_run import EDGES, KEYS, START_TS, SorterRun
 from tistream.testing.sorter_states import tables_of
 from tistream.testing.sorter_world import feed_batch, served
@@ -34,13 +36,14 @@ class PartedRun(SorterRun):
         self.rand = rand
         self.replays = 0  #: that wrote rows
         self.shared = 0  #: objects with rows of several parts
+        self._late = False  # locks of two tenures are decided when the parts have been joined
         self.waited = 0  #: times that watermark rows waited in a part
         self._n = 1 << 40
 
     def restart(self, task: int) -> None:
         self._something_for_each_part(task)
         self.oracles.pop(task, None)
-        parts = [self._core(task, range_) for range_ in self._cut(self.ranges[task])]
+        parts = [self._core(task, range_) for range_ in self._parts(self.ranges[task])]
         solo = self._core(task, self.ranges[task])
         self._feed(solo, parts)
         marks = [part.watermark() for part in parts]
@@ -53,13 +56,16 @@ class PartedRun(SorterRun):
         self.shared += sum(map(len, keys)) - len(set[str]().union(*keys))
         self.waited += sum(state.waiting.num_rows > 0 for state in states)
         state = joined(self.ranges[task], states, self.bucket.read)
-        mine, whole = tables_of(state), tables_of(solo.snapshot())
+        mine, whole = _told(state), _told(solo.snapshot())
         assert mine == whole, f"joined {mine}, one core has {whole}"
-        assert state.next_row_no == solo.snapshot().next_row_no
+        numbers = tables_of(state)["open"]["row_no"].to_pylist()
+        assert state.next_row_no > max(numbers, default=-1), "a number would be given twice"
         self.cores[task] = TaskCore(task, self.ranges[task], START_TS, solo.upper)
         self.cores[task].restore(state, state.positions)
         self.cores[task].check()
         self.snapshot(task)
+        if self._late:
+            self._decide_all(task)
 
     def _something_for_each_part(self, task: int) -> None:
         """Locks in the snapshot, and their commits in the files to come."""
@@ -70,6 +76,10 @@ class PartedRun(SorterRun):
             while self.deliver(task, store):
                 self.flush(task)
         self.snapshot(task)
+        self._late = self.rand.random() < 0.3
+        if self._late:
+            self._locks_of_two_tenures()
+            return
         for key in KEYS:
             if self.rand.random() < 0.8:
                 self.decide(key, how="commit")
@@ -83,6 +93,27 @@ class PartedRun(SorterRun):
         for store in self.world.stores:
             self.cut(store, self.rand.choice([0, 9]))
 
+    def _locks_of_two_tenures(self) -> None:
+        """A second tenure sends the locks again, some with another value."""
+        for region in range(len(self.world.leader)):
+            self.move(region, self.rand.choice(list(self.world.stores)), from_its_end=False)
+        for store in self.world.stores:
+            self.cut(store, 9)
+        for key in KEYS:
+            if self.rand.random() < 0.8:
+                self.prewrite(key, b"u", old=False)
+        for store in self.world.stores:
+            self.cut(store, 9)
+
+    def _decide_all(self, task: int) -> None:
+        """The locks that the parts held are committed: the joined task decides for all keys at once."""
+        for key in KEYS:
+            self.decide(key, how="commit")
+        for store in self.world.stores:
+            self.cut(store, 9)
+            while self.deliver(task, store):
+                self.flush(task)
+
     def _core(self, task: int, range_: KeyRange) -> TaskCore:
         core = TaskCore(task, range_, START_TS, self.durable[task].upper)
         state = self.durable[task].snapshot
@@ -90,20 +121,20 @@ class PartedRun(SorterRun):
             core.restore(state, state.positions)
         return core
 
-    def _cut(self, range_: KeyRange) -> list[KeyRange]:
+    def _parts(self, range_: KeyRange) -> list[KeyRange]:
         inside = [key for key in EDGES if key in range_ and key != range_.start]
         cuts = sorted(self.rand.sample(inside, self.rand.randint(0, len(inside))))
         return [KeyRange(a, b) for a, b in pairwise([range_.start, *cuts, range_.end])]
 
     def _feed(self, solo: TaskCore, parts: list[TaskCore]) -> None:
         stores = list(self.world.stores)
-        heard = self.rand.choice([stores, stores, stores[:1], stores[1:]])
-        for _ in range(self.rand.randrange(20)):
+        heard = stores if self._late else self.rand.choice([stores, stores, stores[:1], stores[1:]])
+        for _ in range(99 if self._late else self.rand.randrange(20)):
             file = self._next_file(solo, self.rand.choice(heard))
             if file is None:
                 continue
             for core in (solo, *parts):
-                core.handle(feed_batch(file))
+                core.handle(routed(feed_batch(file), core.range))
                 while core.settling:
                     core.settle()
 
@@ -130,3 +161,13 @@ class PartedRun(SorterRun):
     def _next_key(self) -> SnapshotKey:
         self._n += 1
         return SnapshotKey(tenant=Tenant(1, 1), task_id=1, epoch=1, n=self._n)
+
+
+def _told(state: CoreSnapshot) -> dict[str, list[dict[str, Any]]]:
+    """All that a state holds, without what depends on who else's rows were in the files: of the numbers of arrival only
+    the order that they give the rows of one key counts."""
+    found = {kind: table.to_pylist() for kind, table in tables_of(state).items()}
+    found["open"].sort(key=lambda row: (row["key"], row["row_no"]))
+    for row in found["open"]:
+        del row["row_no"]
+    return found

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from sorter.core import CoreSnapshot, TaskCore
 from tistream.errors import BrokenPromise, FeedGap
 from tistream.keyrange import KeyRange
+from tistream.testing.routed import routed
 from tistream.testing.sorter_oracle import DELETE, PUT, C, D, Mark, OracleBroken, OracleSorter, P, R, Row, Served
 from tistream.testing.sorter_states import SnapshotFiles, tables_of
 from tistream.testing.sorter_world import File, feed_batch, served
@@ -130,7 +131,7 @@ class _Run:
         self.last = file
         broken = False
         try:
-            for effect in self._core.handle(feed_batch(file)):
+            for effect in self._core.handle(routed(feed_batch(file), self._core.range)):
                 u = effect.undecided
                 yield f"reopen {u.key.decode()}@{u.start_ts} -> {u.commit_ts}"
         except BrokenPromise as e:
@@ -153,7 +154,7 @@ class _Run:
     def _gap(self, options: dict[str, str]) -> Iterator[str]:
         file = self._file(options, [])
         try:
-            self._core.handle(feed_batch(File(**{**file.__dict__, "seq": file.seq + 1})))
+            self._core.handle(routed(feed_batch(File(**{**file.__dict__, "seq": file.seq + 1})), self._core.range))
         except FeedGap as e:
             yield f"gap: store {e.facts['store']} expected {e.facts['expected']}, found {e.facts['found']}"
         self.seqs[file.store_id, file.incarnation] -= 1

@@ -16,9 +16,12 @@ import random
 from dataclasses import dataclass, replace
 
 from sorter.core import CoreSnapshot, NeedReopen, TaskCore
+from sorter.prewrite_buffer import Undecided
+from tistream.feed import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import OracleSorter
+from tistream.testing.routed import routed
+from tistream.testing.sorter_oracle import PUT, OracleSorter, P, Row
 from tistream.testing.sorter_states import Bucket, SnapshotFiles
 from tistream.testing.sorter_world import File, World, feed_batch, served
 
@@ -127,14 +130,15 @@ class SorterRun:
         if file is None:
             return False
         before = core.watermark()
-        effects = core.handle(feed_batch(file))
+        batch = self._cut(task, file)
+        effects = core.handle(batch)
         while core.settling:
             self._between_slices(task, core)
             effects += core.settle()
         positions = core.positions()
         first = next(f for f in self.world.files[store] if f.incarnation == file.incarnation)
         for again in (file, first if first.seq <= positions[store][file.incarnation].seq else file):
-            assert core.handle(feed_batch(again)) == [], "a repeated file does something"
+            assert core.handle(self._cut(task, again)) == [], "a repeated file does something"
         assert core.positions() == positions, "a repeated file moves the position"
         core.check()
         after = core.watermark()
@@ -145,6 +149,7 @@ class SorterRun:
         assert before is None or (after is not None and after >= min(before, core.upper)), "W fell"
         for effect in effects:
             assert isinstance(effect, NeedReopen)
+            self._is_in_doubt(effect.undecided)
             self._reopen(effect.undecided.key)
         return True
 
@@ -249,6 +254,10 @@ class SorterRun:
             core.restore(durable.snapshot, durable.snapshot.positions)
         return core
 
+    def _cut(self, task: int, file: File) -> FeedBatch:
+        """What a dispatcher sends the task of a file."""
+        return routed(feed_batch(file), self.ranges[task])
+
     def _next_file(self, core: TaskCore, store: int) -> File | None:
         positions = core.positions().get(store, {})
         for file in self.world.files[store]:
@@ -260,6 +269,13 @@ class SorterRun:
                 return file
         return None
 
+    def _is_in_doubt(self, commit: Undecided) -> None:
+        """A new tenure is asked for only where the files disagree about the transaction, or say nothing of it."""
+        files = (file for files in self.world.files.values() for file in files)
+        rows = [row for file in files for row in file.rows if (row.key, row.start_ts) == (commit.key, commit.start_ts)]
+        said = {(row.op, row.value, row.old_value) for row in rows if row.kind == P and not _is_fake(row)}
+        assert len(said) != 1, f"asks for a new tenure of {commit}, of which all prewrites say {said}"
+
     def _reopen(self, key: bytes) -> None:
         self.reopened += 1
         for region, (store, tenure) in list(self.world.leader.items()):
@@ -269,3 +285,8 @@ class SorterRun:
     def _region(self, number: int) -> int:
         regions = sorted(self.world.leader)
         return regions[number % len(regions)]
+
+
+def _is_fake(row: Row) -> bool:
+    """A lock that was refreshed, sent without its value."""
+    return row.op == PUT and row.value == b""

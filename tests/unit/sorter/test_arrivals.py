@@ -74,7 +74,10 @@ def test_values_are_brought_into_one_form() -> None:
         (KeyRange(b"b\x00", b"c"), [b"b\x00"]),
     ],
 )
-def test_rows_outside_the_range_are_left_out(range_: KeyRange, left: list[bytes]) -> None:
+def test_rows_outside_the_range_are_left_out(
+    range_: KeyRange, left: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "rows_inside", rows_inside)  # no router has cut these
     keys = [b"", b"b", b"b\x00", b"c"]
     inside = rows_inside(pa.array(keys, pa.binary()), range_)
     assert [keys[i] for i in (range(len(keys)) if inside is None else inside)] == left

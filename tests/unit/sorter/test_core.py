@@ -8,6 +8,7 @@ from sorter.core import NeedReopen, TaskCore
 from tistream.errors import BrokenPromise, FeedGap, TiStreamError
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.testing.routed import routed
 from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
 from tistream.testing.sorter_states import tables_of
 from tistream.testing.sorter_world import File, feed_batch, served
@@ -27,7 +28,7 @@ class Driver:
         marks = (replace(mark, resolved_ts=upto),)
         cut_ts = upto if cut is None else cut
         file = File(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut_ts, rows=rows, marks=marks)
-        effects = self.core.handle(feed_batch(file))
+        effects = self.core.handle(routed(feed_batch(file), self.core.range))
         self.core.check()
         return effects
 

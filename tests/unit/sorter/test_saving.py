@@ -12,6 +12,7 @@ from sorter.spill import Spill
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.testing.routed import routed
 from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
 from tistream.testing.sorter_states import SnapshotFiles, tables_of
 from tistream.testing.sorter_world import File, feed_batch, served
@@ -29,7 +30,7 @@ class Task:
         self.seq += 1
         mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto, ready_ts=ready_ts)
         file = File(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut, rows=rows, marks=(mark,))
-        self.core.handle(feed_batch(file))
+        self.core.handle(routed(feed_batch(file), self.core.range))
         if check:  # which looks at everything
             self.core.check()
 
