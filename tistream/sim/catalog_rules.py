@@ -34,7 +34,10 @@ from tistream.sim.database import Database
 from tistream.sim.scheduler import Process
 from tistream.sim.shape_rules import Shape, wrong
 
-_TASKS = "SELECT task_id, owner, epoch, upper, snapshot_key, start_key, end_key, kind, start_ts, reopen_id FROM tasks"
+_TASKS = (
+    "SELECT task_id, owner, epoch, upper, snapshot_key, start_key, end_key, kind, start_ts, reopen_id, tenant_id "
+    "FROM tasks"
+)
 _LIVE_SNAPSHOTS = "SELECT object_key FROM objects WHERE kind = 'snapshot' AND state = 'live'"
 _Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
 
@@ -50,6 +53,7 @@ class _Task:
     kind: str
     start_ts: int
     reopen_id: int
+    tenant_id: int
 
     @property
     def shape(self) -> Shape:
@@ -141,8 +145,10 @@ class CatalogRules:
 
     def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:
         gone = {task_id: self._tasks[task_id].shape for task_id in self._tasks.keys() - tasks.keys()}
-        come = {task_id: tasks[task_id].shape for task_id in tasks.keys() - self._tasks.keys()}
-        if self._tasks and (gone or come):
+        known = {task.tenant_id for task in self._tasks.values()}  # the others begin
+        new = [task_id for task_id in tasks.keys() - self._tasks.keys() if tasks[task_id].tenant_id in known]
+        come = {task_id: tasks[task_id].shape for task_id in new}
+        if gone or come:
             for what in wrong(gone, come, self._database.moved_in_this_step(), (before, self._positions)):
                 self._violated(what)
 

@@ -151,7 +151,7 @@ class Tally:
 def play(plan: Plan, points: tuple[Point, ...]) -> Outcome:
     """One run of the scenario in which processes die at these points."""
     with MUTANTS[plan.mutant].patch() if plan.mutant else nullcontext():
-        return run(plan.seed, SCENARIOS[plan.scenario], points=points)
+        return run(plan.seed, SCENARIOS[plan.scenario], points=points, without=frozenset({"bounds"}))
 
 
 def enumerate_points(plan: Plan, *, jobs: int = 1, stop_at_first: bool = False) -> Iterator[Tally]:

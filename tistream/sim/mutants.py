@@ -69,6 +69,7 @@ def reworded(owner: object, name: str, *changes: tuple[str, str]) -> Iterator[No
 
 from tistream.sim import (  # noqa: E402 - they fill the register
     mutants_compaction,  # noqa: F401
+    mutants_isolation,  # noqa: F401
     mutants_reshape,  # noqa: F401
     mutants_service,  # noqa: F401
     mutants_sorter,  # noqa: F401

@@ -37,6 +37,8 @@ from tistream.simulator.transactions import CommittedRow
 
 _COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
 _VIOLATIONS_MAX = 5
+LOWEST = "SELECT min(upper) FROM tasks WHERE tenant_id = 1"  #: of the tenant that is pulled
+JUDGED_FOLDER = "/tenant-1/"
 _SYSTEM_IDS_FROM = (1 << 48) - 1000
 
 
@@ -89,7 +91,7 @@ class Oracle:
         had been told when this pull began: pulls that run side by side may end in any order."""
         self.pulls += 1
         self.rows += rows.num_rows
-        ((lowest,),) = self.database.query("SELECT min(upper) FROM tasks")
+        ((lowest,),) = self.database.query(LOWEST)
         if resolved > lowest:
             self.violated(f"served: {who} was told {resolved}, a task has written up to {lowest} only")
         if resolved < seen and who.startswith("final"):
@@ -113,7 +115,7 @@ class Oracle:
         if new < old or old != self._uppers.get(task_id, old):
             self.violated(f"upper: task {task_id} went from {old} to {new}, last seen {self._uppers.get(task_id)}")
         self._uppers[task_id] = new
-        ((frontier,),) = self.database.query("SELECT min(upper) FROM tasks")
+        ((frontier,),) = self.database.query(LOWEST)
         if frontier < self._frontier:
             self.violated(f"frontier: fell from {self._frontier} to {frontier}")
         self._frontier = frontier
@@ -125,9 +127,10 @@ class Oracle:
                 found = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
                 if found != [("dead",)]:
                     self.violated(f"deleted: {key} while it was {found[0][0] if found else 'without a tombstone'}")
-            case BatchKey(store_id=store_id, incarnation=incarnation, seq=seq):
+            case BatchKey(tenant=tenant, store_id=store_id, incarnation=incarnation, seq=seq):
                 ((reclaimed,),) = self.database.query(
-                    "SELECT reclaimed_seq FROM incarnations WHERE store_id = ? AND incarnation = ?",
+                    "SELECT reclaimed_seq FROM incarnations WHERE tenant_id = ? AND store_id = ? AND incarnation = ?",
+                    tenant.tenant_id,
                     store_id,
                     incarnation,
                 )
@@ -137,9 +140,10 @@ class Oracle:
     def bijection(self, objects: dict[str, tuple[bytes, int]], *, leftovers: bool) -> list[str]:
         """What differs between catalog and bucket. `leftovers`: also what is there and nobody needs."""
         rows = dict(self.database.query("SELECT object_key, state FROM objects"))
+        rows = {key: state for key, state in rows.items() if JUDGED_FOLDER in key}
         wrong = [f"missing object {key}" for key, state in rows.items() if state == "live" and key not in objects]
         if leftovers:
-            for key in objects:
+            for key in (key for key in objects if JUDGED_FOLDER in key):
                 named = parse(key)
                 if isinstance(named, BatchKey) or (
                     isinstance(named, CommittedKey | SnapshotKey | CompactedKey | BaseKey) and rows.get(key) != "live"

@@ -44,6 +44,7 @@ class Profile:
     metas: int = 2
     compactors: int = 0
     shapers: int = 0  #: processes that have tasks split and merged
+    neighbours: bool = False  #: other tenants, one of which is harmed
     shape_s: float = 1.0  #: between two such wishes, about
     data_tasks: int = 2
     tick_s: float = 1.0
@@ -340,12 +341,30 @@ PROFILES: dict[str, Profile] = {
             upstream=upstream.PARTITIONS,
             compactors=1,
         ),
+        Profile(
+            name="isolation",
+            about="objects of another tenant are harmed for good, or a step of its tasks fails; hostile tenants begin",
+            upstream=replace(upstream.TINY, rows=4, patience=3),
+            neighbours=True,
+            actions=250,
+            snapshot_s=1.0,
+            flush_s=0.3,
+            tick_s=0.5,
+            collect_s=1.0,
+            grace_ms=1500,
+            faults=_only(slow=0.05, put_lost=0.02, db_lost=0.01, net_cut=0.01),
+            chaos={"crash": 4, "crash_io": 2},
+            victims=("sorter", "dispatcher", "meta"),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
 
 
 def profile_of(seed: int) -> Profile:
-    """The scenario that a seed runs in when none is named: every second one is the usual one."""
-    others = [p for p in PROFILES.values() if p.name not in ("usual", "calm")]
+    """The scenario that a seed runs in when none is named: every tenth has `isolation`, of the others every second one
+    is the usual one."""
+    if seed % 10 == 8:
+        return PROFILES["isolation"]
+    others = [p for p in PROFILES.values() if p.name not in ("usual", "calm", "isolation")]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -106,6 +106,7 @@ class Hosts(Protocol):
     database: Any
     scheduler: Any
     resting: bool
+    neighbours: Any
 
     def tso(self) -> int: ...
     def unix_ms(self) -> int: ...
@@ -136,6 +137,8 @@ def run_role(world: Hosts, running: Running) -> None:
             _push(world, running, catalog, store, clock, rand)
         elif running.role == "reader":
             _read(world, running, catalog, store, clock, rand)
+        elif running.role == "neighbour":
+            world.neighbours.push(catalog, store, running.stopping)
         elif running.role == "compactor":
             _compact(world, running, catalog, store, clock, rand)
         elif running.role == "shaper":
@@ -189,7 +192,7 @@ def _serve(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore,
     service = running.service = _service(world, running, catalog, store, clock)
     service.start()
     while not running.stopping.wait(_LOOK_EVERY_S):
-        fatal = next((p for p in service.problems() if p.fatal), None)
+        fatal = next((p for p in service.problems() if _ends(p)), None)
         if fatal is not None:
             service.stop()
             raise _error_of(fatal)
@@ -197,6 +200,11 @@ def _serve(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore,
         never: Any = threads.Event()
         drain(catalog, service, clock, _DRAIN_S, never)
     service.stop()
+
+
+def _ends(problem: Problem) -> bool:
+    """Whether a process with this problem ends, as the command line's does."""
+    return problem.fatal and not getattr(problem, "contained", False)
 
 
 def _error_of(problem: Problem) -> TiStreamError:

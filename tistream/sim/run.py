@@ -14,6 +14,7 @@ import structlog
 
 from tistream.sim import threads
 from tistream.sim.boundaries import Boundary, Point
+from tistream.sim.bounds import drawn, lowered
 from tistream.sim.install import installed
 from tistream.sim.profiles import PROFILES, Profile, profile_of
 from tistream.sim.scheduler import Livelock
@@ -85,7 +86,7 @@ def run(
             story=tuple(f"{at:8.3f} {who:16} {text}" for at, who, text in world.story),
             simulated_s=s.now,
             counts=_counts(world),
-            labels=(*sorted(hit), *(event.label for event in world.plan)),
+            labels=(*sorted(hit), *(("bounds",) if world.bounds else ()), *(event.label for event in world.plan)),
             seconds=time.process_time() - began,
             boundaries=tuple(world.boundaries.passed),
             struck=tuple(world.boundaries.struck),
@@ -115,13 +116,18 @@ def _prepared(
 ) -> Iterator[World]:
     """A world with the simulation installed; everything is put back afterwards."""
     logging = structlog.get_config()
+    bounds = {} if "bounds" in without else drawn(seed, profile.name)
     gc.disable()  # a run is short, and its greenlets are a lot to look through
     world = World(f"{seed}/{profile.name}", profile, actions=actions, without=without, points=points)
     threads.use(world.scheduler)
     story_logger(world.tell)
+    world.bounds = bounds
+    if bounds:
+        world.tell(f"bounds: {bounds}")
     chance = random.Random(f"{seed}/{profile.name}/chance")
     try:
         with (
+            lowered(bounds),
             installed(
                 chance,
                 lease_ms=LEASE_MS,
@@ -131,6 +137,7 @@ def _prepared(
                 limits=profile.limits,
             ),
             world.oracle.watching_cores(),
+            world.neighbours.failing() if profile.neighbours else contextlib.nullcontext(),
         ):
             yield world
             world.scheduler.close()

@@ -21,6 +21,7 @@ from tistream.objectstore.keys import check_key, check_prefix, check_range, sett
 from tistream.objectstore.protocol import ObjectInfo
 from tistream.sim.boundaries import LATE_S, Boundaries, Point, Side
 from tistream.sim.faults import Dice
+from tistream.sim.harm import Harms
 from tistream.sim.scheduler import Scheduler
 
 _SOON_S = 0.2
@@ -41,6 +42,7 @@ class Bucket:
         self.on_delete: Callable[[str], None] = lambda _: None
         self.puts = self.gets = 0
         self.boundaries = Boundaries(scheduler)
+        self.harms = Harms()
 
     def send(self, delay_s: float, arrive: Callable[[], None]) -> None:
         """Let a request arrive after so long, whatever becomes of its sender."""
@@ -109,10 +111,11 @@ class SimStore:
             raise StoreUnavailable("503: the store is busy", key=key, determinate=True)
         if found is None:
             raise ObjectNotFound(key=key)
+        data = b.harms.read(key, found[0], b.objects)
         if fault == "get_torn":
             b.tell(f"get_torn: {key}")
-            return found[0][: b.dice.rand.randrange(len(found[0]))]
-        return found[0]
+            return data[: b.dice.rand.randrange(len(found[0]))]
+        return data
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         check_range(key, offset, length)
@@ -132,7 +135,7 @@ class SimStore:
             s.sleep(b.dice.latency())
             if b.dice.roll("list_refused"):
                 raise StoreUnavailable("503: the store is busy", prefix=prefix, determinate=True)
-            keys = sorted(key for key in b.objects if key.startswith(prefix) and key > after)
+            keys = sorted(k for k in b.objects if k.startswith(prefix) and k > after and not b.harms.hides(k))
             page = [(key, b.objects[key]) for key in keys[:PAGE]]
             for key, (data, modified_ms) in page:
                 yield ObjectInfo(key=key, size=len(data), modified_ms=modified_ms)
@@ -144,6 +147,7 @@ class SimStore:
         check_key(key)
         b, s = self._bucket, self._bucket.scheduler
         s.point(f"delete {key}")
+        b.harms.check_delete(key)
         point = b.boundaries.reach(f"DELETE {key}")
         fault = b.dice.roll("delete_refused", "delete_late")
         takes = b.dice.latency()

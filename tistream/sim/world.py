@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 
 import structlog
@@ -27,8 +27,9 @@ from tistream.sim.boundaries import Boundaries, Point
 from tistream.sim.catalog_rules import CatalogRules
 from tistream.sim.database import Database, SimCatalog
 from tistream.sim.faults import Dice
+from tistream.sim.neighbours import LATE_FROM, Neighbours
 from tistream.sim.network import Network
-from tistream.sim.oracle import Oracle
+from tistream.sim.oracle import LOWEST, Oracle
 from tistream.sim.profiles import Profile
 from tistream.sim.roles import TENANT, Running, SimClock, read_once, run_role
 from tistream.sim.scheduler import Process, Scheduler
@@ -42,7 +43,7 @@ HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 PIN_TTL_MS = 2400
 _REST_S = 60.0
-_PUSH_AND_PULL = ("pusher", "reader")  # what is not there any more when leftovers are looked for
+_PUSH_AND_PULL = ("pusher", "reader", "neighbour")  # what is not there any more when leftovers are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class World:
         self.oracle.rules.clock_jumps = "jump" in profile.chaos
         self.database.on_commit = self.oracle.rules.look
         self.running: list[Running] = []
+        self.neighbours = Neighbours(random.Random(f"{seed}/neighbours"), self.bucket, self.tso, self.tell)
+        self.bounds: Mapping[str, int] = {}  #: that are small in this run, see `bounds`
         self.resting = False
         self.rested = False
         self.crashes = 0
@@ -148,6 +151,9 @@ class World:
             self.start("pusher", f"pusher-{i + 1}")
         for i in range(p.readers):
             self.start("reader", f"reader-{i + 1}")
+        if p.neighbours:
+            self.start("neighbour", "neighbour-1")
+            self._harm_later()
         self._act(self.actions)
         for event in self.plan:
             self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]
@@ -156,6 +162,8 @@ class World:
             return
         self._rest()
         self._until(self._all_served, "rest: not everything is served")
+        if p.neighbours:
+            self._judge_neighbours(main)
         self._final_pull(main)
         self._leftovers(main)
 
@@ -173,13 +181,69 @@ class World:
         out: list[str] = []
         for r in self.running:
             if not r.process.dead and r.service is not None:
-                out += [f"{r.name}: {p.message} {dict(p.facts)}" for p in r.service.problems()]
+                out += [f"{r.name}: {p.source}: {p.message} {dict(p.facts)}" for p in r.service.problems()]
         return out
 
     # -- inside
 
+    def _harm_later(self) -> None:
+        """Harm the neighbour as soon as there is something to harm, and let whoever holds it begin anew: what is in
+        memory needs no object."""
+
+        def harm() -> None:
+            if self.resting:
+                return
+            tasks = self.database.query(
+                "SELECT task_id, kind, snapshot_key FROM tasks WHERE cluster_id = 1 AND tenant_id = 2"
+            )
+            if not self.neighbours.do_harm(tasks):
+                self.scheduler.call_at(self.scheduler.now + 0.5, harm)
+                return
+            for r in list(self.running):
+                if r.role in ("sorter", "dispatcher", "neighbour") and not r.process.dead:
+                    self._crash_now(r.process, 0.5)
+
+        self.scheduler.call_at(self.scheduler.now + 3.0 + self.neighbours.rand.random() * 4.0, harm)
+
+    def _judge_neighbours(self, main: Process) -> None:
+        """Behind a new life of the neighbour's pusher, what may not stop is written out and what stopped is named."""
+        if self._is_over():
+            return
+        n = self.neighbours
+        n.quiet = True
+        for r in list(self.running):
+            if r.role == "neighbour" and not r.process.dead:
+                self._crash_now(r.process, 0.5)
+        self._until(lambda: not n.behind(self._neighbour_tasks()), f"isolation: {n.harm}: its other tasks stop")
+        self._until(self._is_named, f"isolation: {n.harm}: no problem names it")
+        self._until(self._late_are_active, "isolation: a tenant behind hostile ones is not activated")
+        found: list[str] = []
+        threads.spawn(main, lambda: found.append(n.check_log(SimCatalog(self.database))), "the neighbour's log")
+        self._until(lambda: bool(found), "isolation: the neighbour's log cannot be read")
+        if found and found[0]:
+            self.oracle.violated(f"isolation: {n.harm}: the neighbour's log: {found[0]}")
+
+    def _neighbour_tasks(self) -> list[tuple[int, str, int]]:
+        return self.database.query("SELECT task_id, kind, upper FROM tasks WHERE cluster_id = 1 AND tenant_id = 2")
+
+    def _is_named(self) -> bool:
+        """Whether somebody names what has stopped."""
+        n = self.neighbours
+        if not n.stopped(self._neighbour_tasks()):
+            return True
+        errors = self.database.query("SELECT task_id, error FROM tasks WHERE error IS NOT NULL")
+        told = [*self.problems(), *(f"task {task_id}: {error}" for task_id, error in errors)]
+        return any(name in text for name in n.names for text in told)
+
+    def _late_are_active(self) -> bool:
+        states = self.database.query("SELECT state FROM tenants WHERE tenant_id >= ?", LATE_FROM)
+        return {state for (state,) in states} == {"ACTIVE"}
+
     def _begin(self) -> None:
-        register_tenant(SimCatalog(self.database), TENANT)
+        catalog = SimCatalog(self.database)
+        register_tenant(catalog, TENANT)
+        if self.profile.neighbours:
+            self.neighbours.register(catalog, self.workload.schema_snapshot(), self.start_ts)
 
     def _act(self, left: int) -> None:
         """The next upstream action."""
@@ -312,10 +376,10 @@ class World:
         return max((row.commit_ts for row in self.workload.committed), default=self.start_ts)
 
     def _all_served(self) -> bool:
-        stopped = self.database.query("SELECT task_id, error FROM tasks WHERE error IS NOT NULL")
+        stopped = self.database.query("SELECT task_id, error FROM tasks WHERE error IS NOT NULL AND tenant_id = 1")
         if stopped:
             self.oracle.violated(f"stopped: task {stopped[0][0]}: {stopped[0][1]}")
-        ((lowest,),) = self.database.query("SELECT min(upper) FROM tasks")
+        ((lowest,),) = self.database.query(LOWEST)
         return lowest is not None and lowest >= self._last_commit() and self.scheduler.now > self.bucket.all_there_at
 
     def _final_pull(self, main: Process) -> None:
