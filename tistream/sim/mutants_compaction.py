@@ -40,14 +40,13 @@ def _swapped_one_by_one() -> Iterator[None]:
 
 @register("compacted-unverified", "a compacted file that lacks a row is taken", scenario="compaction")
 def _compacted_unverified() -> Iterator[None]:
-    from compactor import job, local, task
+    from compactor import job, task
     from tistream.catalog import compaction
 
     whole = task.merge
     with (
         replaced(task, "merge", lambda tables: whole(tables).slice(1)),
         reworded(task, "compact_range", ("if before != after:", "if False:")),
-        replaced(local, "compact_range", task.compact_range),
         replaced(job, "verified", lambda rows, results: {r.range_id: r for r in results}.values()),
         replaced(compaction, "_check_sums", lambda inputs, outputs: None),
     ):
