@@ -45,7 +45,7 @@ class Told:
     batches: list[pa.RecordBatch] = field(default_factory=list)
     promised: list[int] = field(default_factory=list)  #: what was resolved when the batch came
     behind_initialized: list[bool] = field(default_factory=list)  #: whether the batch came behind TenureReady
-    initialized: bool = False
+    initialized: bool = False  #: and, if it was reopened, a TSO was fetched in between
     resolved_ts: int = 0
     over: bool = False
 
@@ -64,6 +64,7 @@ class FeedPlayer:
         self._feeds: dict[tuple[int, int], StoreFeed] = {}
         self._told: dict[_Place, Told] = {}
         self._living: dict[_Place, Told] = {}
+        self._scanned: set[Told] = set()  # initialized since the last TSO
         self._mine: dict[_Place, int] = {}  # -> the core's request id
         self._tenures: dict[tuple[int, int, int], Told] = {}
         self._spans: dict[int, KeyRange] = {}
@@ -101,6 +102,8 @@ class FeedPlayer:
             for place in [p for p in self._living if p[:3] == (store, stream, request) and region in (0, p[3])]:
                 told = self._living.pop(place)
                 told.over = True
+                if told in self._scanned:  # a tenure that is reopened before a TSO is never ready
+                    told.initialized = False
                 mine = [
                     n for (*f, n), t in self._tenures.items() if tuple(f) == (store, request) and t.range == told.range
                 ]
@@ -135,7 +138,9 @@ class FeedPlayer:
                 continue
             if event.rows is not None:
                 told.batches.append(event.rows)
-            told.initialized |= event.initialized
+            if event.initialized:
+                told.initialized = True
+                self._scanned.add(told)
             if event.error and event.error.kind is not RegionErrorKind.DUPLICATE_REQUEST:
                 told.over = True
                 del self._living[place]
@@ -157,6 +162,7 @@ class FeedPlayer:
                 feed.stream_lost("recorded", self._now)
 
     def _tick(self) -> None:
+        self._scanned.clear()
         for place, feed in self._feeds.items():
             feed.tick(self._now_ts, self._now)
             self._take(place)
