@@ -16,17 +16,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import orjson
+import zstandard
+
 from tistream import ts as tso
 from tistream.catalog.engine import Catalog
+from tistream.catalog.stops import list_stops
 from tistream.catalog.stores import list_stores
 from tistream.catalog.tasks import list_tasks
-from tistream.catalog.tenants import get_tenant
+from tistream.catalog.tenants import get_tenant, register_tenant
 from tistream.chaos.plan import BUCKET, CONTROL, DATABASE, PROCESS, Choice, Event, Harm
 from tistream.chaos.takeover import Item
 from tistream.client import Client, connect
 from tistream.clock import SystemClock
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant
+from tistream.layout import SchemaSnapKey
 from tistream.simulator.profiles import DEFAULT, Profile
 from tistream.simulator.serve.content import workload_cluster
 from tistream.simulator.serve.faults import STORM
@@ -34,6 +39,7 @@ from tistream.simulator.serve.served import ServedCluster
 from tistream.simulator.workload import Workload
 from tistream.testing.durable_s3 import DurableS3
 from tistream.testing.fake_clock import FakeClock
+from tistream.testing.hostile import HOSTILE
 from tistream.testing.mariadb import MariaDBServer
 from tistream.testing.ports import free_port
 from tistream.testing.processes import TiStreamProcess, wait_until_ready
@@ -41,6 +47,7 @@ from tistream.testing.proxy import Proxy, Trouble
 from tistream.testing.s3server import CREDENTIALS
 
 TENANT = Tenant(1, 1)
+HOSTILE_TENANTS = {Tenant(1, 10 + n): name for n, name in enumerate(HOSTILE)}  #: and what is wrong with their snapshots
 STORES = 4
 START_S = 120.0
 _PAUSE_S = 0.1
@@ -144,6 +151,11 @@ class Rig:
         """Up to where the log is complete."""
         return min(row.upper for row in list_tasks(self.catalog, TENANT))
 
+    def unnamed(self) -> list[str]:
+        """The hostile tenants that the list of stops does not name."""
+        named = {row.stopped.tenant for row in list_stops(self.catalog)}
+        return [f"{tenant}: {name}" for tenant, name in HOSTILE_TENANTS.items() if tenant not in named]
+
     def logs(self) -> str:
         """The ends of all logs."""
         return "\n".join(f"--- {name}\n{process.output()[-1500:]}" for name, process in self.processes.items())
@@ -157,6 +169,7 @@ class Rig:
         self._start_servers()
         self._start_upstream()
         self._start_services()
+        self._add_hostile_tenants()  # first: what they do to the activation of others would be seen
         with self.control() as client:
             client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
         # one pusher begins the tenant: it takes the schema's snapshot, from which the others go on
@@ -213,6 +226,14 @@ class Rig:
             self._start_process(f"sorter-{n}", "sort", "--name", f"sorter-{n}")
         for name, port in (*metas.items(), *apis.items()):
             wait_until_ready(self.processes[name], f"http://127.0.0.1:{port}")
+
+    def _add_hostile_tenants(self) -> None:
+        ts = tso.compose(SystemClock().unix_ms())
+        good = {"ts": str(ts), "schema_version": 1, "dbs": [], "tables": []}
+        for tenant, name in HOSTILE_TENANTS.items():
+            data = zstandard.compress(orjson.dumps(HOSTILE[name](good)))
+            self._bucket.server.put(_BUCKET, str(SchemaSnapKey(tenant=tenant, ts=ts)), data)
+            register_tenant(self.catalog, tenant)
 
     def _push(self, stores: range) -> list[str]:
         to = ("--url", f"http://127.0.0.1:{self._proxies['control'].port}", "--cluster", "1", "--tenant", "1")

@@ -186,6 +186,9 @@ class _Run:
             judge.compare(truth)
             found.update(judge.counts)
             self._report.examples += judge.examples
+        if unnamed := self._rig.unnamed():
+            found["unnamed"] = len(unnamed)
+            self._report.examples += [f"nobody says that this tenant has stopped: {each}" for each in unnamed]
         report, times = self._report, self._takeovers.seconds
         report.findings, report.events = dict(found), dict(self._counts)
         report.committed, report.read = len(truth), min(len(judge.got) for judge in judges)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,22 +34,13 @@ from tistream.layout import BatchKey, SchemaSnapKey
 from tistream.sim.database import SimCatalog
 from tistream.sim.harm import HarmKind
 from tistream.sim.store import Bucket, SimStore
+from tistream.testing.hostile import HOSTILE
 
 NEIGHBOUR = Tenant(1, 2)
 STORE = 9
 HOSTILE_FROM, LATE_FROM = 10, 20
 TICK_S = 0.5
 
-#: what a pusher of a tenant may have put where its schema snapshot belongs
-HOSTILE: Mapping[str, Callable[[dict[str, Any]], object]] = {
-    "a database that is nothing": lambda good: {**good, "dbs": [None]},
-    "a database that is a text": lambda good: {**good, "dbs": ["x"]},
-    "a version that is a text": lambda good: {**good, "schema_version": "x"},
-    "a table that is nothing": lambda good: {**good, "tables": [None]},
-    "no tables": lambda good: {**good, "tables": []},
-    "a ts beyond 63 bits": lambda good: {**good, "ts": str((1 << 63) + 5)},
-    "a list": lambda good: [good],
-}
 #: in which a task's step fails: (module, class, method)
 STEPS = {
     "load": ("sorter.runner", "TaskRunner", "load"),

@@ -18,10 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tistream.testing.ports import free_port
 
@@ -45,19 +45,28 @@ class S3Server:
 
     def create_bucket(self, bucket: str) -> None:
         """Make a bucket; its name has at least three characters."""
+        with self._client() as client:
+            client.create_bucket(Bucket=bucket)
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Put an object, as a pusher may that does not go through our own store."""
+        with self._client() as client:
+            client.put_object(Bucket=bucket, Key=key, Body=data)
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
         import boto3
 
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name=REGION,
-            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-        )
-        try:
-            client.create_bucket(Bucket=bucket)
-        finally:
-            client.close()
+        with closing(
+            boto3.client(
+                "s3",
+                endpoint_url=self.endpoint,
+                region_name=REGION,
+                aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            )
+        ) as client:
+            yield client
 
     def url(self, bucket: str, prefix: str = "") -> str:
         """What `open_store` takes."""
