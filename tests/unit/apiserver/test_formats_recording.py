@@ -18,6 +18,7 @@ from apiserver.formats.lines import written
 from apiserver.split import order_messages
 from tistream.ids import Tenant
 from tistream.testing.recording import committed_rows, expected, recorded_history
+from tistream.testing.ticdc import squash, takes_effect_early
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "formats"
 KINDS: dict[str, tuple[str, FormatOptions]] = {
@@ -35,8 +36,6 @@ KINDS: dict[str, tuple[str, FormatOptions]] = {
     "simple-json": ("simple", FormatOptions()),
 }
 PAIRS = ("debezium", "debezium-schema", "open")
-#: DDL that takes effect before its job is done: TiCDC gives the later time
-EARLIER = re.compile(r"altertable.*?((truncate|drop|reorganize|coalesce|add)partition|partitionby|removepartitioning)")
 BUILD_TIME = re.compile(r'(?<=[{,])"(ts|ts_ms|buildTs)":(\d+)(?=[,}])')
 
 
@@ -76,10 +75,6 @@ def text_of(message: Any) -> str:
     return str(message)
 
 
-def squash(sql: str) -> str:
-    return "".join(sql.replace("`", "").lower().split()).rstrip(";")
-
-
 def comparable(kind: str, line: str, query: str | None = None) -> Any:
     """The message without build times; the text of a DDL without case, spaces and backquotes."""
     if kind.startswith("csv"):
@@ -92,7 +87,7 @@ def comparable(kind: str, line: str, query: str | None = None) -> Any:
     for name in ("sql", "ddl", "q"):
         if inner.get(name):
             inner[name] = squash(query or inner[name])
-            if EARLIER.match(inner[name]):
+            if takes_effect_early(inner[name]):
                 timeless(message.get("key", inner), inner)
     return message
 
