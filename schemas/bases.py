@@ -92,6 +92,8 @@ def _newest(covering: Sequence[SeedRow], mine: Sequence[BaseRow], as_of: int) ->
 
 
 def _covers(history: History, seed: SeedRow, physical_id: int) -> bool:
+    """Whether the seed has all rows that the id had at its timestamp. One of the whole tenant has those of the ids that
+    a DDL was filling then, too; one of a table has those of the ids that the table read."""
     if seed.table_id == 0:
         return True
     then = history.table_at(physical_id, seed.ts)
@@ -108,8 +110,11 @@ def source_of(
 
 def _created_later(history: History, physical_id: int, log_start_ts: int) -> bool:
     """Whether the id became known after the log began: then all its rows are in the log. A partition DDL copies rows
-    before the id is known: where retention let the log begin later, the DDL must have been asked for after that."""
+    before a table reads the id: it must have begun after the log. At the history's start, the schema says which ids
+    are being filled; where retention let the log begin later, the DDL must have been asked for after that."""
     starts = history.version_intervals(physical_id).starts
     if not len(starts) or int(starts[0]) <= log_start_ts:
         return False
-    return log_start_ts <= history.start_ts or history.asked_for(int(starts[0])) > log_start_ts
+    if log_start_ts <= history.start_ts:
+        return not history.was_filled_at_start(physical_id)
+    return history.asked_for(int(starts[0])) > log_start_ts

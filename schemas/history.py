@@ -104,8 +104,7 @@ class History:
     def take(self, step: Step, later: Iterable[Step] = ()) -> list[DdlEvent]:
         """Take in what one transaction committed; the events of the jobs that it finished or that take effect with it.
         `later` steps say how such a job ends; without its end the step's definitions count. DecodeError for a job that
-        makes no sense, BrokenPromise for one that comes too late: the history is
-        then of no use any more, a copy that was made before still is."""
+        makes no sense, BrokenPromise for one that comes too late: only a copy made before is of use after that."""
         if step.commit_ts <= self._start.ts:
             return []
         if step.definitions:
@@ -243,6 +242,10 @@ class History:
         """What an id is before a table reads it for the first time."""
         return self._named.status(physical_id)
 
+    def was_filled_at_start(self, physical_id: int) -> bool:
+        """Whether a DDL of partitions under way at the start named this id, and may have copied rows to it by then."""
+        return physical_id in self._named_at_start.table_of
+
     def version_intervals(self, physical_id: int) -> VersionIntervals:
         """All versions of a physical id, for looking up many rows at once; empty for an unknown id."""
         line = self._lines.physical(physical_id)
@@ -319,9 +322,7 @@ class History:
             if len(self._snapshots) >= _SNAPSHOTS_KEPT:
                 self._snapshots.clear()
             self._snapshots[count] = found
-        return SchemaSnapshot(
-            ts=ts, databases=found.databases, tables=found.tables, schema_version=found.schema_version
-        )
+        return replace(found, ts=ts)
 
     def _snapshot_at(self, ts: int, schema_version: int | None) -> SchemaSnapshot:
         ids = {*self._start.ids(), *self._lines.tables}

@@ -22,7 +22,7 @@ from apiserver.left_out import left_out
 from schemas import partitions, switch, tidb_json
 from schemas.history import History
 from schemas.ids import IdStatus
-from tistream.errors import TiStreamError
+from tistream.errors import SeedNeeded, TiStreamError
 from tistream.pusher import seed_scan
 from tistream.sim.mutants import reworded
 from tistream.simulator.ddl import Ddl
@@ -145,6 +145,22 @@ def test_each_row_that_is_not_delivered_is_counted(served: Served) -> None:
 
 def test_a_later_reader_gets_what_was_served_while_the_log_grew(served: Served) -> None:
     assert served.pulled(limit=50) == served.followed
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_log_without_a_seed_shows_all_rows_of_a_table_or_asks_for_its_seed(seed: int, tmp_path: Path) -> None:
+    """Where the log begins while a reorganisation copies rows, those that were copied before it are not in the log."""
+    world, asked = world_of(seed), 0
+    with world.serve(tmp_path, seeded=False) as api:
+        served = Served(world, api)
+        for moment, job in around_versions(world):
+            for name in world.tables_of(job, moment):
+                answer = api.get(f"/databases/{name[0]}/tables/{name[1]}/rows", as_of=moment, format="ndjson")
+                if answer.status_code != 200 and answer.json()["code"] == SeedNeeded.code:
+                    asked += 1
+                else:
+                    world.check(moment, {name: served.rows_of(name, moment)})
+    assert asked > 0
 
 
 def is_noticed(seed: int, folder: Path) -> bool:

@@ -224,10 +224,10 @@ class PartitionWorld:
 
     # -- the service -----------------------------------------------------------------------------------------------
 
-    def serve(self, folder: Path) -> Any:
-        """A context with an API server (`ApiWorld`) whose log has a seed of what was there before, and nothing else
-        yet."""
-        return _Served(self, folder)
+    def serve(self, folder: Path, *, seeded: bool = True) -> Any:
+        """A context with an API server (`ApiWorld`) whose log has a seed of what was there before, or none, and nothing
+        else yet."""
+        return _Served(self, folder, seeded)
 
     def seed_rows(self) -> pa.Table:
         """The rows at the start, schema SEED, of the ids that a seed's scan reads."""
@@ -242,15 +242,16 @@ class PartitionWorld:
 class _Served:
     """See `PartitionWorld.serve`."""
 
-    def __init__(self, world: PartitionWorld, folder: Path) -> None:
-        self._world = world
+    def __init__(self, world: PartitionWorld, folder: Path, seeded: bool) -> None:
+        self._world, self._seeded = world, seeded
         self._open = api_world(folder, rows=world.rows)
 
     def __enter__(self) -> ApiWorld:
         api = self._open.__enter__()
         api.log.meta, api.log.schema = self._world.meta, self._world.snapshot
         api.log.activate()
-        api.log.seed(self._world.seed_rows())
+        if self._seeded:
+            api.log.seed(self._world.seed_rows())
         return api
 
     def __exit__(self, *error: Any) -> None:
