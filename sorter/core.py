@@ -203,8 +203,7 @@ class TaskCore:
             stuck = held or stuck
         oldest = self._prewrites.oldest_open()
         if oldest is not None and range_ is None:
-            reason = f"the oldest open transaction began at {oldest[0]}, {oldest[1]} of its prewrites are here"
-            stuck.append(Stuck(range=wanted, w=self.watermark(), reason=reason))
+            stuck.append(_undecided_prewrite(*oldest, self.watermark()))
         return stuck
 
     def open_rows(self) -> int:
@@ -324,6 +323,12 @@ class TaskCore:
                 closed=at.closed,
             )
         return True
+
+
+def _undecided_prewrite(start_ts: int, count: int, key: bytes, w: int | None) -> Stuck:
+    where = f"one locks key {key.hex()}" if count > 1 else f"it locks key {key.hex()}"
+    reason = f"the oldest open transaction began at {start_ts}, {count} of its prewrites are here, {where}"
+    return Stuck(range=KeyRange(key, key + b"\0"), w=w, start_ts=start_ts, reason=reason)
 
 
 def _undecided(commit: Undecided, incarnation: int, seq: int, count: int) -> Stuck:

@@ -231,8 +231,9 @@ class PrewriteBuffer:
                     found.append((commit, row["incarnation"], row["seq"], count))
         return sorted(found, key=lambda f: f[0].commit_ts)
 
-    def oldest_open(self) -> tuple[int, int] | None:
-        """(start_ts of the oldest transaction with open prewrites, how many it has here); None without any."""
+    def oldest_open(self) -> tuple[int, int, bytes] | None:
+        """(start_ts of the oldest transaction with open prewrites, how many it has here, the key of one of them); None
+        without any."""
         return self.open.lowest("start_ts")
 
     def hold(self) -> int | None:

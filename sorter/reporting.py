@@ -70,8 +70,9 @@ class Reporter:
         oldest = sorted(stands, key=lambda task_id: self._explained.get(task_id, ((), never))[1])
         for task_id in oldest[:EXPLAINED_AT_ONCE]:
             if now_s - self._explained.get(task_id, ((), never))[1] >= EXPLAIN_EVERY_S:
-                stuck = explained(stands[task_id].core)[:STUCK_MAX]
-                self._explained[task_id] = tuple(map(_stuck, stuck)), now_s
+                stuck = explained(stands[task_id].core)
+                told = [*stuck[: STUCK_MAX - 1], *stuck[STUCK_MAX - 1 :][-1:]]  # the last one is the open transaction
+                self._explained[task_id] = tuple(map(_stuck, told)), now_s
 
     def _told(self, task: Reported, standing_s: Mapping[int, float], *, splits: bool) -> TaskReport:
         task_id, traffic = task.row.task_id, task.traffic
@@ -98,5 +99,6 @@ def _stuck(stuck: Stuck) -> StuckReport:
         version=stuck.version,
         store_id=stuck.store_id,
         file=stuck.file,
+        start_ts=stuck.start_ts,
         reason=stuck.reason,
     )

@@ -310,9 +310,9 @@ class RunSet:
                     out.append((run, found, rows))
         return out
 
-    def lowest(self, ts: str) -> tuple[int, int] | None:
-        """The lowest timestamp of a living row, and how many rows have it; None without any."""
-        lowest, count = None, 0
+    def lowest(self, ts: str) -> tuple[int, int, bytes] | None:
+        """The lowest timestamp of a living row, how many rows have it, and the key of one; None without any."""
+        lowest, count, key = None, 0, b""
         for low, run in sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0)):
             if lowest is not None and low > lowest:
                 break  # nor need the rows of runs behind it be fetched
@@ -320,8 +320,10 @@ class RunSet:
             mine = int(found.min())
             if lowest is None or mine < lowest:
                 lowest, count = mine, 0
+                row = np.flatnonzero(run.alive)[[int(found.argmin())]]
+                key = run.place.take(row).column("key")[0].as_py()
             count += int(np.count_nonzero(found == np.uint64(lowest)))
-        return None if lowest is None else (lowest, count)
+        return None if lowest is None else (lowest, count, key)
 
     def known(self, needles: Needles, ts: str) -> Flags:
         """Whether each needle is here."""

@@ -99,6 +99,7 @@ class Stuck:
     store_id: int = 0
     incarnation: int = 0
     seq: int = 0  #: the newest file of that store; 0 = none spoke of this range
+    start_ts: int = 0  #: of the transaction whose lock on the range's first key is undecided; 0 = it is no lock
     reason: str
 
     @property

@@ -72,7 +72,7 @@ def tasks_page(
 def task(sources: Sources, task_id: int) -> dict[str, Any]:
     """One task, and what of it does not go on."""
     row = get_task(sources.catalog, task_id)
-    known = known_now(sources.catalog, row.tenant)
+    known = known_now(sources, row.tenant)
     name_of = sources.names_of(row.tenant)
     facts = _task_fact(sources, row, name_of, known)
     return {**facts, "holes": [hole_fact(sources, hole, name_of) for hole in holes_of(row, known, name_of)]}
@@ -122,7 +122,7 @@ def holes(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
     nobody: NameOf = lambda _: None  # noqa: E731
     found += [(awaiting(r.tenant), nobody) for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
     found += [(paused(r.tenant, r.reason), nobody) for r in rows if r.state is TenantState.PAUSED]
-    known = known_now(sources.catalog, tenant)
+    known = known_now(sources, tenant)
     for row in _suspects(sources.catalog, known, tenant):
         name_of = names.setdefault(row.tenant, sources.names_of(row.tenant))
         found += [(hole, name_of) for hole in holes_of(row, known, name_of)]
@@ -199,8 +199,9 @@ def hole_fact(sources: Sources, hole: Hole, name_of: NameOf) -> dict[str, Any]:
     }
 
 
-def known_now(catalog: Catalog, tenant: Tenant | None = None) -> Known:
+def known_now(sources: Sources, tenant: Tenant | None = None) -> Known:
     """What workers said last."""
+    catalog = sources.catalog
     rows = list_workers(catalog)
     stores: dict[tuple[Tenant, int], StoreReport] = {}
     for row in rows:
@@ -212,6 +213,7 @@ def known_now(catalog: Catalog, tenant: Tenant | None = None) -> Known:
         stores=stores,
         dispatchers={(s.tenant, s.store_id): s.dispatcher for s in list_stores(catalog, tenant)},
         resting={row.tenant for state in _RESTING for row in list_tenants(catalog, state)},
+        unix_ms=sources.clock.unix_ms(),
     )
 
 
@@ -241,7 +243,7 @@ def _newest(reports: Iterable[TaskReport]) -> dict[int, TaskReport]:
 
 
 def _task_facts(sources: Sources, rows: list[TaskRow]) -> list[dict[str, Any]]:
-    known = known_now(sources.catalog) if rows else None
+    known = known_now(sources) if rows else None
     names: dict[Tenant, NameOf] = {}
     facts = []
     for row in rows:

@@ -18,7 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tistream.admin.words import NameOf, key_span, lag_text, range_label
+from tistream import ts as tso
+from tistream.admin.words import NameOf, key_span, key_text, lag_text, range_label
 from tistream.catalog.reports import StoreReport, StuckReport, TaskReport
 from tistream.catalog.tasks import TaskRow
 from tistream.catalog.workers import WorkerRow
@@ -70,6 +71,7 @@ class Known:
     tasks: Mapping[int, TaskReport]
     stores: Mapping[tuple[Tenant, int], StoreReport]
     dispatchers: Mapping[tuple[Tenant, int], str | None]  #: who dispatches a store
+    unix_ms: int  #: now
     resting: Collection[Tenant] = ()  #: tenants whose tasks nobody works on: paused, or being deleted
 
     @staticmethod
@@ -122,8 +124,14 @@ def holes_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Hole]:
     if report is None or report.epoch != task.epoch:
         return []
     told = [s for s in report.stuck if s.watermark is None or report.standing_s >= STANDING_S]
-    if told:
-        return [_stuck(task, report, stuck, known, name_of) for stuck in told]
+    waits = [s for s in told if not s.start_ts or (s.watermark is not None and s.start_ts <= s.watermark + 1)]
+    if waits:
+        return [
+            _locked(task, report, stuck, known, name_of)
+            if stuck.start_ts
+            else _stuck(task, report, stuck, known, name_of)
+            for stuck in waits
+        ]
     if report.standing_s < STANDING_S:
         return []
     for_so_long = lag_text(report.standing_s * 1000)
@@ -166,6 +174,26 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
         store_id=stuck.store_id,
         file=stuck.file,
         file_age_s=age_s,
+    )
+
+
+def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> Hole:
+    """The oldest transaction whose outcome the watermark waits for: no resolved timestamp passes its locks."""
+    key = stuck.start_key
+    age = lag_text(known.unix_ms - tso.physical_ms(stuck.start_ts))
+    words = [
+        f"{range_label(task.range, task.kind, name_of)} waits for transaction {stuck.start_ts}, which began {age} ago "
+        f"and has a lock on {key_text(key, name_of)} (key {key.hex()})",
+        stuck.reason,
+    ]
+    return _hole(
+        task,
+        Cause.STANDING,
+        "; ".join(word for word in words if word),
+        "see whether its client lives; the pusher resolves locks that have expired, and names those that it leaves",
+        range=KeyRange(key, stuck.end_key),
+        watermark=stuck.watermark,
+        standing_s=report.standing_s,
     )
 
 

@@ -137,7 +137,7 @@ def _split_key(sources: Sources, row: TaskRow, key: str | None) -> bytes:
             return bytes.fromhex(key)
         except ValueError as e:
             raise InvalidInput("A key is given in hexadecimal.", key=key[:80]) from e
-    report = known_now(sources.catalog, row.tenant).tasks.get(row.task_id)
+    report = known_now(sources, row.tenant).tasks.get(row.task_id)
     if report is None or report.epoch != row.epoch or report.split_key is None:
         raise StateForbids(f"The sorter of task {row.task_id} has named no key yet: give one.", task_id=row.task_id)
     return report.split_key

@@ -36,6 +36,7 @@ class StuckReport:
     version: int = 0
     store_id: int = 0
     file: str = ""  #: "incarnation/seq" of the newest file of that store; empty when none spoke of the range
+    start_ts: int = 0  #: of the transaction whose lock on `start_key` is undecided; 0 = it is no lock
     reason: str = ""
 
 
@@ -162,6 +163,7 @@ def _task(task: TaskReport) -> dict[str, Any]:
                 "version": stuck.version,
                 "store_id": stuck.store_id,
                 "file": stuck.file,
+                "start_ts": stuck.start_ts,
                 "reason": stuck.reason,
             }
             for stuck in task.stuck[:STUCK_MAX]
@@ -194,6 +196,7 @@ def _read_stuck(tree: dict[str, Any]) -> StuckReport:
         version=_count(tree, "version"),
         store_id=_count(tree, "store_id"),
         file=_words(tree, "file"),
+        start_ts=_count(tree, "start_ts"),
         reason=_words(tree, "reason"),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tistream import ts as tso
 from tistream.admin.holes import Cause, Hole, Known, awaiting, holes_of, paused
 from tistream.catalog.reports import StoreReport, StuckReport, TaskReport
 from tistream.catalog.tasks import TaskRow
@@ -44,6 +45,7 @@ def known(
         tasks={} if report is None else {7: report},
         stores={} if silent_s is None else {(T, 3): StoreReport(tenant=T, store_id=3, silent_s=silent_s)},
         dispatchers={(T, 3): dispatcher},
+        unix_ms=3_600_000,
     )
 
 
@@ -105,6 +107,26 @@ def test_the_sorter_adds_what_it_knows() -> None:
     assert only(TASK, known(report(40.0, replace(STUCK, reason="a lock of 10:00")))).sentence.endswith(
         "a lock of 10:00"
     )
+
+
+def test_a_lock_that_nobody_decides_is_named_with_its_transaction_and_age() -> None:
+    begun = tso.compose(1_000)
+    task, key = replace(TASK, upper=begun), record_key(100, 5)
+    locked = StuckReport(start_key=key, end_key=key + b"\0", watermark=begun, start_ts=begun, reason="2 are here")
+    region, lock = told(task, known(report(40.0, replace(STUCK, watermark=begun), locked)))
+    assert region.region_id == 12
+    assert lock.sentence == (
+        f"shop.orders waits for transaction {begun}, which began 60.0 min ago and has a lock on shop.orders, row 5 "
+        f"(key {key.hex()}); 2 are here"
+    )
+    assert (lock.cause, lock.watermark, lock.range) == (Cause.STANDING, begun, KeyRange(key, key + b"\0"))
+
+
+def test_a_younger_transaction_is_not_what_the_watermark_waits_for() -> None:
+    younger = StuckReport(start_key=b"k", end_key=b"k\0", watermark=5, start_ts=7)
+    assert only(TASK, known(report(40.0, STUCK, younger))).region_id == 12
+    opening = replace(younger, watermark=None, start_ts=1)
+    assert only(TASK, known(report(40.0, replace(STUCK, watermark=None), opening))).region_id == 12
 
 
 def test_a_watermark_that_stands_for_no_reason_that_was_told() -> None:

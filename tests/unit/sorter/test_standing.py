@@ -121,7 +121,8 @@ def test_a_huge_undecided_transaction_is_one_line() -> None:
     undecided(task, [b"k%05d" % i for i in range(3000)])
     first, last = task.core.explain()
     assert "and 2999 more of this region" in first.reason
-    assert last.reason == "the oldest open transaction began at 11, 6000 of its prewrites are here"
+    said = "the oldest open transaction began at 11, 6000 of its prewrites are here, one locks key "
+    assert last.reason.startswith(said + b"k0".hex())
 
 
 def test_a_huge_open_transaction_is_named_beside_the_region_that_waits_for_it() -> None:
@@ -130,4 +131,18 @@ def test_a_huge_open_transaction_is_named_beside_the_region_that_waits_for_it() 
     task.file(1, 1, replace(LEFT, end=b"", resolved_ts=20), rows=rows)
     region, transaction = task.core.explain()
     assert (region.region_id, region.store_id, region.file) == (6, 1, "1/1")
-    assert transaction.reason == "the oldest open transaction began at 21, 2000 of its prewrites are here"
+    said = "the oldest open transaction began at 21, 2000 of its prewrites are here, one locks key "
+    assert transaction.reason.startswith(said + b"k0".hex())
+    assert (transaction.start_ts, transaction.w) == (21, 20)
+
+
+def test_the_key_of_the_oldest_open_transaction_is_named_whatever_else_is_open() -> None:
+    task = Task()
+    rows = tuple(Row(kind=P, key=key, start_ts=ts, value=b"v") for key, ts in ((b"a", 25), (b"c", 21), (b"e", 23)))
+    task.file(1, 1, replace(LEFT, end=b"", resolved_ts=20), rows=rows)
+    last = task.core.explain()[-1]
+    assert (
+        last.reason
+        == f"the oldest open transaction began at 21, 1 of its prewrites are here, it locks key {b'c'.hex()}"
+    )
+    assert last.range == KeyRange(b"c", b"c\0")

@@ -9,6 +9,7 @@ import pytest
 from sorter.core import TaskCore
 from sorter.reporting import EXPLAIN_EVERY_S, STANDS_S, TASKS_TOLD_MAX, Reporter
 from sorter.traffic import SAMPLE, KeySample, Traffic
+from sorter.watermark import Stuck
 from tistream.catalog.reports import STUCK_MAX
 from tistream.catalog.tasks import TaskRow
 from tistream.catalog.tenants import TaskKind
@@ -151,6 +152,16 @@ def test_only_what_stands_is_explained_and_not_with_each_look() -> None:
     assert len(asked) == 2
     report = reporter.look([moves, stands], {1: 1.0, 2: 0.0}, [], 100.0)
     assert all(task.stuck == () for task in report.tasks)
+
+
+def test_the_open_transaction_is_told_beside_very_many_regions() -> None:
+    stands = Task(1)
+    silent = [Stuck(range=KeyRange(), w=5, region_id=n, reason="silent") for n in range(1, 2 * STUCK_MAX)]
+    locked = Stuck(range=KeyRange(b"k", b"k\0"), w=5, start_ts=5, reason="open")
+    stands.core.explain = lambda range_=None: [*silent, locked]  # type: ignore[method-assign]
+    (told,) = Reporter().look([stands], {1: STANDS_S}, [], 0.0).tasks
+    assert [s.region_id for s in told.stuck] == [*range(1, STUCK_MAX), 0]
+    assert (told.stuck[-1].start_key, told.stuck[-1].start_ts) == (b"k", 5)
 
 
 def test_of_very_many_tasks_the_busiest_are_told() -> None:
