@@ -15,6 +15,14 @@ def _errors_spread() -> Iterator[None]:
         yield
 
 
+@register("merge-holds", "a merge that cannot go on leaves its tasks at the place where they wait", "isolation")
+def _merge_holds() -> Iterator[None]:
+    from sorter.merging import Merging
+
+    with reworded(Merging, "step", ("_let_go(runners, ids)", "pass")):
+        yield
+
+
 @register("upper-forgotten", "after a restart a tenure that begins at `upper` counts only once W is there", "isolation")
 def _upper_forgotten() -> Iterator[None]:
     from sorter.core import TaskCore

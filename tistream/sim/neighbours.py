@@ -21,6 +21,8 @@ from typing import Any
 import pyarrow as pa
 import zstandard
 
+from sorter.runner import TaskRunner
+from tistream.catalog import reshape
 from tistream.catalog.committed import find_segments
 from tistream.catalog.stores import issue_incarnation
 from tistream.catalog.tasks import TaskRow, list_tasks
@@ -28,7 +30,7 @@ from tistream.catalog.tenants import TaskKind, register_tenant
 from tistream.change import REGIONS, ROWS, Op, RowKind
 from tistream.codec.batch_file import encode_batch_file
 from tistream.codec.committed_file import decode_committed_segment
-from tistream.errors import ErrorKind, TiStreamError
+from tistream.errors import ErrorKind, InvalidInput, TiStreamError
 from tistream.ids import Tenant
 from tistream.layout import BatchKey, SchemaSnapKey
 from tistream.sim.database import SimCatalog
@@ -68,8 +70,10 @@ class Neighbours:
     names: tuple[str, ...] = ()  #: of what was harmed: one of them has to be named once something has stopped
     victims: frozenset[int] = frozenset()  #: tasks that may stop
     fails: str = ""  #: the step of the victims that fails
+    fails_in_merge: str = ""  #: the step that fails once a victim waits at the place where it is to be merged
     quiet: bool = False  #: nothing is committed any more
     newest: tuple[int, int] = (0, 0)  #: incarnation and seq of the newest file
+    merges_after_s: tuple[float, ...] = ()  #: the harm: when somebody wants its data tasks merged
 
     # -- their beginning
 
@@ -127,12 +131,31 @@ class Neighbours:
 
     # -- the harm
 
+    def ask_for_merge(self, catalog: SimCatalog) -> None:
+        """Have the first two data tasks merged, as a person may wish at any time."""
+        try:
+            rows = sorted(self._data_tasks(catalog), key=lambda row: row.range)[:2]
+            if len(rows) == 2:
+                left, right = rows
+                asked = reshape.request_merge(
+                    catalog, left.task_id, right.task_id, seen_epochs=(left.epoch, right.epoch)
+                )
+                self.tell(f"tasks {left.task_id} and {right.task_id} {'are to merge' if asked else 'do not merge'}")
+        except InvalidInput as e:
+            self.tell(f"no merge: {e}")  # one of them has stopped already
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY:
+                raise
+
     def do_harm(self, tasks: list[tuple[int, str, str | None]]) -> bool:
         """Harm something, for good. `tasks` are (id, kind, snapshot). False while there is nothing that could be."""
         held = [(task_id, key) for task_id, kind, key in tasks if kind == TaskKind.DATA and key is not None]
         if not held or self.newest[1] < 3:
             return False
-        what = self.rand.choice(("state", "state", "rows", "file", "file", "step", "deletion"))
+        if self.rand.random() < 0.5:
+            self.merges_after_s = (0.0, 0.6, 2.5, 5.0)
+        in_merge = ("half",) * 4 if self.merges_after_s else ()
+        what = self.rand.choice(("state", "state", "rows", "file", "file", "step", "deletion", *in_merge))
         task_id, state = self.rand.choice(held)
         match what:
             case "state" | "rows":
@@ -150,6 +173,10 @@ class Neighbours:
                 self.fails = self.rand.choice(sorted(STEPS))
                 self.victims, self.names = frozenset({task_id}), (f"task {task_id}", f"/{task_id}")
                 self.harm = f"the step '{self.fails}' of task {task_id} fails"
+            case "half":
+                self.fails_in_merge = self.rand.choice(("take in", "act", "save"))
+                self.victims, self.names = frozenset({task_id}), (f"task {task_id}", f"/{task_id}")
+                self.harm = f"the step '{self.fails_in_merge}' of task {task_id} fails from its merge on"
             case "deletion":
                 self.bucket.harms.undeletable = tuple(
                     f"{folder}/cluster-1/tenant-2/" for folder in ("data_change_buffer", "snapshots", "committed")
@@ -174,6 +201,15 @@ class Neighbours:
             whole = vars(owner)[method]
             changed.append((owner, method, whole))
             setattr(owner, method, self._guarded(step, whole))
+        waits = TaskRunner.stop_at
+        changed.append((TaskRunner, "stop_at", waits))
+
+        def stop_at(runner: TaskRunner, *args: Any) -> None:
+            if runner.task_id in self.victims and self.fails_in_merge:
+                self.fails = self.fails_in_merge
+            waits(runner, *args)
+
+        setattr(TaskRunner, "stop_at", stop_at)  # noqa: B010 - it is put back below
         try:
             yield
         finally:

@@ -153,7 +153,7 @@ class World:
             self.start("reader", f"reader-{i + 1}")
         if p.neighbours:
             self.start("neighbour", "neighbour-1")
-            self._harm_later()
+            self._harm_later(main)
         self._act(self.actions)
         for event in self.plan:
             self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]
@@ -186,9 +186,14 @@ class World:
 
     # -- inside
 
-    def _harm_later(self) -> None:
+    def _harm_later(self, main: Process) -> None:
         """Harm the neighbour as soon as there is something to harm, and let whoever holds it begin anew: what is in
-        memory needs no object."""
+        memory needs no object. In half of the runs a merge of its tasks is under way."""
+        n = self.neighbours
+
+        def merge() -> None:
+            if not self.resting:
+                threads.spawn(main, lambda: n.ask_for_merge(SimCatalog(self.database)), "a merge of the neighbour")
 
         def harm() -> None:
             if self.resting:
@@ -196,14 +201,16 @@ class World:
             tasks = self.database.query(
                 "SELECT task_id, kind, snapshot_key FROM tasks WHERE cluster_id = 1 AND tenant_id = 2"
             )
-            if not self.neighbours.do_harm(tasks):
+            if not n.do_harm(tasks):
                 self.scheduler.call_at(self.scheduler.now + 0.5, harm)
                 return
+            for delay_s in n.merges_after_s:
+                self.scheduler.call_at(self.scheduler.now + delay_s, merge)
             for r in list(self.running):
                 if r.role in ("sorter", "dispatcher", "neighbour") and not r.process.dead:
                     self._crash_now(r.process, 0.5)
 
-        self.scheduler.call_at(self.scheduler.now + 3.0 + self.neighbours.rand.random() * 4.0, harm)
+        self.scheduler.call_at(self.scheduler.now + 3.0 + n.rand.random() * 4.0, harm)
 
     def _judge_neighbours(self, main: Process) -> None:
         """Behind a new life of the neighbour's pusher, what may not stop is written out and what stopped is named."""
