@@ -22,9 +22,9 @@ from sqlalchemy import Connection, Update, and_, bindparam, case, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectKind, ObjectState, insert_all_live
+from tistream.catalog.objects import ObjectKind, insert_all_live
+from tistream.catalog.page import page_bounds, page_of_segments, span_class
 from tistream.catalog.tables import INT_MAX, of_asked_tenant, segments, tasks, tenant_ids, tenant_of
-from tistream.catalog.tables import objects as objects_table
 from tistream.catalog.tenants import TaskKind
 from tistream.codec.compacted_file import NO_FOOTER, Footer
 from tistream.codec.segment_file import SegmentInfo
@@ -32,25 +32,13 @@ from tistream.errors import invariant
 from tistream.ids import Tenant
 
 _ADD_SEGMENTS = segments.insert()
-_LIVE = (
-    select(segments)
-    .join(objects_table, objects_table.c.object_key == segments.c.object_key)
-    .where(
-        of_asked_tenant(segments),
-        segments.c.kind == bindparam("asked_kind"),
-        segments.c.hi_ts > bindparam("after_ts"),
-        segments.c.lo_ts <= bindparam("upto_ts"),
-        objects_table.c.state == ObjectState.LIVE,
-    )
-    .order_by(segments.c.lo_ts, segments.c.hi_ts, segments.c.object_key, segments.c.segment_no)
-    .limit(bindparam("at_most"))
-)
 _LOCK_TOGETHER = (
     select(tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.epoch, tasks.c.upper)
     .where(tasks.c.task_id.in_(bindparam("asked_tasks", expanding=True)))
     .order_by(tasks.c.task_id)
     .with_for_update()
 )
+_PAGE = page_of_segments()
 _TOGETHER_MIN = 4  # tasks from which on two statements for all are fewer than one for each
 _TOGETHER_MAX = 500  # in one statement
 _TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of an expression
@@ -191,15 +179,12 @@ def find_segments(
     """
     if table_ids is not None and not table_ids:
         return []
-    query = _LIVE if table_ids is None else _LIVE.where(touches(table_ids))
-    asked = {
-        "asked_kind": kind,
-        "after_ts": min(after_ts, INT_MAX),
-        "upto_ts": min(upto_ts, INT_MAX),
-        "at_most": limit,
-    }
+    narrowed = None if table_ids is None else touches(table_ids)
+    asked = page_bounds(min(after_ts, INT_MAX), min(upto_ts, INT_MAX))
     with catalog.reading() as conn:
-        return [segment_row(row) for row in conn.execute(query, {**tenant_ids(tenant), **asked})]
+        query = _PAGE if narrowed is None else page_of_segments(narrowed)
+        found = conn.execute(query, {**tenant_ids(tenant), "asked_kind": kind, "at_most": limit, **asked})
+        return [segment_row(row) for row in found]
 
 
 def _check_advances(objects: Mapping[str, int], advances: Sequence[TaskAdvance]) -> None:
@@ -285,6 +270,7 @@ def _values(tenant: Tenant, kinds: dict[int, str], a: TaskAdvance, s: NewSegment
         "byte_length": s.length,
         "crc": s.crc,
         "raw_length": s.raw_length,
+        "span_class": span_class(s.lo_ts, s.hi_ts),
     }
 
 

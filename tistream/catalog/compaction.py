@@ -26,6 +26,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from tistream.catalog.committed import SegmentFormat, SegmentRow, segment_row
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, ObjectState, insert_live, replacing_unnamed
+from tistream.catalog.page import span_class
 from tistream.catalog.tables import (
     INT_MAX,
     next_numbers,
@@ -238,6 +239,7 @@ def _values(tenant: Tenant, output: Output, group: SegmentInfo) -> dict[str, Any
         "byte_length": group.length,
         "crc": group.crc,
         "raw_length": group.raw_length,
+        "span_class": span_class(group.lo_ts, group.hi_ts),
         "format": SegmentFormat.PARQUET,
         "footer_offset": output.footer.offset,
         "footer_length": output.footer.length,

@@ -208,8 +208,10 @@ segments = Table(
     Column("footer_length", UInt, nullable=False, server_default="0"),
     Column("footer_crc", UInt, nullable=False, server_default="0"),
     Column("raw_length", UInt, nullable=False, server_default="0"),
+    Column("span_class", UInt, nullable=False, server_default="15"),
     Index("segments_by_hi_ts", "cluster_id", "tenant_id", "kind", "hi_ts"),
-    Index("segments_by_lo_ts", "cluster_id", "tenant_id", "kind", "lo_ts"),
+    Index("segments_in_order", "cluster_id", "tenant_id", "kind", "lo_ts", "hi_ts", "object_key", "segment_no"),
+    Index("segments_by_span", "cluster_id", "tenant_id", "kind", "span_class", "lo_ts"),
 )
 
 pins = Table(

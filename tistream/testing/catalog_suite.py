@@ -75,6 +75,7 @@ from tistream.testing.catalog_suite_gauges import GaugeSuite
 from tistream.testing.catalog_suite_handover import HandoverSuite
 from tistream.testing.catalog_suite_log import CommittedLogSuite
 from tistream.testing.catalog_suite_neighbours import NameSuite, NeighbourSuite
+from tistream.testing.catalog_suite_page import PageSuite
 from tistream.testing.catalog_suite_reshape import ReshapeSuite
 from tistream.testing.catalog_suite_retention import RetentionSuite
 from tistream.testing.catalog_suite_seeds import SeedSuite
@@ -88,6 +89,7 @@ class CatalogSuite(
     CommittedLogSuite,
     CompactionSuite,
     HandoverSuite,
+    PageSuite,
     ReshapeSuite,
     SeedSuite,
     BaseSuite,
