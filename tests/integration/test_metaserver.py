@@ -254,6 +254,16 @@ def test_a_report_that_cannot_be_read_stops_nothing(catalog: Catalog, active: Cl
     assert {task.owner for task in list_tasks(catalog, T)} == {"s1", "s2"}
 
 
+def test_a_worker_in_a_state_of_a_newer_version_is_given_nothing_and_stops_nothing(
+    catalog: Catalog, active: Clocked
+) -> None:
+    lives = {name: register_worker(catalog, name, "sorter", "") for name in ("s1", "s2")}
+    with catalog.transaction() as conn:
+        conn.execute(update(tables.workers).where(tables.workers.c.worker_id == "s1").values(state="newer"))
+    active.rounds(5.0, lives)
+    assert {task.owner for task in list_tasks(catalog, T)} == {"s2"}
+
+
 @pytest.mark.parametrize("leave", [drain_worker, retire_worker])
 def test_who_drains_or_leaves_gives_up_its_tasks_at_once(catalog: Catalog, active: Clocked, leave: Any) -> None:
     lives = {name: register_worker(catalog, name, "sorter", "") for name in ("s1", "s2")}

@@ -47,6 +47,7 @@ class WorkerState(StrEnum):
     UP = "up"
     DRAINING = "draining"
     GONE = "gone"
+    OTHER = "other"  #: of a newer version, which this one does not know; is given nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class Pulse:
     heartbeat_age_ms: int
 
 
+_STATES = {str(state): state for state in WorkerState}
 _DECODED_MAX = 1000  # workers whose reports are kept decoded
 
 _ME = workers.c.worker_id == bindparam("asked_worker")
@@ -196,7 +198,7 @@ def pulses(catalog: Catalog) -> list[Pulse]:
                 worker_id=row.worker_id,
                 kind=_KINDS.get(row.kind, WorkerKind.OTHER),
                 incarnation=row.incarnation,
-                state=WorkerState(row.state),
+                state=_STATES.get(row.state, WorkerState.OTHER),
                 heartbeat_ms=row.heartbeat_ms,
                 heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
             )
@@ -268,7 +270,7 @@ def _worker_row(row: Any) -> WorkerRow:
         kind=_KINDS.get(row.kind, WorkerKind.OTHER),
         address=row.address,
         incarnation=row.incarnation,
-        state=WorkerState(row.state),
+        state=_STATES.get(row.state, WorkerState.OTHER),
         heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
         report=_report(row.worker_id, row.report or "{}"),
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import orjson
 import pytest
+from sqlalchemy import select
 
 from tistream.catalog import tables
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import list_events
 from tistream.catalog.listing import idle_tasks, page_tasks
 from tistream.catalog.reports import TaskReport, WorkerReport, encode_report
+from tistream.catalog.steering import move_task
 from tistream.catalog.tenants import TenantState
 from tistream.catalog.workers import drain_worker, get_worker, heartbeat, list_workers, pulses, register_worker
-from tistream.errors import InvalidInput, NotFound
-from tistream.testing.catalog_cases import activate
+from tistream.errors import InvalidInput, NotFound, StateForbids
+from tistream.testing.catalog_cases import activate, elected
 
 
 class NeighbourSuite:
@@ -54,6 +56,28 @@ class NeighbourSuite:
             ("new-1", "other"),
             ("sorter-1", "sorter"),
         ]
+
+    def test_a_worker_in_a_newer_state_is_shown_and_given_nothing(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        lives = {name: register_worker(catalog, name, "sorter", "") for name in ("sorter-1", "sorter-2")}
+        with catalog.transaction() as conn:
+            conn.execute(tables.workers.update().where(tables.workers.c.worker_id == "sorter-2").values(state="newer"))
+        assert [(row.worker_id, row.state) for row in list_workers(catalog)] == [
+            ("sorter-1", "up"),
+            ("sorter-2", "other"),
+        ]
+        assert [(pulse.worker_id, pulse.state) for pulse in pulses(catalog)] == [
+            ("sorter-1", "up"),
+            ("sorter-2", "other"),
+        ]
+        elected(catalog)
+        with pytest.raises(StateForbids, match="sorter-2 is not up"):
+            move_task(catalog, low, worker_id="sorter-2", seen_epoch=0)
+        assert move_task(catalog, low, worker_id="sorter-1", seen_epoch=0) == 1
+        heartbeat(catalog, "sorter-2", lives["sorter-2"])
+        with catalog.reading() as conn:
+            states = conn.execute(select(tables.workers.c.state).order_by(tables.workers.c.worker_id)).scalars().all()
+        assert states == ["up", "newer"], "a heartbeat keeps what the newer version wrote"
 
 
 class NameSuite:
