@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, bindparam, literal_column, select, union_all
+from sqlalchemy import Select, and_, bindparam, literal_column, select, union_all
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.objects import ObjectState
@@ -39,7 +39,7 @@ def page_of_segments(condition: ColumnElement[bool] | None = None) -> Select[Any
     """Live segments of `asked_kind` in (after_ts, upto_ts] that fulfil the condition, in order, `at_most` of them."""
     # Looked up for each segment: a join may begin with the objects, and then read and sort all segments of each.
     state = select(objects_table.c.state).where(objects_table.c.object_key == segments.c.object_key).scalar_subquery()
-    live = select(segments).where(
+    live = select(*(segments.c[name] for name in _ORDER)).where(
         of_asked_tenant(segments), segments.c.kind == bindparam("asked_kind"), state == ObjectState.LIVE
     )
     if condition is not None:
@@ -63,4 +63,7 @@ def page_of_segments(condition: ColumnElement[bool] | None = None) -> Select[Any
     both = union_all(select(reaching), select(first)).subquery()
     # + 0: SQLite else reads each part in this order, by the index that has it instead of the part's own.
     in_order = (both.c.lo_ts + 0, *(both.c[name] for name in _ORDER[1:]))
-    return select(both).order_by(*in_order).limit(bindparam("at_most"))
+    page = select(both).order_by(*in_order).limit(bindparam("at_most")).subquery()
+    # Only names are sorted: with their keys, rows are so long that MariaDB sorts them in a file.
+    same = and_(segments.c.object_key == page.c.object_key, segments.c.segment_no == page.c.segment_no)
+    return select(segments).join(page, same).order_by(*(page.c[name] for name in _ORDER))

@@ -137,6 +137,7 @@ def _server_command(root: Path, port: int) -> list[str]:
         f"--datadir={root / 'data'}",
         f"--socket={root / 's'}",
         f"--pid-file={root / 'pid'}",
+        f"--tmpdir={root}",  # a server that starts deletes the temporary tables of others in the same folder
         f"--port={port}",
         "--bind-address=127.0.0.1",
         "--skip-name-resolve",
