@@ -1,7 +1,7 @@
 """The rows of a table in the forms in which they are read: NDJSON, CSV, an Arrow stream, Parquet, SQL.
 
     ndjson    {"database":...,"table":...,"columns":{...}}      values as in the ndjson of a pull
-    csv       a line of names, then one record a row            values as in the csv of a pull, NULL is \\N
+    csv       a line of names, then one record a row            for LOAD DATA (see `asof.csv`)
     arrow     one IPC stream, native types (docs/types.md)
     parquet   one file, native types; TIME as microseconds (int64)
     sql       settings of the session, then INSERT statements (see `asof.sql`)
@@ -18,11 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from apiserver.asof import csv
 from apiserver.asof.sql import SETTINGS, inserts
-from apiserver.formats.csv import Csv
 from apiserver.formats.lines import Block, write
 from apiserver.formats.ndjson import column_values
-from apiserver.formats.options import FormatOptions
 from apiserver.formats.pieces import Piece
 from apiserver.formats.rows import fields_of, image, json_bytes
 from schemas.layout import row_layout
@@ -80,15 +79,10 @@ class _Ndjson(RowsWriter):
 
 class _Csv(RowsWriter):
     def begin(self) -> bytes:
-        names = (column.name.replace('"', '""') for column in self.table.visible_columns)
-        return (",".join(f'"{name}"' for name in names) + "\r\n").encode()
+        return csv.header(self.table)
 
     def rows(self, batch: pa.RecordBatch) -> bytes:
-        csv = Csv(FormatOptions())
-        pieces: list[Piece] = []
-        for field in fields_of(self.table):
-            pieces += [b"," * bool(pieces), csv.value(field, batch.column(field.place))]
-        return _lines(batch.num_rows, pieces, csv.terminator)
+        return csv.records(self.table, batch)
 
 
 class _Sql(RowsWriter):

@@ -16,6 +16,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from apiserver import negotiate
+from apiserver.asof.csv import load_statement
 from apiserver.asof.output import FORMATS
 from apiserver.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from apiserver.deps import Id, Services
@@ -101,6 +102,7 @@ def router(services: Services, following: Following) -> APIRouter:
             "as_of": str(at),
             "create_database": made.create_database,
             "create_table": made.create_table,
+            "load_csv": load_statement(found),
             "notes": list(made.notes),
             "shape": to_json(shape_of(found)),
         }

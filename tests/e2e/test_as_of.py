@@ -84,11 +84,15 @@ def test_the_command_writes_a_whole_file_or_none(pushed: Up, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_restore_into_mariadb_selects_what_tidb_selected(pushed: Up, expected: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["sql", "csv"])
+def test_a_restore_into_mariadb_selects_what_tidb_selected(
+    pushed: Up, expected: Path, tmp_path: Path, form: str
+) -> None:
     moment = next(m for m in replica.moments(expected) if m.label == "m-mix2")
     databases = sorted({t["db"] for t in moment.tables if t["kind"] == "table"})
     for database in databases:
-        done = run(pushed, "restore", database, "--as-of", str(moment.ts), "--dialect", "mariadb", "-o", str(tmp_path))
+        how = ("--as-of", str(moment.ts), "--dialect", "mariadb", "--format", form)
+        done = run(pushed, "restore", database, *how, "-o", str(tmp_path))
         assert done.returncode == 0, done.stderr
     with mariadb() as url:
         for pattern in ("*-schema-create.sql", "*.*-schema.sql", "*.000000000.sql"):
@@ -106,7 +110,7 @@ def test_a_restore_into_mariadb_selects_what_tidb_selected(pushed: Up, expected:
 def load(url: str, file: Path) -> None:
     """By the server's own command line client."""
     port = make_url(url).port
-    command = ["mariadb", "-h127.0.0.1", f"-P{port}", "-uroot", "--default-character-set=utf8mb4"]
+    command = ["mariadb", "-h127.0.0.1", f"-P{port}", "-uroot", "--default-character-set=utf8mb4", "--local-infile=1"]
     with file.open("rb") as source:
-        done = subprocess.run(command, stdin=source, capture_output=True, check=False, timeout=120)
+        done = subprocess.run(command, stdin=source, capture_output=True, check=False, timeout=120, cwd=file.parent)
     assert done.returncode == 0, f"{file.name}: {done.stderr.decode(errors='replace')[-600:]}"

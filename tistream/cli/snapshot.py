@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT_FORMATS = ("ndjson", "csv", "parquet", "arrow", "sql")
 RESTORE_FORMATS = ("sql", "csv")
+_SESSION = "SET NAMES utf8mb4;\nSET time_zone = '+00:00';\n"
 
 AsOf = Annotated[str, typer.Option(help="TSO, RFC 3339 time, latest (default) or a span such as -15m.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait until the watermark has passed the moment.")]
@@ -80,7 +81,8 @@ def restore(
     """Write what a MySQL-compatible server needs to have tables as they were at a timestamp.
 
     The files are named as dumpling names them: DB-schema-create.sql, DB.TABLE-schema.sql, DB.TABLE.000000000.sql. Load
-    them in this order. All tables are of one moment.
+    them in this order. All tables are of one moment. With CSV, DB.TABLE.000000000.sql is the LOAD DATA statement
+    for the .csv beside it, for a client that runs in the folder.
     """
     from tistream.client import connect
 
@@ -99,6 +101,10 @@ def restore(
             _write(output / f"{stem}-schema.sql", [_schema_text(made).encode()])
             rows = client.rows(cluster, tenant, database, name, as_of=ts, format=format)
             _write(output / f"{stem}.000000000.{format}", rows)
+            if format == "csv":
+                _write(
+                    output / f"{stem}.000000000.sql", [load_text(f"{stem}.000000000.csv", made["load_csv"]).encode()]
+                )
             for note in made["notes"]:
                 print(f"{made['database']}.{made['table']}: not restored as it was: {note}", file=sys.stderr)
     print(f"restored {len(names)} tables as of {ts} into {output}", file=sys.stderr)
@@ -110,13 +116,21 @@ def file_name(name: str) -> str:
     return safe.replace(".", "%2E")
 
 
+def load_text(name: str, statement: str) -> str:
+    """The statements that load the CSV file of this name, which LOCAL makes the client send."""
+    settings = (
+        _SESSION
+        + "SET sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES';\n"  # an ENUM may hold its error value
+        + "SET foreign_key_checks = 0;\n"
+    )
+    return f"{settings}LOAD DATA LOCAL INFILE '{name}' {statement};\nSHOW WARNINGS;\n"
+
+
 def _schema_text(made: dict[str, object]) -> str:
     notes = made["notes"]
     assert isinstance(notes, list)
     said = "".join("-- not as it was: " + str(note).replace("\n", " ") + "\n" for note in notes)
-    settings = (
-        "SET NAMES utf8mb4;\nSET time_zone = '+00:00';\nSET sql_mode = 'STRICT_ALL_TABLES,ALLOW_INVALID_DATES';\n"
-    )
+    settings = _SESSION + "SET sql_mode = 'STRICT_ALL_TABLES,ALLOW_INVALID_DATES';\n"
     return f"{said}{settings}{made['create_table']};\n"
 
 
