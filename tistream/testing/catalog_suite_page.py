@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,10 +45,9 @@ class PageSuite:
             spans = [(START + 1 + 100 * n, START + 90 + 100 * n) for n in range(first, count)]
             upper = fill(catalog, low, upper, spans, first)
             middle = count // 2
-            asked = {"after_ts": START + 50 + 100 * middle, "upto_ts": TS_MAX, "limit": 20}
-            found = find_segments(catalog, T, **asked)
-            assert [s.segment_no for s in found] == list(range(middle, middle + 20))
-            costs.append(work(catalog, lambda asked=asked: find_segments(catalog, T, **asked)))
+            read = partial(find_segments, catalog, T, after_ts=START + 50 + 100 * middle, upto_ts=TS_MAX, limit=20)
+            assert [s.segment_no for s in read()] == list(range(middle, middle + 20))
+            costs.append(work(catalog, read))
         assert 0 < costs[1] < 3 * costs[0], costs
 
 
