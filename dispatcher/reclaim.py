@@ -3,11 +3,15 @@
 Order: the catalog first (`reclaimed_seq`, guarded by this dispatcher's epoch), the objects after it. A crash in between
 leaves objects at or below `reclaimed_seq`; whoever owns the store next deletes them again when it takes over. A file is
 never deleted on the strength of what a subscriber has received, only on durable positions read in one transaction.
+
+A sweep lists the store's folder once, whatever the number of its incarnations: it begins with the oldest and ends
+behind what has been given up of the newest. When it could delete every file of the ended incarnations, these are
+forgotten (`tistream.catalog.stores`). A file of a forgotten one that arrives later is deleted by a later sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from itertools import islice
 
@@ -17,8 +21,8 @@ from dispatcher.ack import EVERYTHING, Reclaim, reclaimable
 from dispatcher.tail import Tail
 from tistream.catalog.engine import Catalog
 from tistream.catalog.snapshots import ALL_CONSUMED, durable_floor
-from tistream.catalog.stores import StoreRow, reclaimed, set_reclaimed
-from tistream.layout import BatchKey, incarnation_prefix, parse
+from tistream.catalog.stores import StoreRow, forget_incarnations, reclaimed, set_reclaimed
+from tistream.layout import BatchKey, incarnation_prefix, parse, store_prefix
 from tistream.objectstore.protocol import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -51,15 +55,34 @@ class Reclaimer:
         gone = reclaimed(self._catalog, row.tenant, row.store_id)
         for incarnation, seq in gone.items():
             tail.set_reclaimed(incarnation, seq)
+        tail.set_oldest(min(gone, default=1))
         return gone
 
     def sweep(self, row: StoreRow, tail: Tail) -> int:
-        """Delete what a predecessor gave up and could not delete, and late files of ended incarnations. Lists."""
-        deleted = 0
-        for incarnation, seq in sorted(self.learn(row, tail).items()):
-            if seq > 0:
-                deleted += self._delete(self._listed(row, incarnation, seq))
+        """Delete what a predecessor gave up and could not delete, and late files of ended incarnations, and forget the
+        incarnations of which nothing is left. Lists once."""
+        gone = self.learn(row, tail)
+        if len(gone) <= 1 and not any(gone.values()) and min(gone, default=1) == 1:
+            return 0  # nothing was ever given up
+        deleted = self._delete(self._given_up(row, gone))
+        ended = next((i for i in sorted(gone) if gone[i] < EVERYTHING or i >= row.incarnation), row.incarnation)
+        if ended > min(gone, default=ended) and not self._stopping():
+            forget_incarnations(
+                self._catalog, row.tenant, row.store_id, below=ended, dispatcher_epoch=row.dispatcher_epoch
+            )
         return deleted
+
+    def _given_up(self, row: StoreRow, gone: Mapping[int, int]) -> Iterator[str]:
+        oldest = min(gone, default=1)
+        for info in self._store.list(store_prefix(row.tenant, row.store_id)):
+            key = parse(info.key)
+            if not isinstance(key, BatchKey):
+                continue
+            upto = EVERYTHING if key.incarnation < oldest else gone.get(key.incarnation, 0)
+            if key.seq <= upto:
+                yield info.key
+            elif key.incarnation >= row.incarnation:
+                return
 
     def _give_up(self, row: StoreRow, part: Reclaim) -> bool:
         return set_reclaimed(

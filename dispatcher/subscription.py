@@ -29,6 +29,7 @@ from tistream.errors import CorruptObject, TiStreamError
 from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position
 from tistream.limits import PREFETCH_FILES_MAX
+from tistream.positions import position_of, without_ended
 
 log = structlog.get_logger(__name__)
 
@@ -94,8 +95,8 @@ class Subscription:
 
     def _step(self) -> FeedBatch | Nothing:
         newest = self._tail.newest
-        for incarnation in range(1, newest + 1):
-            position = self._positions.get(incarnation, Position(seq=0))
+        for incarnation in range(min(self._positions, default=1), newest + 1):  # those before have ended
+            position = position_of(self._positions, incarnation)
             if position.closed:
                 continue
             outcome = self._tail.poll(incarnation, position.seq + 1, self._ahead)
@@ -118,7 +119,7 @@ class Subscription:
 
     def _batch(self, file: DecodedFile) -> FeedBatch:
         key, routed = file.key, route(file.directory, self._request.range)
-        self._positions[key.incarnation] = Position(seq=key.seq)
+        self._stands(key.incarnation, Position(seq=key.seq))
         _ROWS_OUT.inc(routed.rows.num_rows)
         batch = FeedBatch(
             store_id=key.store_id,
@@ -142,7 +143,7 @@ class Subscription:
                 task=self._request.task_id,
                 behind=behind,
             )
-        self._positions[incarnation] = Position(seq=seq, closed=True)
+        self._stands(incarnation, Position(seq=seq, closed=True))
         self._tail.end(incarnation, seq)
         return FeedBatch(
             store_id=self._request.store_id,
@@ -153,6 +154,9 @@ class Subscription:
             regions=_NO_REGIONS,
             closes=True,
         )
+
+    def _stands(self, incarnation: int, at: Position) -> None:
+        self._positions = without_ended({**self._positions, incarnation: at})
 
     def _is_new(self, error: TiStreamError) -> bool:
         known, self._raised = self._raised, (error.code, str(error))

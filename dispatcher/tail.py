@@ -30,6 +30,7 @@ import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from dispatcher.ack import EVERYTHING
 from dispatcher.cache import DecodedFile, FileCache
 from dispatcher.router import directory
 from tistream import metrics, ts
@@ -135,6 +136,7 @@ class Tail:
         self._empty: dict[int, int] = {}  # incarnation -> the last file that we had to wait for, if it had no row
         self._listeners: set[Wake] = set()
         self._reclaimed: dict[int, int] = {}
+        self._oldest = 1  # incarnations before it are forgotten
         self.newest = 0  #: the newest incarnation in the catalog
         self.max_cut_ts = 0  #: the largest cut_ts read so far
         self.files_read = self.bytes_read = 0
@@ -176,6 +178,14 @@ class Tail:
         with self._lock:
             self._reclaimed[incarnation] = max(seq, self._reclaimed.get(incarnation, 0))
 
+    def set_oldest(self, incarnation: int) -> None:
+        """The incarnations before it are forgotten: every task has ended them, and their files are gone."""
+        with self._lock:
+            self._oldest = max(incarnation, self._oldest)
+            for forgotten in [old for old in self._reclaimed if old < self._oldest]:
+                for of in (self._reclaimed, self._arrived, self._apart_s, self._empty):
+                    of.pop(forgotten, None)
+
     def poll(self, incarnation: int, seq: int, ahead: int = 0) -> Outcome:
         """What is known of a file now; begins to read it, and `ahead` files after it, where that is due."""
         now = self._clock.monotonic()
@@ -210,7 +220,7 @@ class Tail:
 
     def _given_up(self, incarnation: int, seq: int) -> FeedGap | None:
         with self._lock:
-            reclaimed = self._reclaimed.get(incarnation, 0)
+            reclaimed = EVERYTHING if incarnation < self._oldest else self._reclaimed.get(incarnation, 0)
         if seq > reclaimed:
             return None
         return FeedGap(

@@ -8,6 +8,7 @@
 Relations:
 
 - per (store, incarnation) the batches come densely: seq = position + 1. A repeated one is ignored, a gap is refused;
+- per store one incarnation begins after the one before has ended; ended ones are forgotten (`tistream.positions`);
 - upper <= sealed, and neither falls. `sealed` is the largest W that `take` was asked for: its fate may be unknown, so
   from then on nothing new may appear at or below it;
 - after a restore W may lie below upper, until the replay, or a tenure that begins at or below upper, has caught up;
@@ -39,8 +40,7 @@ from tistream.errors import BrokenPromise, FeedGap, invariant
 from tistream.feed import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
-
-Positions = Mapping[int, Mapping[int, Position]]  #: store -> incarnation -> position
+from tistream.positions import Positions, position_of, without_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +125,8 @@ class TaskCore:
             effects += self.settle()
         store, incarnation = batch.store_id, batch.incarnation
         if batch.closes:
-            at = self._positions.setdefault(store, {}).get(incarnation, Position(seq=batch.seq))
-            self._positions[store][incarnation] = replace(at, closed=True)
+            at = self._positions.get(store, {}).get(incarnation, Position(seq=batch.seq))
+            self._stands(store, incarnation, replace(at, closed=True))
             self._watermarks.forget(store, incarnation)
             return effects
         self._uncovered_by = f"store {store} file {incarnation}/{batch.seq}"
@@ -140,7 +140,7 @@ class TaskCore:
                 asking = asking + self._prewrites.settle(self._watermarks, self._ready)
         except BrokenPromise as e:
             raise self._told(e) from e
-        self._positions.setdefault(store, {})[incarnation] = Position(seq=batch.seq)
+        self._stands(store, incarnation, Position(seq=batch.seq))
         self._ask_again = []
         return effects + self._need_reopen(asking)
 
@@ -186,7 +186,7 @@ class TaskCore:
         self._ready.flushed(w)
 
     def positions(self) -> dict[int, dict[int, Position]]:
-        """How far each incarnation of each store has been consumed."""
+        """How far each incarnation of each store has been consumed; those below the lowest entry have ended."""
         return {store: dict(lives) for store, lives in self._positions.items()}
 
     def explain(self, range_: KeyRange | None = None) -> list[Stuck]:
@@ -305,9 +305,15 @@ class TaskCore:
     def _limits(self) -> Limits:
         return Limits(upper=self._upper, sealed=self._sealed)
 
+    def _stands(self, store: int, incarnation: int, at: Position) -> None:
+        self._positions[store] = without_ended({**self._positions.get(store, {}), incarnation: at})
+
     def _is_next(self, batch: FeedBatch) -> bool:
         """Whether the batch is the one to take now; False for one that was taken already."""
-        at = self._positions.get(batch.store_id, {}).get(batch.incarnation, Position(seq=0))
+        lives = self._positions.get(batch.store_id, {})
+        if lives and batch.incarnation < min(lives):
+            return False  # it has ended and is forgotten: a late file of it is not used
+        at = position_of(lives, batch.incarnation)
         expected = at.seq if batch.closes else at.seq + 1
         if batch.closes and batch.seq <= at.seq:
             return not at.closed

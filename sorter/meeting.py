@@ -21,11 +21,12 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.arrivals import from_arrow
-from sorter.core import CoreSnapshot, Positions
+from sorter.core import CoreSnapshot
 from sorter.watermark import WAITING
 from tistream.feed import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.positions import Positions, position_of, without_ended
 
 
 def furthest(left: Positions, right: Positions) -> dict[int, dict[int, Position]]:
@@ -36,13 +37,18 @@ def furthest(left: Positions, right: Positions) -> dict[int, dict[int, Position]
             of_store = found.setdefault(store, {})
             for incarnation, at in lives.items():
                 of_store[incarnation] = max(of_store.get(incarnation, at), at, key=lambda p: (p.closed, p.seq))
+    for store, of_store in found.items():
+        lowest = max(min(positions[store]) for positions in (left, right) if positions.get(store))
+        kept = {incarnation: at for incarnation, at in of_store.items() if incarnation >= lowest}  # others have ended
+        found[store] = without_ended(kept)
     return found
 
 
 def is_beyond(batch: FeedBatch, until: Positions) -> bool:
     """Whether the batch lies behind the place."""
-    at = until.get(batch.store_id, {}).get(batch.incarnation)
-    return at is None or (not at.closed and (batch.closes or batch.seq > at.seq))
+    lives = until.get(batch.store_id, {})
+    at = position_of(lives, batch.incarnation)
+    return not at.closed and (batch.incarnation not in lives or batch.closes or batch.seq > at.seq)
 
 
 def has_come(positions: Positions, until: Positions) -> bool:
@@ -50,7 +56,7 @@ def has_come(positions: Positions, until: Positions) -> bool:
     if positions.keys() != until.keys():
         return False
     for store, lives in until.items():
-        mine = positions[store]
+        mine = without_ended(positions[store])
         if mine.keys() != lives.keys():
             return False
         for incarnation, at in lives.items():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from sorter.core import CoreSnapshot, Positions
+from sorter.core import CoreSnapshot
 from sorter.joining import joined
 from sorter.meeting import at_one_place, furthest, has_come
 from sorter.publisher import Publisher
@@ -39,6 +39,7 @@ from tistream.errors import CatalogUnavailable, Fenced, MergeWaits, ObjectConfli
 from tistream.keyrange import KeyRange
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.positions import Positions
 from tistream.service import Backoff
 
 PATIENCE_S = 10.0  #: that two tasks take to come to one place, at most

@@ -21,6 +21,7 @@ from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.feed import Feed, FeedBatch, FeedRequest, FeedStream
 from tistream.ids import Position
+from tistream.positions import without_ended
 from tistream.service import Backoff, Problem, Repeating
 
 NEXT_TIMEOUT_S = 0.2
@@ -66,7 +67,9 @@ class Followed:
     def _went_in(self, batch: FeedBatch) -> None:
         """The batch is in the inbox: a subscription that is opened anew begins behind it."""
         at = Position(seq=batch.seq, closed=batch.closes)
-        self._request = replace(self._request, positions={**self._request.positions, batch.incarnation: at})
+        self._request = replace(
+            self._request, positions=without_ended({**self._request.positions, batch.incarnation: at})
+        )
 
     def _note(self, error: Exception) -> None:
         problem = Problem.of(self.name, error)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from sorter.core import CoreSnapshot, Effect, Positions, TaskCore
+from sorter.core import CoreSnapshot, Effect, TaskCore
 from sorter.inbox import Inbox
 from sorter.meeting import is_beyond
 from sorter.publisher import Publication
@@ -46,6 +46,7 @@ from tistream.errors import (
 from tistream.feed import FeedBatch, FeedRequest
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.positions import Positions
 from tistream.service import Problem
 from tistream.task_state import TaskState
 

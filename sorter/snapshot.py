@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 
 from sorter.arrivals import from_arrow
-from sorter.core import CoreSnapshot, Positions
+from sorter.core import CoreSnapshot
 from sorter.kernels import Flags
 from sorter.saved import PARTS, TOLD, Group, Part, Read, SavedRun, bits_of, flags_of, states_of
 from sorter.watermark import SLICES, WAITING
@@ -30,6 +30,7 @@ from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject
 from tistream.ids import Position
 from tistream.layout import SnapshotKey
+from tistream.positions import Positions
 
 KIND = "snapshot"
 LAYOUT = 2  #: 1 held all rows in the file itself

@@ -27,6 +27,7 @@ from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.feed_exchange import Arrived, Exchange, Mailbox
 from tistream.feed_wire import decode_error
 from tistream.ids import Position, Tenant
+from tistream.positions import position_of, without_ended
 from tistream.service import Backoff
 
 WAIT_S = 10.0  # a subscription looks at least this often whether the dispatcher has become silent
@@ -198,7 +199,7 @@ class FlightStream:
         return self._deliver(news) if isinstance(news, FeedBatch) else news
 
     def _deliver(self, batch: FeedBatch) -> FeedBatch:
-        before = self._positions.get(batch.incarnation, Position(seq=0))
+        before = position_of(self._positions, batch.incarnation)
         expected = before.seq if batch.closes else before.seq + 1
         invariant(
             not before.closed and batch.seq == expected and batch.store_id == self._request.store_id,
@@ -207,7 +208,8 @@ class FlightStream:
             seq=batch.seq,
             position=before,
         )
-        self._positions[batch.incarnation] = Position(seq=batch.seq, closed=batch.closes)
+        at = Position(seq=batch.seq, closed=batch.closes)
+        self._positions = without_ended({**self._positions, batch.incarnation: at})
         return batch
 
     def _connect(self) -> Mailbox:

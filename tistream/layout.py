@@ -66,9 +66,14 @@ def examined_prefix(name: str) -> str:
     return f"doctor/{name}/"
 
 
+def store_prefix(tenant: Tenant, store_id: int) -> str:
+    """Folder of all batch files of a store, those of older incarnations first."""
+    return f"{buffer_prefix(tenant)}store-{store_id}/"
+
+
 def incarnation_prefix(tenant: Tenant, store_id: int, incarnation: int) -> str:
     """Folder of one pusher life's batch files."""
-    return f"{buffer_prefix(tenant)}store-{store_id}/{incarnation:06d}/"
+    return f"{store_prefix(tenant, store_id)}{incarnation:06d}/"
 
 
 def committed_prefix(tenant: Tenant) -> str:

@@ -18,6 +18,7 @@ from tistream.catalog.stores import (
     assign_store,
     issue_incarnation,
     list_stores,
+    newest_incarnation,
     reclaimed,
 )
 from tistream.catalog.tasks import assign_task, list_tasks
@@ -242,6 +243,57 @@ def test_leftovers_of_a_crash_between_catalog_and_delete_are_swept(world: World)
     second.refresh()
     second.reclaim()
     assert world.seqs() == [3]
+
+
+def test_ended_incarnations_are_forgotten_and_their_late_files_are_neither_read_nor_kept(world: World) -> None:
+    lives = 40
+    for _ in range(lives):
+        issue_incarnation(world.catalog, T, 7)
+    newest = lives + 1
+    world.put(1, incarnation=newest)
+    for task in (0, 1):
+        world.consumed(task, {newest: Position(seq=0)})
+    first = world.worker()
+    first.refresh()
+    first.reclaim()  # gives them up
+    world.assign("d2")
+    second = world.worker("d2")
+    second.refresh()
+    world.folder.lists = 0
+    second.reclaim()  # sweeps
+    assert world.folder.lists == 1, "one LIST for all incarnations of a store"
+    assert reclaimed(world.catalog, T, 7) == {newest: 0}
+    assert newest_incarnation(world.catalog, T, 7) == newest, "no number is issued twice"
+    world.put(1, 2, incarnation=3)  # a pusher that was away for long
+    mine = {newest - 1: Position(seq=4, closed=True)}
+    for worker in (first, second):  # the first one does not know that it lost the store, nor that they are forgotten
+        assert seqs_of(worker.subscribe(world.request(0, mine))) == [(newest, 1, False)]
+    with pytest.raises(FeedGap):
+        second.subscribe(world.request(0)).next(0)  # it has lost its positions: never guess
+    world.assign("d3")
+    third = world.worker("d3")
+    third.refresh()
+    third.reclaim()
+    assert (world.seqs(3), world.seqs(newest)) == ([], [1])
+
+
+def test_an_incarnation_with_a_file_that_cannot_be_deleted_is_not_forgotten(world: World) -> None:
+    world.put(1)
+    issue_incarnation(world.catalog, T, 7)
+    for task in (0, 1):
+        world.consumed(task, {2: Position(seq=0)})
+    world.folder.away = True
+    worker = world.worker()
+    worker.refresh()
+    worker.reclaim()
+    assert set(reclaimed(world.catalog, T, 7)) == {1, 2}
+    world.folder.away = False
+    eventually(lambda: worker.reclaim() or world.seqs(1) == [], "deleted")
+    world.assign("d2")
+    heir = world.worker("d2")
+    heir.refresh()
+    heir.reclaim()
+    assert set(reclaimed(world.catalog, T, 7)) == {2}
 
 
 def test_a_refused_delete_of_one_store_keeps_no_other_store_from_being_reclaimed(

@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from tistream.bulk.plan import Positions, Step
+from tistream.bulk.plan import Step
 from tistream.catalog.engine import Catalog
+from tistream.catalog.snapshots import ALL_CONSUMED
 from tistream.catalog.stores import list_stores, reclaimed
 from tistream.errors import FeedGap
-from tistream.ids import Position, Tenant
+from tistream.ids import Tenant
 from tistream.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
+from tistream.positions import Positions, position_of
 
 log = structlog.get_logger(__name__)
 
@@ -52,20 +54,23 @@ def find_backlog(
     found: dict[int, list[Stream]] = {}
     for row in list_stores(catalog, tenant):
         given_up = reclaimed(catalog, tenant, row.store_id)
+        forgotten = min(given_up, default=1)  # those before: every task had ended them
         found[row.store_id] = []
-        for incarnation in range(1, row.incarnation + 1):
-            places = [of_task.get(row.store_id, {}).get(incarnation, Position(seq=0)) for of_task in positions.values()]
+        lives = [of_task.get(row.store_id, {}) for of_task in positions.values()]
+        for incarnation in range(min((min(of, default=1) for of in lives), default=1), row.incarnation + 1):
+            places = [position_of(of, incarnation) for of in lives]
             left = [place.seq for place in places if not place.closed]
             if not left:
                 continue
             after = min(left)
-            if after < given_up.get(incarnation, 0):
+            gone = ALL_CONSUMED if incarnation < forgotten else given_up.get(incarnation, 0)
+            if after < gone:
                 raise FeedGap(
                     "a task has not consumed files that were given up; it has lost its snapshot",
                     store=row.store_id,
                     incarnation=incarnation,
                     seq=after + 1,
-                    reclaimed_seq=given_up[incarnation],
+                    reclaimed_seq=gone,
                 )
             sizes = _contiguous(store, tenant, row.store_id, incarnation, after)
             closes = incarnation < row.incarnation

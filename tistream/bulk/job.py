@@ -35,7 +35,7 @@ from tistream.bulk.backlog import find_backlog
 from tistream.bulk.executors import Executor
 from tistream.bulk.ownership import Ownership
 from tistream.bulk.part import PartResult
-from tistream.bulk.plan import PlanRow, Positions, plan
+from tistream.bulk.plan import PlanRow, plan
 from tistream.bulk.survey import Leg, Survey
 from tistream.catalog.committed import TaskAdvance
 from tistream.catalog.engine import Catalog
@@ -49,6 +49,7 @@ from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, invariant
 from tistream.ids import Tenant
 from tistream.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.positions import Positions
 from tistream.service import Backoff
 
 log = structlog.get_logger(__name__)

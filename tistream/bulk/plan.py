@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tistream.catalog.tasks import TaskRow
-from tistream.ids import Position, Tenant
+from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-
-Positions = Mapping[int, Mapping[int, Position]]  #: store -> incarnation -> position
+from tistream.positions import Positions, position_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ def own_steps(steps: Iterable[Step], positions: Positions) -> tuple[Step, ...]:
     """The steps that a task with these positions has not done yet."""
 
     def is_new(step: Step) -> bool:
-        at = positions.get(step.store_id, {}).get(step.incarnation, Position(seq=0))
+        at = position_of(positions.get(step.store_id, {}), step.incarnation)
         return not at.closed and (step.closes or step.seq > at.seq)
 
     return tuple(step for step in steps if is_new(step))

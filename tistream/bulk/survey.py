@@ -25,13 +25,14 @@ import pyarrow as pa
 
 from sorter.watermark import RangeWatermarkMap
 from tistream.bulk.backlog import Stream
-from tistream.bulk.plan import Positions, Step, own_steps
+from tistream.bulk.plan import Step, own_steps
 from tistream.change import REGIONS
 from tistream.codec.batch_file import Promises, decode_batch_file, decode_promises
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.layout import BatchKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.positions import Positions
 
 END_BYTES = 64 << 10  #: of a file that are read first
 AHEAD = 16  #: ends that are read ahead, for each store

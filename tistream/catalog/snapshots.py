@@ -2,7 +2,7 @@
 
 The snapshot pointer, the positions and the set of objects that the snapshot refers to switch together or not at all:
 state = snapshot + replay from its positions. For each (store, incarnation) of a task `seq` never falls, `closed` is
-final, and a position once there stays.
+final; those below the lowest incarnation of a store that is named have ended (`tistream.positions`).
 
 A snapshot refers to the object that the pointer names and to those in which its rows lie, from this save or from
 earlier ones. What the snapshot before referred to may be kept, nothing else: an object that was let go may be gone.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, and_, bindparam, case, func, select
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, func, or_, select
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.objects import ObjectKind, insert_live, release
@@ -34,8 +34,7 @@ from tistream.catalog.tables import (
 from tistream.catalog.tables import positions as positions_table
 from tistream.errors import invariant
 from tistream.ids import Position, Tenant
-
-Positions = Mapping[int, Mapping[int, Position]]
+from tistream.positions import Positions, is_behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +138,11 @@ def _switching() -> Update:
 
 
 def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
-    """For every incarnation issued: the seq up to which every task of the tenant has durably consumed it.
+    """For every incarnation that is not forgotten: the seq up to which every task has durably consumed it.
 
-    A task without a position counts as 0, a position that is closed as everything. ALL_CONSUMED when all are closed, 0
-    when the tenant has no tasks yet: its files wait. One statement, so a task that appears meanwhile is in it or finds
-    nothing reclaimed beyond its inherited positions.
+    A task without a position counts as 0, one that has ended the incarnation as everything. ALL_CONSUMED when all
+    have, 0 when the tenant has no tasks yet: its files wait. One statement, so a task that appears meanwhile is in it
+    or finds nothing reclaimed beyond its inherited positions.
     """
     with catalog.reading() as conn:
         found = conn.execute(_floors(), {**tenant_ids(tenant), "asked_store": store_id})
@@ -153,7 +152,14 @@ def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, 
 @cache
 def _floors() -> Select[Any]:
     p = positions_table.c
-    consumed = case((p.closed, ALL_CONSUMED), else_=func.coalesce(p.seq, 0))
+    named = positions_table.alias("named")
+    lowest = (
+        select(func.min(named.c.incarnation))
+        .where(named.c.task_id == tasks.c.task_id, named.c.store_id == bindparam("asked_store"))
+        .scalar_subquery()
+    )
+    ended = or_(p.closed, lowest > incarnations.c.incarnation)
+    consumed = case((ended, ALL_CONSUMED), else_=func.coalesce(p.seq, 0))
     joined = incarnations.outerjoin(
         tasks, and_(tasks.c.cluster_id == incarnations.c.cluster_id, tasks.c.tenant_id == incarnations.c.tenant_id)
     ).outerjoin(
@@ -181,16 +187,7 @@ def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]
 
 
 def _check_positions(task_id: int, old: Positions, new: Positions) -> None:
-    for store_id, of_store in old.items():
-        for incarnation, was in of_store.items():
-            now = new.get(store_id, {}).get(incarnation)
-            kept = now is not None and (now == was if was.closed else now.seq >= was.seq)
-            invariant(
-                kept,
-                "a position never falls",
-                task_id=task_id,
-                store_id=store_id,
-                incarnation=incarnation,
-                was=was,
-                now=now,
-            )
+    for store_id, was in old.items():
+        now = new.get(store_id, {})
+        kept = is_behind(was, now) is None and all(now.get(n, at) == at for n, at in was.items() if at.closed)
+        invariant(kept, "a position never falls", task_id=task_id, store_id=store_id, was=was, now=now)

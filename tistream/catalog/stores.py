@@ -2,6 +2,11 @@
 
 Incarnations are issued here, dense from 1, never twice: two processes that believe to be the same store get different
 ones, and the older is closed. `max_cut_ts` and `reclaimed_seq` never fall.
+
+An incarnation is forgotten when every task has ended it and its folder was seen empty: its row goes, the oldest first,
+so the incarnations below the lowest row are the forgotten ones. The number of the newest one stays in `stores`, so no
+number is issued twice. A file of a forgotten one that arrives late is garbage: no task has an open position there
+(`tistream.positions`), no dispatcher serves it, and the next sweep deletes it.
 """
 
 from __future__ import annotations
@@ -14,7 +19,16 @@ from sqlalchemy import Select, and_, bindparam, exists, func, select, tuple_
 
 from tistream.catalog.engine import Catalog
 from tistream.catalog.events import EventKind, record_assignments, record_event
-from tistream.catalog.tables import ensure_row, incarnations, of_asked_tenant, stores, tenant_ids, tenant_of, tenants
+from tistream.catalog.tables import (
+    INT_MAX,
+    ensure_row,
+    incarnations,
+    of_asked_tenant,
+    stores,
+    tenant_ids,
+    tenant_of,
+    tenants,
+)
 from tistream.catalog.tasks import holds_ownership
 from tistream.catalog.tenants import GIVEN_UP
 from tistream.catalog.workers import asked_life_lives
@@ -103,6 +117,12 @@ _DISPATCHER_EPOCH = select(stores.c.dispatcher_epoch).where(_IS_STORE).with_for_
 _RECLAIMED_OF_LIFE = select(incarnations.c.reclaimed_seq).where(_IS_LIFE).with_for_update()
 _ADD_LIFE = incarnations.insert()
 _RECLAIM = incarnations.update().where(_IS_LIFE)
+_NEEDED = (
+    select(func.min(incarnations.c.incarnation))
+    .where(_IN_STORE, incarnations.c.reclaimed_seq < INT_MAX)
+    .with_for_update()
+)
+_FORGET = incarnations.delete().where(_IN_STORE, incarnations.c.incarnation < bindparam("forgotten_below"))
 
 
 def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[int, int]:
@@ -226,7 +246,7 @@ def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) ->
 
 
 def reclaimed(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
-    """incarnation -> the seq at or below which files may be gone, for every incarnation issued."""
+    """incarnation -> the seq at or below which files may be gone; those below the lowest are forgotten."""
     with catalog.reading() as conn:
         return dict(conn.execute(_RECLAIMED, _store(tenant, store_id)).all())
 
@@ -245,6 +265,19 @@ def set_reclaimed(
         if known is not None and known < seq:
             conn.execute(_RECLAIM, {**mine, "reclaimed_seq": seq})
         return known is not None
+
+
+def forget_incarnations(catalog: Catalog, tenant: Tenant, store_id: int, *, below: int, dispatcher_epoch: int) -> bool:
+    """Forget the incarnations below `below` whose files are all given up, up to the first that has files to keep and
+    never the newest. The caller has seen their folders empty. False when it does not dispatch this store any more."""
+    with catalog.transaction() as conn:
+        of_store = _store(tenant, store_id)
+        if conn.execute(_DISPATCHER_EPOCH, of_store).scalar() != dispatcher_epoch:
+            return False
+        newest = conn.execute(_NEWEST_LIFE, of_store).one().incarnation
+        needed = conn.execute(_NEEDED, of_store).scalar()
+        conn.execute(_FORGET, {**of_store, "forgotten_below": min(below, newest, needed or newest)})
+        return True
 
 
 def _store(tenant: Tenant, store_id: int) -> dict[str, Any]:

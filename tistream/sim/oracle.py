@@ -128,13 +128,13 @@ class Oracle:
                 if found != [("dead",)]:
                     self.violated(f"deleted: {key} while it was {found[0][0] if found else 'without a tombstone'}")
             case BatchKey(tenant=tenant, store_id=store_id, incarnation=incarnation, seq=seq):
-                ((reclaimed,),) = self.database.query(
-                    "SELECT reclaimed_seq FROM incarnations WHERE tenant_id = ? AND store_id = ? AND incarnation = ?",
+                lives = self.database.query(
+                    "SELECT incarnation, reclaimed_seq FROM incarnations WHERE tenant_id = ? AND store_id = ?",
                     tenant.tenant_id,
                     store_id,
-                    incarnation,
                 )
-                if seq > reclaimed:
+                reclaimed = dict(lives).get(incarnation, 0)
+                if seq > reclaimed and incarnation >= min(lives)[0]:  # those before are forgotten, all files with them
                     self.violated(f"deleted: {key} above reclaimed_seq {reclaimed}")
 
     def bijection(self, objects: dict[str, tuple[bytes, int]], *, leftovers: bool) -> list[str]:

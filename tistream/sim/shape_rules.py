@@ -53,7 +53,8 @@ def wrong(
 
 def _fallen(new_id: int, new: ShapePositions, old_id: int, old: ShapePositions) -> Iterator[str]:
     for life, (seq, closed) in old.items():
-        now, ended = new.get(life, (0, False))
+        lowest = min((incarnation for store, incarnation in new if store == life[0]), default=0)
+        now, ended = new.get(life, (0, life[1] < lowest))  # those below the lowest entry have ended
         if (closed and not ended) or (not closed and now < seq):
             yield f"shapes: task {new_id} is at {now} of {life}, the snapshot of task {old_id} was at {seq}"
 

@@ -12,6 +12,7 @@ from tistream.catalog.schema_versions import add_schema_version, latest_schema_v
 from tistream.catalog.snapshots import ALL_CONSUMED, durable_floor, positions
 from tistream.catalog.stores import (
     assign_store,
+    forget_incarnations,
     issue_incarnation,
     list_stores,
     newest_incarnation,
@@ -286,7 +287,7 @@ class CommittedLogSuite:
             {0: {1: Position(seq=4, closed=True), 2: Position(seq=5)}},
             {0: {1: Position(seq=5, closed=True), 2: Position(seq=6)}},
             {0: {1: Position(seq=4), 2: Position(seq=6)}},
-            {0: {2: Position(seq=6)}},
+            {0: {1: Position(seq=4, closed=True)}},
             {},
         ],
         ids=["falls", "closed moves", "closed opens", "incarnation vanishes", "store vanishes"],
@@ -422,6 +423,26 @@ class CommittedLogSuite:
         assert not set_reclaimed(catalog, T, 0, 2, 10, dispatcher_epoch=1), "an incarnation that was never issued"
         assert set_reclaimed(catalog, T, 0, 1, ALL_CONSUMED, dispatcher_epoch=1)
         assert reclaimed(catalog, T, 0) == {1: ALL_CONSUMED}
+
+    def test_ended_incarnations_are_forgotten_from_the_oldest_on(self, catalog: Catalog) -> None:
+        tasks = activate(catalog)
+        for _ in range(5):
+            issue_incarnation(catalog, T, 5)
+        assign_store(catalog, T, 5, worker_id="d-1", seen_epoch=0, owner_epoch=elected(catalog))
+        for task_id in tasks:
+            assert snapshot(catalog, task_id, 1, {5: {1: Position(seq=9, closed=True), 2: Position(seq=3)}})
+            assert snapshot(catalog, task_id, 2, {5: {4: Position(seq=2)}}), "1 to 3 have ended since"
+            with pytest.raises(TiStreamError, match="a position never falls"):
+                snapshot(catalog, task_id, 3, {5: {3: Position(seq=1), 4: Position(seq=2)}})
+        assert durable_floor(catalog, T, 5) == {1: ALL_CONSUMED, 2: ALL_CONSUMED, 3: ALL_CONSUMED, 4: 2, 5: 0}
+        assert all(set_reclaimed(catalog, T, 5, n, ALL_CONSUMED, dispatcher_epoch=1) for n in (1, 3))
+        assert not forget_incarnations(catalog, T, 5, below=9, dispatcher_epoch=0), "a dispatcher of before"
+        assert forget_incarnations(catalog, T, 5, below=9, dispatcher_epoch=1)
+        assert set(reclaimed(catalog, T, 5)) == {2, 3, 4, 5}, "2 is not given up yet"
+        assert all(set_reclaimed(catalog, T, 5, n, ALL_CONSUMED, dispatcher_epoch=1) for n in (2, 4, 5))
+        assert forget_incarnations(catalog, T, 5, below=9, dispatcher_epoch=1)
+        assert set(reclaimed(catalog, T, 5)) == {5}, "never the newest"
+        assert issue_incarnation(catalog, T, 5)[0] == 6
 
     # schema versions and objects
 

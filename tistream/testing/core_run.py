@@ -2,10 +2,10 @@
 
     BatchFile (decoded) -> dispatcher.router, once per task -> TaskCore -> rows written out, once each
 
-A task reads each (store, incarnation) in `seq` order and the streams in any. Now and then it lags behind, gets a file
-twice, writes a snapshot, does not learn what became of a flush, or starts again from its last snapshot file with the
-positions that were saved with it. Checked on the way: no row is written twice, none outside of (upper, W], and the
-relations of the core. What was written is compared by the caller.
+A task reads the incarnations of a store one after the other, each in `seq` order, and the stores in any order. Now and
+then it lags behind, gets a file twice, writes a snapshot, does not learn what became of a flush, or starts again from
+its last snapshot file with the positions that were saved with it. Checked on the way: no row is written twice, none
+outside of (upper, W], and the relations of the core. What was written is compared by the caller.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tistream.codec.batch_file import BatchFile
 from tistream.feed import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.positions import position_of
 from tistream.testing.sorter_states import SnapshotFiles
 
 Life = tuple[int, int]  #: store, incarnation
@@ -108,10 +109,13 @@ class TaskRun:
 
     def _position(self, life: Life) -> Position:
         store, incarnation = life
-        return self.core.positions().get(store, {}).get(incarnation, Position(seq=0))
+        return position_of(self.core.positions().get(store, {}), incarnation)
 
     def _has_next(self, life: Life, arrived: Mapping[Life, list[Prepared]], ended: Mapping[Life, int]) -> bool:
-        at = self._position(life)
+        at, (store, incarnation) = self._position(life), life
+        before = [other for other in arrived if other[0] == store and other[1] < incarnation]
+        if not all(self._position(other).closed for other in before):
+            return False
         return not at.closed and (at.seq < len(arrived[life]) or ended.get(life) == at.seq)
 
     def _next(self, life: Life, arrived: Mapping[Life, list[Prepared]]) -> FeedBatch:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tistream.errors import StoreUnavailable
 from tistream.feed import FeedBatch, FeedRequest
 from tistream.ids import Position
+from tistream.positions import position_of
 from tistream.testing.routed import routed
 
 
@@ -40,7 +41,7 @@ class MemoryFeed:
 
     def _first(self, store_id: int, positions: Mapping[int, Position]) -> FeedBatch | None:
         for batch in self._batches.get(store_id, []):
-            at = positions.get(batch.incarnation, Position(seq=0))
+            at = position_of(positions, batch.incarnation)
             if not at.closed and (batch.closes or batch.seq > at.seq):
                 return batch
         return None

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from sorter.core import CoreSnapshot, NeedReopen, TaskCore
 from sorter.prewrite_buffer import Undecided
 from tistream.feed import FeedBatch
-from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.positions import position_of
 from tistream.testing.routed import routed
 from tistream.testing.sorter_oracle import PUT, OracleSorter, P, Row
 from tistream.testing.sorter_states import Bucket, SnapshotFiles
@@ -120,7 +120,7 @@ class SorterRun:
         self.crash_pusher(store)
         snapshot = self.durable[task].snapshot
         lives = snapshot.positions.get(store, {}) if snapshot is not None else {}
-        first = lives.get(at[1], Position(seq=0)).seq + 1
+        first = position_of(lives, at[1]).seq + 1
         self.lost[at] = min(first, self.lost.get(at, first))
 
     def deliver(self, task: int, store: int) -> bool:
@@ -261,7 +261,7 @@ class SorterRun:
     def _next_file(self, core: TaskCore, store: int) -> File | None:
         positions = core.positions().get(store, {})
         for file in self.world.files[store]:
-            at = positions.get(file.incarnation, Position(seq=0))
+            at = position_of(positions, file.incarnation)
             if not at.closed and (file.closes or file.seq > at.seq):
                 lost = self.lost.get((store, file.incarnation))
                 if lost is not None and at.seq < lost <= file.seq:

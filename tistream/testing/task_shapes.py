@@ -19,9 +19,10 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 
-from sorter.core import CoreSnapshot, Positions
+from sorter.core import CoreSnapshot
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.positions import Positions
 from tistream.testing.sorter_run import EDGES, KEYS, START_TS, Durable, SorterRun
 from tistream.testing.sorter_states import SnapshotFiles
 

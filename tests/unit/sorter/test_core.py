@@ -6,6 +6,7 @@ import pytest
 
 from sorter.core import NeedReopen, TaskCore
 from tistream.errors import BrokenPromise, FeedGap, TiStreamError
+from tistream.feed import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
 from tistream.testing.routed import routed
@@ -261,15 +262,38 @@ def test_positions_are_dense_for_each_life_of_each_store() -> None:
     batch(1, 1, 2, closes=True)
     batch(1, 1, 2, closes=True)
     batch(1, 1, 2)
-    with pytest.raises(FeedGap):
-        batch(1, 1, 3)
+    batch(1, 1, 3)  # a late file of a life that has ended is not used
     batch(3, 1, 0, closes=True)  # a life that never had a file
     batch(2, 1, 0, closes=True)  # more was consumed than the end says: all of that was used
     assert core.positions() == {
-        1: {1: Position(seq=2, closed=True), 2: Position(seq=1)},
+        1: {2: Position(seq=1)},  # life 1 has ended and is forgotten
         2: {1: Position(seq=1, closed=True)},
         3: {1: Position(seq=0, closed=True)},
     }
+    with pytest.raises(FeedGap):
+        batch(2, 1, 2)
+
+
+def test_ended_lives_are_forgotten_and_their_late_files_are_not_used() -> None:
+    d = Driver()
+    core = d.core
+    for life in range(1, 301):
+        core.handle(life_batch(life, 1))
+        core.handle(life_batch(life, 1, closes=True))
+        assert core.positions() == {1: {life: Position(seq=1, closed=True)}}
+    again = TaskCore(1, KeyRange(), 10, 10)
+    again.restore(core.snapshot(), core.positions())
+    for life in (1, 150, 299):
+        before = again.positions()
+        assert again.handle(life_batch(life, 1)) == again.handle(life_batch(life, 2)) == []
+        assert again.handle(life_batch(life, 2, closes=True)) == []
+        assert again.positions() == before
+    again.handle(life_batch(301, 1))
+    assert again.positions() == {1: {301: Position(seq=1)}}
+
+
+def life_batch(life: int, seq: int, *, closes: bool = False) -> FeedBatch:
+    return feed_batch(File(store_id=1, incarnation=life, seq=seq, cut_ts=1, rows=(), marks=(), closes=closes))
 
 
 def test_raw_rows_are_told_apart_by_key_and_timestamp() -> None:
