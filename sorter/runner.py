@@ -323,6 +323,7 @@ class TaskRunner:
                 objects=save.new,
                 keeps=save.keeps,
                 positions=consumed,
+                seen_n=self.durable_n,
             )
         except CatalogUnavailable as e:
             if e.determinate:

@@ -106,6 +106,7 @@ class SorterWorker:
         self._stopped: dict[int, str] = {}  # tasks that the catalog says are stopped, and why
         self._rota = Rota(clock)
         self._flushing = Flushing(worker_id, clock, self._rota, self._tenants, self._may_write)
+        self._dropped: set[tuple[int, int]] = set()  # task and epoch of what was dropped while it was still here
         self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
         self._looked = threading.Event()
         self._state = threading.Lock()  # held during a turn; others look between two turns
@@ -287,6 +288,7 @@ class SorterWorker:
             gone = row is None or row.epoch != runner.row.epoch or row.error is not None
             if gone or runner.spoilt is not None:
                 self._drop(task_id)
+        self._dropped &= {(row.task_id, row.epoch) for row in owned.values()}
         self._stopped = {row.task_id: row.error for row in owned.values() if row.error is not None}
         if self._steps.problems():
             self._steps.keep_only({(id_, name) for id_ in owned if id_ not in self._stopped for name in STEPS})
@@ -318,6 +320,8 @@ class SorterWorker:
                 raise Fenced(task=row.task_id, epoch=row.epoch) from e
             self._stopped[row.task_id] = str(e)
             return
+        if (row.task_id, row.epoch) in self._dropped:
+            runner.note_flush()  # its next save finds out whether a switch of the earlier load has landed meanwhile
         self._runners[row.task_id] = runner
         self._tenants.setdefault(row.tenant, []).append(runner)
 
@@ -459,6 +463,7 @@ class SorterWorker:
                 del self._tenants[runner.row.tenant]
             runner.ask_to_stop()
             self._leaving.append(runner)
+            self._dropped.add((task_id, runner.row.epoch))
             log.info("task dropped", task=task_id, epoch=runner.row.epoch)
 
     def _drop_all(self) -> None:

@@ -191,6 +191,7 @@ class Replay:
             objects={**{name: size for name, size in written.items() if name in save.keeps}, **save.new},
             keeps=save.keeps - written.keys(),
             positions=state.positions,
+            seen_n=row.snapshot_n,
         )
         advance = TaskAdvance(
             task_id=row.task_id,

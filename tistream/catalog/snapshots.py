@@ -46,6 +46,7 @@ class NewSnapshot:
     objects: Mapping[str, int]  #: new ones -> bytes, that of the key among them
     keeps: frozenset[str]  #: those of the snapshot before to which it refers too
     positions: Positions  #: all of the task's
+    seen_n: int | None = None  #: of the one before, as the caller knows it; None: any lower one
 
 
 ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task holds as closed: all of its files may go
@@ -80,15 +81,25 @@ def switch_snapshot(
     objects: Mapping[str, int],
     keeps: Collection[str] = (),
     positions: Positions,
+    seen_n: int | None = None,
 ) -> bool:
     """Make a new snapshot the task's state.
 
     `objects` are the new ones with their sizes in bytes, that of the key among them; `keeps` are those of the snapshot
     before to which this one refers too, all others are let go. `positions` are all of the task's, not only what moved.
-    False when the epoch is stale, a snapshot at or above `snapshot_n` is there, or the snapshot that is there does not
-    refer to all of `keeps`: it is not the one that the caller knows. Fenced when a new key already has a row.
+    False when the epoch is stale, a snapshot at or above `snapshot_n` is there, or the snapshot that is there is not
+    number `seen_n` or does not refer to all of `keeps`: it is not the one that the caller knows. Without that number a
+    task that was loaded again, and misses a switch that lands late, would go on from a state that is gone. Fenced when
+    a new key already has a row.
     """
-    wanted = NewSnapshot(key=snapshot_key, n=snapshot_n, objects=objects, keeps=frozenset(keeps), positions=positions)
+    wanted = NewSnapshot(
+        key=snapshot_key,
+        n=snapshot_n,
+        objects=objects,
+        keeps=frozenset(keeps),
+        positions=positions,
+        seen_n=seen_n,
+    )
     with suppress(_Another), catalog.transaction() as conn:
         if not switch_in(conn, task_id, epoch, wanted):
             raise _Another
@@ -100,7 +111,8 @@ def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> b
     """`switch_snapshot` as a part of a larger transaction, which must be rolled back when this is False."""
     invariant(new.key in new.objects, "a snapshot without its object", task_id=task_id, snapshot_key=new.key)
     mine = {"asked_task": task_id}
-    seen = {"my_epoch": epoch, "new_n": new.n}
+    lowest, highest = (0, new.n - 1) if new.seen_n is None else (new.seen_n, new.seen_n)
+    seen = {"my_epoch": epoch, "new_n": new.n, "lowest_n": lowest, "highest_n": highest}
     pointer = {"snapshot_key": new.key, "snapshot_n": new.n}
     if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
         return False
@@ -134,6 +146,7 @@ def _switching() -> Update:
         tasks.c.task_id == bindparam("asked_task"),
         tasks.c.epoch == bindparam("my_epoch"),
         tasks.c.snapshot_n < bindparam("new_n"),
+        tasks.c.snapshot_n.between(bindparam("lowest_n"), bindparam("highest_n")),
     )
 
 

@@ -35,7 +35,8 @@ def _stale_snapshot() -> Iterator[None]:
     from tistream.catalog import snapshots
 
     epoch, number = 'tasks.c.epoch == bindparam("my_epoch"),', 'tasks.c.snapshot_n < bindparam("new_n"),'
-    with reworded(snapshots, "_switching", (epoch, ""), (number, "")):
+    seen = 'tasks.c.snapshot_n.between(bindparam("lowest_n"), bindparam("highest_n")),'
+    with reworded(snapshots, "_switching", (epoch, ""), (number, ""), (seen, "")):
         yield
 
 
