@@ -6,11 +6,14 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import textwrap
+from typing import Any
 
 import pytest
 
-from sorter import meeting
+from sorter import meeting, prewrite_buffer
 from sorter.meeting import furthest, has_come, is_beyond
+from sorter.prewrite_buffer import PrewriteBuffer
 from tistream.errors import TiStreamError
 from tistream.feed import FeedBatch
 from tistream.ids import Position
@@ -76,6 +79,18 @@ def test_what_lies_behind_the_place_is_left_out() -> None:
     beyond = [batch(5, incarnation=2), batch(4, incarnation=2, closes=True), batch(1, incarnation=3), batch(1, store=2)]
     for place in (until, {1: {2: Position(seq=4)}}):
         assert [is_beyond(b, place) for b in inside + beyond] == [False] * 3 + [True] * 4
+
+
+def test_prewrites_told_apart_by_a_number_of_the_half_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves number the rows that are cut for them, each from the same number on: a `row_no` names no prewrite."""
+    source = textwrap.dedent(inspect.getsource(PrewriteBuffer._resolve))
+    by_place = "matched(due, open_)"
+    assert source.count(by_place) == 1
+    space: dict[str, Any] = {}
+    exec(source.replace(by_place, 'matched(due, open_.unique("row_no"))'), vars(prewrite_buffer), space)
+    monkeypatch.setattr(PrewriteBuffer, "_resolve", space["_resolve"])
+    with pytest.raises((AssertionError, TiStreamError)):
+        play_all()
 
 
 @pytest.mark.parametrize(
