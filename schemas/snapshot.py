@@ -69,7 +69,7 @@ def parse_pushed(data: object) -> PushedSchema:
 def _parsed(data: object) -> PushedSchema:
     if not isinstance(data, Mapping):
         raise fields.WrongField("it is not an object of JSON")
-    ts = fields.integer(data, "ts", least=1, needed=True)
+    ts = fields.integer(data, "ts", least=0, needed=True)
     schema_version = fields.integer(data, "schema_version")
     databases = {found.id: found for found in map(tidb_json.database, fields.mappings(data, "dbs"))}
     found = [_table(n, entry, databases) for n, entry in enumerate(fields.mappings(data, "tables"))]

@@ -102,8 +102,8 @@ class FeedPlayer:
             for place in [p for p in self._living if p[:3] == (store, stream, request) and region in (0, p[3])]:
                 told = self._living.pop(place)
                 told.over = True
-                if told in self._scanned:  # a tenure that is reopened before a TSO is never ready
-                    told.initialized = False
+                if told in self._scanned:  # a tenure that is reopened before a TSO is never ready, and promises nothing
+                    told.initialized, told.resolved_ts = False, 0
                 mine = [
                     n for (*f, n), t in self._tenures.items() if tuple(f) == (store, request) and t.range == told.range
                 ]
