@@ -22,7 +22,7 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 QUICK = {
     "no-upper-guard": 20,
     "no-epoch-guard": 5,
-    "stale-snapshot": 54,
+    "stale-snapshot": 15,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
     "never-let-go": 0,
