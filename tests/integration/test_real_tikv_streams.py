@@ -188,7 +188,12 @@ def test_the_recording_has_what_the_rules_are_for(dev: Recording) -> None:
 
 
 MUTANTS = [
-    (slots, Promises, "place", [("self._of_pairs(self.checkpoint) > slots.w[self.slot]", "self.slot < 0")]),
+    (
+        slots,
+        Promises,
+        "place",
+        [("~slots.reaches(self._of_pairs(self.checkpoint), self.slot)", "self.slot < 0")],
+    ),
     (
         prewrite_buffer,
         PrewriteBuffer,

@@ -213,7 +213,7 @@ def a_reader_before_the_floor_rises(world: ApiWorld, monkeypatch: pytest.MonkeyP
     begin = world.log.start_ts
     true_raise = vars(keeping)["raise_floor"]
 
-    class Died(Exception):
+    class Died(BaseException):
         pass
 
     def dies(*args: Any, **kwargs: Any) -> bool:

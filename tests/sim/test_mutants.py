@@ -20,8 +20,8 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
-    "no-upper-guard": 20,
-    "no-epoch-guard": 5,
+    "no-upper-guard": 25,
+    "no-epoch-guard": 0,
     "stale-snapshot": 15,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
@@ -52,7 +52,7 @@ QUICK = {
     "halves-stay": 0,
     "parts-of-old-epoch": 0,
     "merged-at-two-uppers": 0,
-    "merged-unmet": 9,
+    "merged-unmet": 8,
     "merged-with-one-half": 0,
     "gap-skipped": 6,
     "gap-accepted": 6,
@@ -68,7 +68,7 @@ QUICK = {
     "fake-wins": 0,
     "lower-generation-wins": 0,
     "earlier-row-wins": 8,
-    "undecided-not-held": 1,
+    "undecided-not-held": 10,
     "partly-decided-written": 0,
     "commits-not-awaited": 0,
     "watermarks-before-data": 0,
@@ -84,10 +84,10 @@ QUICK = {
     "opens-above-frontier": 0,
     "scan-from-above": 0,
     "scan-without-prewrites": 0,
-    "scan-behind-live": 2,
+    "scan-behind-live": 8,
     "bytes-change-on-retry": 0,
     "errors-spread": 0,
-    "upper-forgotten": 0,
+    "upper-forgotten": 9,
 }
 
 

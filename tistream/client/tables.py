@@ -112,7 +112,7 @@ class TablePull:
 
     def to_arrow(self) -> pa.Table:
         """All rows."""
-        return joined([page.rows for page in self.batches()])
+        return bare(joined([page.rows for page in self.batches()]))
 
     def to_pandas(self, **options: Any) -> Any:
         """All rows as a pandas frame; `options` are those of pyarrow's `to_pandas`."""
@@ -146,7 +146,7 @@ class AsyncTablePull:
 
     async def to_arrow(self) -> pa.Table:
         """All rows; `.to_pandas()` and `polars.from_arrow` take it from there."""
-        return joined([page.rows async for page in self.batches()])
+        return bare(joined([page.rows async for page in self.batches()]))
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -176,6 +176,17 @@ def _with_same_own_names(tables: Sequence[pa.Table]) -> list[pa.Table]:
 def _own(field: pa.Field) -> str | None:
     own = (field.metadata or {}).get(OWN_COLUMN)
     return None if own is None else own.decode()
+
+
+def bare(table: pa.Table) -> pa.Table:
+    """Without the metadata by which pages are matched: tools that write it into a table take it for a difference."""
+    return table.cast(pa.schema([_bare(field) for field in table.schema]))
+
+
+def _bare(field: pa.Field) -> pa.Field:
+    if pa.types.is_struct(field.type):
+        field = field.with_type(pa.struct([_bare(child) for child in field.type]))
+    return field.remove_metadata()
 
 
 def narrow(table: pa.Table) -> pa.Table:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tistream.client.tables import bare
 from tistream.errors import InvalidInput
 
 _OWN_COLUMNS = 5  # _op, _commit_ts, _start_ts, _key, _table_id; _old is the last
@@ -35,7 +36,7 @@ def upserts(page: pa.Table, key: Sequence[str]) -> Upserts:
     missing = [name for name in key if name not in names]
     if missing or not key:
         raise InvalidInput(f"The page has no column {', '.join(missing) or 'to be the key'}.", columns=", ".join(names))
-    page = page.combine_chunks()
+    page = bare(page).combine_chunks()
     ops, commit_ts, old = page.column(0).cast(pa.string()), page.column(1).to_numpy(), page.column(len(names) - 1)
     by_record = "_key" in key
     deletes = np.flatnonzero(pc.equal(ops, "delete").to_numpy())
