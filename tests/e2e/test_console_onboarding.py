@@ -56,6 +56,7 @@ class Site:
         page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("request", lambda request: self._asked(request.url))
         page.goto(f"{self.url}/login?next={path}#{code}")
+        page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(self.url + path)
         return page
 
