@@ -8,7 +8,7 @@ The reads need not agree with each other: `upper` only rises, so the edge is on 
 after it was planned is no longer what the swap expects, and then nothing is swapped. For the same reason any number of
 compactions may run at once: of two that want the same piece one loses its work.
 
-A group of which no file can be made, because an input is damaged or a defect shows, is left out and named; the others
+A group that cannot be merged, because an input is damaged or the code fails, is left out and named; the others
 are swapped. An error that may pass (store or catalog away) ends the job.
 
 When the reply to the swap is lost, the outputs' rows say what became of it. If they are not there, the job does not
@@ -87,7 +87,7 @@ def compact_tenant(
     """Run one job. `progress` hears (ranges done, ranges planned).
 
     Groups that fail are in the report's `failed`. Errors of the executor and of verification end the job, and nothing
-    has changed. CatalogUnavailable, not determinate, when nobody knows yet whether the swap happened.
+    has changed. CatalogUnavailable, not determinate, when the outcome of the swap is unknown.
     """
     begun = clock.monotonic()
     groups, rows = planned(catalog, tenant, settings)
@@ -157,7 +157,7 @@ def _worthwhile(catalog: Catalog, tenant: Tenant, upto_ts: int, settings: JobSet
 def _sorted_out(
     rows: Sequence[PlanRow], groups: Sequence[Group], results: Sequence[RangeResult | RangeFailed]
 ) -> tuple[dict[int, RangeResult], tuple[str, ...]]:
-    """(the file of each range that has one, in words the groups of which none could be made). Of several files of one
+    """(the file of each range that has one, a message for each group that failed). Of several files of one
     range, which are the same work done twice, the first by key. TiStreamError when a range has no result at all."""
     made: dict[int, RangeResult] = {}
     failed: dict[int, RangeFailed] = {}

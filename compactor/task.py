@@ -61,7 +61,7 @@ class RangeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeFailed:
-    """A plan row of which no file can be made."""
+    """A plan row that cannot be merged into a file."""
 
     range_id: int
     task_id: int

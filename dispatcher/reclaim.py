@@ -60,7 +60,7 @@ class Reclaimer:
 
     def sweep(self, row: StoreRow, tail: Tail) -> int:
         """Delete what a predecessor gave up and could not delete, and late files of ended incarnations, and forget the
-        incarnations of which nothing is left. Lists once."""
+        incarnations that have no files left. Makes one LIST request."""
         gone = self.learn(row, tail)
         if len(gone) <= 1 and not any(gone.values()) and min(gone, default=1) == 1:
             return 0  # nothing was ever given up
