@@ -152,13 +152,13 @@ def located(scheme: Scheme, definitions: Sequence[Json], handle: int) -> int | N
 
 
 def handles(info: Json, rows: int) -> list[int]:
-    """The handles of a table that the workload uses: the first `rows` of each bucket."""
+    """The handles of a table that the workload uses: the first `rows` of each bucket, as far as it has so many."""
     part = info["partition"]
     if not part:
         return list(range(rows))
     scheme = Scheme(part["type"])
     if scheme in (Scheme.RANGE, Scheme.LIST):
-        return [HANDLES * b + n for b in buckets(scheme, part["definitions"]) for n in range(rows)]
+        return [HANDLES * b + n for b in buckets(scheme, part["definitions"]) for n in range(min(rows, HANDLES))]
     return list(range(rows if scheme is Scheme.NONE else 2 * rows))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pytest
@@ -369,3 +369,10 @@ def test_a_row_is_written_again_after_a_ddl_of_another_table() -> None:
     made._schema.version += 1
     assert key not in dict(made._txns.places())
     assert made._txns._columns(key) == columns == made._schema.tables[table_id][1]["cols"]
+
+
+def test_keys_are_written_once_a_transaction_where_tables_have_more_rows_than_a_partition_holds() -> None:
+    for seed in range(8):
+        made, _, _ = run(seed, replace(DDL, rows=2 * HANDLES), 150)
+        keys = [key for key, _ in made._txns.places()]
+        assert len(keys) == len(set(keys))
