@@ -113,7 +113,8 @@ def _column(info: Json) -> Column:
 def _scalar(value: Any) -> str | int | float | None:
     """A default of rows that were written before the column. TiDB writes texts and, in old tables, numbers; of anything
     else its text is kept, and only a row that lacks the column is refused."""
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
+    return value if plain else str(value)
 
 
 def _index(info: Json) -> Index:

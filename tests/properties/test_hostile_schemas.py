@@ -117,10 +117,10 @@ def test_the_place_is_named(path: Path, value: Any, place: str) -> None:
     assert caught.value.facts["object"] == str(KEY)
 
 
-@settings(max_examples=300, deadline=None)
-@given(path=st.sampled_from(PLACES), value=st.sampled_from(VALUES))
-def test_any_field_of_any_type_is_used_or_refused(path: Path, value: Any) -> None:
-    activated(zstandard.compress(orjson.dumps(changed(SMALL, path, value))))
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: repr(v)[:12])
+def test_any_field_of_any_type_is_used_or_refused(value: Any) -> None:
+    for path in PLACES:
+        activated(zstandard.compress(orjson.dumps(changed(SMALL, path, value))))
 
 
 @settings(max_examples=200, deadline=None)
