@@ -134,7 +134,7 @@ def skip_reason(job: Job, state: SchemaState) -> str:
         return "not finished"
     if job.schema_version == 0:
         return "changed nothing upstream"
-    if is_system_database(job.schema_name):
+    if is_system_database(job.schema_name) and not _moves_ours(job, state):
         return "system database"
     if job.type in IGNORED:
         return "of no consequence for rows"
@@ -142,6 +142,14 @@ def skip_reason(job: Job, state: SchemaState) -> str:
     if created and all(state.table(int(table_id or 0)) for table_id in created):
         return ALREADY_KNOWN
     return ""
+
+
+def _moves_ours(job: Job, state: SchemaState) -> bool:
+    """Whether a RENAME into a system database takes a table that is known, or has a clause between known databases."""
+    if job.type == Action.RENAME_TABLE:
+        return state.table(job.table_id) is not None
+    clauses = _rename_args(job) if job.type == Action.RENAME_TABLES else []
+    return any(db_id in state.databases for old, _, _, new, _ in clauses for db_id in (old, new))
 
 
 def _created(job: Job) -> Sequence[Json]:
@@ -255,6 +263,8 @@ def _put_table(job: Job, state: SchemaState) -> Change:
     old = state.table(job.table_id)
     if tidb_json.is_dropped(info):
         return _change(job, drop_tables=(old.id,) if old else ())
+    if job.type == Action.RENAME_TABLE and old and is_system_database(job.schema_name):
+        return _change(job, drop_tables=(old.id,), events=(_vanished(job, old),))
     db = _database_of(job, state, job.schema_id)
     new = tidb_json.table(info, db_id=db.id, db=db.name)
     drops = {old.id} if old and old.id != new.id else set()
@@ -300,6 +310,12 @@ def _appeared(job: Job, new: Table, db: Database, sub: int = 0) -> DdlEvent:
     return _event(created, new, db.name, query=define(db, new, Dialect.TIDB).create_table, sub=sub)
 
 
+def _vanished(job: Job, old: Table, sub: int = 0) -> DdlEvent:
+    """A table that goes into a system database is delivered as dropped: nothing is delivered of it afterwards."""
+    dropped = replace(job, type=int(Action.DROP_TABLE))
+    return _event(dropped, old, old.db, query=queries.drop("TABLE", old.db, old.name), sub=sub)
+
+
 def _old_name(job: Job, state: SchemaState) -> tuple[str, str]:
     old = state.table(job.table_id)
     if old is None:
@@ -334,16 +350,26 @@ def _create_tables(job: Job, state: SchemaState) -> Change:
 
 
 def _rename_tables(job: Job, state: SchemaState) -> Change:
-    """Every entry carries the final definition of its table, so a swap over a third name settles at once."""
+    """Every entry carries the final definition of its table, so a swap over a third name settles at once. A clause
+    does not name its new database: one that is not known is a system database, as in the meta range."""
     renames = _rename_args(job)
     if len(renames) != len(job.table_infos):
         raise DecodeError("a RENAME of several tables does not say where they came from", job_id=job.id)
     puts: dict[int, Table] = {}
+    drops: list[int] = []
     events = []
     for sub, (info, renamed) in enumerate(zip(job.table_infos, renames, strict=True)):
         old_db_id, old_db_name, old_name, new_db_id, new_name = renamed
+        if new_db_id not in state.databases:
+            if old_db_id in state.databases:
+                old = _left(job, state, int(info["id"]), old_db_id, old_name)
+                drops.append(old.id)
+                events.append(_vanished(job, old, sub))
+            continue
         db = _database_of(job, state, new_db_id)
         new = tidb_json.table(info, db_id=db.id, db=db.name)
+        if new.id in drops:
+            raise DecodeError("a table went into a system database and came back", job_id=job.id, table_id=new.id)
         puts.pop(new.id, None)
         puts[new.id] = new
         if old_db_id not in state.databases and is_system_database(old_db_name):
@@ -352,7 +378,16 @@ def _rename_tables(job: Job, state: SchemaState) -> Change:
         old_db = _database_of(job, state, old_db_id)
         query = queries.rename(old_db.name, old_name, db.name, new_name) + ";"
         events.append(_event(job, new, db.name, query=query, sub=sub, old_db=old_db.name, old_table=old_name))
-    return _change(job, put_tables=tuple(puts.values()), events=tuple(events))
+    kept = tuple(table for table in puts.values() if table.id not in drops)
+    return _change(job, drop_tables=tuple(drops), put_tables=kept, events=tuple(events))
+
+
+def _left(job: Job, state: SchemaState, table_id: int, db_id: int, name: str) -> Table:
+    """The table that a clause takes out of a known database, under the name that it has before this clause."""
+    known = state.table(table_id)
+    if known is None:
+        raise DecodeError("a table that is not known was renamed", job_id=job.id, table_id=table_id)
+    return replace(known, db_id=db_id, db=state.databases[db_id].name, name=name)
 
 
 def _rename_args(job: Job) -> list[tuple[int, str, str, int, str]]:

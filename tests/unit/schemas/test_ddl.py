@@ -250,6 +250,47 @@ def test_one_of_several_that_leaves_a_system_database_begins_as_a_new_one(histor
     assert [(e.kind, e.sub, e.table) for e in events] == [("create table", 0, "Mine"), ("rename tables", 1, "Others")]
 
 
+def test_a_table_that_goes_into_a_system_database_is_dropped(history: History) -> None:
+    """RENAME TABLE shop.orders TO mysql.theirs: the job speaks of the new database."""
+    args = {"old_schema_id": 1, "old_schema_name": name("Shop"), "new_table_name": name("theirs")}
+    moved = job(
+        14, 110, schema_id=9, schema_name="mysql", table_id=10, raw_args=args, binlog={"TableInfo": info(10, "theirs")}
+    )
+    (event,) = history.apply(moved)
+    assert (event.kind, event.db, event.table, event.table_id) == ("drop table", "Shop", "Orders", 10)
+    assert (event.query, event.job_query) == ("DROP TABLE `Shop`.`Orders`", "the user's text")
+    assert names_at(history, 109) | {10: ""} == names_at(history, 110) | {10: ""}
+    assert 10 not in names_at(history, 110)
+
+
+@pytest.mark.parametrize("last", ["theirs", "ours"])
+def test_one_of_several_that_goes_into_a_system_database_is_dropped(history: History, last: str) -> None:
+    """The job bears the name of the last clause's new database."""
+    clauses = [(1, 9, "theirs", 10, "Orders"), (1, 2, "Moved", 20, "Parts"), (9, 9, "b", 77, "a")]
+    if last == "ours":
+        clauses.reverse()
+    old, new, new_names, ids, old_names = (list(part) for part in zip(*clauses, strict=True))
+    databases = [name("Shop" if db == 1 else "mysql") for db in old]
+    args = [old, new, [name(n) for n in new_names], ids, databases, [name(n) for n in old_names]]
+    infos = [info(i, n, (21, 22) if i == 20 else ()) for i, n in zip(ids, new_names, strict=True)]
+    where = {"schema_id": new[-1], "schema_name": "mysql"}
+    events = history.apply(job(47, 110, raw_args=args, binlog={"MultipleTableInfos": infos}, **where))
+    found = {(e.kind, e.db, e.table, e.old_table): e.query for e in events}
+    assert found == {
+        ("drop table", "Shop", "Orders", ""): "DROP TABLE `Shop`.`Orders`",
+        ("rename tables", "Store", "Moved", "Parts"): "RENAME TABLE `Shop`.`Parts` TO `Store`.`Moved`;",
+    }
+    assert names_at(history, 110) == {20: "Store.Moved"}
+
+
+def test_several_that_move_between_system_databases_mean_nothing(history: History) -> None:
+    args = [[9], [9], [name("b")], [77], [name("mysql")], [name("a")]]
+    found = job(
+        47, 110, schema_id=9, schema_name="mysql", raw_args=args, binlog={"MultipleTableInfos": [info(77, "b")]}
+    )
+    assert ddl.skip_reason(found, history.current) == "system database"
+
+
 @pytest.mark.parametrize(
     "broken",
     [

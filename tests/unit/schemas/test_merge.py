@@ -128,6 +128,23 @@ def test_a_swap_of_names_without_definitions(history: History, form: str) -> Non
     assert shape(history) == {"Store.Tmp": ((10,), 1), "Shop.Orders": ((21, 22), 1)}
 
 
+@pytest.mark.parametrize("carried", [True, False])
+def test_one_of_several_goes_into_a_system_database(history: History, carried: bool) -> None:
+    """The meta range deletes it in the one database and puts it in the other."""
+    args = [[1, 1], [9, 2], [name("theirs"), name("Moved")], [10, 20], [], [name("Orders"), name("Parts")]]
+    theirs, ours = info(10, "theirs"), info(20, "Moved", partitions=(21, 22))
+    gone = (wrote(110, 10, None), wrote(110, 10, theirs, db_id=9))
+    moved = (wrote(110, 20, None), wrote(110, 20, ours, db_id=2))
+    binlog = {"binlog": {"MultipleTableInfos": [theirs, ours]}} if carried else {}
+    events = history.take(step(110, job(47, 110, raw_args=args, **binlog), *gone, *moved))
+    assert [(e.kind, e.db, e.table) for e in events] == [
+        ("drop table", "Shop", "Orders"),
+        ("rename tables", "Store", "Moved"),
+    ]
+    assert history.disagreements == ()
+    assert shape(history) == {"Store.Moved": ((21, 22), 1)}
+
+
 def test_an_exchange_without_its_definition(history: History) -> None:
     swapped = (
         wrote(110, 10, None),
