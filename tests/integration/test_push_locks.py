@@ -188,3 +188,20 @@ def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
     assert SECONDARY.hex() in words
     assert f"transaction {START}" in words
     pd.close()
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_doctor_looks_at_every_region_or_says_how_many_are_left(
+    bench: PushBench, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("tistream.pusher.tikv.examine._LOCKS_S", seconds)
+    pd = PdClient([bench.served.pd_address])
+    found = examine(pd, whole_cluster(), tls=None, clock=SystemClock())
+    pd.close()
+    locks = next(f for f in found if f.name == "locks")
+    with bench.served.changing() as cluster:
+        every = len(list(cluster.regions()))
+    looked = 1 if seconds == 0 else every
+    assert (locks.facts["regions"], locks.facts["regions_left_out"]) == (looked, every - looked)
+    assert f"in {looked} of {every} regions" in locks.words
+    assert ("not looked at" in locks.words) == (looked < every)
