@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from apiserver.asof.output import FORMATS
+from apiserver.negotiate import FORMATS as NEGOTIATED
 from apiserver.negotiate import NotAcceptable
 from apiserver.routes.rows import choose_format
 from schemas.model import DdlEvent
@@ -231,11 +232,36 @@ def test_rows_come_as_the_header_prefers(accept: str, media: str | None) -> None
         assert FORMATS[choose_format(None, accept)] == media
 
 
-def test_rows_are_refused_over_http_1_0(world: ApiWorld) -> None:
-    """Without chunks the end of a connection is the end of the body, and a body that broke off looks whole."""
+@pytest.fixture(scope="module")
+def old(world: ApiWorld) -> TestClient:
+    """A client, or a proxy, that speaks HTTP/1.0."""
 
-    async def old(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await world.http.app({**scope, "http_version": "1.0"}, receive, send)
 
-    found = TestClient(old).get(f"{BASE}/databases/shop/tables/customers/rows")
+    return TestClient(app)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_are_refused_over_http_1_0(old: TestClient, form: str) -> None:
+    """Without chunks the end of a connection is the end of the body, and a body that broke off looks whole."""
+    found = old.get(f"{BASE}/databases/shop/tables/customers/rows?format={form}")
     assert (found.status_code, "HTTP/1.1" in found.json()["detail"]) == (400, True)
+
+
+def test_every_other_answer_has_a_length_over_http_1_0(world: ApiWorld, old: TestClient) -> None:
+    """So that a body that broke off is seen."""
+    world.log.seed()
+    listed = old.get(f"{BASE}/files?format=all").json()["items"]
+    table = f"{BASE}/databases/shop/tables/customers"
+    pages = [f"{BASE}/changes?start_ts=earliest&format={form}" for form in NEGOTIATED]
+    for path in (
+        *pages,
+        listed[0]["url"],
+        f"{table}/rows/{END}.parquet",
+        f"{table}/files?format=all",
+        f"{table}/definition",
+    ):
+        for coding in ("identity", "gzip", "zstd"):
+            found = old.get(path, headers={"Accept-Encoding": coding})
+            assert (found.status_code, "content-length" in found.headers) == (200, True), path
