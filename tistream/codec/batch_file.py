@@ -31,6 +31,8 @@ from tistream.codec.segment_file import FOOTER_PART, SegmentFile, SegmentFileWri
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.layout import BatchKey
 
+_TSO_END = 1 << 63  #: TSOs are signed 64-bit numbers in TiDB and in the catalog
+
 ROWS_SEGMENT = 0
 REGIONS_SEGMENT = 1
 
@@ -113,8 +115,8 @@ def _checked_head(key: BatchKey, file: SegmentFile) -> tuple[int, str]:
         if type(found) is not type(expected) or found != expected:
             raise CorruptObject("the file belongs under another key", **footer, field=fact, found=found)
     cut_ts, write_id = file.head.get("cut_ts"), file.head.get("write_id")
-    if type(cut_ts) is not int or cut_ts < 0 or not isinstance(write_id, str):
-        raise CorruptObject("the head lacks cut_ts or write_id", **footer, head=file.head)
+    if type(cut_ts) is not int or not 0 <= cut_ts < _TSO_END or not isinstance(write_id, str):
+        raise CorruptObject("the head lacks cut_ts or write_id, or cut_ts is no TSO", **footer, head=file.head)
     if [s.kind for s in file.segments] != ["rows", "regions"]:
         raise CorruptObject("not the segments of a batch file", **footer, found=[s.kind for s in file.segments])
     return cut_ts, write_id

@@ -96,6 +96,7 @@ def test_a_file_under_a_foreign_key_is_refused(other: BatchKey) -> None:
         {"file": "committed"},
         {"cut_ts": "77"},
         {"cut_ts": -1},
+        {"cut_ts": 1 << 63},
         {"write_id": 5},
     ],
 )
