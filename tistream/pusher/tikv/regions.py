@@ -41,13 +41,14 @@ class Pd(Protocol):
 
 
 def regions_of(pd: Pd, part: KeyRange) -> list[Region]:
-    """All regions of a range, as PD lists them, read in pages."""
+    """All regions of a range, as PD lists them, read in pages. A page may be short and not the last: of a keyspace,
+    regions without a plain key are left out."""
     at, end = region_form(part.start), region_form(part.end)
     found: list[Region] = []
     while True:
         page = pd.scan_regions(at, end, _PAGE_REGIONS)
         found += page
-        if len(page) < _PAGE_REGIONS or not page[-1].end or page[-1].end <= at or (end and page[-1].end >= end):
+        if not page or not page[-1].end or page[-1].end <= at or (end and page[-1].end >= end):
             return found
         at = page[-1].end
 
