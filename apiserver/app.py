@@ -12,17 +12,18 @@ import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from apiserver import console
-from apiserver.deps import Services
 from apiserver.guard import Guard, RateLimits
 from apiserver.negotiate import NotAcceptable
 from apiserver.openapi import document as openapi
 from apiserver.routes import changes, docs, files, health, keys, lag, rows, schemas, splits, streams, tenants
 from apiserver.slashes import NameSlashes
 from apiserver.stream.following import Following, FollowLimits
-from tistream import __version__, problem
-from tistream.auth import install as auth
-from tistream.auth.guard import KeyGuard
+from reading.deps import Services
+from tistream import __version__
 from tistream.errors import ObjectNotFound, TiStreamError
+from tistream.http import problem
+from tistream.http.auth import install as auth
+from tistream.http.auth.authenticator import KeyGuard
 
 log = structlog.get_logger(__name__)
 

@@ -16,20 +16,20 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from apiserver.cursor import Scope
-from apiserver.deps import Services
-from apiserver.position import check_start, parse_ts
+from reading.cursor import Scope
+from reading.deps import Services
+from reading.position import check_start, parse_ts
 from tistream import ts as tso
-from tistream.catalog.committed import SegmentFormat
-from tistream.catalog.engine import Catalog
-from tistream.catalog.files import FileRow, list_files
-from tistream.catalog.pins import open_pin
-from tistream.catalog.retention import check_floor
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import SegmentFormat
+from tistream.catalog.log.files import FileRow, list_files
+from tistream.catalog.log.read_leases import open_pin
+from tistream.catalog.log.retention import check_floor
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
 from tistream.ids import Tenant
-from tistream.layout import committed_prefix, compacted_prefix
 from tistream.limits import FILE_URL_MS, FILES_LISTED_MAX
+from tistream.objectstore.layout import committed_prefix, compacted_prefix
 
 _SHARED_MS = 60_000  # a pin is given to the listings of so long
 

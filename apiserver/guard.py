@@ -20,11 +20,11 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apiserver.callers import caller_of
-from apiserver.rates import Buckets, Policy
-from tistream import problem
-from tistream.auth.access import ACCESS, Access
+from apiserver.core.rates import Buckets, Policy
 from tistream.clock import Clock
 from tistream.errors import RateLimited, TooLarge
+from tistream.http import problem
+from tistream.http.auth.access import ACCESS, Access
 from tistream.ids import Tenant
 
 _TENANT = re.compile(r"/v1/clusters/(\d{1,19})/tenants/(\d{1,19})(?:/|$)")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from apiserver.deps import Services
-from apiserver.position import parse_ts
+from reading.deps import Services
+from reading.position import parse_ts
 from schemas.diff import ColumnDiff, TableDiff
 from schemas.history import History
 from schemas.model import Column, DdlEvent

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tistream import ts
-from tistream.metrics import STAGES
+from tistream.runtime.metrics import STAGES
 
 MEANS = {
     "upstream_flush": "not in the bucket yet: the upstream, the pusher's flush interval, the upload",

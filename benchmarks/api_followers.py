@@ -25,16 +25,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from apiserver.app import create_app
-from apiserver.deps import Services
 from apiserver.stream.following import FollowLimits
+from reading.deps import Services
+from tests.kit.api_world import BASE
+from tests.kit.log_builder import LogBuilder, recording_end
+from tests.kit.manual_clock import ManualClock
+from tests.kit.stream_world import served
 from tistream import ts as tso
-from tistream.catalog.engine import Catalog
+from tistream.catalog.database.engine import Catalog
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.protocol import ObjectStore
-from tistream.testing.api_world import BASE
-from tistream.testing.log_builder import LogBuilder, recording_end
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.stream_world import served
 
 _CUTS = 400
 

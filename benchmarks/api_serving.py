@@ -32,19 +32,19 @@ from starlette.responses import FileResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apiserver.app import create_app
-from apiserver.arrow import RAW
-from apiserver.reader import LogReader
 from benchmarks import rows as synthetic
 from benchmarks.harness import Result, compare
-from tistream import change
-from tistream.auth.guard import KeyGuard
-from tistream.auth.issue import issue_key
-from tistream.auth.roles import Role
+from reading.arrow import RAW
+from reading.reader import LogReader
+from tests.kit.api_world import BASE, api_world
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.recording import committed_rows
 from tistream.cli.server import HttpServer
+from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.core.roles import Role
+from tistream.http.auth.issue import issue_key
+from tistream.model import change
 from tistream.objectstore.factory import open_store
-from tistream.testing.api_world import BASE, api_world
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.recording import committed_rows
 
 _ROWS = 120_000
 _FLUSHES = 8

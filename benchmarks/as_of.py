@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.harness import Result, compare
-from tistream import change
 from tistream.codec.newest import STATE, alive, merged, newest, pieces, states
 from tistream.codec.table_key import record_key
+from tistream.model import change
 
 BASE, CHANGES, SEGMENTS = 100_000, 200_000, 20
 BLOCK_BYTES = 4 << 20

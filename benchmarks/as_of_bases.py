@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apiserver.asof.read import RowsRequest, read_rows
 from benchmarks.harness import Result, compare
 from compactor.base_job import BaseSettings, build_tenant_bases
-from compactor.base_plan import BasePlanSettings
+from compactor.core.base_plan import BasePlanSettings
 from compactor.local import LocalExecutor
+from reading.asof.read import RowsRequest, read_rows
 from schemas.history import History
-from tistream.change import COMMITTED, Op
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.recording import committed_rows, recorded_history
+from tistream.model.change import COMMITTED, Op
 from tistream.objectstore.local import LocalStore
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.recording import committed_rows, recorded_history
 
 KEYS, TAIL, REWRITES, ROUNDS = 4_000, 2_000, 10, 8
 _DATABASE, _TABLE = "shop", "k_int"

@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from backfill.executors import SparkExecutor
+from backfill.job import Replay, ReplaySettings
 from benchmarks.harness import Result, compare
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from compactor.spark import new_session
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
-from sorter.worker import SorterWorker
-from tistream.bulk.executors import SparkExecutor
-from tistream.bulk.job import Replay, ReplaySettings
-from tistream.catalog.committed import find_segments
-from tistream.catalog.engine import Catalog
-from tistream.catalog.stores import issue_incarnation
-from tistream.catalog.tasks import list_tasks
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from sorter.worker.worker import SorterWorker
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.tasks import list_tasks
 from tistream.clock import SystemClock
 from tistream.codec.batch_file import encode_batch_file
-from tistream.committed_log import SegmentSource
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import BatchKey
+from tistream.log.committed_log import SegmentSource
+from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.local import LocalStore
-from tistream.service import Service
+from tistream.runtime.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

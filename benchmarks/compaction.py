@@ -27,16 +27,16 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
-from compactor.plan import PlanRow
+from compactor.core.plan import PlanRow
 from compactor.spark import SparkExecutor, new_session
 from compactor.task import read_inputs
-from tistream.catalog.committed import SegmentRow
-from tistream.catalog.tenants import TaskKind
-from tistream.change import COMMITTED
+from tistream.catalog.log.committed import SegmentRow
+from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import build_committed_file
 from tistream.ids import Tenant
-from tistream.layout import CommittedKey
+from tistream.model.change import COMMITTED
+from tistream.objectstore.layout import CommittedKey
 from tistream.objectstore.local import LocalStore
 
 if TYPE_CHECKING:

@@ -26,16 +26,16 @@ from collections import Counter
 from pathlib import Path
 
 from compactor.base_job import BaseSettings, build_tenant_bases
-from compactor.base_plan import BasePlanSettings
+from compactor.core.base_plan import BasePlanSettings
+from compactor.core.plan import PlanSettings
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
-from compactor.plan import PlanSettings
 from metaserver.collect import Collector
-from tistream.catalog import tables
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT
+from tistream.catalog.database import tables
 from tistream.clock import SystemClock
 from tistream.objectstore.local import LocalStore
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.log_builder import TENANT
 
 EXECUTOR = b"CoarseGrainedExecutorBackend"
 TABLES = ("acct", "customers", "p_range", "evolve")

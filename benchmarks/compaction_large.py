@@ -29,11 +29,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.compaction import ORDER, RANGES, Input, written
-from compactor.plan import PlanRow
+from compactor.core.plan import PlanRow
 from compactor.spark import SparkExecutor, new_session
 from compactor.task import read_inputs
-from tistream.change import COMMITTED
 from tistream.clock import SystemClock
+from tistream.model.change import COMMITTED
 
 _SIGNED = pa.schema([pa.field(f.name, pa.int64() if pa.types.is_integer(f.type) else f.type) for f in COMMITTED])
 

@@ -28,12 +28,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
-from tistream.change import COMMITTED
 from tistream.codec import segment_file
 from tistream.codec.committed_file import build_committed_file, decode_committed_segment
 from tistream.codec.segment_file import SegmentInfo
 from tistream.ids import Tenant
-from tistream.layout import CommittedKey
+from tistream.model.change import COMMITTED
+from tistream.objectstore.layout import CommittedKey
 from tistream.objectstore.memory import MemoryStore
 
 SIZES = {8: (20_000, 8.0), 16: (40_000, 8.0), 24: (60_000, 6.0)}  # MiB of a flush, about: its rows, and the target

@@ -29,21 +29,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sorter.spill import Spill
-from sorter.worker import SorterWorker
-from tistream.catalog.committed import SegmentRow, find_segments
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.stores import issue_incarnation
-from tistream.catalog.tasks import assign_task, get_task
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
-from tistream.change import COMMITTED, REGIONS, ROWS, Op, RowKind
+from sorter.worker.spill import Spill
+from sorter.worker.worker import SorterWorker
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.tasks import assign_task, get_task
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.codec.table_key import record_key, table_prefix
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.model.change import COMMITTED, REGIONS, ROWS, Op, RowKind
 from tistream.objectstore.local import LocalStore
 
 TENANT = Tenant(1, 1)

@@ -31,8 +31,8 @@ from benchmarks.load.deployment import Deployment, Shape, bars, load_now, wait_f
 from benchmarks.load.process import PushProcess
 from benchmarks.load.push import Load
 from benchmarks.load.reader import Reader
-from tistream.catalog.tasks import frontier
-from tistream.catalog.tenants import register_tenant
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.tasks import frontier
 from tistream.ids import Tenant
 
 TENANT = Tenant(1, 1)

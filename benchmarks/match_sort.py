@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from benchmarks.harness import Result, in_turn
 from benchmarks.rows import BASE_TS, change_rows
-from sorter.core import TaskCore
-from tistream.change import COMMITTED, REGIONS, ROWS, RowKind
+from sorter.core.task_core import TaskCore
 from tistream.codec.table_key import table_ids
-from tistream.feed import FeedBatch
+from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
+from tistream.model.change import COMMITTED, REGIONS, ROWS, RowKind
 
 ROWS_PER_TICK = 100_000
 RUNS = 11

@@ -14,10 +14,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apiserver.changes import DELETE, INSERT, UPDATE, TableChanges
-from apiserver.formats import FormatOptions, create_format
-from apiserver.formats.lines import written
 from benchmarks.harness import Result, compare
+from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
+from reading.formats import FormatOptions, create_format
+from reading.formats.lines import written
 from schemas.layout import row_layout
 from schemas.model import Column, Table
 from schemas.types import base_type

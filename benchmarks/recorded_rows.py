@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apiserver.cursor import Scope
-from apiserver.decode import decode_rows
-from apiserver.formats import create_format
-from apiserver.formats.lines import written
-from apiserver.split import order_messages
 from benchmarks.harness import Result
+from reading.core.split import order_messages
+from reading.cursor import Scope
+from reading.decode import decode_rows
+from reading.formats import create_format
+from reading.formats.lines import written
 from schemas.layout import row_layout
+from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.row.decode import decode
 from tistream.ids import Tenant
-from tistream.testing.recording import committed_rows, recorded_history
 
 TICDC_DECODED = 559_000  # rows a second
 TICDC_ENCODED = 62_000  # rows a second

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
-from dispatcher.router import directory, route
-from tistream.change import REGIONS
+from dispatcher.core.router import directory, route
 from tistream.keyrange import KeyRange
+from tistream.model.change import REGIONS
 
 ROWS = 120_000  # about 48 MB
 REGION_COUNT = 1000

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.harness import Result, compare
+from tests.kit.row_encoder import cell, encode_v2, pack_time, record_key
+from tests.kit.row_reference import decode_row
 from tistream.codec.row.decode import Decoded, decode
 from tistream.codec.row.layout import ColumnSpec, RowLayout
-from tistream.testing.row_encoder import cell, encode_v2, pack_time, record_key
-from tistream.testing.row_reference import decode_row
 
 ROWS = 8_000
 NULL_LAYOUTS = 150

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tistream import change
-from tistream.change import Op, RowKind
+from tistream.model import change
+from tistream.model.change import Op, RowKind
 
 BASE_TS = 450_000_000_000_000_000
 TABLES = 50

@@ -29,8 +29,8 @@ from benchmarks.load.deployment import Deployment, Shape, Usage, load_now, usage
 from benchmarks.load.process import PushProcess
 from benchmarks.load.push import Load
 from benchmarks.load.reader import Reader
-from tistream.catalog.tasks import list_tasks, task_places
-from tistream.catalog.tenants import register_tenant
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.tasks import list_tasks, task_places
 from tistream.ids import Tenant
 
 LAG_BACK_S = 5.0

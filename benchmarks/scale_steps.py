@@ -25,11 +25,11 @@ from benchmarks.load.deployment import Deployment, Shape, load_now, wait_for
 from benchmarks.load.process import PushProcess
 from benchmarks.load.push import Load
 from benchmarks.load.reader import Reader
-from tistream.catalog.stores import store_places
-from tistream.catalog.tasks import task_places
-from tistream.catalog.tenants import register_tenant
+from tests.kit.service_cluster import Held, moved, owners
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.stores import store_places
+from tistream.catalog.work.tasks import task_places
 from tistream.ids import Tenant
-from tistream.testing.service_cluster import Held, moved, owners
 
 LAG_BACK_S = 5.0
 BACK_S = 30.0

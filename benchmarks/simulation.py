@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from benchmarks.harness import Result
-from tistream.sim import threads
-from tistream.sim.run import Outcome
-from tistream.sim.run import run as simulate
-from tistream.sim.scheduler import Process, Scheduler
+from simulator.dst import threads
+from simulator.dst.run import Outcome
+from simulator.dst.run import run as simulate
+from simulator.dst.scheduler import Process, Scheduler
 
 SEEDS = (2, 4)  # of the usual scenario
 ACTIONS = 80

@@ -22,13 +22,13 @@ from pathlib import Path
 from benchmarks.harness import Result, in_turn
 from benchmarks.match_sort import FAR, RunSorter, Ticks, _at, batch_of, held
 from benchmarks.rows import BASE_TS
-from sorter.core import TaskCore
-from sorter.saving import Save
-from sorter.snapshot import read_state_file
-from tistream.change import RowKind
+from sorter.core.task_core import TaskCore
+from sorter.state.saving import Save
+from sorter.state.snapshot import read_state_file
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import SnapshotKey
+from tistream.model.change import RowKind
+from tistream.objectstore.layout import SnapshotKey
 from tistream.objectstore.local import LocalStore
 
 HELD = (1_000_000, 10_000)

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sorter import core, output, prewrite_buffer, publisher, runner, worker
+from sorter.core import prewrite_buffer, task_core
+from sorter.rows import output
+from sorter.worker import publisher, runner, worker
 from tistream.cli import assembly
 from tistream.cli.log import configure
 from tistream.codec import committed_file, segment_file
@@ -27,15 +29,15 @@ from tistream.objectstore.local import LocalStore
 #: where the function is named, its name, the stage
 _STAGES: tuple[tuple[Any, str, str], ...] = (
     (worker.SorterWorker, "_turn", "loop, rest"),
-    (core, "Arrivals", "arrivals"),
+    (task_core, "Arrivals", "arrivals"),
     (prewrite_buffer.PrewriteBuffer, "take_in", "take_in"),
     (prewrite_buffer.PrewriteBuffer, "learn", "watermarks"),
-    (core.RangeWatermarkMap, "apply", "watermarks"),
+    (task_core.RangeWatermarkMap, "apply", "watermarks"),
     (prewrite_buffer.PrewriteBuffer, "settle", "settle"),
-    (core.TaskCore, "take", "take"),
-    (core.TaskCore, "flushed", "flushed"),
-    (core.TaskCore, "flushable_bytes", "what is due"),
-    (core.TaskCore, "pending", "what is due"),
+    (task_core.TaskCore, "take", "take"),
+    (task_core.TaskCore, "flushed", "flushed"),
+    (task_core.TaskCore, "flushable_bytes", "what is due"),
+    (task_core.TaskCore, "pending", "what is due"),
     (output, "_piece", "put together"),
     (committed_file.CommittedFileWriter, "add", "encode"),
     (committed_file, "order_fault", "check order"),

@@ -20,11 +20,11 @@ import pyarrow as pa
 from benchmarks.harness import Result
 from benchmarks.match_sort import FAR, RunSorter, batch_of, held
 from benchmarks.rows import BASE_TS
-from sorter.core import TaskCore
-from sorter.doubt import OPEN, frame_of_all
-from sorter.relief import FILE_BYTES
-from sorter.spill import Spill
-from tistream.change import RowKind
+from sorter.core.conflicts import OPEN, frame_of_all
+from sorter.core.eviction import FILE_BYTES
+from sorter.core.task_core import TaskCore
+from sorter.worker.spill import Spill
+from tistream.model.change import RowKind
 
 BATCHES, ROWS = 6, 50_000
 RUNS = 7

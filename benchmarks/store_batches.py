@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.rows import BASE_TS
-from tistream.change import COMMITTED, REGIONS, ROWS, Op, RowKind
+from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.table_key import record_key
-from tistream.feed import FeedBatch
-from tistream.testing.recording import committed_rows, recorded_history
+from tistream.feed.protocol import FeedBatch
+from tistream.model.change import COMMITTED, REGIONS, ROWS, Op, RowKind
 
 STORES = 3
 REGION_COUNT = 300

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.harness import Result, compare
+from pusher.core.cdcpb import read_change_data
+from pusher.core.source import Resolved, Rows, SourceEvent
+from pusher.tikv.core.feed import StoreFeed
+from tests.kit import change_data as wire
 from tistream.codec.protobuf import message, uint
 from tistream.keyrange import KeyRange
-from tistream.pusher.cdcpb import read_change_data
-from tistream.pusher.source import Resolved, Rows, SourceEvent
-from tistream.pusher.tikv.feed import StoreFeed
-from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.regions import region_form
-from tistream.testing import change_data as wire
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import region_form
 
 IDLE_REGIONS = 10_000
 BUSY_REGIONS = 100

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmarks.harness import Result, compare
-from sorter.watermark import RangeWatermarkMap
-from tistream.change import REGIONS
+from sorter.core.watermark import RangeWatermarkMap
+from tests.kit.plain_watermark import PlainWatermarkMap
 from tistream.keyrange import KeyRange
-from tistream.testing.plain_watermark import PlainWatermarkMap
+from tistream.model.change import REGIONS
 
 REGION_COUNT = 100_000
 STORES = 3

@@ -33,18 +33,18 @@ from benchmarks.harness import Result, in_turn
 from benchmarks.pebble_peer import PebblePeer
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from dispatcher.flight_server import FlightFeedServer
-from tistream.catalog.committed import find_segments
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.stores import assign_store, issue_incarnation
-from tistream.catalog.tasks import assign_task, list_tasks
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.workers import WorkerKind, list_workers, register_worker
-from tistream.change import COMMITTED
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.stores import assign_store, issue_incarnation
+from tistream.catalog.work.tasks import assign_task, list_tasks
+from tistream.catalog.work.workers import WorkerKind, list_workers, register_worker
 from tistream.codec.committed_file import decode_committed_segment
-from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
+from tistream.model.change import COMMITTED
 from tistream.objectstore.factory import open_store
 
 RUNS = 5

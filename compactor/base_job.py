@@ -22,28 +22,21 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from compactor.base_plan import BaseGroup, BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.base_task import BaseResult
+from compactor.core.base_plan import BaseGroup, BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
+from compactor.core.verify import verified_bases
 from compactor.job import JobEnd, collected
-from compactor.verify import verified_bases
 from schemas.bases import Base, choose, is_overtaken
 from schemas.history import History
-from schemas.registry import SchemaRegistry
+from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
-from tistream.catalog.bases import (
-    BaseRow,
-    NewBase,
-    add_bases,
-    base_segments_of,
-    list_bases,
-    retire_bases,
-)
-from tistream.catalog.committed import SegmentRow, find_segments
-from tistream.catalog.compaction import new_job
-from tistream.catalog.engine import Catalog
-from tistream.catalog.seeds import SeedRow, SeedSegmentRow, list_seeds, seed_segments_of
-from tistream.catalog.tasks import served_watermark
-from tistream.catalog.tenants import get_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
+from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.log.compaction import new_job
+from tistream.catalog.log.seeds import SeedRow, SeedSegmentRow, list_seeds, seed_segments_of
+from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import Clock
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import CatalogUnavailable, SeedNeeded, TsExpired

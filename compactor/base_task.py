@@ -2,7 +2,7 @@
 
 Like `compact_range` it depends on its plan row and the store only, each try writes under a key of its own, and nothing
 is visible until the driver's transaction names it. Rows are read and merged as a read as of the timestamp does it
-(`tistream.table_rows`), and written as a seed's are: whoever reads one reads the other.
+(`tistream.log.table_rows`), and written as a seed's are: whoever reads one reads the other.
 
 What was written is decoded again and must have, for each table, the rows and the fingerprint of what was merged.
 """
@@ -17,16 +17,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from compactor.base_plan import BasePlanRow
+from compactor.core.base_plan import BasePlanRow
 from tistream.codec.newest import VERSION, Run
 from tistream.codec.seed_file import SEED, SeedBuilder, SeedFile
 from tistream.codec.segment_file import SegmentFile, SegmentInfo
 from tistream.codec.table_key import table_ids
-from tistream.committed_log import SegmentSource
 from tistream.errors import TiStreamError, invariant
-from tistream.layout import BaseKey
+from tistream.log.committed_log import SegmentSource
+from tistream.log.table_rows import base_rows, rows_at
+from tistream.objectstore.layout import BaseKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.table_rows import base_rows, rows_at
 
 _SEED = 17
 

@@ -24,13 +24,13 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from compactor.plan import Group, PlanRow, PlanSettings, plan, unfinished
+from compactor.core.plan import Group, PlanRow, PlanSettings, plan, unfinished
+from compactor.core.verify import verified
 from compactor.task import RangeFailed, RangeResult
-from compactor.verify import verified
 from tistream import ts as tso
-from tistream.catalog.compaction import Output, Piece, lowest_upper, new_job, pieces, segments_of, swap
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectState, object_states
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.compaction import Output, Piece, lowest_upper, new_job, pieces, segments_of, swap
+from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, TiStreamError
 from tistream.ids import Tenant

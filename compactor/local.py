@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from compactor.base_plan import BasePlanRow
 from compactor.base_task import BaseResult, build_bases
-from compactor.plan import PlanRow
+from compactor.core.base_plan import BasePlanRow
+from compactor.core.plan import PlanRow
 from compactor.task import RangeFailed, RangeResult, try_range
 from tistream.objectstore.protocol import ObjectStore
 

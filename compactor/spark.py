@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from compactor.base_plan import BasePlanRow
 from compactor.base_task import BaseResult, build_bases
-from compactor.plan import PlanRow
+from compactor.core.base_plan import BasePlanRow
+from compactor.core.plan import PlanRow
+from compactor.core.wire import decode_base_result, decode_base_row, decode_result, decode_row, encode
 from compactor.task import RangeFailed, RangeResult, try_range
-from compactor.wire import decode_base_result, decode_base_row, decode_result, decode_row, encode
 from tistream.clock import Clock
 from tistream.errors import ConfigError
 from tistream.objectstore.factory import open_store

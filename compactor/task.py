@@ -20,13 +20,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compactor.plan import PlanRow
-from tistream import change
+from compactor.core.plan import PlanRow
 from tistream.codec.compacted_file import CompactedFile, Footer, build_compacted_file, decode_row_group, read_footer
 from tistream.codec.segment_file import SegmentInfo
-from tistream.committed_log import SegmentSource
 from tistream.errors import ErrorKind, TiStreamError, invariant
-from tistream.layout import CompactedKey
+from tistream.log.committed_log import SegmentSource
+from tistream.model import change
+from tistream.objectstore.layout import CompactedKey
 from tistream.objectstore.protocol import ObjectStore
 
 _SEED = 17

@@ -12,9 +12,9 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from dispatcher.router import Directory
+from dispatcher.core.router import Directory
 from tistream.ids import Tenant
-from tistream.layout import BatchKey
+from tistream.objectstore.layout import BatchKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

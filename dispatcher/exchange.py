@@ -24,8 +24,8 @@ import structlog
 
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, FeedUnavailable, InvalidInput, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest, Wake, Watched
-from tistream.feed_wire import (
+from tistream.feed.protocol import FeedBatch, FeedRequest, Wake, Watched
+from tistream.feed.wire import (
     IDLE_S,
     SILENT_S,
     Command,
@@ -39,7 +39,7 @@ from tistream.feed_wire import (
     encode_fine,
     encode_idle,
 )
-from tistream.turns import Turns, Waker
+from tistream.runtime.ready_queue import Turns, Waker
 
 log = structlog.get_logger(__name__)
 

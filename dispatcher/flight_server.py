@@ -1,4 +1,4 @@
-"""The dispatcher's Arrow Flight end: one exchange for each sorter process (wire form: `tistream.feed_wire`).
+"""The dispatcher's Arrow Flight end: one exchange for each sorter process (wire form: `tistream.feed.wire`).
 
 Each exchange has two threads, however many subscriptions it carries: the Flight server's own reads what the sorter
 says, the other one looks at the subscriptions and sends (`dispatcher.exchange`). What cannot be understood ends the
@@ -18,11 +18,11 @@ import structlog
 
 from dispatcher.exchange import Exchange, Source
 from dispatcher.worker import DispatcherWorker
-from tistream.change import ROWS
 from tistream.clock import Clock, SystemClock
 from tistream.errors import ErrorKind, FeedUnavailable, InvalidInput, TiStreamError
-from tistream.feed_wire import FEED_COMMAND, decode_command, error_text
-from tistream.service import Problem
+from tistream.feed.wire import FEED_COMMAND, decode_command, error_text
+from tistream.model.change import ROWS
+from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 

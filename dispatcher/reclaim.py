@@ -6,7 +6,7 @@ never deleted on the strength of what a subscriber has received, only on durable
 
 A sweep lists the store's folder once, whatever the number of its incarnations: it begins with the oldest and ends
 behind what has been given up of the newest. When it could delete every file of the ended incarnations, these are
-forgotten (`tistream.catalog.stores`). A file of a forgotten one that arrives later is deleted by a later sweep.
+forgotten (`tistream.catalog.work.stores`). A file of a forgotten one that arrives later is deleted by a later sweep.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from itertools import islice
 
 import structlog
 
-from dispatcher.ack import EVERYTHING, Reclaim, reclaimable
+from dispatcher.core.ack import EVERYTHING, Reclaim, reclaimable
 from dispatcher.tail import Tail
-from tistream.catalog.engine import Catalog
-from tistream.catalog.snapshots import ALL_CONSUMED, durable_floor
-from tistream.catalog.stores import StoreRow, forget_incarnations, reclaimed, set_reclaimed
-from tistream.layout import BatchKey, incarnation_prefix, parse, store_prefix
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.snapshots import ALL_CONSUMED, durable_floor
+from tistream.catalog.work.stores import StoreRow, forget_incarnations, reclaimed, set_reclaimed
+from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse, store_prefix
 from tistream.objectstore.protocol import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ assert EVERYTHING == ALL_CONSUMED
 
 
 class Reclaimer:
-    """The reclaim arithmetic of `dispatcher.ack` carried out for one dispatcher's stores."""
+    """The reclaim arithmetic of `dispatcher.core.ack` carried out for one dispatcher's stores."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore, pool: Executor, stopping: Callable[[], bool]) -> None:
         self._catalog, self._store, self._pool, self._stopping = catalog, store, pool, stopping

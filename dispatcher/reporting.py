@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from dispatcher.tail import Tail
-from tistream.catalog.reports import RATE_WINDOW_S, StoreReport, WorkerReport
-from tistream.catalog.stores import StoreRow
-from tistream.rates import Rate
+from tistream.catalog.work.reports import RATE_WINDOW_S, StoreReport, WorkerReport
+from tistream.catalog.work.stores import StoreRow
+from tistream.runtime.rates import Rate
 
 PROBLEMS_TOLD_MAX = 20
 

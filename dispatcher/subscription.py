@@ -20,16 +20,16 @@ import pyarrow as pa
 import structlog
 
 from dispatcher.cache import DecodedFile
-from dispatcher.router import route
+from dispatcher.core.router import route
 from dispatcher.tail import Absent, Failed, Found, Pending, Tail
-from tistream import metrics
-from tistream.change import REGIONS, ROWS
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position
 from tistream.limits import PREFETCH_FILES_MAX
-from tistream.positions import position_of, without_ended
+from tistream.model.change import REGIONS, ROWS
+from tistream.model.positions import position_of, without_ended
+from tistream.runtime import metrics
 
 log = structlog.get_logger(__name__)
 

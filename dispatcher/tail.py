@@ -30,17 +30,18 @@ import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from dispatcher.ack import EVERYTHING
 from dispatcher.cache import DecodedFile, FileCache
-from dispatcher.router import directory
-from tistream import metrics, ts
+from dispatcher.core.ack import EVERYTHING
+from dispatcher.core.router import directory
+from tistream import ts
 from tistream.clock import Clock
 from tistream.codec.batch_file import decode_batch_file
 from tistream.errors import FeedGap, ObjectNotFound, TiStreamError
-from tistream.feed import Wake
+from tistream.feed.protocol import Wake
 from tistream.ids import Tenant
-from tistream.layout import BatchKey, incarnation_prefix, parse
+from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime import metrics
 
 TICK_SHARE = 0.6  #: a store that had much to say ticks early
 

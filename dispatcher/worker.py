@@ -23,19 +23,19 @@ from dispatcher.reclaim import Reclaimer
 from dispatcher.reporting import Reporter
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
-from tistream import metrics
-from tistream.catalog.engine import Catalog
-from tistream.catalog.reports import WorkerReport
-from tistream.catalog.stores import StoreRow, count_stores_of, list_stores, note_cut_ts, stores_of_dispatcher
-from tistream.catalog.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.reports import WorkerReport
+from tistream.catalog.work.stores import StoreRow, count_stores_of, list_stores, note_cut_ts, stores_of_dispatcher
+from tistream.catalog.work.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
-from tistream.containment import Containment
 from tistream.errors import CatalogUnavailable, FeedUnavailable
-from tistream.feed import FeedRequest, FeedStream, Wake
+from tistream.feed.protocol import FeedRequest, FeedStream, Wake
 from tistream.ids import Tenant
 from tistream.limits import HEARTBEAT_MS, PREFETCH_FILES_MAX
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Problem, Repeating, ServiceGroup
+from tistream.runtime import metrics
+from tistream.runtime.containment import Containment
+from tistream.runtime.service import Problem, Repeating, ServiceGroup
 
 log = structlog.get_logger(__name__)
 

@@ -14,18 +14,18 @@ import structlog
 
 from metaserver.bounded import SNAPSHOT_BYTES_MAX, check_size
 from metaserver.contained import Contained
-from metaserver.tiles import lay_out
+from metaserver.initial_ranges import lay_out
 from schemas.saved import read_json
 from schemas.snapshot import PushedSchema, parse_pushed
-from tistream.catalog.engine import Catalog
-from tistream.catalog.stops import list_stops
-from tistream.catalog.tenants import TenantState, activate_tenant, list_tenants
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import TenantState, activate_tenant, list_tenants
+from tistream.catalog.work.stops import list_stops
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError, TooLarge
 from tistream.ids import Tenant
-from tistream.layout import SchemaSnapKey, parse, schema_snap_prefix
+from tistream.objectstore.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectInfo, ObjectStore
-from tistream.service import Backoff, Problem
+from tistream.runtime.service import Backoff, Problem
 
 log = structlog.get_logger(__name__)
 

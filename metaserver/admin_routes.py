@@ -19,11 +19,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from tistream.admin import facts, stops, verbs
-from tistream.admin.facts import Sources
-from tistream.auth.access import access_of, needs
-from tistream.auth.roles import Right
+from tistream.admin import actions, stops, views
+from tistream.admin.views import Sources
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import access_of, needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 _INT_MAX = (1 << 63) - 1
@@ -71,7 +71,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         stopped: Annotated[bool, Query(description="only those that have stopped")] = False,
     ) -> dict[str, Any]:
         tenant = _tenant(cluster_id, tenant_id)
-        return facts.tasks_page(sources, limit=limit, cursor=cursor, tenant=tenant, owner=owner, stopped=stopped)
+        return views.tasks_page(sources, limit=limit, cursor=cursor, tenant=tenant, owner=owner, stopped=stopped)
 
     @routes.get(
         "/v1/ranges",
@@ -85,7 +85,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         limit: _Limit = 100,
         cursor: _Cursor = None,
     ) -> dict[str, Any]:
-        return facts.ranges_page(sources, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
+        return views.ranges_page(sources, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
 
     @routes.get(
         "/v1/owner",
@@ -94,7 +94,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         summary="Which meta server runs assignment",
     )
     def get_owner() -> dict[str, Any]:
-        return facts.owner(sources)
+        return views.owner(sources)
 
     @routes.get(
         "/v1/holes",
@@ -103,7 +103,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         summary="Ranges that do not go on, each in one sentence",
     )
     def list_holes(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
-        return facts.holes(sources, _tenant(cluster_id, tenant_id))
+        return views.holes(sources, _tenant(cluster_id, tenant_id))
 
     @routes.get(
         "/v1/events",
@@ -121,7 +121,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         subject: Annotated[str | None, Query(max_length=128, description="id of a task, store, worker ...")] = None,
     ) -> dict[str, Any]:
         tenant = _tenant(cluster_id, tenant_id)
-        return facts.events_page(
+        return views.events_page(
             sources, limit=limit, cursor=cursor, after=after, kind=kind, tenant=tenant, subject=subject
         )
 
@@ -136,7 +136,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
     def list_workers(
         kind: Annotated[str | None, Query(max_length=32, description="sorter, dispatcher, api, meta or replay")] = None,
     ) -> dict[str, Any]:
-        return facts.workers(sources, kind)
+        return views.workers(sources, kind)
 
     @routes.get(
         "/v1/workers/{worker_id}",
@@ -145,7 +145,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         summary="One process with what it reports",
     )
     def get_worker(worker_id: str) -> dict[str, Any]:
-        return facts.worker(sources, worker_id)
+        return views.worker(sources, worker_id)
 
     @routes.post(
         "/v1/workers/{worker_id}:drain",
@@ -154,7 +154,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         summary="Hand over what a worker owns",
     )
     def drain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
-        return verbs.drain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
+        return actions.drain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
 
     @routes.post(
         "/v1/workers/{worker_id}:undrain",
@@ -163,7 +163,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         summary="Give a worker work again",
     )
     def undrain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
-        return verbs.undrain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
+        return actions.undrain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
 
 
 def _add_tasks(routes: APIRouter, sources: Sources) -> None:
@@ -174,7 +174,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         summary="One task, and what of it does not go on",
     )
     def get_task(task_id: _Id, response: Response) -> dict[str, Any]:
-        found = facts.task(sources, task_id)
+        found = views.task(sources, task_id)
         response.headers["ETag"] = f'"{found["epoch"]}"'
         return found
 
@@ -194,7 +194,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         if_match: Annotated[str | None, Header(max_length=40, description="ETag of the task as you saw it")] = None,
     ) -> dict[str, Any]:
         seen = _epoch(if_match)
-        return verbs.move(sources, task_id, to, dry_run=dry_run, actor=actor_of(request), if_epoch=seen)
+        return actions.move(sources, task_id, to, dry_run=dry_run, actor=actor_of(request), if_epoch=seen)
 
     @routes.post(
         "/v1/tasks/{task_id}:split",
@@ -210,7 +210,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         ] = None,
         dry_run: _DryRun = False,
     ) -> dict[str, Any]:
-        return verbs.split(sources, task_id, key, dry_run=dry_run, actor=actor_of(request))
+        return actions.split(sources, task_id, key, dry_run=dry_run, actor=actor_of(request))
 
     @routes.post(
         "/v1/tasks/{task_id}:merge",
@@ -224,7 +224,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         other: Annotated[int, Query(alias="with", ge=0, le=_INT_MAX, description="id of the neighbour")],
         dry_run: _DryRun = False,
     ) -> dict[str, Any]:
-        return verbs.merge(sources, task_id, other, dry_run=dry_run, actor=actor_of(request))
+        return actions.merge(sources, task_id, other, dry_run=dry_run, actor=actor_of(request))
 
     @routes.post(
         "/v1/tasks/{task_id}:retry",
@@ -233,7 +233,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         summary="Let a stopped task try again",
     )
     def retry(request: Request, task_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
-        return verbs.retry(sources, task_id, dry_run=dry_run, actor=actor_of(request))
+        return actions.retry(sources, task_id, dry_run=dry_run, actor=actor_of(request))
 
 
 def _add_stops(routes: APIRouter, sources: Sources) -> None:
@@ -275,7 +275,7 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
         dry_run: _DryRun = False,
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
-        return verbs.pause(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
+        return actions.pause(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
 
     @routes.post(
         f"{base}:resume",
@@ -284,7 +284,7 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
         summary="Let a paused tenant go on",
     )
     def resume(request: Request, cluster_id: _Id, tenant_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
-        return verbs.resume(sources, Tenant(cluster_id, tenant_id), dry_run=dry_run, actor=actor_of(request))
+        return actions.resume(sources, Tenant(cluster_id, tenant_id), dry_run=dry_run, actor=actor_of(request))
 
     @routes.delete(
         base,
@@ -300,7 +300,7 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
         dry_run: _DryRun = False,
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
-        return verbs.delete(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
+        return actions.delete(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
 
 
 def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:

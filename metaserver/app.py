@@ -13,19 +13,19 @@ from metaserver.push_routes import push_router
 from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
-from schemas.registry import SchemaRegistry
+from schemas.registry.schema_registry import SchemaRegistry
+from schemas.registry.table_names import table_names
 from tistream import __version__
-from tistream.admin.facts import Sources
-from tistream.admin.names import table_names
-from tistream.auth import install as auth
-from tistream.auth.guard import KeyGuard
-from tistream.catalog.engine import Catalog
+from tistream.admin.views import Sources
+from tistream.catalog.database.engine import Catalog
 from tistream.clock import SystemClock
-from tistream.metrics import Collect
+from tistream.http.auth import install as auth
+from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.probes import Check, Probes, none_stopped, probe_router, store_answers
+from tistream.http.problem import install
 from tistream.objectstore.protocol import ObjectStore
-from tistream.probes import Check, Probes, none_stopped, probe_router, store_answers
-from tistream.problem import install
-from tistream.service import Problem
+from tistream.runtime.metrics import Collect
+from tistream.runtime.service import Problem
 
 
 def create_app(

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from metaserver.collect import GRACE_MS
 from metaserver.contained import Contained
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectState, live_objects, object_states
-from tistream.catalog.tenants import list_tenants
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.objects import ObjectState, live_objects, object_states
+from tistream.catalog.tenancy.tenants import list_tenants
 from tistream.clock import Clock
 from tistream.errors import BucketDiffers, ObjectNotFound
 from tistream.ids import Tenant
-from tistream.layout import (
+from tistream.objectstore.layout import (
     bases_prefix,
     committed_prefix,
     compacted_prefix,
@@ -35,7 +35,7 @@ from tistream.layout import (
     snapshots_prefix,
 )
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Problem
+from tistream.runtime.service import Problem
 
 ROLE = "audit"
 _KEYS_AT_ONCE = 200

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from metaserver.inventory import Columns
 from metaserver.reshape import ReshapeSettings
-from metaserver.rosters import Columns
-from tistream.catalog.reports import TaskReport
+from tistream.catalog.work.reports import TaskReport
 from tistream.ids import Tenant
 
 

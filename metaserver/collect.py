@@ -10,8 +10,8 @@ Relations:
 - a key whose row says dead is deleted again whenever it is seen: its PUT may arrive after its DELETE, and a collector
   may die between tombstone and DELETE;
 - the grace period is for economy only: what was put a moment ago will mostly be published in a moment;
-- what a compaction or retention replaced stays while a reader's pin may need it (`tistream.catalog.pins`). Files of
-  compactions that came to nothing are orphans like any other;
+- what a compaction or retention replaced stays while a reader's pin may need it (`tistream.catalog.log.read_leases`).
+  Files of compactions that came to nothing are orphans like any other;
 - an object that cannot be deleted keeps no other from being deleted: the rest of its tenant goes first, then the
   tenant's collection is stopped with a problem that names it. Other tenants go on.
 
@@ -27,16 +27,16 @@ from dataclasses import dataclass
 import structlog
 
 from metaserver.contained import Contained
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectState, object_states, superseded_objects, tombstone
-from tistream.catalog.pins import drop_expired_pins, expired_pins
-from tistream.catalog.tenants import GIVEN_UP, TenantRow, every_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
+from tistream.catalog.log.read_leases import drop_expired_pins, expired_pins
+from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantRow, every_tenant
 from tistream.clock import Clock
 from tistream.errors import BucketDiffers, StoreError, StoreRefused
 from tistream.ids import Tenant
-from tistream.layout import bases_prefix, committed_prefix, compacted_prefix, snapshots_prefix
+from tistream.objectstore.layout import bases_prefix, committed_prefix, compacted_prefix, snapshots_prefix
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Problem
+from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 

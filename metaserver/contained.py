@@ -2,7 +2,7 @@
 
     tenants.load()                          at the beginning of a round: what had stopped before this process
     tenants.keep_only(of the round)
-    for each: tenants.run(tenant, step)     see `tistream.containment`
+    for each: tenants.run(tenant, step)     see `tistream.runtime.containment`
     tenants.sync()                          at the end: the catalog's stops say the same
 
 A job that is of no tenant ("prune events") is an item too, named by a text.
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tistream.catalog.engine import Catalog
-from tistream.catalog.stops import RecordedStops, Scope, StopRow
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.stops import RecordedStops, Scope, StopRow
 from tistream.clock import Clock
-from tistream.containment import STOPPED_FIRST_S, STOPPED_MAX_S, Containment
 from tistream.ids import Tenant
-from tistream.service import Problem
+from tistream.runtime.containment import STOPPED_FIRST_S, STOPPED_MAX_S, Containment
+from tistream.runtime.service import Problem
 
 Item = Tenant | str  #: a tenant, or a job of no tenant
 

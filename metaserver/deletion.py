@@ -3,10 +3,11 @@
     DELETING    objects out of sight -> deleted after the grace period, when no pin needs them -> DELETED
     DELETED     now and then the same again, for what came late
 
-The tombstone in the catalog came first (`tistream.catalog.deletion`): nothing that is seen here can become visible any
-more, and no state leads back. Objects that were visible are superseded and buried as any others. Batch files and pushed
-schema snapshots have no rows: they are deleted as they lie there, once they are older than the grace period. A pusher
-that does not know yet goes on writing them; what it writes is read by nobody, and goes in a later round.
+The tombstone in the catalog came first (`tistream.catalog.work.deletion`): nothing that is seen here can become
+visible any more, and no state leads back. Objects that were visible are superseded and buried as any others. Batch
+files and pushed schema snapshots have no rows: they are deleted as they lie there, once they are older than the grace
+period. A pusher that does not know yet goes on writing them; what it writes is read by nobody, and goes in a later
+round.
 
 DELETED says that no object is left in the folders of the service, and in the buffer none that was old enough.
 """
@@ -19,14 +20,14 @@ import structlog
 
 from metaserver.collect import FOLDERS, GRACE_MS, Collector, Count, Deletes, Folder
 from metaserver.contained import Contained
-from tistream.catalog.deletion import OBJECTS_AT_ONCE, finish_deletion, retire_objects
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tenants import GIVEN_UP, TenantRow, TenantState, every_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantRow, TenantState, every_tenant
+from tistream.catalog.work.deletion import OBJECTS_AT_ONCE, finish_deletion, retire_objects
 from tistream.clock import Clock
 from tistream.ids import Tenant
-from tistream.layout import buffer_prefix, schemas_prefix, seeds_prefix
+from tistream.objectstore.layout import buffer_prefix, schemas_prefix, seeds_prefix
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Problem
+from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 

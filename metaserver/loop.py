@@ -8,10 +8,10 @@
     audit thread         once a day, while owner: compare catalog and bucket
 
 They are apart because the others read the object store, and a takeover must not wait for that. Only the elected owner
-acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced while
-it paused changes nothing. A worker lives until it says that it is gone, or until this process has seen it silent for
-long enough (`metaserver.sight`); what moves then, and what moves for other reasons, is decided by `metaserver.balance`.
-With no owner elected nothing moves and data keeps flowing.
+acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced
+while it paused changes nothing. A worker lives until it says that it is gone, or until this process has seen it
+silent for long enough (`metaserver.core.failure_detector`); what moves then, and what moves for other reasons, is
+decided by `metaserver.core.balance`. With no owner elected nothing moves and data keeps flowing.
 
 An error stops one tenant in one of these roles, or one job (`metaserver.contained`), and nothing else: no error ends a
 thread. What has stopped is kept in the catalog's stops, and tried again at once when an operator resumes it.
@@ -28,25 +28,25 @@ from metaserver.activation import Activation
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
 from metaserver.contained import Contained
+from metaserver.core.failure_detector import Sight
 from metaserver.deletion import Deletion
+from metaserver.inventory import Crew, Roster, StoreItems, TaskItems
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
-from metaserver.rosters import Crew, Roster, StoreItems, TaskItems
-from metaserver.sight import Sight
-from schemas.registry import SchemaRegistry
-from tistream.catalog.engine import Catalog
-from tistream.catalog.events import prune_events
-from tistream.catalog.owner import acquire_owner, renew_owner
-from tistream.catalog.reports import WorkerReport
-from tistream.catalog.stops import forget_stale_stops
-from tistream.catalog.tenants import every_tenant
-from tistream.catalog.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
+from schemas.registry.schema_registry import SchemaRegistry
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import prune_events
+from tistream.catalog.tenancy.tenants import every_tenant
+from tistream.catalog.work.owner import acquire_owner, renew_owner
+from tistream.catalog.work.reports import WorkerReport
+from tistream.catalog.work.stops import forget_stale_stops
+from tistream.catalog.work.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
 from tistream.clock import Clock
 from tistream.errors import Fenced
 from tistream.limits import LEASE_MS
 from tistream.objectstore.protocol import ObjectStore
-from tistream.service import Problem, Repeating, ServiceGroup
+from tistream.runtime.service import Problem, Repeating, ServiceGroup
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tistream.errors import ConfigError
 from tistream.ids import Tenant
-from tistream.layout import buffer_prefix, seeds_prefix
+from tistream.objectstore.layout import buffer_prefix, seeds_prefix
 
 POLICY_CHARS_MAX = 2048  # of STS
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -44,7 +44,7 @@ class PushTerms:
 
 
 def push_prefixes(tenant: Tenant) -> tuple[str, ...]:
-    """The folders that a tenant's pushers write to, of keys as `tistream.layout` makes them."""
+    """The folders that a tenant's pushers write to, of keys as `tistream.objectstore.layout` makes them."""
     return (buffer_prefix(tenant), seeds_prefix(tenant))
 
 

@@ -21,15 +21,22 @@ from pydantic import BaseModel, Field
 from metaserver.bounded import SNAPSHOT_BYTES_MAX, sha256_of, small_object
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import push_prefixes
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tenants import get_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.clock import SystemClock
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound, StateForbids
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
-from tistream.layout import ProbeKey, SchemaSnapKey, foreign_probe, parse, probe_prefix, schema_snap_prefix
 from tistream.objectstore.keys import check_key
+from tistream.objectstore.layout import (
+    ProbeKey,
+    SchemaSnapKey,
+    foreign_probe,
+    parse,
+    probe_prefix,
+    schema_snap_prefix,
+)
 from tistream.objectstore.protocol import ObjectStore
 
 _INT_MAX = (1 << 63) - 1

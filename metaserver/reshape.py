@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TypeGuard
 
-from tistream.catalog.reports import TaskReport
-from tistream.catalog.tasks import TaskRow
-from tistream.catalog.tenants import TaskKind
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.reports import TaskReport
+from tistream.catalog.work.tasks import TaskRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Has tasks split and merged as `reshape` decides, from what their sorters report with their heartbeats.
 
-Each wish is one guarded transaction under the owner's epoch (tistream.catalog.reshape); a merge is then done by the
-sorter that owns both tasks. A wish that comes too late changes nothing and is thought over again the next time.
+Each wish is one guarded transaction under the owner's epoch (tistream.catalog.work.reshape); a merge is then done by
+the sorter that owns both tasks. A wish that comes too late changes nothing and is thought over again the next time.
 
 Read are only the tasks of tenants of which something may change: see `candidates`. An error of one wish stops the
 reshaping of its tenant and of no other.
@@ -15,13 +15,13 @@ import structlog
 
 from metaserver.candidates import candidates
 from metaserver.contained import Contained
+from metaserver.inventory import Columns
 from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
-from metaserver.rosters import Columns
-from tistream.catalog.engine import Catalog
-from tistream.catalog.reports import TaskReport
-from tistream.catalog.reshape import cancel_merge, merging_tenants, request_merge, split_task
-from tistream.catalog.tasks import TaskRow, tasks_of_tenants
-from tistream.catalog.workers import WorkerKind, list_workers
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.reports import TaskReport
+from tistream.catalog.work.reshape import cancel_merge, merging_tenants, request_merge, split_task
+from tistream.catalog.work.tasks import TaskRow, tasks_of_tenants
+from tistream.catalog.work.workers import WorkerKind, list_workers
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
 from tistream.ids import Tenant

@@ -2,7 +2,7 @@
 
     policy            min(the database's time, served watermark) - retention
     changefeeds, safe points                  the lowest that counts
-    reads as of a timestamp                   what each table needs (see `schemas.retention`)
+    reads as of a timestamp                   what each table needs (see `schemas.registry.retention`)
         -> floor -> raise_floor               one transaction that looks at the holds again
         -> retire_below_floor                 as often as there is something, also after a crash in between
 
@@ -24,28 +24,22 @@ from collections.abc import Sequence
 import structlog
 
 from metaserver.contained import Contained
-from schemas.registry import SchemaRegistry
-from schemas.retention import Floor, births, lowest_floor, needs_of_reads
+from schemas.registry.retention import Floor, births, lowest_floor, needs_of_reads
+from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
-from tistream.catalog.bases import list_bases
-from tistream.catalog.changefeeds import HOLDING, list_changefeeds
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import forget_dead
-from tistream.catalog.retention import (
-    OBJECTS_AT_ONCE,
-    Hold,
-    database_time_ms,
-    raise_floor,
-    retire_below_floor,
-)
-from tistream.catalog.safe_points import list_safe_points
-from tistream.catalog.seeds import list_seeds
-from tistream.catalog.tasks import served_watermark
-from tistream.catalog.tenants import TenantRow, kept_s, list_tenants
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.bases import list_bases
+from tistream.catalog.log.objects import forget_dead
+from tistream.catalog.log.retention import OBJECTS_AT_ONCE, Hold, database_time_ms, raise_floor, retire_below_floor
+from tistream.catalog.log.safe_points import list_safe_points
+from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.tenancy.changefeeds import HOLDING, list_changefeeds
+from tistream.catalog.tenancy.tenants import TenantRow, kept_s, list_tenants
+from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import Clock, SystemClock
 from tistream.errors import LogHeld
 from tistream.ids import Tenant
-from tistream.service import Problem
+from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 

@@ -22,9 +22,9 @@ from pydantic import BaseModel, Field
 
 from metaserver.retention import holds_of
 from tistream import ts as tso
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
-from tistream.catalog.changefeeds import (
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
+from tistream.catalog.tenancy.changefeeds import (
     ChangefeedRow,
     FeedState,
     add_changefeed,
@@ -34,11 +34,11 @@ from tistream.catalog.changefeeds import (
     remove_changefeed,
     switch_changefeed,
 )
-from tistream.catalog.engine import Catalog
-from tistream.catalog.safe_points import list_safe_points, remove_safe_point, set_safe_point
-from tistream.catalog.tasks import served_watermark
-from tistream.catalog.tenants import get_tenant, set_retention
+from tistream.catalog.tenancy.tenants import get_tenant, set_retention
+from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 _INT_MAX = (1 << 63) - 1

@@ -23,18 +23,18 @@ from pydantic import BaseModel, Field
 from metaserver.activation import is_refused
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import push_prefixes
-from tistream.auth.access import Who, needs
-from tistream.auth.issue import issue_key
-from tistream.auth.roles import Principal, Right, Role
-from tistream.catalog.engine import Catalog
-from tistream.catalog.keys import list_keys
-from tistream.catalog.stores import issue_incarnation, newest_incarnation
-from tistream.catalog.tasks import frontier, get_task, list_tasks, retry_task
-from tistream.catalog.tenants import TenantRow, TenantState, get_tenant, register_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.keys import list_keys
+from tistream.catalog.tenancy.tenants import TenantRow, TenantState, get_tenant, register_tenant
+from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
+from tistream.catalog.work.tasks import frontier, get_task, list_tasks, retry_task
 from tistream.errors import Fenced, NotFound
+from tistream.http.auth.access import Who, needs
+from tistream.http.auth.core.roles import Principal, Right, Role
+from tistream.http.auth.issue import issue_key
 from tistream.ids import Tenant
-from tistream.layout import ProbeKey, buffer_prefix
 from tistream.objectstore.factory import s3_place
+from tistream.objectstore.layout import ProbeKey, buffer_prefix
 
 _INT_MAX = (1 << 63) - 1
 _TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"

@@ -16,14 +16,14 @@ from pydantic import BaseModel, Field
 
 from metaserver.bounded import MANIFEST_BYTES_MAX, small_object
 from tistream import ts as tso
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
-from tistream.catalog.engine import Catalog
-from tistream.catalog.retention import database_time_ms
-from tistream.catalog.seeds import SeedRow, add_seed, list_seeds
-from tistream.catalog.tenants import get_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.retention import database_time_ms
+from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.codec.seed_file import manifest_key, read_manifest
 from tistream.errors import InvalidInput, ObjectNotFound
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
 

@@ -1,7 +1,7 @@
 """What a read as of a timestamp starts from: for each physical table a complete set of rows at or below it (pure).
 
-Such a set is a seed, a base that compaction has built (`tistream.catalog.bases`), or nothing at all for a table that
-was created after the log began, because then all its rows are in the log. The next base starts from one as well.
+Such a set is a seed, a base that compaction has built (`tistream.catalog.log.bases`), or nothing at all for a table
+that was created after the log began, because then all its rows are in the log. The next base starts from one as well.
 
 - A seed or base counts if the log (from where retention lets it begin) and the schema history reach back to it: every
   change since is then in the log, and every change of a column since is known.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from schemas.history import History
 from schemas.model import Table
 from tistream import ts as tso
-from tistream.catalog.bases import BaseRow
-from tistream.catalog.seeds import SeedRow
+from tistream.catalog.log.bases import BaseRow
+from tistream.catalog.log.seeds import SeedRow
 from tistream.errors import SeedNeeded, TsExpired
 
 

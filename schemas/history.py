@@ -193,7 +193,7 @@ class History:
     @property
     def current(self) -> Current:
         """The schema after the last change, as `ddl.apply` wants it."""
-        return Current(self)
+        return Current(databases=self._databases, lines=self._lines, start=self._start, changes=self._changes)
 
     def _take(self, change: Change) -> None:
         ts = change.commit_ts
@@ -329,13 +329,9 @@ class History:
         return SchemaSnapshot(
             ts=ts,
             databases=MappingProxyType({db.id: db for db in self.databases(ts)}),
-            tables=MappingProxyType(self._tables_at(ids, ts)),
+            tables=MappingProxyType(self._lines.tables_at(ids, ts)),
             schema_version=self._start.schema_version if schema_version is None else schema_version,
         )
-
-    def _tables_at(self, table_ids: Iterable[int], ts: int) -> dict[int, Table]:
-        found = ((table_id, self._lines.table(table_id).at(ts)) for table_id in table_ids)
-        return {table_id: table for table_id, table in found if table is not None}
 
     def events(self, after_ts: int, upto_ts: int) -> list[DdlEvent]:
         """The DDL events committed in (after_ts, upto_ts], in commit order."""
@@ -358,7 +354,9 @@ class History:
         between = self._changes_in(min(ts_a, ts_b), max(ts_a, ts_b))
         touched = {i for c in between for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
         before, after = (
-            SchemaSnapshot(ts=ts, databases={d.id: d for d in self.databases(ts)}, tables=self._tables_at(touched, ts))
+            SchemaSnapshot(
+                ts=ts, databases={d.id: d for d in self.databases(ts)}, tables=self._lines.tables_at(touched, ts)
+            )
             for ts in (ts_a, ts_b)
         )
         return diff(before, after)
@@ -381,7 +379,7 @@ class History:
         self._check(ts)
         forgotten = self._changes_in(self._start.ts, ts)
         touched = {i for c in forgotten for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
-        put = self._tables_at(touched, ts)
+        put = self._lines.tables_at(touched, ts)
         start = self._start.with_changes(
             ts=ts,
             schema_version=forgotten[-1].schema_version if forgotten else self._start.schema_version,

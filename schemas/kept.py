@@ -21,11 +21,11 @@ import functools
 
 from schemas.history import History
 from schemas.saved import Chain, Fetch, Increment, increment_of, open_object
-from tistream.catalog.engine import Catalog
-from tistream.catalog.schema_versions import add_schema_version, latest_schema_version
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.errors import CorruptObject, ObjectConflict
 from tistream.ids import Tenant
-from tistream.layout import SchemasKey
+from tistream.objectstore.layout import SchemasKey
 from tistream.objectstore.protocol import ObjectStore
 
 _INCREMENTS_MAX = 32

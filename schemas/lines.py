@@ -5,6 +5,8 @@ Lines are kept of what changed since the start; the first entry of a line is wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from schemas.model import Table
 from schemas.names import folded
 from schemas.start import Start
@@ -42,6 +44,11 @@ class Lines:
 
     def named(self, db: str, name: str) -> Timeline[Table]:
         return self.names.get((db, name)) or self._from_start(self._start.named(db, name))
+
+    def tables_at(self, table_ids: Iterable[int], ts: int) -> dict[int, Table]:
+        """Those of the tables that are there at `ts`."""
+        found = ((table_id, self.table(table_id).at(ts)) for table_id in table_ids)
+        return {table_id: table for table_id, table in found if table is not None}
 
     def _from_start(self, table: Table | None) -> Timeline[Table]:
         return Timeline() if table is None else Timeline((self._start.ts,), (table,))

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.ddl import STATE_QUEUEING, Job, parse_job
-from tistream.change import FLAG_NOT_A_CHANGE, Op
 from tistream.codec.memcomparable import decode_bytes, encode_bytes
 from tistream.errors import DecodeError
 from tistream.keyrange import prefix_range
+from tistream.model.change import FLAG_NOT_A_CHANGE, Op
 
 _HASH, _LIST = ord("h"), ord("l")
 _FLAG_BYTES = 8

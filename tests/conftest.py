@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -13,8 +16,8 @@ settings.load_profile("any machine")
 
 def pytest_collection_finish() -> None:
     """Refuse rows that the router would have cut: a core that gets them numbers its rows as no deployed one does. See
-    `tistream.testing.routed`."""
-    arrivals = sys.modules.get("sorter.arrivals")
+    `tests.kit.routed`."""
+    arrivals = sys.modules.get("sorter.rows.batch_rows")
     if arrivals is None:
         return
     whole = arrivals.rows_inside
@@ -25,3 +28,10 @@ def pytest_collection_finish() -> None:
         return inside
 
     arrivals.rows_inside = none_outside  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def default_logging() -> Iterator[None]:
+    """A test that runs a command leaves no log level behind."""
+    yield
+    structlog.reset_defaults()

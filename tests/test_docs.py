@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
@@ -12,9 +14,9 @@ from urllib.parse import unquote
 import pytest
 from typer.main import get_command
 
+from tests.kit.doc_blocks import blocks_of
 from tistream.cli.main import command_line
 from tistream.config import known_keys
-from tistream.testing.doc_blocks import blocks_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,6 +35,24 @@ def load_tool() -> ModuleType:
 
 REFERENCE: Any = load_tool()
 DOCS = "\n".join(page.read_text("utf-8") for page in PAGES)
+
+
+def test_the_map_of_packages_is_the_contract() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert "```\n" + "\n".join(["tistream.cli", *layers]) + "\n```" in page
+    named = set(re.findall(r"`((?:tistream|tests|[a-z]+)(?:[./][a-z]+)*)`", page))
+    packages = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    inside = {f"tistream.{p.parent.name}" for p in (ROOT / "tistream").glob("*/__init__.py")}
+    assert {*packages, *inside} <= named
+
+
+def test_the_walk_through_the_code_names_what_there_is() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    walk = page[page.index("## Follow one change") : page.index("## The one rule")]
+    for name in re.findall(r"`([a-z_]+(?:\.[A-Za-z_]+)+)`", walk):
+        assert resolve_name(name), name
 
 
 def missing(words: list[str]) -> list[str]:

@@ -15,16 +15,20 @@ import inspect
 import json
 import pkgutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tistream import config, problem_pages
+from tistream import config
 from tistream.errors import ErrorKind, TiStreamError
+from tistream.http import problem_pages
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-PACKAGES = ("tistream", "dispatcher", "sorter", "schemas", "apiserver", "metaserver", "compactor")
+PACKAGES = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"][
+    "targets"
+]["wheel"]["packages"]
 _WRITTEN = "Written by `tools/reference.py` from the code; change the code's own words instead of this file."
 
 
@@ -49,7 +53,7 @@ def settings_page() -> str:
 
 def errors_page() -> str:
     """Every error code with what a caller must do."""
-    from tistream.problem import STATUS, status_of
+    from tistream.http.problem import STATUS, status_of
 
     lines = [
         "# Errors", "", _WRITTEN, "",
@@ -94,7 +98,7 @@ def cli_page() -> str:
 
 def metrics_page() -> str:
     """Every metric with its labels and meaning."""
-    from tistream import metrics
+    from tistream.runtime import metrics
 
     lines = [
         "# Metrics", "", _WRITTEN, "",
@@ -144,14 +148,14 @@ def api_page() -> str:
 def one_process_app() -> Any:
     """The application that `tistream up` serves, over a catalog that is never opened."""
     from apiserver.app import create_app
-    from apiserver.deps import Services
     from metaserver.admin_routes import admin_router
     from metaserver.push_routes import push_router
     from metaserver.retention_routes import retention_router
     from metaserver.routes import control_router
     from metaserver.seed_routes import seed_router
-    from tistream.admin.facts import Sources
-    from tistream.catalog.engine import Catalog
+    from reading.deps import Services
+    from tistream.admin.views import Sources
+    from tistream.catalog.database.engine import Catalog
     from tistream.clock import SystemClock
     from tistream.objectstore.memory import MemoryStore
 
@@ -171,7 +175,7 @@ def error_classes() -> set[type[TiStreamError]]:
     """TiStreamError and everything derived from it, wherever it is defined."""
     for name in PACKAGES:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + "."):
-            if not module.name.startswith(("tistream.testing", "tistream.catalog.migrations", "tistream.sim.")):
+            if not module.name.startswith(("tests.kit", "tistream.catalog.database.migrations", "simulator.dst.")):
                 importlib.import_module(module.name)
     found, todo = {TiStreamError}, [TiStreamError]
     while todo:
@@ -188,7 +192,7 @@ def openapi_page() -> str:
 
 def problem_page(error: type[TiStreamError]) -> str:
     """What one problem means."""
-    from tistream.problem import status_of
+    from tistream.http.problem import status_of
 
     lines = [f"# {error.code} {error.__name__}", "", _WRITTEN, "", *_between(problem_pages.paragraphs(error))]
     lines += [f"**What to do:** {error.hint}", ""] if error.hint else []

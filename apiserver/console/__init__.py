@@ -25,12 +25,13 @@ from apiserver.console.live import router as live_router
 from apiserver.console.places import HEADERS, place_of
 from apiserver.console.problem_pages import ProblemPages
 from apiserver.console.seen import LagsSeen
-from apiserver.deps import Services
 from apiserver.stream.following import Following
-from tistream import __version__, problem
-from tistream.auth.access import Who, needs
-from tistream.auth.roles import Right
+from reading.deps import Services
+from tistream import __version__
 from tistream.errors import TiStreamError
+from tistream.http import problem
+from tistream.http.auth.access import Who, needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 _HERE = Path(__file__).parent

@@ -18,13 +18,13 @@ from fastapi.responses import RedirectResponse
 
 from apiserver.console.live import LiveParts
 from apiserver.console.onboarding import asks_for_keys
-from apiserver.deps import Services
 from apiserver.routes.keys import KeyId, listed_keys, own_key, revoke_own, shown
-from tistream.auth.access import Who, needs
-from tistream.auth.roles import Principal, Right, Role, fits, may_give
-from tistream.catalog.keys import KeyRow
-from tistream.catalog.tenants import list_tenants
+from reading.deps import Services
+from tistream.catalog.tenancy.keys import KeyRow
+from tistream.catalog.tenancy.tenants import list_tenants
 from tistream.errors import NotFound
+from tistream.http.auth.access import Who, needs
+from tistream.http.auth.core.roles import Principal, Right, Role, fits, may_give
 from tistream.limits import KEY_CACHE_MS
 
 Show = Callable[[Request, str, Callable[[], dict[str, Any]]], Response]

@@ -33,9 +33,9 @@ from apiserver.console.asking import get_as
 from apiserver.console.tab import Part, Tab, Tail
 from apiserver.stream.answer import StreamAnswer
 from apiserver.stream.following import Following
-from tistream.auth.access import every_route, needs, still_in
-from tistream.auth.roles import Right
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import every_route, needs, still_in
+from tistream.http.auth.core.roles import Right
 
 PARTS_MAX = 8
 _ADDRESS_CHARS_MAX = 1000

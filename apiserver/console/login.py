@@ -20,16 +20,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from apiserver.deps import Services
-from tistream.auth.access import access_of, needs
-from tistream.auth.bodies import read_body
-from tistream.auth.guard import KeyGuard
-from tistream.auth.issue import session_by_code, session_of
-from tistream.auth.keys import hash_of
-from tistream.auth.roles import Right
-from tistream.auth.wall import cookie_name
-from tistream.catalog.logins import end_session
+from reading.deps import Services
+from tistream.catalog.tenancy.logins import end_session
 from tistream.errors import Unauthenticated
+from tistream.http.auth.access import access_of, needs
+from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.bodies import read_body
+from tistream.http.auth.core.keys import hash_of
+from tistream.http.auth.core.roles import Right
+from tistream.http.auth.issue import session_by_code, session_of
+from tistream.http.auth.middleware import cookie_name
 from tistream.limits import SESSION_MS
 
 _HOME = "/overview"

@@ -16,13 +16,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from apiserver.console.copies import ORIGIN, copies, push_lines
 from apiserver.console.live import LiveParts
-from apiserver.deps import Id, Services
 from apiserver.routes import tenants as tenant_routes
+from reading.deps import Id, Services
 from tistream.admin.onboarding import checklist
-from tistream.auth.access import Who, access_of, needs
-from tistream.auth.roles import Principal, Right, Role
-from tistream.catalog.keys import list_keys
+from tistream.catalog.tenancy.keys import list_keys
 from tistream.errors import NotFound
+from tistream.http.auth.access import Who, access_of, needs
+from tistream.http.auth.core.roles import Principal, Right, Role
 from tistream.ids import Tenant
 
 Show = Callable[[Request, str, Callable[[], dict[str, Any]]], Response]

@@ -7,16 +7,17 @@ from typing import Any
 
 from apiserver import schema_facts
 from apiserver.console import strips
-from apiserver.deps import Services
 from apiserver.routes import tenants as tenant_routes
 from apiserver.routes.schemas import describe
+from reading.deps import Services
+from schemas.registry.table_names import table_names
 from tistream import ts as tso
-from tistream.admin import facts
-from tistream.admin.facts import Sources
-from tistream.admin.names import table_names
-from tistream.admin.words import range_label
-from tistream.catalog import listing, tenants
-from tistream.catalog.tasks import get_task
+from tistream.admin import views
+from tistream.admin.core.formatting import range_label
+from tistream.admin.views import Sources
+from tistream.catalog.tenancy import tenants
+from tistream.catalog.work import listing
+from tistream.catalog.work.tasks import get_task
 from tistream.ids import Tenant
 
 ROWS = 50
@@ -35,11 +36,11 @@ def tasks(
 ) -> dict[str, Any]:
     """The key-space strip of a tenant and its tasks; of all tenants the tasks alone."""
     sources = sources_of(services)
-    page = facts.tasks_page(sources, limit=ROWS, cursor=cursor, tenant=who, owner=owner, stopped=stopped)
+    page = views.tasks_page(sources, limit=ROWS, cursor=cursor, tenant=who, owner=owner, stopped=stopped)
     counts = listing.count_tasks(services.catalog, who)
     shown: dict[str, Any] = {"strip": [], "legend": [], "states": [], "ranges": 0}
     if who is not None:
-        ranges = facts.ranges_page(sources, who, limit=_RANGES_SHOWN)["items"]
+        ranges = views.ranges_page(sources, who, limit=_RANGES_SHOWN)["items"]
         names = sorted({task["owner"] for task in ranges if task["owner"]})
         colours = strips.owner_colours(names)
         owned = [task["owner"] for task in ranges]
@@ -65,9 +66,9 @@ def tasks(
 def task(services: Services, task_id: int) -> dict[str, Any]:
     """One task, its holes, where it may go, what it may be merged with, and what happened to it."""
     sources = sources_of(services)
-    found = facts.task(sources, task_id)
-    sorters = facts.workers(sources, "sorter")["items"]
-    told = facts.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="task", subject=str(task_id))
+    found = views.task(sources, task_id)
+    sorters = views.workers(sources, "sorter")["items"]
+    told = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="task", subject=str(task_id))
     receivers = [w["worker_id"] for w in sorters if w["state"] == "up" and w["worker_id"] != found["owner"]]
     row = get_task(services.catalog, task_id)
     name_of = sources.names_of(row.tenant)
@@ -81,7 +82,7 @@ def task(services: Services, task_id: int) -> dict[str, Any]:
 def workers(services: Services) -> dict[str, Any]:
     """All workers by kind, with their part of the load of their kind."""
     sources = sources_of(services)
-    items = facts.workers(sources)["items"]
+    items = views.workers(sources)["items"]
     groups = []
     for kind in ("sorter", "dispatcher", "meta", "api", "replay"):
         mine = [w for w in items if w["kind"] == kind]
@@ -90,15 +91,15 @@ def workers(services: Services) -> dict[str, Any]:
             w["heat"] = round(100 * w["bytes_per_s"] / most, 1) if most else 0.0
         if mine or kind in ("sorter", "dispatcher"):
             groups.append({"kind": kind, "workers": mine})
-    return {"owner": facts.owner(sources), "groups": groups, "total": len(items), "up": _up(items)}
+    return {"owner": views.owner(sources), "groups": groups, "total": len(items), "up": _up(items)}
 
 
 def worker(services: Services, worker_id: str) -> dict[str, Any]:
     """One worker, what it owns, and what happened to it."""
     sources = sources_of(services)
-    found = facts.worker(sources, worker_id)
-    owned = facts.tasks_page(sources, limit=ROWS, owner=worker_id)
-    told = facts.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="worker", subject=worker_id)
+    found = views.worker(sources, worker_id)
+    owned = views.tasks_page(sources, limit=ROWS, owner=worker_id)
+    told = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="worker", subject=worker_id)
     return {
         **found,
         "listens_at": found["address"],  # `address` is the page's own to its template
@@ -111,7 +112,7 @@ def worker(services: Services, worker_id: str) -> dict[str, Any]:
 def holes(services: Services, who: Tenant | None) -> dict[str, Any]:
     """Every hole in words, and the range map of the tenants that have one (or of the one that is asked for)."""
     sources = sources_of(services)
-    found = facts.holes(sources, who)
+    found = views.holes(sources, who)
     by_tenant: dict[Tenant, dict[int, list[dict[str, Any]]]] = {} if who is None else {who: {}}
     for hole in found["items"]:
         if hole["task_id"] is not None:
@@ -119,7 +120,7 @@ def holes(services: Services, who: Tenant | None) -> dict[str, Any]:
             of_tenant.setdefault(hole["task_id"], []).append(hole)
     maps = []
     for tenant in list(by_tenant)[:8]:
-        ranges = facts.ranges_page(sources, tenant, limit=_RANGES_SHOWN)["items"]
+        ranges = views.ranges_page(sources, tenant, limit=_RANGES_SHOWN)["items"]
         if ranges:
             maps.append(
                 {"tenant": str(tenant), "ranges": len(ranges), "strip": strips.lag_strip(ranges, by_tenant[tenant])}
@@ -129,7 +130,7 @@ def holes(services: Services, who: Tenant | None) -> dict[str, Any]:
 
 def events(services: Services, cursor: str | None, kind: str | None, who: Tenant | None) -> dict[str, Any]:
     """What happened, the newest first."""
-    page = facts.events_page(sources_of(services), limit=ROWS, cursor=cursor, kind=kind or None, tenant=who)
+    page = views.events_page(sources_of(services), limit=ROWS, cursor=cursor, kind=kind or None, tenant=who)
     chosen = None if who is None else str(who)
     return {**page, "kind": kind, "cursor": cursor, "tenants": _tenant_choices(services), "chosen": chosen}
 

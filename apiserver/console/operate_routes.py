@@ -15,13 +15,13 @@ from fastapi.responses import RedirectResponse
 
 from apiserver.console import operate
 from apiserver.console.live import LiveParts
-from apiserver.deps import Id, Services
-from tistream.admin import verbs
-from tistream.auth.access import access_of, needs
-from tistream.auth.bodies import read_body
-from tistream.auth.roles import Right
-from tistream.catalog.tenants import GIVEN_UP, look_up_tenant
+from reading.deps import Id, Services
+from tistream.admin import actions
+from tistream.catalog.tenancy.tenants import GIVEN_UP, look_up_tenant
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import access_of, needs
+from tistream.http.auth.bodies import read_body
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 Show = Callable[[Request, str, Callable[[], dict[str, Any]]], Response]  #: renders a template with facts
@@ -84,28 +84,28 @@ def _add_tasks(routes: APIRouter, services: Services, show: Show, live: LivePart
     @routes.api_route("/tasks/{task_id}/move", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def move(request: Request, task_id: Id, to: _Worker = None) -> Response:
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.move(sources, task_id, to or None, dry_run=dry_run, actor=_actor(request))
+            return actions.move(sources, task_id, to or None, dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Move task {task_id}", back=f"/tasks/{task_id}")
 
     @routes.api_route("/tasks/{task_id}/split", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def split(request: Request, task_id: Id, key: _Key = None) -> Response:
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.split(sources, task_id, key or None, dry_run=dry_run, actor=_actor(request))
+            return actions.split(sources, task_id, key or None, dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Split task {task_id}", back="/tasks")
 
     @routes.api_route("/tasks/{task_id}/merge", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def merge(request: Request, task_id: Id, other: _Other) -> Response:
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.merge(sources, task_id, other, dry_run=dry_run, actor=_actor(request))
+            return actions.merge(sources, task_id, other, dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Merge tasks {task_id} and {other}", back=f"/tasks/{task_id}")
 
     @routes.api_route("/tasks/{task_id}/retry", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def retry(request: Request, task_id: Id) -> Response:
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.retry(sources, task_id, dry_run=dry_run, actor=_actor(request))
+            return actions.retry(sources, task_id, dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Let task {task_id} try again", back=f"/tasks/{task_id}")
 
@@ -134,14 +134,14 @@ def _add_workers(routes: APIRouter, services: Services, show: Show, live: LivePa
     @routes.api_route("/workers/{worker_id}/drain", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def drain(request: Request, worker_id: str) -> Response:
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.drain(sources, worker_id, dry_run=dry_run, actor=_actor(request))
+            return actions.drain(sources, worker_id, dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Drain {worker_id}", back=f"/workers/{quote(worker_id)}")
 
     @routes.api_route("/workers/{worker_id}/undrain", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def undrain(request: Request, worker_id: str) -> Response:
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.undrain(sources, worker_id, dry_run=dry_run, actor=_actor(request))
+            return actions.undrain(sources, worker_id, dry_run=dry_run, actor=_actor(request))
 
         title = f"Give {worker_id} work again"
         return _asked(request, show, verb, title=title, back=f"/workers/{quote(worker_id)}")
@@ -174,7 +174,7 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show, live: LivePa
         tenant = Tenant(cluster_id, tenant_id)
 
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.pause(sources, tenant, reason="", dry_run=dry_run, actor=_actor(request))
+            return actions.pause(sources, tenant, reason="", dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Pause tenant {tenant}", back="/tenants")
 
@@ -185,7 +185,7 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show, live: LivePa
         tenant = Tenant(cluster_id, tenant_id)
 
         def verb(dry_run: bool) -> dict[str, Any]:
-            return verbs.resume(sources, tenant, dry_run=dry_run, actor=_actor(request))
+            return actions.resume(sources, tenant, dry_run=dry_run, actor=_actor(request))
 
         return _asked(request, show, verb, title=f"Resume tenant {tenant}", back="/tenants")
 
@@ -200,7 +200,7 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show, live: LivePa
             if not dry_run and typed != str(tenant):
                 raise InvalidInput(f"'{typed[:80]}' is not {tenant}: nothing was deleted.", tenant=str(tenant))
             over = look_up_tenant(services.catalog, tenant).state in GIVEN_UP
-            done = verbs.delete(sources, tenant, reason=reason[:500], dry_run=dry_run, actor=_actor(request))
+            done = actions.delete(sources, tenant, reason=reason[:500], dry_run=dry_run, actor=_actor(request))
             return {**done, "over": over, "name": str(tenant)}
 
         title = f"Delete tenant {tenant}"

@@ -8,17 +8,18 @@ from typing import Any
 
 from apiserver.console import operate, strips
 from apiserver.console.seen import LagsSeen
-from apiserver.deps import Services
 from apiserver.routes import lag
 from apiserver.routes import tenants as tenant_routes
+from reading.deps import Services
 from tistream import ts as tso
-from tistream.admin import facts, stops
-from tistream.admin.words import bytes_text, lag_text
-from tistream.auth.roles import ANYONE, Principal
-from tistream.catalog import tasks, tenants
-from tistream.catalog.tenants import TenantState
+from tistream.admin import stops, views
+from tistream.admin.core.cost import of_requests
+from tistream.admin.core.formatting import bytes_text, lag_text
+from tistream.catalog.tenancy import tenants
+from tistream.catalog.tenancy.tenants import TenantState
+from tistream.catalog.work import tasks
 from tistream.codec import memcomparable
-from tistream.cost import of_requests
+from tistream.http.auth.core.roles import ANYONE, Principal
 from tistream.ids import Tenant
 from tistream.objectstore.metered import requests_so_far
 
@@ -76,13 +77,13 @@ def _holes(services: Services, who: Principal, visible: Iterable[Tenant]) -> int
     """How many parts of the key space do not go on."""
     sources = operate.sources_of(services)
     if who.sees_all:
-        return len(facts.holes(sources)["items"])
-    return sum(len(facts.holes(sources, tenant)["items"]) for tenant in visible)
+        return len(views.holes(sources)["items"])
+    return sum(len(views.holes(sources, tenant)["items"]) for tenant in visible)
 
 
 def _of_service(services: Services) -> dict[str, Any]:
     """What sorters say they take in, and what this process asked of the bucket."""
-    sorters = [w for w in facts.workers(operate.sources_of(services), "sorter")["items"] if w["alive"]]
+    sorters = [w for w in views.workers(operate.sources_of(services), "sorter")["items"] if w["alive"]]
     told = requests_so_far()
     count = round(sum(n for operation, n in told.items() if operation != "delete"))
     return {

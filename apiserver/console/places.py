@@ -6,8 +6,8 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from tistream.auth.access import ACCESS, Access
-from tistream.auth.roles import Right
+from tistream.http.auth.access import ACCESS, Access
+from tistream.http.auth.core.roles import Right
 
 HEADERS = {
     "Cache-Control": "no-store",  # a page and its part have the same address

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apiserver.console.places import HEADERS, place_of
 from tistream.errors import TiStreamError
-from tistream.problem import MEDIA_TYPE, problem_body, problem_response
+from tistream.http.problem import MEDIA_TYPE, problem_body, problem_response
 
 
 class ProblemPages:

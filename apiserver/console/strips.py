@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tistream.admin.words import lag_text
+from tistream.admin.core.formatting import lag_text
 
 CELLS_MAX = 160
 OWNER_COLOURS = 6

@@ -1,6 +1,6 @@
 """Completes the description that FastAPI makes: shapes and examples of answers, problems by status.
 
-Examples are recorded from the service itself (`examples.json`, see `tistream.testing.api_examples`), and where a route
+Examples are recorded from the service itself (`examples.json`, see `tests.kit.api_examples`), and where a route
 says no more than "an object" the shape is that of its example. Problems come from the error classes: which a route may
 answer with follows from what it takes.
 """
@@ -15,8 +15,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from apiserver.openapi.problems import problems_of
-from tistream import problem
 from tistream.errors import TiStreamError
+from tistream.http import problem
 
 _EXAMPLES = Path(__file__).with_name("examples.json")
 _JSON = "application/json"

@@ -31,7 +31,7 @@ from tistream.errors import (
     TsOutOfRange,
     Unauthenticated,
 )
-from tistream.problem import status_of
+from tistream.http.problem import status_of
 
 _PROBES = ("/livez", "/readyz", "/healthz", "/version", "/metrics")
 

@@ -14,18 +14,18 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from apiserver import cursor as cursors
 from apiserver import negotiate
 from apiserver.callers import caller_of
 from apiserver.compression import CODINGS, choose_coding, compress, is_worth_it
-from apiserver.cursor import Scope
-from apiserver.deps import Id, Services
-from apiserver.pull import ARROW_FORMS, PullAnswer, PullRequest, pull
 from apiserver.stream.answer import PageAnswer, gone
 from apiserver.stream.following import Following
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
+from reading import cursor as cursors
+from reading.cursor import Scope
+from reading.deps import Id, Services
+from reading.pull import ARROW_FORMS, PullAnswer, PullRequest, pull
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX, PULL_WAIT_MS_MAX
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fastapi import APIRouter, Response
 
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 
 _STATIC = Path(__file__).parents[1] / "console" / "static"
 _UI = "swagger-ui-5.35.0"

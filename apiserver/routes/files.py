@@ -18,19 +18,19 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from apiserver import files
-from apiserver.asof.read import RowsRequest
-from apiserver.asof.table_files import TableFiles
-from apiserver.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
-from apiserver.cursor import Scope
-from apiserver.deps import Id, Services
-from apiserver.position import FORMS
-from tistream import problem
+from apiserver.core.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
+from apiserver.table_files import TableFiles
+from reading.asof.read import RowsRequest
+from reading.cursor import Scope
+from reading.deps import Id, Services
+from reading.position import FORMS
 from tistream import ts as tso
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
-from tistream.catalog.committed import SegmentFormat
-from tistream.catalog.files import file_bytes
+from tistream.catalog.log.committed import SegmentFormat
+from tistream.catalog.log.files import file_bytes
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound
+from tistream.http import problem
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 Ts = Annotated[int, Path(ge=0, lt=1 << 63, description="A TSO: other forms would mean something else each time.")]

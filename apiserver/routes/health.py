@@ -1,11 +1,11 @@
-"""Is the process alive, is it ready, what is wrong, what does it measure: `tistream.probes` of this server."""
+"""Is the process alive, is it ready, what is wrong, what does it measure: `tistream.http.probes` of this server."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from apiserver.deps import Services
-from tistream.probes import Probes, probe_router, store_answers
+from reading.deps import Services
+from tistream.http.probes import Probes, probe_router, store_answers
 
 
 def router(services: Services) -> APIRouter:

@@ -18,13 +18,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 
-from apiserver.deps import Services
+from reading.deps import Services
 from tistream import ts as tso
-from tistream.auth.access import Who, access_of, needs
-from tistream.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key, ttl_ms_of
-from tistream.auth.roles import Principal, Right, Role, may_give
-from tistream.catalog import keys
+from tistream.catalog.tenancy import keys
 from tistream.errors import InvalidInput, NotAllowed, NotFound
+from tistream.http.auth.access import Who, access_of, needs
+from tistream.http.auth.core.roles import Principal, Right, Role, may_give
+from tistream.http.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key, ttl_ms_of
 from tistream.ids import Tenant
 from tistream.limits import LOGIN_CODE_MS
 

@@ -16,23 +16,24 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from apiserver.deps import Id, Services
 from apiserver.routes import tenants as tenant_routes
 from apiserver.waterfall import Points, Stage, waterfall
+from reading.deps import Id, Services
 from tistream import ts as tso
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
-from tistream.catalog import stores, tasks, tenants
-from tistream.catalog.reports import StuckReport, TaskReport
-from tistream.catalog.stores import StoreRow
-from tistream.catalog.tasks import TaskRow
-from tistream.catalog.workers import WorkerRow, list_workers
+from tistream.catalog.tenancy import tenants
+from tistream.catalog.work import stores, tasks
+from tistream.catalog.work.reports import StuckReport, TaskReport
+from tistream.catalog.work.stores import StoreRow
+from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.work.workers import WorkerRow, list_workers
 from tistream.codec.batch_file import Promises, decode_promises
 from tistream.errors import ObjectNotFound
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import BatchKey, incarnation_prefix, parse
-from tistream.task_state import TaskState
+from tistream.model.task_state import TaskState
+from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse
 
 STORES_LOOKED_AT = 16
 FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind shows anyway

@@ -16,18 +16,18 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from apiserver import negotiate
-from apiserver.asof.csv import load_statement
-from apiserver.asof.output import FORMATS
-from apiserver.asof.read import RowsAnswer, RowsRequest, moment, read_rows
-from apiserver.deps import Id, Services
 from apiserver.negotiate import NotAcceptable
-from apiserver.position import FORMS
 from apiserver.stream.following import Following
+from reading.asof.csv import load_statement
+from reading.asof.output import FORMATS
+from reading.asof.read import RowsAnswer, RowsRequest, moment, read_rows
+from reading.deps import Id, Services
+from reading.position import FORMS
 from schemas.shape import shape_of, to_json
 from schemas.show_create import Dialect, define
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
 from tistream.errors import AheadOfWatermark, InvalidInput
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.limits import PULL_WAIT_MS_MAX
 

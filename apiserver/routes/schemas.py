@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from apiserver import schema_facts
-from apiserver.deps import Id, Services
-from apiserver.position import check_start, parse_ts
+from reading.deps import Id, Services
+from reading.position import check_start, parse_ts
 from schemas.history import History
 from schemas.model import Table
 from schemas.types import full_type
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
 from tistream.errors import NotFound
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 AtTs = Annotated[str | None, Query(description="As of this timestamp (also `start-ts`); the newest served by default.")]

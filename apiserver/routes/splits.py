@@ -1,4 +1,4 @@
-"""Plans of long reads, see `apiserver.splits`.
+"""Plans of long reads, see `reading.splits`.
 
 GET /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/changes/splits
 """
@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from apiserver.cursor import Scope
-from apiserver.deps import Id, Services
 from apiserver.routes.changes import Cursor, EndTs, StartTs
-from apiserver.splits import Plan, SplitRequest, plan
-from tistream.auth.access import needs
-from tistream.auth.roles import Right
+from reading.cursor import Scope
+from reading.deps import Id, Services
+from reading.splits import SplitRequest, plan, shown
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.limits import SPLITS_MAX
 
@@ -73,20 +73,3 @@ def router(services: Services) -> APIRouter:
         return shown(plan(services, asked(scope=scope)))
 
     return routes
-
-
-def shown(found: Plan) -> dict[str, Any]:
-    """A plan as JSON; timestamps are text."""
-    return {
-        "parts": [
-            {"cursor": p.cursor, "start_ts": str(p.start_ts), "end_ts": str(p.end_ts), "rows": p.rows}
-            for p in found.parts
-        ],
-        "cursor": found.cursor,
-        "start_ts": str(found.start_ts),
-        "next_cursor": found.next_cursor,
-        "end_ts": str(found.end_ts),
-        "resolved_ts": str(found.resolved_ts),
-        "has_more": found.has_more,
-        "rows": found.rows,
-    }

@@ -19,10 +19,6 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from apiserver import negotiate
 from apiserver.callers import caller_of
 from apiserver.compression import CODINGS, choose_coding, coder
-from apiserver.cursor import Scope
-from apiserver.deps import Id, Services
-from apiserver.formats import create_format, parse_options
-from apiserver.pull import ARROW_FORMS, PullRequest
 from apiserver.routes.changes import (
     OWN_WORDS,
     Accept,
@@ -38,9 +34,13 @@ from apiserver.stream.answer import StreamAnswer
 from apiserver.stream.following import Following
 from apiserver.stream.frames import SSE, ArrowFrames, EventFrames, Frames, LineFrames
 from apiserver.stream.pump import Pump
-from tistream.auth.access import needs, still_in
-from tistream.auth.roles import Right
+from reading.cursor import Scope
+from reading.deps import Id, Services
+from reading.formats import create_format, parse_options
+from reading.pull import ARROW_FORMS, PullRequest
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import needs, still_in
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.limits import PULL_ROWS_MAX, STREAM_ROWS_DEFAULT
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from apiserver.deps import Id, Services
+from reading.deps import Id, Services
 from tistream import ts as tso
-from tistream.auth.access import Who, needs
-from tistream.auth.roles import Right
-from tistream.catalog import stores, tasks, tenants
+from tistream.catalog.tenancy import tenants
+from tistream.catalog.work import stores, tasks
+from tistream.http.auth.access import Who, needs
+from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from apiserver.deps import Services
-from apiserver.moments import Moment, Moments
-from apiserver.pull import PullAnswer, PullRequest
 from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
-from tistream.catalog.tasks import served_watermarks
+from reading.deps import Services
+from reading.moments import Moment, Moments
+from reading.pull import PullAnswer, PullRequest
+from tistream.catalog.work.tasks import served_watermarks
 from tistream.errors import TooManyOpen
 from tistream.ids import Tenant
 

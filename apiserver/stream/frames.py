@@ -22,9 +22,9 @@ from typing import Protocol
 import orjson
 import pyarrow as pa
 
-from apiserver.formats import Format
 from apiserver.negotiate import ARROW
-from apiserver.pull import PullAnswer
+from reading.formats import Format
+from reading.pull import PullAnswer
 from tistream import ts as tso
 
 SSE = "text/event-stream"

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 
-from apiserver.deps import Services
-from apiserver.moments import Moment
-from apiserver.pull import PullAnswer, PullRequest, pull
+from reading.deps import Services
+from reading.moments import Moment
+from reading.pull import PullAnswer, PullRequest, pull
 
 _KEPT_BYTES_MAX = 32 << 20
 _KEPT_MAX = 256

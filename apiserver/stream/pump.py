@@ -17,15 +17,15 @@ from typing import TypeVar
 
 import structlog
 
-from apiserver import cursor
 from apiserver.compression import Coder
-from apiserver.moments import Moment
-from apiserver.pull import PullAnswer, PullRequest, concerns
 from apiserver.stream.following import Following
 from apiserver.stream.frames import Frames, Mark
 from apiserver.waker import Watch
-from tistream import problem
+from reading import cursor
+from reading.moments import Moment
+from reading.pull import PullAnswer, PullRequest, concerns
 from tistream.errors import ErrorKind, TiStreamError
+from tistream.http import problem
 
 log = structlog.get_logger(__name__)
 

@@ -19,12 +19,12 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tistream.catalog.engine import Catalog
-from tistream.testing.durable_s3 import DurableS3
-from tistream.testing.mariadb import MariaDBServer
-from tistream.testing.ports import free_port
-from tistream.testing.processes import TiStreamProcess, wait_until_ready
-from tistream.testing.s3server import CREDENTIALS
+from simulator.chaos.servers.durable_s3 import DurableS3
+from simulator.chaos.servers.mariadb import MariaDBServer
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.processes import TiStreamProcess, wait_until_ready
+from simulator.chaos.servers.s3server import CREDENTIALS
+from tistream.catalog.database.engine import Catalog
 
 _BUCKET = "load"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -20,14 +20,7 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from tistream import ts as tso
-from tistream.change import ROWS, Op, RowKind
-from tistream.clock import Clock
-from tistream.codec.table_key import table_prefix
-from tistream.keyrange import KeyRange
-from tistream.pusher.pace import Pace
-from tistream.pusher.schema_push import empty_snapshot
-from tistream.pusher.source import (
+from pusher.core.source import (
     CheckpointOf,
     Resolved,
     Rows,
@@ -37,6 +30,13 @@ from tistream.pusher.source import (
     TenureReady,
     Tick,
 )
+from pusher.flush_schedule import Pace
+from pusher.schema_push import empty_snapshot
+from tistream import ts as tso
+from tistream.clock import Clock
+from tistream.codec.table_key import table_prefix
+from tistream.keyrange import KeyRange
+from tistream.model.change import ROWS, Op, RowKind
 
 FIRST_TABLE_ID = 1_000
 DB_ID = 900

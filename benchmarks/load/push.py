@@ -21,19 +21,19 @@ import httpx2
 import orjson
 
 from benchmarks.load.feed import FIRST_TABLE_ID, LoadStore, regions, schema
-from tistream import metrics
+from pusher.control import HttpControl, retrying
+from pusher.flush_schedule import Pace
+from pusher.frontier import FrontierReader
+from pusher.schema_push import put_schema_snapshot
+from pusher.worker import PusherWorker
 from tistream import ts as tso
 from tistream.clock import SystemClock
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.ids import Tenant
-from tistream.layout import SchemaSnapKey
+from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.metered import open_metered
 from tistream.objectstore.protocol import ObjectStore
-from tistream.pusher.control import HttpControl, retrying
-from tistream.pusher.frontier import FrontierReader
-from tistream.pusher.pace import Pace
-from tistream.pusher.schema_push import put_schema_snapshot
-from tistream.pusher.worker import PusherWorker
+from tistream.runtime import metrics
 
 READY_S = 600.0
 IDLE_THREADS = 6

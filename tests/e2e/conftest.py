@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RECORDING = ROOT / "tistream" / "recording"
+RECORDING = ROOT / "simulator" / "recording"
 
 
 @pytest.fixture(scope="session")

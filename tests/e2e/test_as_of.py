@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from tistream.testing import replica
-from tistream.testing.mariadb import mariadb
-from tistream.testing.processes import TiStreamProcess, Up, client, register
-from tistream.testing.replica_rows import open_server, selected
+from simulator.chaos.servers.mariadb import mariadb
+from simulator.chaos.servers.processes import TiStreamProcess, Up, client, register
+from tests.kit import replica
+from tests.kit.replica_rows import open_server, selected
 
 
 @pytest.fixture(scope="module")

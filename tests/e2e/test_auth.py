@@ -19,7 +19,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from tistream.testing.processes import TiStreamProcess, Up, wait_until_ready
+from simulator.chaos.servers.processes import TiStreamProcess, Up, wait_until_ready
 
 CHROMIUM = "/usr/bin/chromium"
 KEY = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}")

@@ -6,19 +6,12 @@ import json
 import time
 from pathlib import Path
 
-from tistream.testing.mariadb import mariadb, new_database
-from tistream.testing.ports import free_port
-from tistream.testing.processes import (
-    TiStreamProcess,
-    client,
-    pull_all,
-    register,
-    running,
-    wait_until_ready,
-)
-from tistream.testing.replica import compare
-from tistream.testing.s3server import CREDENTIALS, s3_server
-from tistream.testing.ticdc import compare_canal
+from simulator.chaos.servers.mariadb import mariadb, new_database
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.processes import TiStreamProcess, client, pull_all, register, running, wait_until_ready
+from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
+from tests.kit.replica import compare
+from tests.kit.ticdc import compare_canal
 
 
 def test_separate_processes_and_a_sorter_killed_on_the_way(

@@ -18,13 +18,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from tistream.catalog.stores import issue_incarnation, note_cut_ts
-from tistream.catalog.tasks import list_tasks, stop_task
-from tistream.catalog.tenants import register_tenant
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT, LogBuilder, recording_end
+from tests.kit.stream_world import served
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.stores import issue_incarnation, note_cut_ts
+from tistream.catalog.work.tasks import list_tasks, stop_task
 from tistream.ids import Tenant
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
-from tistream.testing.stream_world import served
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"

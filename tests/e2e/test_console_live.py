@@ -16,20 +16,20 @@ import pytest
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tistream.auth.keys import parse_key
-from tistream.auth.roles import Role
-from tistream.catalog.keys import revoke_key
-from tistream.catalog.stores import issue_incarnation
-from tistream.catalog.tenants import TenantState, look_up_tenant, register_tenant
+from tests.kit import auth_site
+from tests.kit.auth_site import MINE, OTHER
+from tests.kit.console_look import look
+from tests.kit.log_builder import LogBuilder
+from tests.kit.waiting import eventually
+from tistream.catalog.tenancy.keys import revoke_key
+from tistream.catalog.tenancy.tenants import TenantState, look_up_tenant, register_tenant
+from tistream.catalog.work.stores import issue_incarnation
 from tistream.cli import assembly
 from tistream.cli.server import HttpServer
+from tistream.http.auth.core.keys import parse_key
+from tistream.http.auth.core.roles import Role
 from tistream.ids import Tenant
 from tistream.limits import KEY_CACHE_MS
-from tistream.testing import auth_site
-from tistream.testing.auth_site import MINE, OTHER
-from tistream.testing.console_look import look
-from tistream.testing.log_builder import LogBuilder
-from tistream.testing.waiting import eventually
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"

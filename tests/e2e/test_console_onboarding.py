@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tistream.auth.roles import Role
-from tistream.catalog.stores import issue_incarnation
+from tests.kit import auth_site
+from tests.kit.auth_site import MINE
+from tests.kit.console_look import look
+from tests.kit.log_builder import LogBuilder
+from tests.kit.stream_world import served
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.http.auth.core.roles import Role
 from tistream.ids import Tenant
-from tistream.testing import auth_site
-from tistream.testing.auth_site import MINE
-from tistream.testing.console_look import look
-from tistream.testing.log_builder import LogBuilder
-from tistream.testing.stream_world import served
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"

@@ -17,10 +17,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tistream.catalog.tasks import get_task
-from tistream.catalog.workers import WorkerState, get_worker
-from tistream.testing.operated import Operated, operated
-from tistream.testing.stream_world import served
+from tests.kit.operated import Operated, operated
+from tests.kit.stream_world import served
+from tistream.catalog.work.tasks import get_task
+from tistream.catalog.work.workers import WorkerState, get_worker
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"

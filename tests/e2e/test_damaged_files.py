@@ -14,20 +14,13 @@ from typing import Any
 
 import pytest
 
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register, wait_until_ready
+from tests.kit.ticdc import compare_canal
 from tistream.codec.batch_file import decode_batch_file, encode_batch_file
 from tistream.ids import Tenant
-from tistream.layout import BatchKey, buffer_prefix, parse
 from tistream.limits import FILE_BYTES_MAX
-from tistream.testing.ports import free_port
-from tistream.testing.processes import (
-    TiStreamProcess,
-    Up,
-    client,
-    pull_all,
-    register,
-    wait_until_ready,
-)
-from tistream.testing.ticdc import compare_canal
+from tistream.objectstore.layout import BatchKey, buffer_prefix, parse
 
 TENANT = Tenant(1, 1)
 Files = dict[BatchKey, Path]

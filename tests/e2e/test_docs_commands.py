@@ -2,9 +2,9 @@
 
 The README comes first: its first blocks start that service, over a recording of a real TiDB. The tutorial goes on in
 the same folder, and stops and starts the service on its way; the other pages use it. How a block is run, and which are
-not, is said in its info string (tistream/testing/doc_blocks.py).
+not, is said in its info string (tests/kit/doc_blocks.py).
 
-Each page has a folder with `tistream/recording` and `examples` of this repository, and with `ts`, the folder of the
+Each page has a folder with `simulator/recording` and `examples` of this repository, and with `ts`, the folder of the
 service. These words are replaced: the ports 8711 to 8713 by free ones, 10.0.0.1:2379 by the PD of a modelled cluster,
 and the README's database and bucket by files (tests/e2e/test_cluster.py has a process per role on a real database and
 an S3 server). Behind a push of the recording the tests wait until all of it is served: a reader at a keyboard is
@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.processes import TiStreamProcess, client
+from tests.kit.doc_blocks import Block, PagePlayer, blocks_of, runnable
 from tistream.client import connect
-from tistream.testing.doc_blocks import Block, PagePlayer, blocks_of, runnable
-from tistream.testing.ports import free_port
-from tistream.testing.processes import TiStreamProcess, client
 
 ROOT = Path(__file__).parents[2]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
@@ -123,8 +123,8 @@ def test_the_blocks_of_a_page(
 
 def furnish(folder: Path) -> None:
     """Make a folder look like a clone of this repository, as far as the pages go."""
-    (folder / "tistream").mkdir()
-    (folder / "tistream" / "recording").symlink_to(ROOT / "tistream" / "recording")
+    (folder / "simulator").mkdir()
+    (folder / "simulator" / "recording").symlink_to(ROOT / "simulator" / "recording")
     (folder / "examples").symlink_to(ROOT / "examples")
 
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from tistream.catalog.committed import find_segments
-from tistream.catalog.engine import Catalog
-from tistream.change import FLAG_NOT_A_CHANGE
+from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register
+from tests.kit.real_tables import compare_tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import find_segments
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.ids import Tenant
+from tistream.model.change import FLAG_NOT_A_CHANGE
 from tistream.objectstore.local import LocalStore
-from tistream.testing.processes import TiStreamProcess, Up, client, pull_all, register
-from tistream.testing.real_tables import compare_tables
 
 FOLDER = Path(__file__).parents[1] / "data" / "real_tikv" / "logbackup_clean"
 START_TS = 470614360925667329  #: the backup task's start_ts, from PD

@@ -11,11 +11,11 @@ import orjson
 import pytest
 import zstandard
 
-from tistream.testing.processes import TiStreamProcess, Up, pull_all, register
-from tistream.testing.replica import compare
-from tistream.testing.served_recording import ServedRecording
-from tistream.testing.ticdc import compare_canal
-from tistream.testing.waiting import eventually
+from simulator.chaos.servers.processes import TiStreamProcess, Up, pull_all, register
+from tests.kit.replica import compare
+from tests.kit.served_recording import ServedRecording
+from tests.kit.ticdc import compare_canal
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from simulator.chaos.servers.processes import TiStreamProcess, Up
+from tests.kit.guarded_s3 import BUCKET, FOLDER, GuardedS3, guarded_s3, settings
+from tests.kit.served_recording import ServedRecording
+from tests.kit.waiting import eventually
 from tistream.client import connect
-from tistream.testing.guarded_s3 import BUCKET, FOLDER, GuardedS3, guarded_s3, settings
-from tistream.testing.processes import TiStreamProcess, Up
-from tistream.testing.served_recording import ServedRecording
-from tistream.testing.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

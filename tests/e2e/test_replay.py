@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from simulator.chaos.servers.processes import TiStreamProcess, Up, pull_all, register, wait_until_ready
+from tests.kit.real_tables import moments
+from tests.kit.real_tikv import lines, stored_versions
+from tests.kit.replica import Replica, same_rows
 from tistream.codec.table_key import table_prefix
-from tistream.testing.processes import TiStreamProcess, Up, pull_all, register, wait_until_ready
-from tistream.testing.real_tables import moments
-from tistream.testing.real_tikv import lines, stored_versions
-from tistream.testing.replica import Replica, same_rows
 
 TRAFFIC = Path(__file__).parents[1] / "data" / "real_tikv" / "txn_dev"
 REWRITES = {12, 61}  #: types of DDL jobs that rewrite rows without a change

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tistream.catalog.committed import find_segments
-from tistream.catalog.engine import Catalog
-from tistream.catalog.reshape import request_merge, split_task
-from tistream.catalog.tasks import TaskRow, list_tasks
+from simulator.chaos.servers.processes import TiStreamProcess, Up, pull_all, register
+from tests.kit.replica import compare
+from tests.kit.ticdc import compare_canal
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.work.reshape import request_merge, split_task
+from tistream.catalog.work.tasks import TaskRow, list_tasks
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.ids import Tenant
-from tistream.testing.processes import TiStreamProcess, Up, pull_all, register
-from tistream.testing.replica import compare
-from tistream.testing.ticdc import compare_canal
 from tistream.ts import TS_MAX
 
 pytestmark = pytest.mark.slow

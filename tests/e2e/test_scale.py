@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tistream.testing.mariadb import MariaDBServer, mariadb
-from tistream.testing.processes import pull_all, register
-from tistream.testing.service_cluster import ServiceCluster, moved, owners
-from tistream.testing.ticdc import compare_canal
+from simulator.chaos.servers.mariadb import MariaDBServer, mariadb
+from simulator.chaos.servers.processes import pull_all, register
+from tests.kit.service_cluster import ServiceCluster, moved, owners
+from tests.kit.ticdc import compare_canal
 
 pytestmark = pytest.mark.timeout(600)  # a dozen processes, each of which takes long to start on a busy machine
 

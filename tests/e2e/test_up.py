@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tistream.testing.processes import TiStreamProcess, Up, client, pull_all, register, wait_until_ready
-from tistream.testing.replica import compare
-from tistream.testing.ticdc import compare_canal
+from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register, wait_until_ready
+from tests.kit.replica import compare
+from tests.kit.ticdc import compare_canal
 
 CANAL = {"enable-tidb-extension": "true"}
 

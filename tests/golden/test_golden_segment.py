@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import zstandard
 
-from tistream import change
 from tistream.codec.batch_file import decode_batch_file, encode_batch_file
 from tistream.codec.committed_file import build_committed_file, decode_committed_segment
 from tistream.codec.segment_file import SegmentFile
 from tistream.ids import Tenant
-from tistream.layout import BatchKey, CommittedKey
+from tistream.model import change
+from tistream.objectstore.layout import BatchKey, CommittedKey
 
 FOLDER = Path(__file__).parent
 BATCH = FOLDER / "batch-v1.seg"

@@ -10,13 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from metaserver.app import create_app
-from tistream.catalog.stops import Scope, Stopped, get_stop, record_stop
-from tistream.catalog.tasks import get_task
-from tistream.catalog.tenants import TenantState, get_tenant
-from tistream.catalog.workers import WorkerState, get_worker
+from tests.kit.log_builder import TENANT
+from tests.kit.operated import AWAITING, HOSTILE, PAUSED, STOPPED, Operated, operated
+from tistream.catalog.tenancy.tenants import TenantState, get_tenant
+from tistream.catalog.work.stops import Scope, Stopped, get_stop, record_stop
+from tistream.catalog.work.tasks import get_task
+from tistream.catalog.work.workers import WorkerState, get_worker
 from tistream.ids import Tenant
-from tistream.testing.log_builder import TENANT
-from tistream.testing.operated import AWAITING, HOSTILE, PAUSED, STOPPED, Operated, operated
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from starlette.testclient import TestClient
 
 import apiserver.console
 from apiserver.app import create_app
-from tistream.catalog.tasks import list_tasks, stop_task
-from tistream.catalog.tenants import register_tenant
-from tistream.catalog.workers import WorkerKind, register_worker
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT, LogBuilder, recording_end
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.tasks import list_tasks, stop_task
+from tistream.catalog.work.workers import WorkerKind, register_worker
 from tistream.ids import Tenant
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.metered import MeteredStore
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.log_builder import TENANT, LogBuilder, recording_end
 
 CONSOLE = Path(apiserver.console.__file__).parent
 STATIC = CONSOLE / "static"

@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 import structlog
 
-from apiserver import cursor
-from apiserver.cursor import Scope
-from tistream import __version__, change
+from reading import cursor
+from reading.cursor import Scope
+from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
+from tests.kit.log_builder import TENANT, recording_end, with_broken_value
+from tests.kit.open_folder import OpenFolder
+from tests.kit.recording import committed_rows, recorded_history
+from tistream import __version__
 from tistream import ts as tso
-from tistream.catalog.committed import find_segments
-from tistream.catalog.tasks import list_tasks
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.work.tasks import list_tasks
 from tistream.ids import Tenant
-from tistream.layout import SchemaSnapKey
-from tistream.testing.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
-from tistream.testing.log_builder import TENANT, recording_end, with_broken_value
-from tistream.testing.open_folder import OpenFolder
-from tistream.testing.recording import committed_rows, recorded_history
+from tistream.model import change
+from tistream.objectstore.layout import SchemaSnapKey
 
 END = recording_end()
 EARLIEST = recorded_history().start_ts

@@ -16,19 +16,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from compactor.core.plan import PlanSettings
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
-from compactor.plan import PlanSettings
 from metaserver.collect import Collector
-from tistream import change
-from tistream.catalog import tables
+from tests.kit.api_world import ApiWorld, api_world, arrow_of
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.recording import committed_rows
+from tests.kit.served_log import ServedLog, served_log
+from tistream.catalog.database import tables
 from tistream.client import connect
 from tistream.clock import SystemClock
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
-from tistream.testing.api_world import ApiWorld, api_world, arrow_of
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.recording import committed_rows
-from tistream.testing.served_log import ServedLog, served_log
+from tistream.model import change
 
 COMPACT = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
 

@@ -25,7 +25,7 @@ from apiserver.app import create_app
 from metaserver.push_routes import push_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
-from tistream.testing.api_world import api_world
+from tests.kit.api_world import api_world
 
 CHECKS = (not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance)
 

@@ -15,14 +15,14 @@ from typing import Any
 import orjson
 import pytest
 
-from apiserver import cursor
-from apiserver.cursor import Scope
 from apiserver.stream.following import FollowLimits
+from reading import cursor
+from reading.cursor import Scope
+from tests.kit.api_world import BASE
+from tests.kit.log_builder import TENANT
+from tests.kit.stream_world import StreamWorld, stream_world
+from tests.kit.waiting import WAIT_S, eventually
 from tistream.ids import Tenant
-from tistream.testing.api_world import BASE
-from tistream.testing.log_builder import TENANT
-from tistream.testing.stream_world import StreamWorld, stream_world
-from tistream.testing.waiting import WAIT_S, eventually
 
 IDLE = 150
 

@@ -19,13 +19,13 @@ import httpx2
 import orjson
 import pytest
 
-from tistream.catalog.engine import Catalog
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.processes import TiStreamProcess, wait_until_ready
+from tests.kit.api_world import BASE
+from tests.kit.log_builder import LogBuilder, recording_end
+from tistream.catalog.database.engine import Catalog
 from tistream.cli.server import allow_open_files
 from tistream.objectstore.factory import open_store
-from tistream.testing.api_world import BASE
-from tistream.testing.log_builder import LogBuilder, recording_end
-from tistream.testing.ports import free_port
-from tistream.testing.processes import TiStreamProcess, wait_until_ready
 
 STREAMS = 1000
 WAIT_S = 120  # a busy machine is slow, not wrong

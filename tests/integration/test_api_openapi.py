@@ -10,15 +10,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
-from apiserver.deps import Services
 from apiserver.openapi.document import recorded
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
-from tistream.catalog.engine import Catalog
+from reading.deps import Services
+from tests.kit.api_examples import record, shape
+from tistream.catalog.database.engine import Catalog
 from tistream.clock import SystemClock
+from tistream.http.problem_pages import known_errors
 from tistream.objectstore.memory import MemoryStore
-from tistream.problem_pages import known_errors
-from tistream.testing.api_examples import record, shape
 
 PROBLEM = "application/problem+json"
 
@@ -43,7 +43,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_every_answer_has_an_example(document: dict[str, Any]) -> None:
-    """What is missing is recorded: name the route in `tistream.testing.api_examples` and run it."""
+    """What is missing is recorded: name the route in `tests.kit.api_examples` and run it."""
     lacking = []
     for name, operation in operations(document):
         answers = [a for code, a in operation["responses"].items() if code.startswith("2")]
@@ -92,9 +92,9 @@ def test_operations_have_names_of_their_own(document: dict[str, Any]) -> None:
 
 def test_examples_have_the_shape_of_what_is_answered_now(tmp_path: Path) -> None:
     now, kept = record(tmp_path), recorded()
-    assert set(now) == set(kept), "run: python -m tistream.testing.api_examples"
+    assert set(now) == set(kept), "run: python -m tests.kit.api_examples"
     for operation, examples in now.items():
-        assert shape(examples) == shape(kept[operation]), f"{operation}: run python -m tistream.testing.api_examples"
+        assert shape(examples) == shape(kept[operation]), f"{operation}: run python -m tests.kit.api_examples"
 
 
 def test_the_page_to_read_it_brings_everything(http: TestClient) -> None:

@@ -12,22 +12,14 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from apiserver import cursor
-from apiserver.cursor import Scope
-from tistream import change
-from tistream.catalog.tasks import list_tasks
-from tistream.testing import recording, replica
-from tistream.testing.api_world import (
-    ApiWorld,
-    api_world,
-    arrow_of,
-    events_of,
-    has_more,
-    next_cursor,
-    resolved_ts,
-)
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.recording import EXPECTED
+from reading import cursor
+from reading.cursor import Scope
+from tests.kit import recording, replica
+from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.recording import EXPECTED
+from tistream.catalog.work.tasks import list_tasks
+from tistream.model import change
 
 END = recording_end()
 
@@ -234,8 +226,8 @@ def test_accept_chooses_the_form(world: ApiWorld, accept: str, media: str) -> No
 
 
 def test_the_media_types_are_those_of_the_formats(world: ApiWorld) -> None:
-    from apiserver.formats import FORMAT_NAMES, create_format
     from apiserver.negotiate import FORMATS
+    from reading.formats import FORMAT_NAMES, create_format
 
     assert set(FORMATS) == {*FORMAT_NAMES, "json", "arrow", "raw-arrow"}
     assert all(create_format(name).media_type == FORMATS[name] for name in FORMAT_NAMES)

@@ -10,15 +10,15 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from apiserver.asof.output import FORMATS
 from apiserver.negotiate import FORMATS as NEGOTIATED
 from apiserver.negotiate import NotAcceptable
 from apiserver.routes.rows import choose_format
+from reading.asof.output import FORMATS
 from schemas.model import DdlEvent
-from tistream.testing import recording
-from tistream.testing.api_world import BASE, ApiWorld, api_world, events_of, next_cursor
-from tistream.testing.log_builder import recording_end
-from tistream.testing.recording import EXPECTED
+from tests.kit import recording
+from tests.kit.api_world import BASE, ApiWorld, api_world, events_of, next_cursor
+from tests.kit.log_builder import recording_end
+from tests.kit.recording import EXPECTED
 
 END = recording_end()
 

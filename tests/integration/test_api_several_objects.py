@@ -9,11 +9,11 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from apiserver import cursor
-from apiserver.cursor import Scope
-from tistream.catalog.committed import SegmentRow, find_segments
-from tistream.testing.api_world import ONE_PAGE, ApiWorld, api_world, arrow_of, events_of, next_cursor
-from tistream.testing.log_builder import TENANT
+from reading import cursor
+from reading.cursor import Scope
+from tests.kit.api_world import ONE_PAGE, ApiWorld, api_world, arrow_of, events_of, next_cursor
+from tests.kit.log_builder import TENANT
+from tistream.catalog.log.committed import SegmentRow, find_segments
 
 ROWS_PER_OBJECT = 5
 TS_MAX = (1 << 63) - 1

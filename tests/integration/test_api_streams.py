@@ -18,24 +18,18 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from apiserver import cursor
-from apiserver.cursor import Scope
 from apiserver.stream.following import FollowLimits
-from tistream.catalog import tables
-from tistream.catalog.deletion import delete_tenant, finish_deletion, retire_objects
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import superseded_objects, tombstone
-from tistream.catalog.tenants import TenantState
-from tistream.testing.api_world import BASE, arrow_of, events_of, next_cursor
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.stream_world import (
-    StreamWorld,
-    events_until,
-    lines_of,
-    sse_of,
-    stream_world,
-)
-from tistream.testing.waiting import WAIT_S, eventually
+from reading import cursor
+from reading.cursor import Scope
+from tests.kit.api_world import BASE, arrow_of, events_of, next_cursor
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.stream_world import StreamWorld, events_until, lines_of, sse_of, stream_world
+from tests.kit.waiting import WAIT_S, eventually
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.objects import superseded_objects, tombstone
+from tistream.catalog.tenancy.tenants import TenantState
+from tistream.catalog.work.deletion import delete_tenant, finish_deletion, retire_objects
 
 END = recording_end()
 FLUSHES = 20

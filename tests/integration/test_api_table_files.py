@@ -15,18 +15,18 @@ import pytest
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
-from apiserver.asof.read import RowsRequest
-from apiserver.asof.table_files import KEPT_MS, TableFiles
-from apiserver.deps import Services
+from apiserver.table_files import KEPT_MS, TableFiles
+from compactor.core.plan import PlanSettings
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
-from compactor.plan import PlanSettings
+from reading.asof.read import RowsRequest
+from reading.deps import Services
+from tests.kit import replica
+from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.recording import EXPECTED
+from tests.kit.served_log import ServedLog, served_log
 from tistream.errors import InvalidInput
-from tistream.testing import replica
-from tistream.testing.api_world import BASE, ApiWorld, api_world, arrow_of
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.recording import EXPECTED
-from tistream.testing.served_log import ServedLog, served_log
 
 END = recording_end()
 

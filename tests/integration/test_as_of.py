@@ -15,21 +15,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from apiserver.asof.source import TableSource
+from reading.asof.source import TableSource
 from schemas.bases import choose
-from tistream import change, table_rows
-from tistream.catalog.seeds import list_seeds
+from simulator.capture import Capture, captured_rows
+from tests.kit import replica
+from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of
+from tests.kit.log_builder import TENANT, recording_end, with_broken_value
+from tests.kit.recording import EXPECTED, RECORDING, committed_rows, recorded_history
+from tests.kit.table_replay import replayed
+from tistream.catalog.log.seeds import list_seeds
 from tistream.codec.newest import STATE, Run
 from tistream.codec.seed_file import manifest_key
 from tistream.errors import InvalidInput, NotFound
+from tistream.log import table_rows
+from tistream.model import change
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.seed_push import captured_rows
-from tistream.simulator.capture import Capture
-from tistream.testing import replica
-from tistream.testing.api_world import ApiWorld, api_world, arrow_of, events_of
-from tistream.testing.log_builder import TENANT, recording_end, with_broken_value
-from tistream.testing.recording import EXPECTED, RECORDING, committed_rows, recorded_history
-from tistream.testing.table_replay import replayed
 
 END = recording_end()
 MOMENTS = replica.moments(EXPECTED)

@@ -15,32 +15,33 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import select
 
-from apiserver.asof import columns, read, source
-from apiserver.asof.source import TableSource
 from compactor import base_job
 from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
-from compactor.base_plan import BasePlanSettings
+from compactor.core.base_plan import BasePlanSettings
+from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, compact_tenant
 from compactor.local import LocalExecutor
-from compactor.plan import PlanSettings
 from metaserver.collect import Collector
+from reading.asof import read, source
+from reading.asof.core import columns
+from reading.asof.source import TableSource
 from schemas.bases import choose
+from tests.kit import replica
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.open_folder import OpenFolder
+from tests.kit.recording import EXPECTED, recorded_history
+from tests.kit.table_replay import replayed
 from tistream import ts as tso
-from tistream.catalog import tables
-from tistream.catalog.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
-from tistream.catalog.engine import Catalog
-from tistream.catalog.seeds import list_seeds
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
+from tistream.catalog.log.seeds import list_seeds
 from tistream.codec.newest import STATE
 from tistream.codec.row.cast import cast
 from tistream.codec.row.layout import ColumnSpec
 from tistream.errors import NotFound, TiStreamError
 from tistream.ids import Tenant
-from tistream.testing import replica
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.open_folder import OpenFolder
-from tistream.testing.recording import EXPECTED, recorded_history
-from tistream.testing.table_replay import replayed
 
 END = recording_end()
 MOMENTS = replica.moments(EXPECTED)

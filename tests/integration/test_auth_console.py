@@ -12,18 +12,18 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from starlette.testclient import TestClient
 
-from tistream.auth import install
-from tistream.auth.access import needs, still_in
-from tistream.auth.guard import KeyGuard
-from tistream.auth.keys import hash_of, parse_key
-from tistream.auth.roles import Right, Role
-from tistream.catalog.keys import revoke_key
-from tistream.catalog.logins import open_session
+from tests.kit.auth_site import MINE, Site, auth_site, is_problem
+from tistream.catalog.tenancy.keys import revoke_key
+from tistream.catalog.tenancy.logins import open_session
 from tistream.cli import assembly
 from tistream.config import ServerSettings
 from tistream.errors import TiStreamError
+from tistream.http.auth import install
+from tistream.http.auth.access import needs, still_in
+from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.core.keys import hash_of, parse_key
+from tistream.http.auth.core.roles import Right, Role
 from tistream.limits import KEY_CACHE_MS
-from tistream.testing.auth_site import MINE, Site, auth_site, is_problem
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tistream.auth.issue import first_owner_key, ttl_ms_of
-from tistream.auth.keys import parse_key
-from tistream.auth.roles import Role
-from tistream.catalog.keys import get_key, list_keys, revoke_key
-from tistream.catalog.tenants import register_tenant
+from tests.kit.auth_site import MINE, OTHER, Site, auth_site, is_problem
+from tests.kit.catalog_cases import together
+from tistream.catalog.tenancy.keys import get_key, list_keys, revoke_key
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.http.auth.core.keys import parse_key
+from tistream.http.auth.core.roles import Role
+from tistream.http.auth.issue import first_owner_key, ttl_ms_of
 from tistream.ids import Tenant
 from tistream.limits import KEY_CACHE_MS
-from tistream.testing.auth_site import MINE, OTHER, Site, auth_site, is_problem
-from tistream.testing.catalog_cases import together
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_one_catalog_read_serves_many_requests(site: Site, monkeypatch: pytest.M
     key = site.key(Role.VIEWER)
     site.get("/v1/whoami", key)
     reads: list[str] = []
-    from tistream.catalog import keys
+    from tistream.catalog.tenancy import keys
 
     real = keys.get_key
     monkeypatch.setattr(keys, "get_key", lambda catalog, key_id: reads.append(key_id) or real(catalog, key_id))
@@ -145,7 +145,7 @@ def test_no_secret_is_in_the_catalog(site: Site) -> None:
 
 
 def test_the_first_owner_is_made_by_one_of_those_who_start_together(tmp_path: Path) -> None:
-    from tistream.catalog.engine import Catalog
+    from tistream.catalog.database.engine import Catalog
 
     catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
     catalog.migrate()

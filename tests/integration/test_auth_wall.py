@@ -10,14 +10,14 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from tistream.auth import install
-from tistream.auth.access import declared, needs, undeclared
-from tistream.auth.keys import format_key, parse_key
-from tistream.auth.roles import GRANTS, Right, Role, fits
-from tistream.catalog.keys import revoke_key
+from tests.kit.auth_site import MINE, NOBODYS, OPEN, OTHER, Site, auth_site, fill, is_problem
+from tistream.catalog.tenancy.keys import revoke_key
 from tistream.cli import assembly
 from tistream.errors import TiStreamError
-from tistream.testing.auth_site import MINE, NOBODYS, OPEN, OTHER, Site, auth_site, fill, is_problem
+from tistream.http.auth import install
+from tistream.http.auth.access import declared, needs, undeclared
+from tistream.http.auth.core.keys import format_key, parse_key
+from tistream.http.auth.core.roles import GRANTS, Right, Role, fits
 
 
 @pytest.fixture(scope="module")

@@ -20,26 +20,27 @@ from sqlalchemy import Connection, bindparam, update
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
-from apiserver.deps import Services
+from backfill.core.plan import PlanRow
+from backfill.executors import Executor, Progress, SparkExecutor, ThreadsExecutor
+from backfill.job import Replay, ReplaySettings, Report
+from backfill.replay import PartResult
+from backfill.survey import Leg, Survey
 from metaserver.collect import Collector
+from reading.deps import Services
+from tests.kit.backlog_world import CAPTURE, LAST, TENANT, BacklogWorld, backlog_world, truth
+from tests.kit.manual_clock import ManualClock
+from tests.kit.spark_session import local_session
+from tests.kit.ticdc import compare_canal
 from tistream import ts as tso
-from tistream.bulk.executors import Executor, Progress, SparkExecutor, ThreadsExecutor
-from tistream.bulk.job import Replay, ReplaySettings, Report
-from tistream.bulk.part import PartResult
-from tistream.bulk.plan import PlanRow
-from tistream.bulk.survey import Leg, Survey
-from tistream.catalog import committed, snapshots, tables
-from tistream.catalog.engine import Catalog
-from tistream.catalog.handover import hand_over
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.tasks import assign_task, list_tasks
-from tistream.catalog.workers import WorkerKind, list_workers
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log import committed, snapshots
+from tistream.catalog.work.handover import hand_over
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.tasks import assign_task, list_tasks
+from tistream.catalog.work.workers import WorkerKind, list_workers
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, TiStreamError
-from tistream.testing.backlog_world import CAPTURE, LAST, TENANT, BacklogWorld, backlog_world, truth
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.spark_session import local_session
-from tistream.testing.ticdc import compare_canal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,7 +165,7 @@ def test_without_lowering_the_parts_are_not_at_the_same_place(
     def not_lowered(rows: Sequence[PlanRow], done: Mapping[int, PartResult]) -> list[PlanRow]:
         return [replace(row, upto=done[row.part].reached) for row in rows]
 
-    monkeypatch.setattr("tistream.bulk.job._lowered", not_lowered)
+    monkeypatch.setattr("backfill.job._lowered", not_lowered)
     with pytest.raises(TiStreamError, match="not at the same place"):
         test_a_part_that_stays_behind_holds_its_task(world, monkeypatch)
 
@@ -272,7 +273,7 @@ def test_lost_replies_are_read_back(world: BacklogWorld, monkeypatch: pytest.Mon
         finally:
             unreliable.troubled = None
 
-    monkeypatch.setattr("tistream.bulk.job.hand_over", trouble)
+    monkeypatch.setattr("backfill.job.hand_over", trouble)
     replay = Replay(
         unreliable,
         world.store,

@@ -15,21 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tistream.change import COMMITTED
+from pusher.frontier import FrontierEntry
+from simulator.capture import Capture
+from simulator.push.capture_push import PushProgress, push_capture
+from tests.kit.core_run import Life, Prepared, TaskRun, Trouble, prepare, run_tasks
+from tests.kit.manual_clock import ManualClock
+from tests.kit.memory_control import MemoryControl
+from tests.kit.oracle import Change, batch_files, expected_changes, interleaved
+from tests.kit.recording import committed_rows
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_range, table_prefix
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.model.change import COMMITTED
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.capture_push import PushProgress, push_capture
-from tistream.pusher.frontier import FrontierEntry
-from tistream.simulator.capture import Capture
-from tistream.testing.core_run import Life, Prepared, TaskRun, Trouble, prepare, run_tasks
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.memory_control import MemoryControl
-from tistream.testing.oracle import Change, batch_files, expected_changes, interleaved
-from tistream.testing.recording import committed_rows
 
-RECORDING = Path(str(files("tistream") / "recording"))
+RECORDING = Path(str(files("simulator") / "recording"))
 CAPTURE = Capture(RECORDING)
 S, LAST = CAPTURE.meta.start_ts, CAPTURE.meta.last_resolved_ts
 JOBS = record_range(DDL_JOB_TABLE_ID)

@@ -23,23 +23,23 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, event, make_url, select, update
 
-from tistream.catalog import engine as engines
-from tistream.catalog import mysql, tables
-from tistream.catalog.committed import TaskAdvance, advance_uppers
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner, get_owner
-from tistream.catalog.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
-from tistream.catalog.tasks import Assignment, assign_tasks, holds_ownership, list_tasks, task_places
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.workers import register_worker
+from simulator.chaos.servers.mariadb import MariaDBServer, mariadb, new_database
+from simulator.chaos.servers.proxy import Proxy
+from tests.kit.catalog_cases import START, T, activate, elected
+from tests.kit.catalog_suite import silence_owner
+from tistream.catalog.database import engine as engines
+from tistream.catalog.database import mysql, tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance, advance_uppers
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.owner import acquire_owner, get_owner
+from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
+from tistream.catalog.work.tasks import Assignment, assign_tasks, holds_ownership, list_tasks, task_places
+from tistream.catalog.work.workers import register_worker
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import OWNER_LEASE_MS
-from tistream.testing.catalog_cases import START, T, activate, elected
-from tistream.testing.catalog_suite import silence_owner
-from tistream.testing.mariadb import MariaDBServer, mariadb, new_database
-from tistream.testing.proxy import Proxy
 
 PATIENCE_S = 30
 SHORT_S = 1  #: what stands for IDLE_S and LOCK_WAIT_S here

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Table, select
 
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import KEY_BYTES_MAX, metadata
-from tistream.catalog.tenants import get_tenant, list_tenants, register_tenant
+from simulator.chaos.servers.mariadb import mariadb, new_database
+from tests.kit.catalog_cases import T, activate, together
+from tests.kit.catalog_suite import CatalogSuite
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import KEY_BYTES_MAX, metadata
+from tistream.catalog.tenancy.tenants import get_tenant, list_tenants, register_tenant
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 from tistream.limits import LEASE_MS, OWNER_LEASE_MS
-from tistream.testing.catalog_cases import T, activate, together
-from tistream.testing.catalog_suite import CatalogSuite
-from tistream.testing.mariadb import mariadb, new_database
 
 _number = itertools.count(1)
 

@@ -18,9 +18,9 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tistream.catalog.engine import Catalog
+from simulator.chaos.servers.mariadb import MariaDBServer
+from tistream.catalog.database.engine import Catalog
 from tistream.errors import CatalogUnavailable
-from tistream.testing.mariadb import MariaDBServer
 
 ROOT = Path(__file__).parents[2]
 SALT = b"ABCDEFGHIJKLMNOPQRST"

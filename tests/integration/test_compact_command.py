@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tistream.catalog.engine import Catalog
+from tests.kit.log_builder import LogBuilder, recording_end
+from tistream.catalog.database.engine import Catalog
 from tistream.cli.main import command_line
 from tistream.errors import InvalidInput
 from tistream.objectstore.local import LocalStore
-from tistream.testing.log_builder import LogBuilder, recording_end
 
 
 @pytest.fixture

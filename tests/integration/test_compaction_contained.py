@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 
 from compactor.base_job import BaseSettings, build_tenant_bases
-from compactor.base_plan import BasePlanSettings
+from compactor.core.base_plan import BasePlanSettings
+from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, Report, compact_tenant, planned
 from compactor.local import LocalExecutor
-from compactor.plan import PlanSettings
-from tistream import change
-from tistream.catalog.bases import list_bases
-from tistream.catalog.compaction import pieces
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT
+from tests.kit.open_folder import OpenFolder
+from tistream.catalog.log.bases import list_bases
+from tistream.catalog.log.compaction import pieces
 from tistream.codec.table_key import table_prefix
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.log_builder import TENANT
-from tistream.testing.open_folder import OpenFolder
+from tistream.model import change
 from tistream.ts import TS_MAX
 
 ALL = PlanSettings(inputs_min=2, target_bytes=1 << 20)

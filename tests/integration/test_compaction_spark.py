@@ -16,19 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, compact_tenant, planned
 from compactor.local import LocalExecutor
-from compactor.plan import PlanSettings
 from compactor.spark import WAVES, SparkExecutor, run_lines
 from compactor.task import merge, read_inputs
 from metaserver.collect import Collector
-from tistream.catalog import tables
-from tistream.catalog.compaction import pieces
+from tests.kit.api_world import ApiWorld, api_world, has_more
+from tests.kit.log_builder import TENANT
+from tests.kit.spark_session import SPARK_OPTIONS, local_session
+from tistream.catalog.database import tables
+from tistream.catalog.log.compaction import pieces
 from tistream.clock import SystemClock
 from tistream.objectstore.local import LocalStore
-from tistream.testing.api_world import ApiWorld, api_world, has_more
-from tistream.testing.log_builder import TENANT
-from tistream.testing.spark_session import SPARK_OPTIONS, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.spark_cluster import spark_cluster
+from tests.kit.spark_session import SPARK_OPTIONS
 from tistream.objectstore.local import LocalStore
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.spark_cluster import spark_cluster
-from tistream.testing.spark_session import SPARK_OPTIONS
 
 
 def bodies(world: ApiWorld) -> list[bytes]:

@@ -15,19 +15,19 @@ from fastapi import FastAPI
 
 from apiserver.console import tab
 from apiserver.console.live import PARTS_MAX
-from tistream.auth.keys import hash_of, parse_key
-from tistream.auth.roles import Role
-from tistream.catalog import tables
-from tistream.catalog.keys import revoke_key
-from tistream.catalog.logins import open_session
-from tistream.catalog.stores import issue_incarnation
+from tests.kit.api_world import events_of, has_more, next_cursor
+from tests.kit.auth_site import MINE, NOBODYS, OTHER, auth_site
+from tests.kit.auth_site import Site as AuthSite
+from tests.kit.stream_world import served, sse_of
+from tests.kit.waiting import WAIT_S, eventually
+from tistream.catalog.database import tables
+from tistream.catalog.tenancy.keys import revoke_key
+from tistream.catalog.tenancy.logins import open_session
+from tistream.catalog.work.stores import issue_incarnation
 from tistream.cli.server import HttpServer
+from tistream.http.auth.core.keys import hash_of, parse_key
+from tistream.http.auth.core.roles import Role
 from tistream.limits import KEY_CACHE_MS
-from tistream.testing.api_world import events_of, has_more, next_cursor
-from tistream.testing.auth_site import MINE, NOBODYS, OTHER, auth_site
-from tistream.testing.auth_site import Site as AuthSite
-from tistream.testing.stream_world import served, sse_of
-from tistream.testing.waiting import WAIT_S, eventually
 
 Told = dict[str, Any]
 

@@ -10,21 +10,21 @@ import pytest
 from dispatcher.flight_server import FlightDispatcher
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.stores import assign_store, issue_incarnation
-from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tests.kit.batch_files import batch_bytes
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable
-from tistream.feed import FeedBatch, FeedRequest, FeedStream
-from tistream.feed_flight import FlightFeed, locate_by_catalog
+from tistream.feed.flight import FlightFeed, locate_by_catalog
+from tistream.feed.protocol import FeedBatch, FeedRequest, FeedStream
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import BatchKey
+from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.local import LocalStore
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import ObjectStore
-from tistream.testing.batch_files import batch_bytes
 
 T = Tenant(1, 1)
 FAST = TailTiming(poll_s=0.02, retry_s=0.1)

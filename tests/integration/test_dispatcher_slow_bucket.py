@@ -14,20 +14,20 @@ import pytest
 from dispatcher.flight_server import FlightDispatcher
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.stores import assign_store, issue_incarnation
-from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tests.kit.batch_files import batch_bytes, tenures_of
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.clock import SystemClock
 from tistream.codec.batch_file import encode_batch_file
-from tistream.feed import FeedRequest, FeedStream
-from tistream.feed_flight import FlightFeed, locate_by_catalog
+from tistream.feed.flight import FlightFeed, locate_by_catalog
+from tistream.feed.protocol import FeedRequest, FeedStream
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import BatchKey
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, PREFETCH_FILES_MAX
+from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.memory import MemoryStore
-from tistream.testing.batch_files import batch_bytes, tenures_of
 
 T = Tenant(1, 1)
 LONG_S = 60.0

@@ -10,10 +10,14 @@ import pytest
 from dispatcher.reclaim import Reclaimer
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.snapshots import switch_snapshot
-from tistream.catalog.stores import (
+from tests.kit.batch_files import batch_bytes
+from tests.kit.open_folder import OpenFolder
+from tests.kit.waiting import eventually
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.snapshots import switch_snapshot
+from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.stores import (
     StoreRow,
     assign_store,
     issue_incarnation,
@@ -21,18 +25,14 @@ from tistream.catalog.stores import (
     newest_incarnation,
     reclaimed,
 )
-from tistream.catalog.tasks import assign_task, list_tasks
-from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, register_tenant
-from tistream.catalog.workers import WorkerState, list_workers, register_worker
+from tistream.catalog.work.tasks import assign_task, list_tasks
+from tistream.catalog.work.workers import WorkerState, list_workers, register_worker
 from tistream.clock import SystemClock
 from tistream.errors import FeedGap, FeedUnavailable, StoreRefused
-from tistream.feed import FeedRequest, FeedStream
+from tistream.feed.protocol import FeedRequest, FeedStream
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import BatchKey
-from tistream.testing.batch_files import batch_bytes
-from tistream.testing.open_folder import OpenFolder
-from tistream.testing.waiting import eventually
+from tistream.objectstore.layout import BatchKey
 
 T = Tenant(3, 4)
 FAST = TailTiming(poll_s=0.02, retry_s=0.1)

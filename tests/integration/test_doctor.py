@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tistream.change import Op
+from pusher.tikv.examine import examine
+from simulator.core.mvcc import Version
+from simulator.serve.content import cluster_of, recorded_cluster
+from simulator.serve.served import ServedCluster
 from tistream.cli.main import command_line
 from tistream.clock import SystemClock
 from tistream.codec.memcomparable import encode_bytes
-from tistream.findings import Finding, Verdict
-from tistream.pusher.tikv.examine import examine
-from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.ranges import whole_cluster
-from tistream.simulator.mvcc import Version
-from tistream.simulator.serve.content import cluster_of, recorded_cluster
-from tistream.simulator.serve.served import ServedCluster
+from tistream.diagnostics.findings import Finding, Verdict
+from tistream.model.change import Op
+from tistream.tikv.core.ranges import whole_cluster
+from tistream.tikv.pd import PdClient
 
-RECORDING = Path(str(files("tistream") / "recording"))
+RECORDING = Path(str(files("simulator") / "recording"))
 S = 470613530891255808
 
 
@@ -55,7 +55,7 @@ def test_a_cluster_that_is_well(served: ServedCluster) -> None:
 
 
 def test_a_store_that_cannot_be_reached(served: ServedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tistream.pusher.tikv.examine._CONNECT_S", 0.3)
+    monkeypatch.setattr("pusher.tikv.examine._CONNECT_S", 0.3)
     served.pd._store_addresses[2] = "127.0.0.1:1"  # type: ignore[index]
     found = look(served)
     assert found["store 2"].verdict is Verdict.FAIL

@@ -11,17 +11,17 @@ import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from tistream.catalog.engine import Catalog, newest_revision
-from tistream.catalog.examine import examine_catalog
+from simulator.chaos.servers.durable_s3 import DurableS3
+from simulator.chaos.servers.mariadb import mariadb, new_database
+from simulator.chaos.servers.s3server import CREDENTIALS, S3Server
+from tests.kit.careless_s3 import careless_s3
+from tests.kit.guarded_s3 import ROOT, GuardedS3, guarded_s3
+from tistream.catalog.database.engine import Catalog, newest_revision
+from tistream.catalog.database.examine import examine_catalog
 from tistream.cli.main import command_line
 from tistream.clock import SystemClock
-from tistream.findings import Finding, Verdict
+from tistream.diagnostics.findings import Finding, Verdict
 from tistream.objectstore.factory import open_store
-from tistream.testing.careless_s3 import careless_s3
-from tistream.testing.durable_s3 import DurableS3
-from tistream.testing.guarded_s3 import ROOT, GuardedS3, guarded_s3
-from tistream.testing.mariadb import mariadb, new_database
-from tistream.testing.s3server import CREDENTIALS, S3Server
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
 STORE = ["object store", "put", "create if absent", "one winner", "read after write", "range", "list", "store clock"]

@@ -12,17 +12,17 @@ import pytest
 
 import dispatcher.exchange
 from dispatcher.flight_server import FlightFeedServer
-from tistream.change import ROWS
+from simulator.chaos.servers.proxy import Proxy, Trouble
+from tests.kit.batch_files import tenures_of
+from tests.kit.waiting import eventually
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
-from tistream.feed_flight import FlightFeed, FlightStream
-from tistream.feed_wire import FEED_COMMAND, Subscribe, Taken, encode_command
+from tistream.feed.flight import FlightFeed, FlightStream
+from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.wire import FEED_COMMAND, Subscribe, Taken, encode_command
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, FEED_QUEUE_BYTES_MAX
-from tistream.testing.batch_files import tenures_of
-from tistream.testing.proxy import Proxy, Trouble
-from tistream.testing.waiting import eventually
+from tistream.model.change import ROWS
 
 T = Tenant(1, 2)
 LONG_S = 60.0
@@ -208,7 +208,7 @@ def test_when_it_is_cut_all_go_on_where_they_were(world: World) -> None:
 
 
 def test_a_peer_that_hangs_is_left_by_both(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("dispatcher.exchange.SILENT_S", "tistream.feed_exchange.SILENT_S"):
+    for name in ("dispatcher.exchange.SILENT_S", "tistream.feed.exchange.SILENT_S"):
         monkeypatch.setattr(name, 1.0)
     monkeypatch.setattr(dispatcher.exchange, "IDLE_S", 0.1)
     store = Store(7, 1)

@@ -12,16 +12,16 @@ import pytest
 
 from dispatcher.exchange import Source
 from dispatcher.flight_server import FlightFeedServer
-from tistream.change import REGIONS, ROWS
+from tests.kit.batch_files import tenures_of
+from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
-from tistream.feed_flight import FlightFeed, FlightStream
+from tistream.feed.flight import FlightFeed, FlightStream
+from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX
-from tistream.testing.batch_files import tenures_of
-from tistream.testing.waiting import eventually
+from tistream.model.change import REGIONS, ROWS
 
 T = Tenant(1, 2)
 CLOCK = SystemClock()

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.huge_transaction import Shape, graph, play
-from sorter import due, output, publisher, relief
+from sorter.core import decision_queue, eviction
+from sorter.rows import output
+from sorter.worker import publisher
 
 
 def test_a_transaction_four_times_the_budget_gets_through_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due, "DECIDE_ROWS", 8_000)
+    monkeypatch.setattr(decision_queue, "DECIDE_ROWS", 8_000)
     monkeypatch.setattr(output, "PIECE_BYTES", 4 << 20)
     monkeypatch.setattr(publisher, "FILE_BYTES_TARGET", 8 << 20)
-    monkeypatch.setattr(relief, "FILE_BYTES", 4 << 20)
+    monkeypatch.setattr(eviction, "FILE_BYTES", 4 << 20)
     report = play(Shape(rows=64_000, value_bytes=1000), 16, tmp_path, wait_s=300.0)
     assert report.same
     assert report.rows == 64_000

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tistream.change import Op
+from pusher.schema_scan import read_schema
+from simulator.core.mvcc import Lock, Version
+from simulator.serve.content import cluster_of, recorded_cluster
+from simulator.serve.core.kv import KvReads
+from simulator.serve.served import ServedCluster
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
-from tistream.pusher.schema_scan import read_schema
-from tistream.pusher.tikv.kv_messages import ApiVersion, KvRefused
-from tistream.pusher.tikv.kv_scan import KvReader
-from tistream.pusher.tikv.pd import PdClient
-from tistream.simulator.mvcc import Lock, Version
-from tistream.simulator.serve.content import cluster_of, recorded_cluster
-from tistream.simulator.serve.kv import KvReads
-from tistream.simulator.serve.served import ServedCluster
+from tistream.model.change import Op
+from tistream.tikv.core.kv_messages import ApiVersion, KvRefused
+from tistream.tikv.kv_scan import KvReader
+from tistream.tikv.pd import PdClient
 
-RECORDING = Path(str(files("tistream") / "recording"))
+RECORDING = Path(str(files("simulator") / "recording"))
 S = 470613530891255808
 ALL = KeyRange()
 PAIRS = [(b"k%03d" % i, b"value %d" % i) for i in range(300)]
@@ -165,8 +165,8 @@ def test_a_page_that_is_more_than_a_message_holds_is_asked_for_in_smaller_ones(
 ) -> None:
     """Small rows first, so that many are asked for at once when the large ones come."""
     limit = ("grpc.max_receive_message_length", 1 << 16)
-    monkeypatch.setattr("tistream.pusher.tikv.channels._OPTIONS", (limit,))
-    monkeypatch.setattr("tistream.pusher.tikv.kv_scan._PAGE_BYTES", 1 << 15)
+    monkeypatch.setattr("tistream.tikv.channels._OPTIONS", (limit,))
+    monkeypatch.setattr("tistream.tikv.kv_scan._PAGE_BYTES", 1 << 15)
     pairs = [(b"k0%05d" % i, b"v") for i in range(3000)] + [(b"k1%05d" % i, b"x" * 4096) for i in range(60)]
     versions = [(key, Version(S - 9, S - 8, Op.PUT, value, None)) for key, value in pairs]
     with ServedCluster(cluster_of(versions, floor_ts=S, regions=1)) as served:

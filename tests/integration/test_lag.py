@@ -12,21 +12,21 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from apiserver.app import create_app
+from tests.kit.api_world import BASE, ApiWorld, api_world
+from tests.kit.batch_files import batch_bytes
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.request_tally import RequestTally
 from tistream import ts as tso
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.reports import StuckReport, TaskReport, WorkerReport
-from tistream.catalog.stores import assign_store, issue_incarnation, note_cut_ts
-from tistream.catalog.tasks import TaskRow, assign_task, list_tasks
-from tistream.catalog.workers import heartbeat, register_worker
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.reports import StuckReport, TaskReport, WorkerReport
+from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
+from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks
+from tistream.catalog.work.workers import heartbeat, register_worker
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
-from tistream.layout import BatchKey
+from tistream.model.task_state import TaskState
+from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.metered import MeteredStore
-from tistream.task_state import TaskState
-from tistream.testing.api_world import BASE, ApiWorld, api_world
-from tistream.testing.batch_files import batch_bytes
-from tistream.testing.log_builder import TENANT, recording_end
-from tistream.testing.request_tally import RequestTally
 
 STORES = (1, 2)
 

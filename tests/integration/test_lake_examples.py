@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.kit.log_builder import recording_end
+from tests.kit.served_log import ServedLog, served_log
 from tistream.client import Client, connect
-from tistream.testing.log_builder import recording_end
-from tistream.testing.served_log import ServedLog, served_log
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a delete that meets no row, among others
 EXAMPLES = Path(__file__).parents[2] / "examples"

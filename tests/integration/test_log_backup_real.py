@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from tistream.change import FLAG_NOT_A_CHANGE, FLAG_OLD_VALUE_UNKNOWN
+from pusher.core.cdcpb import read_change_data
+from pusher.core.source import Resolved, Rows
+from pusher.logbackup.core.entries import read_versions, unpack
+from pusher.logbackup.core.metadata import META_PREFIX, read_metadata
+from pusher.logbackup.source import LogBackupSource
+from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
+from tests.kit.log_backup_files import LogBackupFiles
+from tests.kit.manual_clock import ManualClock
+from tests.kit.real_tikv import Story, Version, lines
 from tistream.codec.table_key import RecordKey, parse_key
 from tistream.errors import CorruptObject, ObjectNotFound
+from tistream.model.change import FLAG_NOT_A_CHANGE, FLAG_OLD_VALUE_UNKNOWN
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.cdcpb import read_change_data
-from tistream.pusher.logbackup.entries import read_versions, unpack
-from tistream.pusher.logbackup.metadata import META_PREFIX, read_metadata
-from tistream.pusher.logbackup.source import LogBackupSource
-from tistream.pusher.source import Resolved, Rows
-from tistream.testing.log_backup_files import LogBackupFiles
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.real_tikv import Story, Version, lines
-from tistream.testing.s3server import CREDENTIALS, s3_server
 
 FOLDER = Path(__file__).parents[1] / "data" / "real_tikv" / "logbackup_clean"
 START_TS = 470614360925667329  #: the backup task's start_ts, from PD

@@ -13,12 +13,12 @@ import pymysql
 import pytest
 from sqlalchemy import make_url
 
-from tistream.testing import replica
-from tistream.testing.log_builder import recording_end
-from tistream.testing.mariadb import mariadb
-from tistream.testing.recording import EXPECTED
-from tistream.testing.replica_rows import open_server, selected
-from tistream.testing.served_log import ServedLog, served_log
+from simulator.chaos.servers.mariadb import mariadb
+from tests.kit import replica
+from tests.kit.log_builder import recording_end
+from tests.kit.recording import EXPECTED
+from tests.kit.replica_rows import open_server, selected
+from tests.kit.served_log import ServedLog, served_log
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "to_mariadb.py"
 PATIENCE_S = 120

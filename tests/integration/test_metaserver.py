@@ -14,28 +14,28 @@ from sqlalchemy import update
 
 from metaserver.app import create_app
 from metaserver.loop import MetaWorker
-from tistream.catalog import tables
-from tistream.catalog.engine import Catalog
-from tistream.catalog.handover import take_tasks
-from tistream.catalog.owner import get_owner
-from tistream.catalog.reports import TaskReport, WorkerReport
-from tistream.catalog.stores import issue_incarnation, list_stores, note_cut_ts
-from tistream.catalog.tasks import get_task, list_tasks, stop_task
-from tistream.catalog.tenants import TaskKind, TenantState, get_tenant, register_tenant
-from tistream.catalog.workers import drain_worker, heartbeat, register_worker, retire_worker
+from tests.kit.manual_clock import ManualClock
+from tests.kit.open_folder import OpenFolder
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import TaskKind, TenantState, get_tenant, register_tenant
+from tistream.catalog.work.handover import take_tasks
+from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.reports import TaskReport, WorkerReport
+from tistream.catalog.work.stores import issue_incarnation, list_stores, note_cut_ts
+from tistream.catalog.work.tasks import get_task, list_tasks, stop_task
+from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, Fenced
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import SchemaSnapKey
 from tistream.limits import LEASE_MS, OWNER_LEASE_MS
-from tistream.service import Problem
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.open_folder import OpenFolder
+from tistream.objectstore.layout import SchemaSnapKey
+from tistream.runtime.service import Problem
 
 T = Tenant(1, 1)
 LEASE_S = LEASE_MS / 1000
-RECORDING = Path(__file__).parents[2] / "tistream" / "recording"
+RECORDING = Path(__file__).parents[2] / "simulator" / "recording"
 BASE = "/v1/clusters/1/tenants/1"
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from simulator.chaos.servers.s3server import CREDENTIALS, S3Server, s3_server
+from tests.kit.objectstore_suite import KEY, ObjectStoreSuite
 from tistream.errors import StoreUnavailable
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.protocol import ObjectStore
-from tistream.testing.objectstore_suite import KEY, ObjectStoreSuite
-from tistream.testing.s3server import CREDENTIALS, S3Server, s3_server
 
 _number = itertools.count(1)
 

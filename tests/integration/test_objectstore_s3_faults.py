@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from simulator.chaos.servers.s3server import CREDENTIALS
 from tistream.errors import ObjectConflict, StoreUnavailable
 from tistream.objectstore.s3 import S3Store
-from tistream.testing.s3server import CREDENTIALS
 
 
 class Server(ThreadingHTTPServer):

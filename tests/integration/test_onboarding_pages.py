@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tistream.auth.keys import parse_key
-from tistream.auth.roles import Role
-from tistream.catalog.keys import get_key
-from tistream.catalog.stores import issue_incarnation
-from tistream.catalog.tenants import register_tenant
+from tests.kit.api_world import api_world
+from tests.kit.auth_site import MINE, OTHER, Site, auth_site, is_problem
+from tests.kit.log_builder import LogBuilder
+from tistream.catalog.tenancy.keys import get_key
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.http.auth.core.keys import parse_key
+from tistream.http.auth.core.roles import Role
 from tistream.ids import Tenant
-from tistream.testing.api_world import api_world
-from tistream.testing.auth_site import MINE, OTHER, Site, auth_site, is_problem
-from tistream.testing.log_builder import LogBuilder
 
 HOSTILE = "<script>alert('x')</script> & \"co\""
 

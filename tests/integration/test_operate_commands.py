@@ -12,17 +12,17 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
-from tistream.catalog import tables
-from tistream.catalog.stops import Scope, Stopped, clear_stop, get_stop, list_stops, record_stop
-from tistream.catalog.tasks import get_task
-from tistream.catalog.tenants import TenantState, get_tenant, look_up_tenant, register_tenant
-from tistream.catalog.workers import WorkerState, get_worker
+from tests.kit.log_builder import TENANT
+from tests.kit.operated import HOSTILE, Operated, operated
+from tistream.catalog.database import tables
+from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant, register_tenant
+from tistream.catalog.work.stops import Scope, Stopped, clear_stop, get_stop, list_stops, record_stop
+from tistream.catalog.work.tasks import get_task
+from tistream.catalog.work.workers import WorkerState, get_worker
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.errors import InvalidInput, NotFound, StateForbids, TiStreamError
 from tistream.ids import Tenant
-from tistream.testing.log_builder import TENANT
-from tistream.testing.operated import HOSTILE, Operated, operated
 
 
 @pytest.fixture(scope="module")

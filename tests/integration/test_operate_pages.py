@@ -14,12 +14,12 @@ from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from apiserver.console.strips import CELLS_MAX, lag_class, lag_strip, owner_colours, owner_strip
-from tistream.catalog.tasks import get_task, list_tasks
-from tistream.catalog.tenants import TenantState, get_tenant, look_up_tenant
-from tistream.catalog.workers import WorkerState, get_worker
-from tistream.testing.api_world import api_world
-from tistream.testing.log_builder import TENANT
-from tistream.testing.operated import HOSTILE, STOPPED, Operated, operated
+from tests.kit.api_world import api_world
+from tests.kit.log_builder import TENANT
+from tests.kit.operated import HOSTILE, STOPPED, Operated, operated
+from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant
+from tistream.catalog.work.tasks import get_task, list_tasks
+from tistream.catalog.work.workers import WorkerState, get_worker
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 

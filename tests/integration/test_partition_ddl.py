@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from apiserver.left_out import left_out
+from reading.excluded_rows import left_out
 from schemas.ids import IdStatus
+from tests.kit.api_world import ApiWorld, api_world, events_of
+from tests.kit.partition_consumer import Consumer
+from tests.kit.partition_recording import DATABASE, PartitionRecording, recorded
 from tistream import ts as tso
 from tistream.codec.table_key import is_record, table_ids
-from tistream.testing.api_world import ApiWorld, api_world, events_of
-from tistream.testing.partition_consumer import Consumer
-from tistream.testing.partition_recording import DATABASE, PartitionRecording, recorded
 
 FLUSHES = 6
 

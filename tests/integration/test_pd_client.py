@@ -16,9 +16,9 @@ import pytest
 from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, merged, message, octets, uint
 from tistream.errors import ErrorKind, InvalidInput, NotFound, StoreUnavailable, TsExpired
-from tistream.pusher.tikv.channels import Tls
-from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_messages import PdRefused, Region
+from tistream.tikv.channels import Tls
+from tistream.tikv.core.pd_messages import PdRefused, Region
+from tistream.tikv.pd import PdClient
 
 CLUSTER = 7
 REGION = message(1, uint(1, 2) + octets(3, b"m") + message(4, uint(1, 1) + uint(2, 38))) + message(2, uint(2, 4))

@@ -8,13 +8,13 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.kit.waiting import WAIT_S, eventually
 from tistream import config
-from tistream.catalog.stores import issue_incarnation
-from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.work.stores import issue_incarnation
 from tistream.cli import assembly
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.testing.waiting import WAIT_S, eventually
 
 T = Tenant(1, 1)
 

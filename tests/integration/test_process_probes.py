@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from simulator.chaos.servers.processes import TiStreamProcess, running
+from tests.kit.log_builder import LogBuilder
 from tistream import config
-from tistream.catalog.engine import Catalog
-from tistream.metrics import described
+from tistream.catalog.database.engine import Catalog
 from tistream.objectstore.local import LocalStore
-from tistream.testing.log_builder import LogBuilder
-from tistream.testing.processes import TiStreamProcess, running
+from tistream.runtime.metrics import described
 
 WAIT_S = 120.0
 

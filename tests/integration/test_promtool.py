@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tistream import metrics
+from tistream.runtime import metrics
 
 PROMETHEUS = Path(__file__).parents[2] / "infra" / "prometheus"
 

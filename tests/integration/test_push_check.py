@@ -17,23 +17,30 @@ from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import PushTerms, session_policy
 from metaserver.push_routes import drop_probes
-from tistream.catalog.deletion import delete_tenant
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
+from simulator.chaos.servers.s3server import REGION, S3Server
+from tests.kit.careless_s3 import careless_s3
+from tests.kit.guarded_s3 import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import (
+    NewTask,
+    TaskKind,
+    TenantState,
+    activate_tenant,
+    change_state,
+    register_tenant,
+)
+from tistream.catalog.work.deletion import delete_tenant
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import ProbeKey, buffer_prefix, foreign_probe
 from tistream.objectstore.factory import open_store
+from tistream.objectstore.layout import ProbeKey, buffer_prefix, foreign_probe
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import ObjectStore
-from tistream.testing.careless_s3 import careless_s3
-from tistream.testing.guarded_s3 import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
-from tistream.testing.s3server import REGION, S3Server
 
 T = Tenant(1, 1)
-RECORDING = str(files("tistream") / "recording")
+RECORDING = str(files("simulator") / "recording")
 ALL = ["control plane", "key", "tenant", "credentials", "put", "the service sees it", "create if absent"]
 ALL += ["a neighbour's folder", "removed"]
 

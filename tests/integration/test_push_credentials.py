@@ -22,20 +22,20 @@ from metaserver import push_access
 from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import PushTerms, session_policy
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tenants import register_tenant
+from pusher.control import HttpControl, PushCredentials
+from pusher.tenant_store import TenantStore
+from simulator.chaos.servers.s3server import REGION
+from tests.kit.guarded_s3 import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
+from tests.kit.manual_clock import ManualClock
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.cli.server import HttpServer
 from tistream.errors import CredentialsUnavailable, ObjectConflict, StoreRefused
 from tistream.ids import Tenant
-from tistream.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
 from tistream.objectstore.factory import open_session, open_store
+from tistream.objectstore.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
 from tistream.objectstore.protocol import ObjectStore
 from tistream.objectstore.session import SessionCredentials
-from tistream.pusher.control import HttpControl, PushCredentials
-from tistream.pusher.tenant_store import TenantStore
-from tistream.testing.guarded_s3 import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.s3server import REGION
 
 T, NEIGHBOUR = Tenant(1, 1), Tenant(1, 10)  # whose name begins alike
 OWN = f"{buffer_prefix(T)}store-1/000001/file-000000000001.seg"

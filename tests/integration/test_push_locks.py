@@ -7,22 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from pusher.schema_push import empty_snapshot
+from pusher.tikv.examine import examine
+from simulator.core.mvcc import Lock, Version
+from simulator.serve.content import cluster_of
+from simulator.serve.served import ServedCluster
+from tests.kit import upstream_answers as grpc_faults
+from tests.kit.push_bench import PushBench
+from tests.kit.upstream_answers import HastyClock, Upstream
 from tistream import ts
-from tistream.change import Op
 from tistream.clock import SystemClock
 from tistream.codec.protobuf import message, octets
 from tistream.codec.table_key import record_key
-from tistream.findings import Verdict
-from tistream.pusher.schema_push import empty_snapshot
-from tistream.pusher.tikv.examine import examine
-from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.ranges import whole_cluster
-from tistream.simulator.mvcc import Lock, Version
-from tistream.simulator.serve.content import cluster_of
-from tistream.simulator.serve.served import ServedCluster
-from tistream.testing import upstream_answers as grpc_faults
-from tistream.testing.push_bench import PushBench
-from tistream.testing.upstream_answers import HastyClock, Upstream
+from tistream.diagnostics.findings import Verdict
+from tistream.model.change import Op
+from tistream.tikv.core.ranges import whole_cluster
+from tistream.tikv.pd import PdClient
 
 S = ts.compose(int(time.time() * 1000) - 60_000)
 START = S + (1000 << 18)  #: 59 s ago
@@ -38,7 +38,7 @@ def upstream() -> Upstream:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, upstream: Upstream) -> Iterator[PushBench]:
     """Three keys in three regions, of three stores."""
-    monkeypatch.setattr("tistream.pusher.tikv_push._LOCKS_S", 0.1)
+    monkeypatch.setattr("pusher.tikv_push._LOCKS_S", 0.1)
     versions = [(key, Version(S - 9, S - 8, Op.PUT, b"old", None)) for key in (PRIMARY, SECONDARY, OTHER)]
     cluster = cluster_of(versions, floor_ts=S, regions=3)
     with ServedCluster(cluster, resolved_s=0.1, interceptors=[upstream]) as served:
@@ -143,7 +143,7 @@ FAULTS = [
 def test_whatever_a_store_says_of_locks_the_push_goes_on_and_ends_them_later(
     bench: PushBench, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr("tistream.pusher.tikv.locks._CALL_S", 0.2)
+    monkeypatch.setattr("pusher.tikv.locks._CALL_S", 0.2)
     lock(bench, SECONDARY)
     bench.clock = HastyClock()
     bench.start(flush_interval_s=1.0)

@@ -15,22 +15,29 @@ from metaserver import bounded, push_routes, seed_routes
 from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
+from pusher.control import ControlUnavailable, HttpControl
+from pusher.tenant_store import TenantStore, opening
 from tistream import ts as tso
-from tistream.catalog.deletion import delete_tenant
-from tistream.catalog.engine import Catalog
-from tistream.catalog.seeds import list_seeds
-from tistream.catalog.stops import Scope, Stopped, record_stop
-from tistream.catalog.tenants import NewTask, TaskKind, TenantState, activate_tenant, change_state, register_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.tenancy.tenants import (
+    NewTask,
+    TaskKind,
+    TenantState,
+    activate_tenant,
+    change_state,
+    register_tenant,
+)
+from tistream.catalog.work.deletion import delete_tenant
+from tistream.catalog.work.stops import Scope, Stopped, record_stop
 from tistream.cli import assembly
 from tistream.codec.seed_file import manifest_key
 from tistream.config import ObjectStoreSettings, PushSettings, Settings
 from tistream.errors import ConfigError, InvalidInput
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
+from tistream.objectstore.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.control import ControlUnavailable, HttpControl
-from tistream.pusher.tenant_store import TenantStore, opening
 
 T, OTHER = Tenant(1, 1), Tenant(1, 10)
 BASE = "/v1/clusters/1/tenants/1"

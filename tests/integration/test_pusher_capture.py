@@ -12,26 +12,20 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from pusher.frontier import FrontierEntry
+from simulator.capture import Capture
+from simulator.push.capture_push import PushProgress, PushResult, push_capture
+from tests.kit.manual_clock import ManualClock
+from tests.kit.memory_control import MemoryControl
+from tests.kit.oracle import Change, WatermarkOracle, batch_files, expected_changes, interleaved
 from tistream.codec.batch_file import BatchFile
 from tistream.errors import InvalidInput, ObjectConflict, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import SchemaSnapKey
+from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.capture_push import PushProgress, PushResult, push_capture
-from tistream.pusher.frontier import FrontierEntry
-from tistream.simulator.capture import Capture
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.memory_control import MemoryControl
-from tistream.testing.oracle import (
-    Change,
-    WatermarkOracle,
-    batch_files,
-    expected_changes,
-    interleaved,
-)
 
-RECORDING = Path(str(files("tistream") / "recording"))
+RECORDING = Path(str(files("simulator") / "recording"))
 TENANT = Tenant(1, 2)
 CAPTURE = Capture(RECORDING)
 S, LAST = CAPTURE.meta.start_ts, CAPTURE.meta.last_resolved_ts

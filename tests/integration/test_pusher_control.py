@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import orjson
 import pytest
 
+from pusher.control import ControlUnavailable, HttpControl, IncarnationGrant, PushBundle, retrying
+from pusher.frontier import FrontierEntry
 from tistream.clock import SystemClock
 from tistream.errors import Fenced, InvalidInput, NotAllowed, NotFound, TenantDeleted, TiStreamError, Unauthenticated
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.pusher.control import ControlUnavailable, HttpControl, IncarnationGrant, PushBundle, retrying
-from tistream.pusher.frontier import FrontierEntry
 
 ROOT = "/v1/clusters/4/tenants/9"
 

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from metaserver.app import create_app
-from tistream.catalog.engine import Catalog
-from tistream.catalog.stores import list_stores
-from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from pusher.control import HttpControl
+from pusher.frontier import FrontierReader
+from pusher.worker import PusherWorker
+from simulator.core.cluster import Cluster, Region
+from simulator.push.model_source import ModelSource
+from tests.kit.manual_clock import ManualClock
+from tests.kit.oracle import batch_files
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.work.stores import list_stores
 from tistream.cli.server import HttpServer
 from tistream.errors import Fenced
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import INCARNATION_CHECK_MS
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.control import HttpControl
-from tistream.pusher.frontier import FrontierReader
-from tistream.pusher.model_source import ModelSource
-from tistream.pusher.worker import PusherWorker
-from tistream.simulator.cluster import Cluster, Region
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.oracle import batch_files
 
 T = Tenant(1, 1)
 S = 1000

@@ -12,20 +12,20 @@ import orjson
 import pytest
 import zstandard
 
+from pusher.frontier import FrontierEntry
 from schemas.snapshot import parse_pushed
-from tistream.change import Op
+from simulator.push.capture_push import PushProgress, PushResult
+from simulator.push.replay_push import push_replay
+from tests.kit.memory_control import MemoryControl
+from tests.kit.oracle import WatermarkOracle, batch_files, interleaved
+from tests.kit.real_tikv import stored_versions
 from tistream.codec.table_key import table_prefix
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange, prefix_range
-from tistream.layout import SchemaSnapKey
+from tistream.model.change import Op
+from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.capture_push import PushProgress, PushResult
-from tistream.pusher.frontier import FrontierEntry
-from tistream.pusher.replay_push import push_replay
-from tistream.testing.memory_control import MemoryControl
-from tistream.testing.oracle import WatermarkOracle, batch_files, interleaved
-from tistream.testing.real_tikv import stored_versions
 
 QUIET = Path(__file__).parents[1] / "data" / "real_tikv" / "txn_quiet"
 TENANT = Tenant(1, 2)
@@ -109,7 +109,7 @@ def test_a_tenant_that_has_more_already_is_refused(pushed: tuple[Bench, PushResu
 
 def test_a_schema_beside_the_recording_is_pushed(tmp_path: Path) -> None:
     shutil.copy(QUIET / "stream.ndjson.zst", tmp_path)
-    own = orjson.loads((files("tistream") / "recording" / "schema_snapshot.json").read_bytes())
+    own = orjson.loads((files("simulator") / "recording" / "schema_snapshot.json").read_bytes())
     bench = Bench()
     (tmp_path / "schema_snapshot.json").write_bytes(orjson.dumps(own))
     with pytest.raises(InvalidInput, match="another moment"):

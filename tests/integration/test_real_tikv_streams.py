@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-from sorter import prewrite_buffer, slots
-from sorter.prewrite_buffer import PrewriteBuffer
-from sorter.slots import Promises
+from sorter.core import prewrite_buffer, slots
+from sorter.core.prewrite_buffer import PrewriteBuffer
+from sorter.core.slots import Promises
+from tests.kit.core_run import Prepared, TaskRun, Trouble, prepare, run_tasks
+from tests.kit.real_tikv import Story, StreamPlayer, Version, Write, lines, stored_versions
 from tistream import ts
-from tistream.change import RowKind
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_range, table_prefix
 from tistream.errors import BrokenPromise
 from tistream.keyrange import KeyRange
-from tistream.testing.core_run import Prepared, TaskRun, Trouble, prepare, run_tasks
-from tistream.testing.real_tikv import Story, StreamPlayer, Version, Write, lines, stored_versions
+from tistream.model.change import RowKind
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 META, TABLES = 1, 2  # request ids of the recorder in txn_dev

@@ -14,18 +14,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tistream.change import Op, RowKind
+from pusher.core.cdcpb import RegionErrorKind, read_change_data
+from simulator.replay.server import ReplayCluster
+from tests.kit.feed_client import FeedClient
+from tests.kit.real_tikv import lines, stored_versions
 from tistream.codec.memcomparable import encode_bytes
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
 from tistream.codec.table_key import table_prefix
 from tistream.errors import InvalidInput, NotFound, TsExpired
 from tistream.keyrange import KeyRange, prefix_range
-from tistream.pusher.cdcpb import RegionErrorKind, read_change_data
-from tistream.pusher.tikv.channels import open_channel
-from tistream.pusher.tikv.pd import PdClient
-from tistream.simulator.replay.server import ReplayCluster
-from tistream.testing.feed_client import FeedClient
-from tistream.testing.real_tikv import lines, stored_versions
+from tistream.model.change import Op, RowKind
+from tistream.tikv.channels import open_channel
+from tistream.tikv.pd import PdClient
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 QUIET, DEV = DATA / "txn_quiet", DATA / "txn_dev"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from simulator.loopback.core import feed_wire as wire
+from simulator.loopback.core.feed_wire import Request
+from simulator.replay.core.stage import Stage
+from simulator.replay.recording import Begun, Message, Recording, Registration, StreamEnded, read_recording
 from tistream import ts
-from tistream.change import RowKind
 from tistream.keyrange import KeyRange
-from tistream.simulator.loopback import feed_wire as wire
-from tistream.simulator.loopback.feed_wire import Request
-from tistream.simulator.replay.recording import Begun, Message, Recording, Registration, StreamEnded, read_recording
-from tistream.simulator.replay.stage import Stage
+from tistream.model.change import RowKind
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 

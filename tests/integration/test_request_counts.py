@@ -11,33 +11,33 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from apiserver.reader import LogReader
 from dispatcher.worker import DispatcherWorker
 from metaserver.app import create_app
 from metaserver.loop import MetaWorker
-from sorter.worker import SorterWorker
-from tistream import cost
+from pusher.control import HttpControl
+from pusher.frontier import FrontierReader
+from pusher.worker import PusherWorker
+from reading.reader import LogReader
+from simulator.core.cluster import Cluster, Region
+from simulator.core.mvcc import Version
+from simulator.push.model_source import ModelSource
+from sorter.worker.worker import SorterWorker
+from tests.kit.request_tally import RequestTally
+from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
-from tistream.catalog.committed import SegmentRow, find_segments
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tasks import list_tasks, served_watermark
-from tistream.catalog.tenants import NewTask, TaskKind, activate_tenant, register_tenant
-from tistream.change import Op
+from tistream.admin.core import cost
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
+from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.model.change import Op
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.metered import MeteredStore
-from tistream.pusher.control import HttpControl
-from tistream.pusher.frontier import FrontierReader
-from tistream.pusher.model_source import ModelSource
-from tistream.pusher.worker import PusherWorker
-from tistream.service import Service, ServiceGroup
-from tistream.simulator.cluster import Cluster, Region
-from tistream.simulator.mvcc import Version
-from tistream.testing.request_tally import RequestTally
-from tistream.testing.waiting import WAIT_S, eventually
+from tistream.runtime.service import Service, ServiceGroup
 
 T = Tenant(1, 1)
 S = tso.compose(1_700_000_000_000)

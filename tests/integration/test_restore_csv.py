@@ -11,14 +11,14 @@ import pyarrow as pa
 import pymysql
 from sqlalchemy import make_url
 
-from apiserver.asof.csv import load_statement
-from apiserver.asof.output import writer_of
+from reading.asof.csv import load_statement
+from reading.asof.output import writer_of
 from schemas import tidb_json
 from schemas.model import Table
+from simulator.chaos.servers.mariadb import mariadb
+from tests.kit.column_run import ID
+from tests.kit.tidb_columns import TYPES, Type, column_info
 from tistream.cli.snapshot import load_text
-from tistream.testing.column_run import ID
-from tistream.testing.mariadb import mariadb
-from tistream.testing.tidb_columns import TYPES, Type, column_info
 
 TEXTS = [
     "",

@@ -12,16 +12,12 @@ import pytest
 
 from metaserver import retention as keeping
 from metaserver.retention import Retention
-from schemas import retention as rules
-from schemas.registry import SchemaRegistry
-from tistream import ts as tso
-from tistream.catalog.bases import list_bases
-from tistream.catalog.seeds import list_seeds
-from tistream.catalog.tenants import get_tenant, set_retention
-from tistream.testing.api_world import ApiWorld, next_cursor
-from tistream.testing.log_builder import TENANT
-from tistream.testing.recording import committed_rows
-from tistream.testing.retention_world import (
+from schemas.registry import retention as rules
+from schemas.registry.schema_registry import SchemaRegistry
+from tests.kit.api_world import ApiWorld, next_cursor
+from tests.kit.log_builder import TENANT
+from tests.kit.recording import committed_rows
+from tests.kit.retention_world import (
     END,
     EVER_MS,
     KEPT_S,
@@ -39,6 +35,10 @@ from tistream.testing.retention_world import (
     oldest,
     retention,
 )
+from tistream import ts as tso
+from tistream.catalog.log.bases import list_bases
+from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.tenancy.tenants import get_tenant, set_retention
 
 pytestmark = pytest.mark.usefixtures("short_times")
 
@@ -105,8 +105,8 @@ def test_below_the_floor_there_is_nothing_but_410(world: ApiWorld) -> None:
 
 def test_a_position_from_before_the_snapshot_is_refused_too(world: ApiWorld) -> None:
     """It stands at the beginning of the log, wherever that was: not at where it begins now."""
-    from apiserver import cursor
-    from apiserver.cursor import Scope
+    from reading import cursor
+    from reading.cursor import Scope
 
     give_up(world, world.log.cuts(2)[0])
     assert world.get("/changes", cursor=cursor.encode(Scope(tenant=TENANT), 0)).status_code == 410

@@ -13,18 +13,18 @@ from typer.testing import CliRunner
 
 from metaserver.app import create_app
 from metaserver.loop import MetaWorker
+from tests.kit.catalog_cases import OTHER, START, T
+from tests.kit.catalog_suite_retention import EDGE, grown
+from tests.kit.manual_clock import ManualClock
 from tistream import ts as tso
-from tistream.catalog import tables
-from tistream.catalog.engine import Catalog
-from tistream.catalog.retention import raise_floor
-from tistream.catalog.tenants import get_tenant, register_tenant
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.retention import raise_floor
+from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.errors import TiStreamError
 from tistream.objectstore.local import LocalStore
-from tistream.testing.catalog_cases import OTHER, START, T
-from tistream.testing.catalog_suite_retention import EDGE, grown
-from tistream.testing.manual_clock import ManualClock
 
 BASE = "/v1/clusters/7/tenants/0"
 ME = ["-c", "7", "-t", "0"]

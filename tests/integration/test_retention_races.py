@@ -13,17 +13,11 @@ from typing import Any
 
 import pytest
 
-from apiserver.reader import LogReader
 from metaserver import retention as keeping
-from tistream.catalog import committed, tables
-from tistream.catalog import retention as floors
-from tistream.catalog.bases import list_bases
-from tistream.catalog.changefeeds import add_changefeed, move_checkpoint, remove_changefeed
-from tistream.catalog.committed import find_segments
-from tistream.errors import TsExpired
-from tistream.testing.api_world import ApiWorld
-from tistream.testing.log_builder import TENANT
-from tistream.testing.retention_world import (
+from reading.reader import LogReader
+from tests.kit.api_world import ApiWorld
+from tests.kit.log_builder import TENANT
+from tests.kit.retention_world import (
     END,
     KEPT_S,
     Kept,
@@ -39,6 +33,13 @@ from tistream.testing.retention_world import (
     kept,
     oldest,
 )
+from tistream.catalog.database import tables
+from tistream.catalog.log import committed
+from tistream.catalog.log import retention as floors
+from tistream.catalog.log.bases import list_bases
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.tenancy.changefeeds import add_changefeed, move_checkpoint, remove_changefeed
+from tistream.errors import TsExpired
 
 pytestmark = pytest.mark.usefixtures("short_times")
 
@@ -142,7 +143,7 @@ def test_readers_while_the_log_is_given_up_compacted_and_collected(world: ApiWor
 
 def test_a_read_as_of_goes_on_from_a_newer_base_or_is_told(based: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seed from which a read begins is given up before its rows are listed."""
-    from apiserver.asof import source
+    from reading.asof import source
 
     world = based
     (at,) = {base.ts for base in list_bases(world.catalog, TENANT)}

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.shape import of_json, shape_of, to_json
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import recording_end
+from tests.kit.recording import recorded_history
+from tests.kit.table_replay import replayed
 from tistream.cli.seed import read_decoded
 from tistream.errors import InvalidInput
-from tistream.testing.api_world import ApiWorld, api_world
-from tistream.testing.log_builder import recording_end
-from tistream.testing.recording import recorded_history
-from tistream.testing.table_replay import replayed
 
 END = recording_end()
 

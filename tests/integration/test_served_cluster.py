@@ -9,20 +9,20 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from simulator.core.mvcc import Lock
+from simulator.profiles import DDL, DEFAULT, PIPELINED, STEADY, TOPOLOGY_STORM, Profile
+from simulator.serve.content import cluster_of, workload_cluster
+from simulator.serve.faults import CALM, STORM
+from simulator.serve.served import ServedCluster
+from simulator.workload import Workload
+from tests.kit.core_run import prepare, run_tasks
+from tests.kit.feed_client import FeedClient
+from tests.kit.oracle import Change, batch_files, interleaved
+from tests.kit.served_push import TIDB_KEYS, ServedPush
 from tistream import ts
-from tistream.change import Op
 from tistream.clock import SystemClock
+from tistream.model.change import Op
 from tistream.objectstore.memory import MemoryStore
-from tistream.simulator.mvcc import Lock
-from tistream.simulator.profiles import DDL, DEFAULT, PIPELINED, STEADY, TOPOLOGY_STORM, Profile
-from tistream.simulator.serve.content import cluster_of, workload_cluster
-from tistream.simulator.serve.faults import CALM, STORM
-from tistream.simulator.serve.served import ServedCluster
-from tistream.simulator.workload import Workload
-from tistream.testing.core_run import prepare, run_tasks
-from tistream.testing.feed_client import FeedClient
-from tistream.testing.oracle import Change, batch_files, interleaved
-from tistream.testing.served_push import TIDB_KEYS, ServedPush
 
 PATIENCE_S = 40.0
 ROW = ("key", "commit_ts", "start_ts", "op", "value", "old_value")

@@ -10,18 +10,18 @@ from typing import Any
 import grpc
 import pytest
 
-from tistream.change import Op
+from simulator.capture import SNAPSHOT, read_lines
+from simulator.core.mvcc import Lock, Version
+from simulator.serve.content import cluster_of, recorded_cluster
+from simulator.serve.served import ServedCluster
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
 from tistream.errors import NotFound, TsExpired
-from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.regions import plain_range
-from tistream.simulator.capture import SNAPSHOT, read_lines
-from tistream.simulator.mvcc import Lock, Version
-from tistream.simulator.serve.content import cluster_of, recorded_cluster
-from tistream.simulator.serve.served import ServedCluster
+from tistream.model.change import Op
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import plain_range
+from tistream.tikv.pd import PdClient
 
-RECORDING = Path(str(files("tistream") / "recording"))
+RECORDING = Path(str(files("simulator") / "recording"))
 S = 470613530891255808
 KEYS = [b"k%d" % i for i in range(8)]
 

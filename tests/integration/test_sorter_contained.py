@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from sorter.core import TaskCore
-from tistream.catalog.reshape import request_merge
-from tistream.catalog.snapshots import positions
-from tistream.catalog.stores import issue_incarnation
-from tistream.catalog.tasks import list_tasks, retry_task
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from sorter.core.task_core import TaskCore
+from tests.kit.memory_feed import MemoryFeed, MemoryStream
+from tests.kit.sorter_bench import TENANT, Bench, change, expected
+from tests.kit.sorter_oracle import C, D, Mark, Row
+from tests.kit.sorter_world import File, feed_batch
+from tistream.catalog.log.snapshots import positions
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.reshape import request_merge
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.tasks import list_tasks, retry_task
 from tistream.errors import StoreRefused
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
-from tistream.testing.memory_feed import MemoryFeed, MemoryStream
-from tistream.testing.sorter_bench import TENANT, Bench, change, expected
-from tistream.testing.sorter_oracle import C, D, Mark, Row
-from tistream.testing.sorter_world import File, feed_batch
 
 OTHER = Tenant(1, 8)
 WAIT_S = 10.0
@@ -260,7 +260,7 @@ def test_a_half_goes_on_when_the_other_stops_on_the_way_to_a_merge(bench: Bench,
 
 
 def test_two_tasks_that_do_not_come_together_are_shown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sorter.merging.PATIENCE_S", 0.2)
+    monkeypatch.setattr("sorter.worker.merging.PATIENCE_S", 0.2)
     feed = FeedOfEach()
     bench.feed = feed  # type: ignore[assignment]
     bench.assign("s1")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sorter import owned
-from sorter.owned import REREAD_S, Owned
-from tistream.catalog.committed import TaskAdvance
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tasks import assign_task, stop_task
-from tistream.catalog.workers import register_worker
-from tistream.testing.catalog_cases import START, activate, elected, flush
-from tistream.testing.manual_clock import ManualClock
+from sorter.worker import owned
+from sorter.worker.owned import REREAD_S, Owned
+from tests.kit.catalog_cases import START, activate, elected, flush
+from tests.kit.manual_clock import ManualClock
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance
+from tistream.catalog.work.tasks import assign_task, stop_task
+from tistream.catalog.work.workers import register_worker
 
 
 @pytest.fixture

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from sorter.core import TaskCore
-from sorter.publisher import Publication, Publisher
-from tistream.catalog.committed import find_segments, uppers
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import tombstone
-from tistream.catalog.tasks import assign_task
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from sorter.core.task_core import TaskCore
+from sorter.worker.publisher import Publication, Publisher
+from tests.kit.catalog_cases import elected
+from tests.kit.routed import routed
+from tests.kit.sorter_oracle import D, Mark, Row
+from tests.kit.sorter_world import File, feed_batch
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import find_segments, uppers
+from tistream.catalog.log.objects import tombstone
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.tasks import assign_task
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.errors import CatalogUnavailable, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import CommittedKey
 from tistream.limits import SEGMENT_OWN_BYTES_MIN
+from tistream.objectstore.layout import CommittedKey
 from tistream.objectstore.memory import MemoryStore
-from tistream.testing.catalog_cases import elected
-from tistream.testing.routed import routed
-from tistream.testing.sorter_oracle import D, Mark, Row
-from tistream.testing.sorter_world import File, feed_batch
 
 TENANT = Tenant(1, 7)
 
@@ -262,7 +262,7 @@ def test_while_the_store_is_down_nothing_moves_and_nothing_is_lost(bench: Bench)
 
 
 def test_large_flushes_are_cut_into_several_objects(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 1)
+    monkeypatch.setattr("sorter.worker.publisher.FILE_BYTES_TARGET", 1)
     bench.feed(20, b"a", b"x")
     assert bench.flush() == frozenset()
     assert bench.keys() == [key(1), key(2)]
@@ -272,8 +272,8 @@ def test_large_flushes_are_cut_into_several_objects(bench: Bench, monkeypatch: p
 @pytest.fixture
 def pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Each row is a piece, and two of them fill an object. The first task has a transaction of seven rows."""
-    monkeypatch.setattr("sorter.output.PIECE_ROWS", 0.5)
-    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 100)
+    monkeypatch.setattr("sorter.rows.output.PIECE_ROWS", 0.5)
+    monkeypatch.setattr("sorter.worker.publisher.FILE_BYTES_TARGET", 100)
     bench.feed(20, *(b"a%d" % n for n in range(7)), value=b"v" * 40)
     return bench
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from sorter.core import TaskCore
-from sorter.publisher import Publication, Publisher
-from tistream.catalog.committed import uppers
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tasks import assign_task
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
+from sorter.core.task_core import TaskCore
+from sorter.worker.publisher import Publication, Publisher
+from tests.kit.catalog_cases import elected
+from tests.kit.sorter_oracle import D, Mark, Row
+from tests.kit.sorter_world import File, feed_batch
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import uppers
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.tasks import assign_task
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.memory import MemoryStore
-from tistream.testing.catalog_cases import elected
-from tistream.testing.sorter_oracle import D, Mark, Row
-from tistream.testing.sorter_world import File, feed_batch
 
 TENANTS = [Tenant(1, n) for n in (7, 8, 9)]
 

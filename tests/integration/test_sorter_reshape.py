@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sorter import merging
-from tistream.catalog.reshape import request_merge, split_task
-from tistream.catalog.snapshots import positions
-from tistream.catalog.tasks import TaskRow, list_tasks
+from sorter.worker import merging
+from tests.kit.sorter_bench import TENANT, Bench, change, expected
+from tests.kit.sorter_oracle import C, P, Row
+from tests.kit.waiting import WAIT_S
+from tistream.catalog.log.snapshots import positions
+from tistream.catalog.work.reshape import request_merge, split_task
+from tistream.catalog.work.tasks import TaskRow, list_tasks
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_bench import TENANT, Bench, change, expected
-from tistream.testing.sorter_oracle import C, P, Row
-from tistream.testing.waiting import WAIT_S
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sorter import relief, run
-from sorter.payload import Place, Segment
-from sorter.relief import held_bytes, move_out
-from sorter.run import Run
-from sorter.spill import Spill, default_budget_bytes
+from sorter.core import eviction
+from sorter.core.eviction import held_bytes, move_out
+from sorter.rows import run
+from sorter.rows.payload import Place, Segment
+from sorter.rows.run import Run
+from sorter.worker.spill import Spill, default_budget_bytes
 from tistream.errors import StoreUnavailable
 
 
@@ -36,7 +37,7 @@ def numbered(segment: Segment, ts: int, **more: Segment) -> Run:
 
 
 def test_segments_leave_the_memory_once_for_all_runs_that_lie_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 100)
+    monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 100)
     segment = Segment(pa.array([b"k" * 50, b"l" * 50]), pa.array([b"v", None]))
     small = Segment(pa.array([b"m"]))
     runs = [numbered(segment, 1, young=segment), numbered(segment, 3), numbered(small, 5)]
@@ -58,8 +59,8 @@ def test_what_is_left_is_too_small_for_a_file(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_many_small_segments_share_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relief, "FILE_BYTES", 10_000)
-    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 1000)
+    monkeypatch.setattr(eviction, "FILE_BYTES", 10_000)
+    monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 1000)
     runs = [numbered(Segment(pa.array([b"%03d" % i + b"x" * 997])), i) for i in range(100)]
     disk = CountingSpill()
     assert move_out(runs, disk, 1 << 30) >= 100_000
@@ -69,7 +70,7 @@ def test_many_small_segments_share_files(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_numbers_and_indexes_follow_the_bytes_and_answer_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 1)
+    monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 1)
     monkeypatch.setattr(run, "ARRAY_BYTES_MIN", 1)
     keys = pa.array([b"key %d" % i for i in range(5000)])
     held = numbered(Segment(keys), 100)

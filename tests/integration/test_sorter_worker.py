@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from sorter import inbox, relief
-from sorter.spill import Spill
-from tistream.catalog.committed import find_segments
-from tistream.catalog.reports import TaskReport
-from tistream.catalog.snapshots import durable_floor, positions
-from tistream.catalog.tasks import clear_task_error
-from tistream.catalog.tenants import TenantState, change_state
-from tistream.catalog.workers import list_workers, register_worker
+from sorter.core import eviction
+from sorter.worker import inbox
+from sorter.worker.spill import Spill
+from tests.kit.sorter_bench import TENANT, Bench, change, expected
+from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
+from tests.kit.sorter_world import File, feed_batch
+from tests.kit.waiting import WAIT_S
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.log.snapshots import durable_floor, positions
+from tistream.catalog.tenancy.tenants import TenantState, change_state
+from tistream.catalog.work.reports import TaskReport
+from tistream.catalog.work.tasks import clear_task_error
+from tistream.catalog.work.workers import list_workers, register_worker
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
-from tistream.testing.sorter_bench import TENANT, Bench, change, expected
-from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
-from tistream.testing.sorter_world import File, feed_batch
-from tistream.testing.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_changes_of_both_tasks_reach_the_log_once_and_uppers_follow(bench: Bench
 def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sorter.flushing.COMMITTED_FILE_BYTES_TARGET", 1000)
+    monkeypatch.setattr("sorter.worker.flushing.COMMITTED_FILE_BYTES_TARGET", 1000)
     bench.assign("s1")
     worker = bench.worker("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
     bench.wait(lambda: len(worker.stats()) == 2, "tasks")
@@ -59,7 +60,7 @@ def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
 def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sorter.runner.BACKLOG_BYTES_MAX", 2000)
+    monkeypatch.setattr("sorter.worker.runner.BACKLOG_BYTES_MAX", 2000)
     put = bench.store.put
 
     def failing(key: str, data: bytes) -> None:
@@ -83,8 +84,8 @@ def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
 
 
 def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 100)
-    monkeypatch.setattr("sorter.worker.RELIEF_INTERVAL_S", 0.02)
+    monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 100)
+    monkeypatch.setattr("sorter.worker.worker.RELIEF_INTERVAL_S", 0.02)
     bench.assign("s1")
     worker = bench.worker("s1", spill=Spill(0))
     prewrite, commit = change(b"a", 11, 25, b"1" * 1000)
@@ -100,7 +101,7 @@ def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatc
 def test_while_the_disk_takes_nothing_a_large_task_waits_and_the_other_goes_on(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 100)
+    monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 100)
     monkeypatch.setattr(inbox, "INBOX_BYTES_MAX", 1)
     bench.assign("s1")
     worker = bench.worker("s1", snapshot_interval_s=1000.0, spill=Spill(60_000, tmp_path / "full"))
@@ -123,9 +124,9 @@ def test_while_the_disk_takes_nothing_a_large_task_waits_and_the_other_goes_on(
 def test_a_transaction_that_takes_many_slices_and_objects_is_written_whole(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sorter.due.DECIDE_ROWS", 7)
-    monkeypatch.setattr("sorter.output.PIECE_ROWS", 5)
-    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 500)
+    monkeypatch.setattr("sorter.core.decision_queue.DECIDE_ROWS", 7)
+    monkeypatch.setattr("sorter.rows.output.PIECE_ROWS", 5)
+    monkeypatch.setattr("sorter.worker.publisher.FILE_BYTES_TARGET", 500)
     bench.assign("s1")
     bench.worker("s1", snapshot_interval_s=0.01)
     keys = [b"a%03d" % (n * 37 % 100) for n in range(100)]
@@ -141,9 +142,9 @@ def test_a_transaction_that_takes_many_slices_and_objects_is_written_whole(
 def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sorter.output.PIECE_ROWS", 1)
-    monkeypatch.setattr("sorter.publisher.FILE_BYTES_TARGET", 1)
-    monkeypatch.setattr("sorter.flushing.SWEEP_S", 1000.0)
+    monkeypatch.setattr("sorter.rows.output.PIECE_ROWS", 1)
+    monkeypatch.setattr("sorter.worker.publisher.FILE_BYTES_TARGET", 1)
+    monkeypatch.setattr("sorter.worker.flushing.SWEEP_S", 1000.0)
     put, turns = bench.store.put, []
 
     def slowly(key: str, data: bytes) -> None:
@@ -385,8 +386,8 @@ def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench:
 
 
 def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sorter.worker.HEARTBEAT_MS", 20)
-    monkeypatch.setattr("sorter.worker.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("sorter.worker.worker.HEARTBEAT_MS", 20)
+    monkeypatch.setattr("sorter.worker.worker.LOOK_INTERVAL_S", 0.02)
     bench.assign("s1")
     bench.worker("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=13, value=b"2"), upto=12)

@@ -16,13 +16,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from schemas.actions import Action
+from tests.kit.api_world import ApiWorld, api_world, arrow_of
+from tests.kit.log_builder import recording_end, with_broken_value
+from tests.kit.recording import committed_rows, recorded_history
 from tistream import ts as tso
 from tistream.client import Client
 from tistream.errors import DecodeError, InvalidInput, NotFound, TsOutOfRange
 from tistream.spark import TiStreamDataSource, access
-from tistream.testing.api_world import ApiWorld, api_world, arrow_of
-from tistream.testing.log_builder import recording_end, with_broken_value
-from tistream.testing.recording import committed_rows, recorded_history
 
 END = recording_end()
 ALL = ReadAllAvailable()

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.kit.log_builder import recording_end
+from tests.kit.served_log import ServedLog, served_log
+from tests.kit.spark_session import local_session
 from tistream.client import connect
 from tistream.spark import TiStreamDataSource
-from tistream.testing.log_builder import recording_end
-from tistream.testing.served_log import ServedLog, served_log
-from tistream.testing.spark_session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +112,7 @@ def start_driver(served: ServedLog, folder: Path) -> subprocess.Popen[bytes]:
     where = [served.url, str(folder / "checkpoint"), str(folder / "out"), "shop", "inter", str(250 // KILLS)]
     env: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with (folder / "driver.log").open("ab") as log:
-        command = [sys.executable, "-m", "tistream.testing.spark_stream", *where]
+        command = [sys.executable, "-m", "tests.kit.spark_stream", *where]
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 

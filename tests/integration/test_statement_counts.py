@@ -11,27 +11,29 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from dispatcher.worker import DispatcherWorker
+from metaserver.inventory import MANY, REREAD_S, StoreItems
 from metaserver.loop import MetaWorker
 from metaserver.reshape import ReshapeSettings
-from metaserver.rosters import MANY, REREAD_S, StoreItems
-from tistream.admin import facts
-from tistream.admin.facts import Sources
-from tistream.catalog import committed, tables, workers
-from tistream.catalog import tasks as tasks_of_catalog
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner
-from tistream.catalog.reports import TaskReport, WorkerReport
-from tistream.catalog.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
-from tistream.catalog.tasks import list_tasks
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.workers import heartbeat, list_workers, register_worker
+from tests.kit.manual_clock import ManualClock
+from tests.kit.sorter_bench import Bench, change
+from tests.kit.statements import StatementLog
+from tistream.admin import views
+from tistream.admin.views import Sources
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log import committed
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work import tasks as tasks_of_catalog
+from tistream.catalog.work import workers
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.reports import TaskReport, WorkerReport
+from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
+from tistream.catalog.work.tasks import list_tasks
+from tistream.catalog.work.workers import heartbeat, list_workers, register_worker
 from tistream.codec.table_key import record_key
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.memory import MemoryStore
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.sorter_bench import Bench, change
-from tistream.testing.statements import StatementLog
 
 TABLES = (1, 100, 1000)
 T = Tenant(1, 1)
@@ -248,8 +250,8 @@ def test_a_report_is_decoded_once_however_often_it_is_read(catalog: Catalog, mon
         before = decoded()
         for _ in range(5):
             assert list_workers(catalog)[0].report.held_bytes == version
-            facts.tasks_page(sources, limit=10)
-            assert facts.worker(sources, "s1")["held_bytes"] == version
+            views.tasks_page(sources, limit=10)
+            assert views.worker(sources, "s1")["held_bytes"] == version
         assert decoded() - before == 1
 
 

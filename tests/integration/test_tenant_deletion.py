@@ -16,22 +16,28 @@ import httpx2
 import numpy as np
 import pytest
 
-from apiserver.reader import LogReader
 from dispatcher.worker import DispatcherWorker
 from metaserver import deletion as ending
 from metaserver.app import create_app
 from metaserver.collect import Collector
 from metaserver.deletion import Deletion
 from metaserver.loop import MetaWorker
-from sorter.worker import SorterWorker
+from pusher.control import HttpControl
+from pusher.frontier import FrontierReader
+from pusher.worker import PusherWorker
+from reading.reader import LogReader
+from simulator.core.cluster import Cluster, Region
+from simulator.core.mvcc import Version
+from simulator.push.model_source import ModelSource
+from sorter.worker.worker import SorterWorker
+from tests.kit.batch_files import batch_bytes
+from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
-from tistream.catalog import deletion, tables
-from tistream.catalog.committed import find_segments
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import live_objects
-from tistream.catalog.stores import list_stores
-from tistream.catalog.tasks import list_tasks, served_watermark
-from tistream.catalog.tenants import (
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.log.objects import live_objects
+from tistream.catalog.tenancy.tenants import (
     NewTask,
     TaskKind,
     TenantState,
@@ -40,23 +46,18 @@ from tistream.catalog.tenants import (
     look_up_tenant,
     register_tenant,
 )
-from tistream.change import Op
+from tistream.catalog.work import deletion
+from tistream.catalog.work.stores import list_stores
+from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.errors import InvalidInput, TenantDeleted
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import BatchKey, buffer_prefix, committed_prefix
+from tistream.model.change import Op
+from tistream.objectstore.layout import BatchKey, buffer_prefix, committed_prefix
 from tistream.objectstore.memory import MemoryStore
-from tistream.pusher.control import HttpControl
-from tistream.pusher.frontier import FrontierReader
-from tistream.pusher.model_source import ModelSource
-from tistream.pusher.worker import PusherWorker
-from tistream.service import ServiceGroup
-from tistream.simulator.cluster import Cluster, Region
-from tistream.simulator.mvcc import Version
-from tistream.testing.batch_files import batch_bytes
-from tistream.testing.waiting import WAIT_S, eventually
+from tistream.runtime.service import ServiceGroup
 
 GOES, STAYS = Tenant(1, 1), Tenant(1, 2)
 S = tso.compose(1_700_000_000_000)

@@ -13,30 +13,30 @@ import orjson
 import pytest
 import zstandard
 
+from pusher.schema_push import empty_snapshot, put_schema_snapshot
+from pusher.tikv_options import TikvPushOptions, TikvPushProgress
+from pusher.tikv_push import push_cluster
 from schemas.snapshot import parse_pushed
+from simulator import ddl, jobs, transactions
+from simulator.capture import Capture
+from simulator.core.mvcc import Version
+from simulator.profiles import DEFAULT
+from simulator.serve.content import cluster_of, recorded_cluster, recorded_versions
+from simulator.serve.core.kv import KvReads
+from simulator.serve.faults import STORM
+from simulator.serve.served import ServedCluster
+from simulator.workload import Workload
+from tests.kit.oracle import batch_files
+from tests.kit.push_bench import TENANT, PushBench, a_bench, complete
+from tests.kit.served_recording import RecordedClock
 from tistream import ts
-from tistream.change import Op
 from tistream.codec.seed_file import SEED, manifest_key, read_manifest
 from tistream.codec.segment_file import SegmentFile
 from tistream.errors import InvalidInput, TsExpired
-from tistream.layout import SchemaSnapKey
-from tistream.pusher.schema_push import empty_snapshot, put_schema_snapshot
-from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
-from tistream.pusher.tikv_push import push_cluster
-from tistream.simulator import ddl, jobs, transactions
-from tistream.simulator.capture import Capture
-from tistream.simulator.mvcc import Version
-from tistream.simulator.profiles import DEFAULT
-from tistream.simulator.serve.content import cluster_of, recorded_cluster, recorded_versions
-from tistream.simulator.serve.faults import STORM
-from tistream.simulator.serve.kv import KvReads
-from tistream.simulator.serve.served import ServedCluster
-from tistream.simulator.workload import Workload
-from tistream.testing.oracle import batch_files
-from tistream.testing.push_bench import TENANT, PushBench, a_bench, complete
-from tistream.testing.served_recording import RecordedClock
+from tistream.model.change import Op
+from tistream.objectstore.layout import SchemaSnapKey
 
-RECORDING = Path(str(files("tistream") / "recording"))
+RECORDING = Path(str(files("simulator") / "recording"))
 RECORDED_S = 470613530891255808
 S = ts.compose(int(time.time() * 1000) - 60_000)  #: a minute ago, by the served PD's clock
 HOLD = "tistream-"
@@ -95,7 +95,7 @@ def test_a_service_that_is_away_is_waited_for(bench: PushBench) -> None:
 
 
 def test_stores_join_and_leave(bench: PushBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tistream.pusher.tikv_push._STORES_S", 0.2)
+    monkeypatch.setattr("pusher.tikv_push._STORES_S", 0.2)
     listed = bench.served.pd._store_addresses
     address = listed.pop(3)
     bench.start()
@@ -167,7 +167,7 @@ def test_a_tenant_that_stands_beyond_the_cap_is_refused(bench: PushBench) -> Non
 
 
 def test_the_hold_moves_up_with_the_frontier(bench: PushBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tistream.pusher.tikv_push._HOLD_S", 0.2)
+    monkeypatch.setattr("pusher.tikv_push._HOLD_S", 0.2)
     bench.start()
     bench.until(lambda: bench.held()[:1] > [S])
     (held,) = bench.held()
@@ -211,7 +211,7 @@ def test_rows_that_lived_are_seeded() -> None:
 
 
 def test_a_seed_that_was_interrupted_meets_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tistream.pusher.seed_scan._PIECE_BYTES", 2000)
+    monkeypatch.setattr("pusher.seed_scan._PIECE_BYTES", 2000)
     monkeypatch.setattr("tistream.codec.seed_file.COMMITTED_FILE_BYTES_TARGET", 500)
     cluster = recorded_cluster(RECORDING, floor_ts=RECORDED_S, regions=12)
     with ServedCluster(cluster, clock=RecordedClock()) as served:
@@ -325,7 +325,7 @@ def test_a_store_that_dies_is_followed_elsewhere(bench: PushBench) -> None:
 
 
 def test_pd_that_is_away_is_waited_for_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tistream.pusher.tikv_push._PD_PATIENCE_S", 0.2)
+    monkeypatch.setattr("pusher.tikv_push._PD_PATIENCE_S", 0.2)
     bench = PushBench(None, S, schema_snapshot=empty_snapshot(S))  # type: ignore[arg-type]
     stop = threading.Event()
 
@@ -361,7 +361,7 @@ def test_a_beginning_in_the_future_is_refused_before_anything_is_read_there(
 
 def test_history_that_is_gone_ends_no_push_that_lives(bench: PushBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service was away for longer than history is held, and reads what lies in the bucket since."""
-    monkeypatch.setattr("tistream.pusher.tikv_push._HOLD_S", 0.1)
+    monkeypatch.setattr("pusher.tikv_push._HOLD_S", 0.1)
     bench.start()
     workload = bench.served.workload
     assert workload is not None
@@ -401,7 +401,7 @@ def test_a_push_that_starts_below_what_pd_keeps_waits_while_the_frontier_rises(
     bench.until(lambda: bench.seen.phase == "pushing")
     assert bench.error is None
     bench.stop()
-    monkeypatch.setattr("tistream.pusher.tikv_push._STANDS_S", 0.5)
+    monkeypatch.setattr("pusher.tikv_push._STANDS_S", 0.5)
     bench.control.entries = entries
     bench.start()
     assert isinstance(bench.until_it_fails(), TsExpired)

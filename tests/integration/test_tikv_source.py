@@ -16,19 +16,19 @@ from typing import Any
 import grpc
 import pytest
 
+from pusher.core.cdcpb import read_change_data
+from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.tikv.source import TikvSource
+from tests.kit import change_data as wire
+from tests.kit.real_tikv import lines
 from tistream.clock import SystemClock
 from tistream.codec.protobuf import BYTES, VARINT, fields
 from tistream.errors import InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
-from tistream.pusher.cdcpb import read_change_data
-from tistream.pusher.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
-from tistream.pusher.tikv.board import RegionBoard
-from tistream.pusher.tikv.channels import Tls
-from tistream.pusher.tikv.pd_messages import Region, Store
-from tistream.pusher.tikv.regions import region_form
-from tistream.pusher.tikv.source import TikvSource
-from tistream.testing import change_data as wire
-from tistream.testing.real_tikv import lines
+from tistream.tikv.channels import Tls
+from tistream.tikv.core.pd_messages import Region, Store
+from tistream.tikv.core.regions import region_form
+from tistream.tikv.region_cache import RegionBoard
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 TABLES = KeyRange(b"t", b"u")

@@ -17,25 +17,18 @@ import grpc
 import httpx2
 import pytest
 
-from tistream import ts
-from tistream.codec.protobuf import message, octets, uint
-from tistream.codec.seed_file import manifest_key, read_manifest
-from tistream.errors import Fenced, InvalidInput, NotAllowed, NotFound, TenantDeleted, TiStreamError, Unauthenticated
-from tistream.pusher.control import ControlUnavailable, HttpControl
-from tistream.pusher.tenant_store import TenantStore
-from tistream.pusher.tikv.kv_messages import KvRefused
-from tistream.pusher.tikv.pd import PdClient
-from tistream.pusher.tikv.pd_channel import PdChannel
-from tistream.pusher.tikv.source import TikvSource
-from tistream.simulator.capture import Capture
-from tistream.simulator.serve.content import recorded_cluster
-from tistream.simulator.serve.served import CLUSTER_ID, ServedCluster
-from tistream.testing import upstream_answers as grpc_faults
-from tistream.testing.control_http import ControlHttp, HttpFault, hang_up, page, problem
-from tistream.testing.control_http import silence as http_silence
-from tistream.testing.push_bench import TENANT, PushBench, a_bench, complete
-from tistream.testing.served_recording import RecordedClock
-from tistream.testing.upstream_answers import (
+from pusher.control import ControlUnavailable, HttpControl
+from pusher.tenant_store import TenantStore
+from pusher.tikv.source import TikvSource
+from simulator.capture import Capture
+from simulator.serve.content import recorded_cluster
+from simulator.serve.served import CLUSTER_ID, ServedCluster
+from tests.kit import upstream_answers as grpc_faults
+from tests.kit.control_http import ControlHttp, HttpFault, hang_up, page, problem
+from tests.kit.control_http import silence as http_silence
+from tests.kit.push_bench import TENANT, PushBench, a_bench, complete
+from tests.kit.served_recording import RecordedClock
+from tests.kit.upstream_answers import (
     FEED,
     GRPC_FAULTS,
     TSO,
@@ -49,8 +42,15 @@ from tistream.testing.upstream_answers import (
     said,
     status,
 )
+from tistream import ts
+from tistream.codec.protobuf import message, octets, uint
+from tistream.codec.seed_file import manifest_key, read_manifest
+from tistream.errors import Fenced, InvalidInput, NotAllowed, NotFound, TenantDeleted, TiStreamError, Unauthenticated
+from tistream.tikv.core.kv_messages import KvRefused
+from tistream.tikv.pd import PdClient
+from tistream.tikv.pd_channel import PdChannel
 
-RECORDING = Path(str(files("tistream") / "recording"))
+RECORDING = Path(str(files("simulator") / "recording"))
 RECORDED_S = 470613530891255808
 S = ts.compose(int(time.time() * 1000) - 60_000)
 NAMED_S = 15.0  #: so soon a push says what is wrong
@@ -149,7 +149,7 @@ class World:
         self.bench, self.upstream, self.http = bench, upstream, http
         control = self.control = HttpControl(http.url, TENANT, token="x", timeout_s=0.3)
         bench.push_control, bench.clock = control, HastyClock()
-        patch.setattr("tistream.pusher.tenant_store.open_session", lambda *_: bench.store)
+        patch.setattr("pusher.tenant_store.open_session", lambda *_: bench.store)
         bench.open_store = lambda url: TenantStore(url, control, bench.clock)
         bench.options |= {"flush_interval_s": 3.0}
 
@@ -210,9 +210,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("store_push._SHOWN_S", 1.0),
         ("tikv_push.TikvSource", partial(TikvSource, failures_shown=2)),
     ):
-        monkeypatch.setattr(f"tistream.pusher.{name}", value, raising=False)
-    board = __import__("tistream.pusher.tikv.board", fromlist=["RegionBoard"]).RegionBoard
-    monkeypatch.setattr("tistream.pusher.tikv_push.RegionBoard", partial(board, refresh_s=1.0))
+        monkeypatch.setattr(f"pusher.{name}", value, raising=False)
+    board = __import__("tistream.tikv.region_cache", fromlist=["RegionBoard"]).RegionBoard
+    monkeypatch.setattr("pusher.tikv_push.RegionBoard", partial(board, refresh_s=1.0))
     return monkeypatch
 
 
@@ -355,7 +355,7 @@ MUTANTS: list[tuple[str, object, str, GrpcFault | HttpFault]] = [
 def test_a_push_that_takes_what_passes_for_final_is_found_out(
     living: World, monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, point: str, fault: GrpcFault | HttpFault
 ) -> None:
-    monkeypatch.setattr(f"tistream.pusher.{name}", mutant)
+    monkeypatch.setattr(f"pusher.{name}", mutant)
     monkeypatch.setattr("tests.integration.test_upstream_answers.NAMED_S", 3.0)
     if point == FEED:
         with living.bench.served.changing():

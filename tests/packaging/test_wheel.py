@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 from tistream import __version__
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("apiserver", "compactor", "dispatcher", "metaserver", "schemas", "sorter", "tistream")
+SETTINGS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+PACKAGES = tuple(SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TISTREAM_", "PIP_"))}
 
 
@@ -68,8 +70,8 @@ def test_it_holds_the_packages_and_their_data_and_nothing_else(wheel: Path) -> N
         *(f"{package}/py.typed" for package in PACKAGES),
         "tistream/catalog/migrations/env.py",
         "tistream/catalog/migrations/versions/v0001_first_tables.py",
-        "tistream/recording/meta.json",
-        "tistream/recording/events.ndjson.zst",
+        "simulator/recording/meta.json",
+        "simulator/recording/events.ndjson.zst",
         "apiserver/console/templates/base.html",
         "apiserver/console/static/console.css",
         "apiserver/console/static/vendor/htmx-4.0.1/htmx.min.js",
@@ -110,7 +112,7 @@ def test_every_package_comes_from_the_distribution(installed: Path, tmp_path: Pa
 
 def test_a_catalog_can_be_made_from_the_installed_migrations(installed: Path, tmp_path: Path) -> None:
     program = (
-        "from tistream.catalog.engine import Catalog\n"
+        "from tistream.catalog.database.engine import Catalog\n"
         f"c = Catalog('sqlite:///{tmp_path}/catalog.db'); c.migrate(); c.ping(); c.close()"
     )
     subprocess.run([installed / "python", "-c", program], check=True, timeout=60, cwd=tmp_path, env=CLEAN)

@@ -17,28 +17,28 @@ import pyarrow as pa
 import pytest
 
 from compactor import base_task
-from compactor.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.base_task import build_bases
+from compactor.core.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from schemas import bases as schemas_bases
 from schemas.bases import Base, choose, is_overtaken
+from simulator.dst.mutants import replaced, reworded
+from tests.kit.log_builder import TENANT
+from tests.kit.open_folder import OpenFolder
+from tests.kit.table_history import one_table
 from tistream import ts as tso
-from tistream.catalog.bases import BaseRow
-from tistream.catalog.committed import SegmentRow
-from tistream.catalog.seeds import SeedRow, SeedSegmentRow
-from tistream.catalog.tenants import TaskKind
-from tistream.change import COMMITTED, Op
+from tistream.catalog.log.bases import BaseRow
+from tistream.catalog.log.committed import SegmentRow
+from tistream.catalog.log.seeds import SeedRow, SeedSegmentRow
+from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.newest import STATE
 from tistream.codec.seed_file import SEED, SeedBuilder
 from tistream.codec.segment_file import SegmentInfo
 from tistream.codec.table_key import record_key
-from tistream.committed_log import SegmentSource
-from tistream.layout import CommittedKey
-from tistream.sim.mutants import replaced, reworded
-from tistream.table_rows import base_rows, rows_at
-from tistream.testing.log_builder import TENANT
-from tistream.testing.open_folder import OpenFolder
-from tistream.testing.table_history import one_table
+from tistream.log.committed_log import SegmentSource
+from tistream.log.table_rows import base_rows, rows_at
+from tistream.model.change import COMMITTED, Op
+from tistream.objectstore.layout import CommittedKey
 
 START, TABLES = 100, (5, 6, 7)  # the table's partitions
 SEEDS = 25
@@ -251,7 +251,7 @@ def deletes_forgotten() -> AbstractContextManager[None]:
 
 def one_tail_for_all() -> AbstractContextManager[None]:
     """A group reads the segments of its last table only."""
-    from compactor import base_plan
+    from compactor.core import base_plan
 
     return reworded(base_plan, "_grouped", ("held | tail if members else tail", "tail"), ("> group_bytes", "> 1 << 40"))
 

@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tistream.change import Op, RowKind
+from pusher.core.cdcpb import ChangeDataEvent, RegionError, RegionErrorKind, read_change_data
 from tistream.errors import CorruptObject
-from tistream.pusher.cdcpb import ChangeDataEvent, RegionError, RegionErrorKind, read_change_data
+from tistream.model.change import Op, RowKind
 
 COMMIT_PUT = (
     "0a42081c38011a3c0a3a088880b092f69bfdc306108a80b092f69bfdc306180220012a1b"

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tistream import change
 from tistream.codec import memcomparable as mc
 from tistream.codec import table_key as tk
 from tistream.codec.arrow_stream import read_batch
@@ -23,7 +22,8 @@ from tistream.codec.committed_file import build_committed_file, decode_committed
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject, DecodeError, InvalidInput
 from tistream.ids import Tenant
-from tistream.layout import BatchKey, CommittedKey
+from tistream.model import change
+from tistream.objectstore.layout import BatchKey, CommittedKey
 
 calm = settings(deadline=None)  # a shared machine pauses, and the first call may compile
 

@@ -21,16 +21,17 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import event
 
-from tistream.catalog import compaction, objects, tables
-from tistream.catalog.committed import TaskAdvance, find_segments
-from tistream.catalog.compaction import Output, Piece, pieces, swap
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import superseded_objects, tombstone
-from tistream.catalog.pins import drop_pin, open_pin, renew_pin
+from tests.kit.catalog_cases import START, T, activate, flush, segment
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log import compaction, objects
+from tistream.catalog.log.committed import TaskAdvance, find_segments
+from tistream.catalog.log.compaction import Output, Piece, pieces, swap
+from tistream.catalog.log.objects import superseded_objects, tombstone
+from tistream.catalog.log.read_leases import drop_pin, open_pin, renew_pin
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced
-from tistream.testing.catalog_cases import START, T, activate, flush, segment
 from tistream.ts import TS_MAX
 
 TTL_MS = 1_000_000_000  # a pin's, long against what a test takes; `let_pass` shortens it

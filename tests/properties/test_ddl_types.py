@@ -10,8 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tistream.errors import NotConvertible
-from tistream.testing.column_cases import (
+from tests.kit.column_cases import (
     ADDED,
     CASES,
     CHANGED,
@@ -28,8 +27,9 @@ from tistream.testing.column_cases import (
     modified_run,
     unusable_run,
 )
-from tistream.testing.column_run import ADD_COLUMN, FORMS, ColumnRun, Ddl
-from tistream.testing.tidb_columns import TYPES, column_info
+from tests.kit.column_run import ADD_COLUMN, FORMS, ColumnRun, Ddl
+from tests.kit.tidb_columns import TYPES, column_info
+from tistream.errors import NotConvertible
 
 UNUSABLE = {
     "json": (245, "{"),

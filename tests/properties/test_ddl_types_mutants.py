@@ -12,19 +12,12 @@ from typing import Any
 
 import pytest
 
-from apiserver import arrow
+from reading import arrow
+from tests.kit.column_cases import CASES, added_run, check_labels, check_shown, check_unknown_type, check_unusable
+from tests.kit.column_run import ColumnRun
 from tistream.codec.row import columns, decode, defaults
 from tistream.codec.row.layout import SET
 from tistream.errors import TiStreamError
-from tistream.testing.column_cases import (
-    CASES,
-    added_run,
-    check_labels,
-    check_shown,
-    check_unknown_type,
-    check_unusable,
-)
-from tistream.testing.column_run import ColumnRun
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,16 @@ from contextlib import suppress
 
 import pytest
 
+from pusher.core.source import TenureClosed, TenureOpened, TenureReady
+from pusher.frontier import FrontierEntry, checkpoint_for
+from pusher.tikv.core.requests import Register
+from pusher.tikv.history import HeldFrontier, Hold
+from tests.kit import change_data as wire
+from tests.kit.manual_clock import ManualClock
+from tests.kit.store_feed import Rig, region
 from tistream import ts
 from tistream.errors import TsExpired
 from tistream.keyrange import KeyRange
-from tistream.pusher.frontier import FrontierEntry, checkpoint_for
-from tistream.pusher.source import TenureClosed, TenureOpened, TenureReady
-from tistream.pusher.tikv.history import HeldFrontier, Hold
-from tistream.pusher.tikv.requests import Register
-from tistream.testing import change_data as wire
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.store_feed import Rig, region
 
 HOUR_S = 3600
 LIFE_S = 600  #: what garbage collection leaves

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaserver.activation import read_snapshot
-from metaserver.tiles import lay_out
+from metaserver.initial_ranges import lay_out
 from schemas.actions import Action
 from schemas.ddl import Job
 from schemas.history import History
 from schemas.saved import FORMAT, change_json, dumps, frame, open_object, unframe
 from schemas.snapshot import parse_pushed
-from tistream.catalog.tables import INT_MAX
+from tests.kit.recording import RECORDING
+from tistream.catalog.database.tables import INT_MAX
 from tistream.errors import CorruptObject
 from tistream.ids import Tenant
-from tistream.layout import SchemaSnapKey
-from tistream.testing.recording import RECORDING
+from tistream.objectstore.layout import SchemaSnapKey
 
 Path = tuple[str | int, ...]
 

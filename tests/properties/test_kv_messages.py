@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tistream.codec.protobuf import message, octets, uint
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.kv_messages import KvRefused, Page, RegionFault, read_scan
+from tistream.tikv.core.kv_messages import KvRefused, Page, RegionFault, read_scan
 
 PART = KeyRange(b"a", b"t")
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from sorter import meeting, prewrite_buffer
-from sorter.meeting import furthest, has_come, is_beyond
-from sorter.prewrite_buffer import PrewriteBuffer
+from sorter.core import prewrite_buffer
+from sorter.core.prewrite_buffer import PrewriteBuffer
+from sorter.state import merge_barrier
+from sorter.state.merge_barrier import furthest, has_come, is_beyond
+from tests.kit.meeting_run import MeetingRun
+from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import TiStreamError
-from tistream.feed import FeedBatch
+from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
-from tistream.testing.meeting_run import MeetingRun
-from tistream.testing.sorter_world import File, feed_batch
 
 SEEDS = 8
 STEPS = 100
@@ -102,11 +103,11 @@ def test_prewrites_told_apart_by_a_number_of_the_half_are_noticed(monkeypatch: p
     ids=["the smaller position", "one file short"],
 )
 def test_a_mutant_is_noticed(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = inspect.getsource(meeting)
+    source = inspect.getsource(merge_barrier)
     assert old in source
-    mutated = dict(vars(meeting))
-    exec(compile(source.replace(old, new), meeting.__file__, "exec"), mutated)
+    mutated = dict(vars(merge_barrier))
+    exec(compile(source.replace(old, new), merge_barrier.__file__, "exec"), mutated)
     for name in ("furthest", "has_come", "is_beyond", "at_one_place"):
-        monkeypatch.setattr(f"tistream.testing.meeting_run.{name}", mutated[name])
+        monkeypatch.setattr(f"tests.kit.meeting_run.{name}", mutated[name])
     with pytest.raises((AssertionError, TiStreamError)):
         play_all()

@@ -20,13 +20,13 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import event
 
-from tistream.catalog.engine import Catalog
-from tistream.catalog.owner import acquire_owner, get_owner, renew_owner
-from tistream.catalog.tasks import assign_task, get_task, list_tasks
-from tistream.catalog.workers import register_worker
+from tests.kit.catalog_cases import activate
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.owner import acquire_owner, get_owner, renew_owner
+from tistream.catalog.work.tasks import assign_task, get_task, list_tasks
+from tistream.catalog.work.workers import register_worker
 from tistream.errors import Fenced
 from tistream.limits import HEARTBEAT_MS, OWNER_LEASE_MS
-from tistream.testing.catalog_cases import activate
 
 _UNIX_EPOCH_JULIAN_DAY = 2440587.5
 _MS_PER_DAY = 86_400_000

@@ -1,7 +1,7 @@
 """Whatever partitions a TiDB changes while its sessions write: what is served is what TiDB's readers see.
 
-The upstream is the model of `tistream.simulator` with DDL that walks through TiDB's schema states, the service is the
-real one, from batch files to the API's answers (`tistream.testing.partition_world`).
+The upstream is the model of `simulator` with DDL that walks through TiDB's schema states, the service is the
+real one, from batch files to the API's answers (`tests.kit.partition_world`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 import orjson
 import pytest
 
-from apiserver.left_out import left_out
+from pusher import seed_scan
+from reading.excluded_rows import left_out
 from schemas import partitions, switch, tidb_json
 from schemas.history import History
 from schemas.ids import IdStatus
+from simulator.ddl import Ddl
+from simulator.dst.mutants import reworded
+from tests.kit.api_world import ONE_PAGE, ApiWorld, events_of, next_cursor
+from tests.kit.partition_replica import Replica
+from tests.kit.partition_world import TENANT, Name, PartitionWorld, Rows
 from tistream.errors import SeedNeeded, TiStreamError
-from tistream.pusher import seed_scan
-from tistream.sim.mutants import reworded
-from tistream.simulator.ddl import Ddl
-from tistream.testing.api_world import ONE_PAGE, ApiWorld, events_of, next_cursor
-from tistream.testing.partition_replica import Replica
-from tistream.testing.partition_world import TENANT, Name, PartitionWorld, Rows
 
 SEEDS = range(4)
 

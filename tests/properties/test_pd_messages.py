@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.real_tikv import lines
 from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, merged, signed
 from tistream.errors import CorruptObject
-from tistream.pusher.tikv import pd_messages as m
-from tistream.pusher.tikv.pd_messages import PdRefused
-from tistream.testing.real_tikv import lines
+from tistream.tikv.core import pd_messages as m
+from tistream.tikv.core.pd_messages import PdRefused
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 FILES = [DATA / "txn_dev/stream.ndjson.zst", DATA / "txn_quiet/stream.ndjson.zst", DATA / "pd/pd_safepoint.ndjson.zst"]

@@ -14,16 +14,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tistream.change import RowKind
+from simulator.loopback.core import feed_wire as wire
+from simulator.loopback.core.feed_wire import Request
+from simulator.replay.core.pd import ReplayPd
+from simulator.replay.core.stage import Stage
+from simulator.replay.recording import STREAM, Recording, read_recording
+from tests.kit.real_tikv import lines, stored_versions
 from tistream.codec.protobuf import message, octets, uint
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.simulator.loopback import feed_wire as wire
-from tistream.simulator.loopback.feed_wire import Request
-from tistream.simulator.replay.pd import ReplayPd
-from tistream.simulator.replay.recording import STREAM, Recording, read_recording
-from tistream.simulator.replay.stage import Stage
-from tistream.testing.real_tikv import lines, stored_versions
+from tistream.model.change import RowKind
 
 QUIET = Path(__file__).parents[1] / "data" / "real_tikv" / "txn_quiet"
 NOBODY = KeyRange(b"a", b"b")

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.router import directory, route
+from dispatcher.core.router import directory, route
+from tests.kit.batch_files import Tenure, keys_in, tenures_of
 from tistream.keyrange import KeyRange
-from tistream.testing.batch_files import Tenure, keys_in, tenures_of
 
 KEYS = st.binary(max_size=3).map(lambda b: bytes(x & 0x83 for x in b))  # few bytes, on both sides of 0x80: many ties
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.kit import row_encoder as enc
+from tests.kit import row_reference as ref
 from tistream.codec.row.decode import decode
 from tistream.codec.row.layout import ColumnSpec, RowLayout
-from tistream.testing import row_encoder as enc
-from tistream.testing import row_reference as ref
 
 QUIET = settings(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

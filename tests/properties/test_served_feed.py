@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tistream.change import RowKind
+from pusher.core.cdcpb import RegionErrorKind, RegionEvent, read_change_data
+from simulator.loopback.core.feed_wire import Request
+from simulator.profiles import DEFAULT, PIPELINED, TINY, TOPOLOGY_STORM
+from simulator.serve.content import workload_cluster
+from simulator.serve.faults import CALM, STORM, Faults
+from simulator.serve.feed import ServedFeed
+from simulator.workload import Workload
 from tistream.keyrange import KeyRange
-from tistream.pusher.cdcpb import RegionErrorKind, RegionEvent, read_change_data
-from tistream.simulator.loopback.feed_wire import Request
-from tistream.simulator.profiles import DEFAULT, PIPELINED, TINY, TOPOLOGY_STORM
-from tistream.simulator.serve.content import workload_cluster
-from tistream.simulator.serve.faults import CALM, STORM, Faults
-from tistream.simulator.serve.feed import ServedFeed
-from tistream.simulator.workload import Workload
+from tistream.model.change import RowKind
 
 FLOOR = 1 << 40
 PROFILES = [DEFAULT, TOPOLOGY_STORM, PIPELINED, TINY]

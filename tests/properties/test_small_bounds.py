@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from tistream.sim.bounds import BOUNDS, TOGETHER, drawn, lowered, small
-from tistream.sim.profiles import PROFILES
-from tistream.testing.meeting_run import MeetingRun
-from tistream.testing.parted_run import PartedRun
-from tistream.testing.sorter_run import RANGES, SorterRun
+from simulator.dst.bounds import BOUNDS, TOGETHER, drawn, lowered, small
+from simulator.dst.profiles import PROFILES
+from tests.kit.meeting_run import MeetingRun
+from tests.kit.parted_run import PartedRun
+from tests.kit.sorter_run import RANGES, SorterRun
 
 STEPS = 90
 
@@ -40,10 +40,11 @@ def test_every_bound_is_there_and_is_put_back() -> None:
     every = {f"{home}.{name}": values[0] for home, bounds in BOUNDS.items() for name, values in bounds.items()}
     assert TOGETHER.keys() <= every.keys()
     with lowered(every):
-        from sorter import doubt, run
+        from sorter.core import conflicts
+        from sorter.rows import run
 
-        assert run.SEGMENT_BYTES == doubt.SEGMENT_BYTES == every["sorter.run.SEGMENT_BYTES"]
-    assert run.SEGMENT_BYTES == doubt.SEGMENT_BYTES > 1 << 20
+        assert run.SEGMENT_BYTES == conflicts.SEGMENT_BYTES == every["sorter.rows.run.SEGMENT_BYTES"]
+    assert run.SEGMENT_BYTES == conflicts.SEGMENT_BYTES > 1 << 20
 
 
 def test_some_seeds_of_each_scenario_have_small_bounds_and_each_bound_is_small_in_some() -> None:

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from sorter import joining
+from sorter.state import join_snapshots
+from tests.kit.parted_run import PartedRun
+from tests.kit.sorter_run import RANGES
 from tistream.errors import TiStreamError
-from tistream.testing.parted_run import PartedRun
-from tistream.testing.sorter_run import RANGES
 
 SEEDS = (1, 3, 4, 9, 12, 13)
 STEPS = 90
@@ -20,7 +20,7 @@ STEPS = 90
 @pytest.fixture(autouse=True)
 def objects_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of objects this small the frame is the largest part: a part of a task would let go of each."""
-    monkeypatch.setattr("sorter.saving.LOOSE", 1 << 40)
+    monkeypatch.setattr("sorter.state.saving.LOOSE", 1 << 40)
 
 
 def play(seed: int) -> PartedRun:
@@ -66,10 +66,10 @@ def test_the_histories_have_what_they_are_about() -> None:
     ids=["rows of one part only", "open prewrites forgotten", "numbers again", "waiting rows lost", "slices lost"],
 )
 def test_a_mutant_is_noticed(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = inspect.getsource(joining)
+    source = inspect.getsource(join_snapshots)
     assert old in source
-    mutated = dict(vars(joining))
-    exec(compile(source.replace(old, new), joining.__file__, "exec"), mutated)
-    monkeypatch.setattr("tistream.testing.parted_run.joined", mutated["joined"])
+    mutated = dict(vars(join_snapshots))
+    exec(compile(source.replace(old, new), join_snapshots.__file__, "exec"), mutated)
+    monkeypatch.setattr("tests.kit.parted_run.joined", mutated["joined"])
     with pytest.raises((AssertionError, TiStreamError)):
         play_all()

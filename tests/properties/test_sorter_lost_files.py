@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sorter import slots
-from sorter.slots import Slots
+from sorter.core import slots
+from sorter.core.slots import Slots
+from tests.kit.sorter_run import RANGES, SorterRun
 from tistream.errors import TiStreamError
-from tistream.testing.sorter_run import RANGES, SorterRun
 
 SEEDS = 8
 

@@ -1,4 +1,4 @@
-"""The sorter's cores under every history that a small TiKV can make; what is checked stands in tistream.testing."""
+"""The sorter's cores under every history that a small TiKV can make; what is checked stands in tests.kit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from tistream.testing.sorter_run import EDGES, KEYS, RANGES, STORES, SorterRun
+from tests.kit.sorter_run import EDGES, KEYS, RANGES, STORES, SorterRun
 
 keys = st.sampled_from(KEYS)
 stores = st.integers(1, STORES)

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from sorter import choice, core, doubt, output, prewrite_buffer, slots, sort_buffer, watermark
-from sorter.core import TaskCore
-from sorter.prewrite_buffer import PrewriteBuffer
-from sorter.slots import Promises, Slots
-from sorter.sort_buffer import SortBuffer
-from sorter.watermark import RangeWatermarkMap
+from sorter.core import conflict_rule, conflicts, prewrite_buffer, slots, sort_buffer, task_core, watermark
+from sorter.core.prewrite_buffer import PrewriteBuffer
+from sorter.core.slots import Promises, Slots
+from sorter.core.sort_buffer import SortBuffer
+from sorter.core.task_core import TaskCore
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.rows import output
+from tests.kit.scenario import run_scenario
+from tests.kit.sorter_run import SorterRun
 from tistream.errors import TiStreamError
-from tistream.testing.scenario import run_scenario
-from tistream.testing.sorter_run import SorterRun
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
 SEEDS = 6
@@ -138,7 +139,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a fake prewrite replaces a full one",
-        module=doubt,
+        module=conflicts,
         owner=prewrite_buffer,
         function="merged",
         old='pl.col("full") == pl.col("full").max().over(TXN)',
@@ -146,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="generations do not matter",
-        module=doubt,
+        module=conflicts,
         owner=prewrite_buffer,
         function="merged",
         old='pl.col("generation") == pl.col("generation").max().over(TXN)',
@@ -154,7 +155,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the first row of a tenure wins",
-        module=doubt,
+        module=conflicts,
         owner=prewrite_buffer,
         function="merged",
         old='keep="last"',
@@ -162,23 +163,23 @@ MUTANTS = [
     ),
     Mutant(
         name="tenures are ordered by arrival",
-        module=choice,
-        owner=choice,
+        module=conflict_rule,
+        owner=conflict_rule,
         function="_is_later",
         old="b.ready_ts != 0 and a.open_ts > b.ready_ts",
         new="a.row_no > b.row_no",
     ),
     Mutant(
         name="the commit's own value is not asked",
-        module=choice,
-        owner=doubt,
+        module=conflict_rule,
+        owner=conflicts,
         function="choose",
         old="return _with_value(left, commit_value) if commit_value else None",
         new="return None",
     ),
     Mutant(
         name="an undecided commit does not hold W",
-        module=core,
+        module=task_core,
         owner=TaskCore,
         function="watermark",
         old="min(w, hold)",
@@ -186,7 +187,7 @@ MUTANTS = [
     ),
     Mutant(
         name="watermark rows before data",
-        module=core,
+        module=task_core,
         owner=TaskCore,
         function="_take_rows",
         old="self._prewrites.take_in(",
@@ -195,7 +196,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a gap is accepted",
-        module=core,
+        module=task_core,
         owner=TaskCore,
         function="_is_next",
         old="or batch.seq > expected",
@@ -203,7 +204,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a repeated file is taken again",
-        module=core,
+        module=task_core,
         owner=TaskCore,
         function="_is_next",
         old="if batch.seq < expected:",
@@ -211,7 +212,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a restored W is lifted to upper",
-        module=core,
+        module=task_core,
         owner=TaskCore,
         function="restore",
         old="self._positions =",
@@ -227,7 +228,7 @@ MUTANTS = [
     ),
     Mutant(
         name="rows leave when they are taken",
-        module=core,
+        module=task_core,
         owner=TaskCore,
         function="take",
         old="return self._ready.take(w)",

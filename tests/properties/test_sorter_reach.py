@@ -9,15 +9,15 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorter.payload import Place, Segment
-from sorter.reach import Thresholds, reached
-from sorter.run import Run
-from sorter.slots import Bounds
-from sorter.watermark import RangeWatermarkMap
+from sorter.core.slots import Bounds
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.core.watermark_index import Thresholds, reached
+from sorter.rows.payload import Place, Segment
+from sorter.rows.run import Run
+from tests.kit.sorter_oracle import Mark
+from tests.kit.sorter_world import File, feed_batch
 from tistream.codec.table_key import table_ids
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import Mark
-from tistream.testing.sorter_world import File, feed_batch
 
 KEYS = st.binary(max_size=3) | st.integers(0, 40).map(lambda i: b"t\x80\0\0\0\0\0\0%c_r\x80%c" % (i % 3, i))
 

@@ -18,20 +18,21 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from sorter import due, output, payload, prewrite_buffer, relief, run, sort_buffer
-from sorter.core import CoreSnapshot, NeedReopen, Positions, TaskCore
-from sorter.output import Output
-from sorter.spill import Spill
+from sorter.core import decision_queue, eviction, prewrite_buffer, sort_buffer
+from sorter.core.task_core import CoreSnapshot, NeedReopen, Positions, TaskCore
+from sorter.rows import output, payload, run
+from sorter.rows.output import Output
+from sorter.worker.spill import Spill
+from tests.kit import sorter_run
+from tests.kit.plain_sorter import PlainTaskCore
+from tests.kit.routed import routed
+from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
+from tests.kit.sorter_run import SorterRun
+from tests.kit.sorter_states import Bucket, SnapshotFiles, tables_of
+from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import BrokenPromise
-from tistream.feed import FeedBatch
+from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
-from tistream.testing import sorter_run
-from tistream.testing.plain_sorter import PlainTaskCore
-from tistream.testing.routed import routed
-from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
-from tistream.testing.sorter_run import SorterRun
-from tistream.testing.sorter_states import Bucket, SnapshotFiles, tables_of
-from tistream.testing.sorter_world import File, feed_batch
 
 KEYS = [b"a", b"m", b"m" * 9]
 SPILL = Spill(0)
@@ -140,7 +141,7 @@ class Pair:
                 given.append(call(core))
             except BrokenPromise as e:
                 # a slice tells of its own rows only
-                told = ("commit_ts", "rows", "w") if due.DECIDE_ROWS > 10 else ()
+                told = ("commit_ts", "rows", "w") if decision_queue.DECIDE_ROWS > 10 else ()
                 given.append(("broken", {k: v for k, v in e.facts.items() if k in told}))
         assert given[0] == given[1]
         return given[0]
@@ -278,7 +279,7 @@ def table(tables: dict[str, pa.Table], name: str) -> list[dict[str, Any]]:
 )
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     bits, young_bytes, fan_in, spill_bytes_min, decide_rows = request.param
-    monkeypatch.setattr(due, "DECIDE_ROWS", decide_rows)
+    monkeypatch.setattr(decision_queue, "DECIDE_ROWS", decide_rows)
     monkeypatch.setattr(prewrite_buffer, "COPY_BYTES_MAX", 20)
     monkeypatch.setattr(output, "PIECE_ROWS", 2)
     monkeypatch.setattr(sort_buffer, "FLUSH_BYTES_MAX", 30)
@@ -286,7 +287,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(payload, "HASH_MASK", (1 << bits) - 1)
     monkeypatch.setattr(run, "YOUNG_BYTES", young_bytes)
     monkeypatch.setattr(run, "FAN_IN", fan_in)
-    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", spill_bytes_min)
+    monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", spill_bytes_min)
 
 
 @given(steps)
@@ -345,7 +346,7 @@ def test_runs_and_plain_frames_agree_on_what_a_cluster_does(
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])
 def test_what_is_decided_in_slices_is_never_written_in_part(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due, "DECIDE_ROWS", 1)
+    monkeypatch.setattr(decision_queue, "DECIDE_ROWS", 1)
     monkeypatch.setattr(output, "PIECE_ROWS", 1)
     monkeypatch.setattr(sorter_run, "KEYS", [bytes([letter]) for letter in b"abcdefghmnopqrst"])
     rand, history = random.Random(seed), SorterRun()

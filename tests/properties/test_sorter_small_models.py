@@ -13,16 +13,16 @@ import pyarrow as pa
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sorter.arrivals import Arrivals
-from sorter.prewrite_buffer import Limits, PrewriteBuffer
-from sorter.run import Run
-from sorter.saved import NONE_TOLD, RunState
-from sorter.sort_buffer import SortBuffer
-from sorter.watermark import RangeWatermarkMap
-from tistream.change import REGIONS, ROWS, Op, RowKind
-from tistream.feed import FeedBatch
+from sorter.core.prewrite_buffer import Limits, PrewriteBuffer
+from sorter.core.sort_buffer import SortBuffer
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.rows.batch_rows import Arrivals
+from sorter.rows.run import Run
+from sorter.rows.saved import NONE_TOLD, RunState
+from tests.kit.sorter_states import table_of
+from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_states import table_of
+from tistream.model.change import REGIONS, ROWS, Op, RowKind
 
 START_TS = 10
 EDGES = [b"", b"a", b"b", b"b\x00", b"c", b"\xff"]  # each piece begins with one of these and is named by it

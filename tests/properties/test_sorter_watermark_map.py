@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pyarrow as pa
 from hypothesis import given, settings
 
-from sorter.watermark import RangeWatermarkMap
+from sorter.core.watermark import RangeWatermarkMap
+from tests.kit.sorter_oracle import Mark, OracleSorter
+from tests.kit.sorter_world import File, feed_batch
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import Mark, OracleSorter
-from tistream.testing.sorter_world import File, feed_batch
 
 KEYS = [b"", b"a", b"b", b"b\x00", b"c", b"d", b"e", b"\xff"]
 edges = st.tuples(st.sampled_from(KEYS), st.sampled_from([*KEYS, b""])).filter(lambda e: not e[1] or e[0] < e[1])

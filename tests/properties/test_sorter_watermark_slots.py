@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 
-from sorter.watermark import RangeWatermarkMap
-from tistream.change import REGIONS
+from sorter.core.watermark import RangeWatermarkMap
+from tests.kit.plain_watermark import PlainWatermarkMap
+from tests.kit.sorter_oracle import Mark
+from tests.kit.sorter_world import File, feed_batch
 from tistream.keyrange import KeyRange
-from tistream.testing.plain_watermark import PlainWatermarkMap
-from tistream.testing.sorter_oracle import Mark
-from tistream.testing.sorter_world import File, feed_batch
+from tistream.model.change import REGIONS
 
 KEYS = [b"", b"a", b"b", b"b\x00", b"c", b"d", b"e", b"f", b"g", b"\xff"]
 START = 10

@@ -1,4 +1,4 @@
-"""Splits and merges of tasks, modelled over the sorter's real cores; what is checked stands in tistream.testing.
+"""Splits and merges of tasks, modelled over the sorter's real cores; what is checked stands in tests.kit.
 
 How the service does it is played by the simulator's scenario `shapes`: this says which rules that needs, and that the
 cores bear it.
@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from sorter.core import TaskCore
-from tistream.change import RowKind
+from sorter.core.task_core import TaskCore
+from tests.kit.routed import routed
+from tests.kit.sorter_oracle import Mark, Row
+from tests.kit.sorter_run import EDGES, KEYS, START_TS, STORES
+from tests.kit.sorter_world import File, feed_batch
+from tests.kit.task_shapes import BROKEN, TaskShapes, joined
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.testing.routed import routed
-from tistream.testing.sorter_oracle import Mark, Row
-from tistream.testing.sorter_run import EDGES, KEYS, START_TS, STORES
-from tistream.testing.sorter_world import File, feed_batch
-from tistream.testing.task_shapes import BROKEN, TaskShapes, joined
+from tistream.model.change import RowKind
 
 STEPS = 150
 LEFT, RIGHT = KeyRange(b"", b"m"), KeyRange(b"m", b"")

@@ -20,17 +20,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from pusher.core.batcher import Batcher
+from pusher.core.source import Resolved, Rows, TenureClosed, TenureOpened, TenureReady
+from pusher.tikv.core.effects import AskRegions, CloseStream, OpenStream
+from pusher.tikv.core.feed import StoreFeed
+from pusher.tikv.core.requests import Deregister, Register
+from tests.kit import change_data as wire
+from tests.kit.real_tikv import lines
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
-from tistream.pusher.batcher import Batcher
-from tistream.pusher.source import Resolved, Rows, TenureClosed, TenureOpened, TenureReady
-from tistream.pusher.tikv.effects import AskRegions, CloseStream, OpenStream
-from tistream.pusher.tikv.feed import StoreFeed
-from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.regions import region_form
-from tistream.pusher.tikv.requests import Deregister, Register
-from tistream.testing import change_data as wire
-from tistream.testing.real_tikv import lines
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import region_form
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 WANTED = (KeyRange(b"b", b"h"), KeyRange(b"m", b"s"))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tistream.change import Op, RowKind
-from tistream.pusher.batcher import Batcher
-from tistream.pusher.source import Resolved, TenureClosed, TenureReady, Tick
-from tistream.testing.real_tikv_feed import FeedPlayer
+from pusher.core.batcher import Batcher
+from pusher.core.source import Resolved, TenureClosed, TenureReady, Tick
+from tests.kit.real_tikv_feed import FeedPlayer
+from tistream.model.change import Op, RowKind
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 #: registrations that were recorded, and at least so many rows; what the recorded messages show

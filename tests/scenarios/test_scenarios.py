@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tistream.testing.scenario import run_scenario
+from tests.kit.scenario import run_scenario
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, Engine, exc, select
 
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tables import tenants
-from tistream.catalog.tenants import list_tenants, register_tenant
+from simulator.dst.connection import QuickConnection
+from tests.kit.catalog_cases import T
+from tests.kit.catalog_suite import CatalogSuite
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import tenants
+from tistream.catalog.tenancy.tenants import list_tenants, register_tenant
 from tistream.errors import TiStreamError
-from tistream.sim.connection import QuickConnection
-from tistream.testing.catalog_cases import T
-from tistream.testing.catalog_suite import CatalogSuite
 
 
 class QuickCatalog(Catalog):

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from simulator.dst.boundaries import LATE_S, Boundary, Point, Side, parse_points
+from simulator.dst.crash_points import PAIRS, SCENARIOS, Failure, Plan, enumerate_points, play
+from simulator.dst.profiles import PROFILES, profile_of
+from simulator.dst.run import Outcome
 from tistream.cli.main import command_line
 from tistream.errors import InvalidInput
-from tistream.sim.boundaries import LATE_S, Boundary, Point, Side, parse_points
-from tistream.sim.crash_points import PAIRS, SCENARIOS, Failure, Plan, enumerate_points, play
-from tistream.sim.profiles import PROFILES, profile_of
-from tistream.sim.run import Outcome
 
 SMALL = replace(PAIRS, pairs=False, seed=2)  # long enough to replace and collect snapshots
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tistream.sim.mutants import MUTANTS
-from tistream.sim.run import run
+from simulator.dst.mutants import MUTANTS
+from simulator.dst.run import run
 
 DOC = Path(__file__).parents[2] / "docs" / "correctness.md"
 NO_BOUNDS: frozenset[str] = frozenset({"bounds"})  # small ones would hide some of what a mutant does

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from simulator.dst.results import Results
+from simulator.dst.run import Outcome
+from simulator.dst.shrink import smaller
 from tistream.errors import InvalidInput
-from tistream.sim.results import Results
-from tistream.sim.run import Outcome
-from tistream.sim.shrink import smaller
 
 
 def outcome(seed: int = 0, *violations: str, labels: tuple[str, ...] = ()) -> Outcome:

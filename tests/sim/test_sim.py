@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tistream.sim import threads
-from tistream.sim.mutants import MUTANTS
-from tistream.sim.profiles import PROFILES, profile_of
-from tistream.sim.run import run
-from tistream.sim.scheduler import Process, Scheduler
-from tistream.testing.waiting import eventually
+from simulator.dst import threads
+from simulator.dst.mutants import MUTANTS
+from simulator.dst.profiles import PROFILES, profile_of
+from simulator.dst.run import run
+from simulator.dst.scheduler import Process, Scheduler
+from tests.kit.waiting import eventually
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "6"))
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.txt"))
@@ -175,7 +175,7 @@ def test_a_dead_process_does_nothing_and_a_paused_one_later(scheduler: Scheduler
 
 def test_the_same_seed_twice_is_the_same_run_in_any_process() -> None:
     seeds = [4, *range(1, 13, 2)]  # the usual scenario, and each of the others that seeds have
-    code = "import sys; from tistream.sim.run import run; print(*(run(int(s)).trace_hash for s in sys.argv[1:]))"
+    code = "import sys; from simulator.dst.run import run; print(*(run(int(s)).trace_hash for s in sys.argv[1:]))"
     others = [
         subprocess.Popen(
             [sys.executable, "-c", code, *map(str, order)],

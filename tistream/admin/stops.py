@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from tistream import ts as tso
-from tistream.admin import verbs
-from tistream.admin.facts import Sources
-from tistream.catalog import listing
-from tistream.catalog.stops import Scope, StopRow, get_stop, list_stops, resume_stop
-from tistream.catalog.tasks import TaskRow
+from tistream.admin import actions
+from tistream.admin.views import Sources
+from tistream.catalog.work import listing
+from tistream.catalog.work.stops import Scope, StopRow, get_stop, list_stops, resume_stop
+from tistream.catalog.work.tasks import TaskRow
 from tistream.errors import CursorInvalid, InvalidInput, NotFound
 from tistream.ids import Tenant
 
@@ -44,7 +44,7 @@ def resume(sources: Sources, stop_id: str, *, dry_run: bool, actor: str) -> dict
     """Have the item tried now."""
     is_task, number = _parsed(stop_id)
     if is_task:
-        return verbs.retry(sources, number, dry_run=dry_run, actor=actor)
+        return actions.retry(sources, number, dry_run=dry_run, actor=actor)
     row = get_stop(sources.catalog, number)
     told = row.stopped
     words = f"{told.role} tries {told.scope} {told.item} now. It had stopped: {told.message}"

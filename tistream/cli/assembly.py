@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tistream import __version__, config
-from tistream.access import RequestLog
-from tistream.catalog.engine import Catalog
-from tistream.catalog.gauges import CatalogGauges
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.drain import Drainable, drain
+from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli import allocator, warm
 from tistream.cli.first_key import first_words
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
-from tistream.drain import Drainable, drain
 from tistream.errors import ConfigError
-from tistream.metrics import Collect
+from tistream.http.access_log import RequestLog
+from tistream.http.probes import Probes, lease_age, lease_holds, none_stopped, probe_app, store_answers
 from tistream.objectstore.metered import open_metered
 from tistream.objectstore.protocol import ObjectStore
-from tistream.probes import Probes, lease_age, lease_holds, none_stopped, probe_app, store_answers
-from tistream.service import Problem, Service, ServiceGroup
+from tistream.runtime.metrics import Collect
+from tistream.runtime.service import Problem, Service, ServiceGroup
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from dispatcher.worker import DispatcherWorker
     from metaserver.loop import MetaWorker
     from metaserver.push_access import CredentialIssuer
-    from sorter.worker import SorterWorker
-    from tistream.auth.guard import KeyGuard
-    from tistream.feed import Feed
+    from sorter.worker.worker import SorterWorker
+    from tistream.feed.protocol import Feed
+    from tistream.http.auth.authenticator import KeyGuard
 
 _TICK_S = 0.6  # pushers tick each second: a file is not looked for sooner after the one before
 
@@ -208,7 +208,7 @@ def dispatcher(parts: Parts, name: str) -> Running:
 
 def sorter(parts: Parts, name: str) -> Running:
     """A sorter that subscribes to the dispatchers the catalog names."""
-    from tistream.feed_flight import FlightFeed, locate_by_catalog
+    from tistream.feed.flight import FlightFeed, locate_by_catalog
 
     allocator.keep_freed_memory()
     feed = FlightFeed(locate_by_catalog(parts.catalog, parts.clock))
@@ -239,7 +239,7 @@ def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], me
 
 
 def _of_tasks(parts: Parts, sorters: Sequence[SorterWorker]) -> Collect:
-    from sorter import measures
+    from sorter.worker import measures
 
     return lambda: measures.collect([report for sorter in sorters for report in sorter.reports], parts.clock)
 
@@ -260,10 +260,10 @@ def _api(
 ) -> FastAPI:
     """The API server's application; with `control` also the control plane's routes, on the same port."""
     from apiserver.app import create_app
-    from apiserver.deps import Services
     from metaserver.admin_routes import admin_router
-    from tistream.admin.facts import Sources
-    from tistream.admin.names import table_names
+    from reading.deps import Services
+    from schemas.registry.table_names import table_names
+    from tistream.admin.views import Sources
 
     def problems() -> list[dict[str, object]]:
         return [p.shown() for service in services for p in service.problems()]
@@ -315,7 +315,7 @@ def _bounds(server: config.ServerSettings) -> dict[str, Any]:
 
 def _guard(parts: Parts) -> KeyGuard | None:
     """Who asks for keys; None: nobody does."""
-    from tistream.auth.guard import KeyGuard
+    from tistream.http.auth.authenticator import KeyGuard
 
     return KeyGuard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
 
@@ -378,8 +378,8 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
 
 
 def _sorter(parts: Parts, name: str, feed: Feed) -> SorterWorker:
-    from sorter.spill import Spill, default_budget_bytes
-    from sorter.worker import SorterWorker
+    from sorter.worker.spill import Spill, default_budget_bytes
+    from sorter.worker.worker import SorterWorker
 
     settings = parts.settings.sorter
     return SorterWorker(

@@ -32,8 +32,8 @@ def chaos(
     The report goes to standard output as JSON. Exit status 0: every promise was kept."""
     import secrets
 
-    from tistream.chaos.rig import Size
-    from tistream.chaos.run import run
+    from simulator.chaos.rig import Size
+    from simulator.chaos.run import run
 
     stop = threading.Event()
     on_signals(stop.set)

@@ -10,7 +10,7 @@ import typer
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from tistream.pusher.tikv.channels import Tls
+    from tistream.tikv.channels import Tls
 
 Pd = Annotated[
     str | None, typer.Option("--pd", help="A living cluster: addresses of its PD servers, host:port[,host:port].")
@@ -78,7 +78,7 @@ def endpoints(pd: str) -> list[str]:
 def tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
     """What the files say, now and when they change; None = no TLS. InvalidInput when they do not fit together or cannot
     be read."""
-    from tistream.pusher.tikv.channels import TlsFiles
+    from tistream.tikv.channels import TlsFiles
 
     if (cert is None) != (key is None):
         raise InvalidInput("--cert and --key belong together")

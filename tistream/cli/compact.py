@@ -65,11 +65,11 @@ def compact(
     reads as of a timestamp start. Reads stay the same. A group of files that cannot be merged is left out and named
     under `failed`, and the exit status is 1."""
     from compactor.base_job import BaseSettings, build_tenant_bases
-    from compactor.base_plan import BasePlanSettings
+    from compactor.core.base_plan import BasePlanSettings
+    from compactor.core.plan import PlanSettings
     from compactor.job import JobSettings, compact_tenant
-    from compactor.plan import PlanSettings
-    from schemas.registry import SchemaRegistry
-    from tistream.catalog.tenants import get_tenant, kept_s
+    from schemas.registry.schema_registry import SchemaRegistry
+    from tistream.catalog.tenancy.tenants import get_tenant, kept_s
     from tistream.cli.assembly import load_settings, open_parts
     from tistream.cli.log import configure
     from tistream.cli.progress import Progress

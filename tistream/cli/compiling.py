@@ -66,7 +66,7 @@ def _way_of_a_row() -> None:
 
 
 def _push_and_read(url: str) -> None:
-    from tistream import demo
+    from simulator import demo
     from tistream.cli import push
     from tistream.client import Client
 

@@ -11,7 +11,7 @@ import typer
 from tistream.cli.output import Output
 
 if TYPE_CHECKING:
-    from tistream.cost import Lever, Load, Month
+    from tistream.admin.core.cost import Lever, Load, Month
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def cost(
     output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
 ) -> None:
     """The month's bill of a cluster of this size, and what single changes would save. Nothing is asked of a service."""
-    from tistream.cost import Load, Prices, levers, month
+    from tistream.admin.core.cost import Load, Prices, levers, month
 
     load = Load(
         stores=stores,

@@ -14,9 +14,9 @@ from tistream.cli.options import Port
 from tistream.cli.run import on_signals, settings_in
 
 if TYPE_CHECKING:
-    from tistream.catalog.tasks import TaskRow
+    from tistream.catalog.work.tasks import TaskRow
     from tistream.cli.assembly import Running
-    from tistream.service import Service
+    from tistream.runtime.service import Service
 
 _KILL_SHARE = 0.4  # of a demo that ends by itself: so much of it has passed when a sorter is killed
 
@@ -40,7 +40,7 @@ def demo(
     or out of order. Exit status 1 when it is, or when nothing came out."""
     from rich.console import Console
 
-    from tistream import demo as demonstration
+    from simulator import demo as demonstration
     from tistream.cli import assembly, push
 
     pace = push.parse_speed(speed)
@@ -97,12 +97,12 @@ class _Demonstrated:
         return self.running.services.members
 
     def tasks(self) -> Sequence[TaskRow]:
-        from tistream.catalog.tasks import list_tasks
+        from tistream.catalog.work.tasks import list_tasks
 
         return list_tasks(self.running.parts.catalog)
 
     def kill(self, name: str) -> None:
-        from sorter.worker import SorterWorker
+        from sorter.worker.worker import SorterWorker
 
         for member in self.running.services.members:
             if member.name == name and isinstance(member, SorterWorker):

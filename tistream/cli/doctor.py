@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tistream.findings import Finding
+    from tistream.diagnostics.findings import Finding
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -82,14 +82,14 @@ def _deployment(catalog: str | None, object_store: str | None, config: Path | No
 def _service(url: str) -> list[Finding]:
     from tistream.cli.examine_service import examine_service
     from tistream.clock import SystemClock
-    from tistream.credentials import key_for
+    from tistream.runtime.credentials import key_for
 
     return examine_service(url, key_for(url), SystemClock())
 
 
 def show_findings(title: str, findings: Sequence[Finding], output: Output, no_color: bool = False) -> None:
     """Print the findings. Ends the command with status 1 when one of them is a failure."""
-    from tistream.findings import Verdict
+    from tistream.diagnostics.findings import Verdict
 
     if output is Output.TABLE:
         _show(title, findings, no_color)

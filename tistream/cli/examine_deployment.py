@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from tistream.diagnostics.findings import Finding, Look, Verdict, check
 from tistream.errors import ConfigError
-from tistream.findings import Finding, Look, Verdict, check
 
 if TYPE_CHECKING:
     from tistream.clock import Clock
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def examine_deployment(settings: Settings, clock: Clock) -> list[Finding]:
     """All checks of what the settings name. ConfigError when they name neither catalog nor bucket."""
-    from tistream.catalog.examine import examine_catalog
+    from tistream.catalog.database.examine import examine_catalog
 
     catalog, bucket = settings.catalog.url, settings.object_store.url
     if not catalog and not bucket:

@@ -15,10 +15,10 @@ import httpx2
 import orjson
 
 from tistream import __version__
-from tistream.client.exchange import error_of, unreachable
+from tistream.client.core.exchange import error_of, unreachable
 from tistream.clock import Clock
+from tistream.diagnostics.findings import Finding, Look, Verdict, check, skew
 from tistream.errors import NotAllowed, TiStreamError
-from tistream.findings import Finding, Look, Verdict, check, skew
 
 _TIMEOUT_S = 20.0
 _RESOLUTION_MS = 1_000  # of a Date header

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from tistream.catalog.engine import Catalog
+    from tistream.catalog.database.engine import Catalog
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
     """Lines below the greeting. A link is given with the first key and on a terminal: not into logs at each start."""
-    from tistream.auth.issue import first_owner_key, login_code
-    from tistream.auth.keys import parse_key
-    from tistream.auth.roles import Role
-    from tistream.catalog.keys import list_keys
+    from tistream.catalog.tenancy.keys import list_keys
+    from tistream.http.auth.core.keys import parse_key
+    from tistream.http.auth.core.roles import Role
+    from tistream.http.auth.issue import first_owner_key, login_code
 
     lines = []
     key = first_owner_key(catalog)

@@ -122,9 +122,9 @@ def _plain(key_id: str) -> str:
 def _without_service(
     catalog_url: str, name: str, role: str, cluster: int | None, tenant: int | None, hours: float
 ) -> str:
-    from tistream.auth.issue import issue_key, ttl_ms_of
-    from tistream.auth.roles import Role as OneRole
-    from tistream.catalog.engine import Catalog
+    from tistream.catalog.database.engine import Catalog
+    from tistream.http.auth.core.roles import Role as OneRole
+    from tistream.http.auth.issue import issue_key, ttl_ms_of
     from tistream.ids import Tenant
 
     if role not in list(OneRole):

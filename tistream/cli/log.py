@@ -8,9 +8,9 @@ from typing import Any
 
 import structlog
 
-from tistream.auth import keys
 from tistream.cli.redact import without_secrets
 from tistream.config import LogSettings
+from tistream.http.auth.core import keys
 
 
 def configure(settings: LogSettings) -> None:

@@ -28,8 +28,8 @@ def login(
 
     Other commands then use both, unless they are given --url, --key, TISTREAM_URL or TISTREAM_KEY.
     """
-    from tistream import credentials
     from tistream.client import connect
+    from tistream.runtime import credentials
 
     if console and forget:
         raise InvalidInput("give --console or --forget, not both")

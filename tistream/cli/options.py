@@ -10,7 +10,7 @@ import typer
 
 def _last_url(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
     """The address of the last login, where none is given."""
-    from tistream import credentials
+    from tistream.runtime import credentials
 
     given = context.get_parameter_source(str(parameter.name))
     return value if given is None or given.name != "DEFAULT" else credentials.last_url() or value
@@ -18,7 +18,7 @@ def _last_url(context: typer.Context, parameter: typer.CallbackParam, value: str
 
 def _use_key(value: str | None) -> str | None:
     """Whatever this process asks of the service carries the key."""
-    from tistream import credentials
+    from tistream.runtime import credentials
 
     credentials.use_key(value)
     return value

@@ -19,8 +19,8 @@ from tistream.cli.output import Output, OutputOption
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from simulator.push.capture_push import PushProgress, PushResult
     from tistream.ids import Tenant as TenantId
-    from tistream.pusher.capture_push import PushProgress, PushResult
 
 
 StartTs = Annotated[
@@ -181,9 +181,9 @@ def push_recording(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Push a recording to the service at `url`, until its end or until `stop` is set; what was pushed."""
-    from tistream.pusher.capture_push import push_capture
-    from tistream.pusher.control import HttpControl
-    from tistream.pusher.tenant_store import opening
+    from pusher.control import HttpControl
+    from pusher.tenant_store import opening
+    from simulator.push.capture_push import push_capture
 
     control = HttpControl(url, tenant)
     return push_capture(folder, control, opening(control), speed=speed, progress=progress, stop=stop)
@@ -198,9 +198,9 @@ def push_traffic(
     stop: threading.Event | None = None,
 ) -> PushResult:
     """Follow a recorded cluster and push what it says to the service at `url`; what was pushed."""
-    from tistream.pusher.control import HttpControl
-    from tistream.pusher.replay_push import push_replay
-    from tistream.pusher.tenant_store import opening
+    from pusher.control import HttpControl
+    from pusher.tenant_store import opening
+    from simulator.push.replay_push import push_replay
 
     control = HttpControl(url, tenant)
     return push_replay(folder, control, opening(control), speed=speed, progress=progress, stop=stop)
@@ -208,8 +208,8 @@ def push_traffic(
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:
     """Wait until the published frontier has reached `ts`; False when it has not moved for a while."""
+    from pusher.control import HttpControl
     from tistream.errors import TiStreamError
-    from tistream.pusher.control import HttpControl
 
     control = HttpControl(url, tenant)
     reached, moved_at = 0, time.monotonic()

@@ -6,11 +6,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tistream.findings import Finding, Look, Verdict, check
+from tistream.diagnostics.findings import Finding, Look, Verdict, check
 
 if TYPE_CHECKING:
     from tistream.ids import Tenant
-    from tistream.pusher.tikv.channels import Tls
+    from tistream.tikv.channels import Tls
 
 
 def check_push(
@@ -24,9 +24,9 @@ def check_push(
     keyspace: str | None,
 ) -> list[Finding]:
     """What the service and the bucket say, and then the source, if one is given."""
-    from tistream.pusher.control import HttpControl
-    from tistream.pusher.examine import examine_push
-    from tistream.pusher.tenant_store import opening
+    from pusher.control import HttpControl
+    from pusher.examine import examine_push
+    from pusher.tenant_store import opening
 
     control = HttpControl(url, tenant)
     try:
@@ -45,7 +45,7 @@ def check_push(
 
 
 def _recording(folder: Path) -> Look:
-    from tistream.simulator.capture import Capture
+    from simulator.capture import Capture
 
     capture = Capture(folder)
     capture.schema_snapshot()
@@ -55,7 +55,7 @@ def _recording(folder: Path) -> Look:
 
 
 def _traffic(folder: Path) -> Look:
-    from tistream.simulator.replay.recording import read_recording
+    from simulator.replay.recording import read_recording
 
     found = read_recording(folder)
     words = f"{folder}: the traffic of a cluster of {len(found.stores)} stores, {len(found.lines):,} messages"
@@ -63,9 +63,9 @@ def _traffic(folder: Path) -> Look:
 
 
 def _log_backup(url: str) -> Look:
+    from pusher.logbackup.checkpoint import read_checkpoint
+    from pusher.logbackup.core.metadata import META_PREFIX
     from tistream.objectstore.factory import open_store
-    from tistream.pusher.logbackup.checkpoint import read_checkpoint
-    from tistream.pusher.logbackup.metadata import META_PREFIX
     from tistream.ts import to_text
 
     store = open_store(url, foreign=True)
@@ -80,10 +80,10 @@ def _log_backup(url: str) -> Look:
 
 def examine_cluster(pd: list[str], tls: Tls | None, keyspace: str | None) -> list[Finding]:
     """What `tistream doctor --pd` finds."""
+    from pusher.tikv.examine import examine
     from tistream.clock import SystemClock
-    from tistream.pusher.tikv.examine import examine
-    from tistream.pusher.tikv.pd import PdClient
-    from tistream.pusher.tikv.ranges import whole_cluster
+    from tistream.tikv.core.ranges import whole_cluster
+    from tistream.tikv.pd import PdClient
 
     client = PdClient(pd, tls=tls, patience_s=5.0)
     try:

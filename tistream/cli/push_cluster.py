@@ -14,17 +14,17 @@ from tistream.cli.run import on_signals
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from pusher.tikv_options import TikvPushOptions, TikvPushProgress
     from tistream.ids import Tenant
-    from tistream.pusher.tikv_options import TikvPushOptions, TikvPushProgress
 
 _LINE_EVERY_S = 10.0
 
 
 def follow_cluster(url: str, tenant: Tenant, endpoints: Sequence[str], options: TikvPushOptions) -> None:
     """Push the cluster to the service at `url`, until Ctrl-C or SIGTERM."""
-    from tistream.pusher.control import HttpControl
-    from tistream.pusher.tenant_store import opening
-    from tistream.pusher.tikv_push import push_cluster
+    from pusher.control import HttpControl
+    from pusher.tenant_store import opening
+    from pusher.tikv_push import push_cluster
 
     stop, lines = threading.Event(), StatusLines(sys.stderr)
     on_signals(stop.set)
@@ -45,8 +45,8 @@ def begin_of(
     seed: bool,
 ) -> TikvPushOptions:
     """How a new tenant begins, as the command line says."""
+    from pusher.tikv_options import TikvPushOptions
     from tistream.cli.push_log import first_schema
-    from tistream.pusher.tikv_options import TikvPushOptions
 
     for name in tables:
         if not all(name.partition(".")):

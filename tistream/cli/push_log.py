@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from pusher.logbackup.push import LogPushProgress
     from tistream.ids import Tenant
-    from tistream.pusher.logbackup.push import LogPushProgress
 
 _LINE_EVERY_S = 10.0
 
@@ -20,10 +20,10 @@ def follow(url: str, tenant: Tenant, log_url: str, snapshot: bytes | None, until
     """Push the log backup at `log_url` to the service at `url`; Ctrl-C ends it. Up to where all of it is durable."""
     import threading
 
+    from pusher.control import HttpControl
+    from pusher.logbackup.push import push_log_backup
+    from pusher.tenant_store import opening
     from tistream.objectstore.factory import open_store
-    from tistream.pusher.control import HttpControl
-    from tistream.pusher.logbackup.push import push_log_backup
-    from tistream.pusher.tenant_store import opening
 
     control = HttpControl(url, tenant)
     lines, stop = StatusLines(sys.stderr), threading.Event()
@@ -47,7 +47,7 @@ def follow(url: str, tenant: Tenant, log_url: str, snapshot: bytes | None, until
 
 def first_schema(file: Path | None, start_ts: int | None) -> bytes | None:
     """The schema snapshot that a tenant begins with: the file's, or at `start_ts` that of a cluster without tables."""
-    from tistream.pusher.schema_push import empty_snapshot
+    from pusher.schema_push import empty_snapshot
 
     if file is not None and start_ts is not None:
         raise InvalidInput("--schema-snapshot has a timestamp of its own: leave out --start-ts")

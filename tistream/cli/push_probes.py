@@ -18,9 +18,9 @@ def pusher_probes(url: str, tenant: Tenant, host: str, port: int | None) -> Iter
     if port is None:
         yield
         return
+    from pusher.control import HttpControl
     from tistream.cli.server import HttpServer
-    from tistream.probes import Probes, probe_app
-    from tistream.pusher.control import HttpControl
+    from tistream.http.probes import Probes, probe_app
 
     control = HttpControl(url, tenant)
 

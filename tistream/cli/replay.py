@@ -15,7 +15,7 @@ from tistream.cli.compact import Engine, pairs
 from tistream.cli.options import Bucket, Cluster, Config, Tenant
 
 if TYPE_CHECKING:
-    from tistream.bulk.executors import Executor
+    from backfill.executors import Executor
     from tistream.cli.assembly import Parts
 
 _MIB = 1 << 20
@@ -43,7 +43,7 @@ def replay(
     memory_mb: Annotated[int, typer.Option(min=0, help="MiB of rows of one part; 0: a share of the machine's.")] = 0,
 ) -> None:
     """Match a backlog of batch files in bulk, by key range, and hand over to the live sorters."""
-    from tistream.bulk.job import Replay, ReplaySettings
+    from backfill.job import Replay, ReplaySettings
     from tistream.cli.assembly import load_settings, open_parts
     from tistream.cli.log import configure
     from tistream.cli.progress import Progress
@@ -68,7 +68,7 @@ def _executor(
     opened: Parts, engine: Engine, master: str | None, conf: dict[str, str], parts: int, stack: ExitStack
 ) -> tuple[Executor, int]:
     """What runs the parts, and how many at once."""
-    from tistream.bulk.executors import SparkExecutor, ThreadsExecutor
+    from backfill.executors import SparkExecutor, ThreadsExecutor
 
     if engine is Engine.THREADS:
         return ThreadsExecutor(opened.store, threads=parts or 2), parts or 2

@@ -43,12 +43,12 @@ def seed(
     and row values as a snapshot read of TiKV gives them, of all partitions, bytes in hexadecimal in NDJSON; and
     commit_ts, if it is known. Index entries are left out. Adding the same rows again changes nothing.
     """
+    from pusher.control import HttpControl
+    from pusher.seed_push import push_seed
+    from pusher.tenant_store import opening
     from schemas.shape import of_json
     from tistream.client import connect
     from tistream.ids import Tenant as TenantId
-    from tistream.pusher.control import HttpControl
-    from tistream.pusher.seed_push import push_seed
-    from tistream.pusher.tenant_store import opening
 
     database, table = parse_names(what)
     if database is None or table is None:
@@ -93,7 +93,7 @@ def read_decoded(path: Path, ts: int, shape: Shape) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tistream.pusher.seed_rows import encoded
+    from pusher.core.seed_rows import encoded
 
     if path.suffix == ".parquet":
         try:

@@ -16,8 +16,8 @@ import typer
 from tistream.cli.sim_serve import serve_tikv as serve
 
 if TYPE_CHECKING:
-    from tistream.sim.results import Results
-    from tistream.sim.run import Outcome
+    from simulator.dst.results import Results
+    from simulator.dst.run import Outcome
 
 _MUTANT_SEEDS = 2000
 _STORY_LINES = 60
@@ -80,8 +80,8 @@ def sim(
     if serve_tikv:
         serve(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
         return
-    from tistream.sim.crash_points import SCENARIOS
-    from tistream.sim.mutants import MUTANTS
+    from simulator.dst.crash_points import SCENARIOS
+    from simulator.dst.mutants import MUTANTS
 
     if list_mutants:
         for known in MUTANTS.values():
@@ -143,7 +143,7 @@ class _Player:
 
     def play_into(self, path: Path, seeds: range, job: _Job) -> int:
         """Play those that the file does not have, and add them to it; how many failed, those it had included."""
-        from tistream.sim.results import Results
+        from simulator.dst.results import Results
 
         results, profile = Results(path), job.profile or ""
         speed, pieces = _Speed(), results.missing(seeds, profile)
@@ -164,7 +164,7 @@ class _Player:
         if self.jobs == 1 or len(work) == 1:
             yield from ((job, self._without_story(_run(job))) for job in work)
             return
-        from tistream.sim.pool import pool_of
+        from simulator.dst.pool import pool_of
 
         with pool_of(self.jobs) as pool:
             left = iter(work)
@@ -186,7 +186,7 @@ class _Player:
                 print("\n".join(outcome.story))
             return False
         if self.shrink:
-            from tistream.sim.shrink import smaller
+            from simulator.dst.shrink import smaller
 
             def again(actions: int | None, without: frozenset[str]) -> Outcome:
                 return _run(replace(job, actions=actions, without=without))
@@ -222,8 +222,8 @@ class _Speed:
 def _run(job: _Job) -> Outcome:
     from contextlib import nullcontext
 
-    from tistream.sim.mutants import MUTANTS
-    from tistream.sim.run import run
+    from simulator.dst.mutants import MUTANTS
+    from simulator.dst.run import run
 
     with MUTANTS[job.mutant].patch() if job.mutant else nullcontext():
         return run(job.seed, job.profile, actions=job.actions, without=job.without)

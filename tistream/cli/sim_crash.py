@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tistream.sim.crash_points import Failure, Plan
+    from simulator.dst.crash_points import Failure, Plan
 
 _STORY_LINES = 40
 _FAILURES_SHOWN = 10
@@ -16,7 +16,7 @@ _PROGRESS_EVERY = 20
 
 def plan_of(profile: str | None, seed: int | None, mutant: str | None, *, pairs: bool, every: int) -> Plan:
     """What the options mean."""
-    from tistream.sim.crash_points import PAIRS, Plan
+    from simulator.dst.crash_points import PAIRS, Plan
 
     plan = replace(PAIRS if pairs else Plan(), every=every, mutant=mutant)
     plan = plan if profile is None else replace(plan, scenario=profile)
@@ -25,7 +25,7 @@ def plan_of(profile: str | None, seed: int | None, mutant: str | None, *, pairs:
 
 def play_all(plan: Plan, jobs: int) -> bool:
     """Enumerate; with a mutant only up to the first violation. Whether nothing failed."""
-    from tistream.sim.crash_points import Tally, enumerate_points
+    from simulator.dst.crash_points import Tally, enumerate_points
 
     tally, shown = Tally(), 0
     for at, tally in enumerate(enumerate_points(plan, jobs=jobs, stop_at_first=plan.mutant is not None)):
@@ -40,8 +40,8 @@ def play_all(plan: Plan, jobs: int) -> bool:
 
 def play_one(plan: Plan, text: str, *, whole: bool) -> bool:
     """Play the run with these points. Whether it held."""
-    from tistream.sim.boundaries import parse_points
-    from tistream.sim.crash_points import Failure, play
+    from simulator.dst.boundaries import parse_points
+    from simulator.dst.crash_points import Failure, play
 
     points = parse_points(text)
     played = Failure(points=points, outcome=play(plan, points))

@@ -10,14 +10,14 @@ _STORM_RESOLVED_S = 0.5
 
 def serve_tikv(*, seed: int, stores: int, regions: int, rate: float, storm: bool) -> None:
     """Serve until Ctrl-C. PD's address goes to standard output."""
+    from simulator.profiles import SLOW_STORM, STEADY
+    from simulator.serve.content import workload_cluster
+    from simulator.serve.faults import CALM, STORM
+    from simulator.serve.served import ServedCluster
+    from simulator.workload import Workload
     from tistream import ts
     from tistream.cli.run import wait_for_signal
     from tistream.clock import SystemClock
-    from tistream.simulator.profiles import SLOW_STORM, STEADY
-    from tistream.simulator.serve.content import workload_cluster
-    from tistream.simulator.serve.faults import CALM, STORM
-    from tistream.simulator.serve.served import ServedCluster
-    from tistream.simulator.workload import Workload
 
     clock = SystemClock()
     profile = replace(SLOW_STORM if storm else STEADY, stores=stores)

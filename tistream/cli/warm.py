@@ -63,17 +63,17 @@ def warm(columns: Sequence[tuple[int, int, int, int, str]]) -> None:
     """Decode and write rows of a table with these columns, and throw the text away."""
     import pyarrow as pa
 
-    from apiserver import body
-    from apiserver.cursor import Scope
-    from apiserver.decode import decode_rows
-    from apiserver.formats import create_format, parse_options
-    from apiserver.split import order_messages
+    from reading import body
+    from reading.core.split import order_messages
+    from reading.cursor import Scope
+    from reading.decode import decode_rows
+    from reading.formats import create_format, parse_options
     from schemas.history import History
     from schemas.model import Column, Database, Table
     from schemas.snapshot import SchemaSnapshot
-    from tistream import change
     from tistream.codec.memcomparable import encode_int
     from tistream.ids import Tenant
+    from tistream.model import change
 
     made = [
         Column(

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tistream.client.api import Client, connect
+from tistream.client.core.exchange import Page, Tenant
 from tistream.client.cursors import CursorStore, FileCursorStore, SqlCursorStore
-from tistream.client.exchange import Page, Tenant
 
 if TYPE_CHECKING:
     from tistream.client.aio import AsyncClient, connect_async

@@ -14,8 +14,7 @@ from typing import Any, Self
 import httpx2
 import orjson
 
-from tistream.client.cursors import CursorStore, SqlCursorStore
-from tistream.client.exchange import (
+from tistream.client.core.exchange import (
     TIMEOUT_S,
     WAIT_S,
     Page,
@@ -28,9 +27,10 @@ from tistream.client.exchange import (
     tenant_of,
     unreachable,
 )
-from tistream.client.streams import SILENCE_S, STREAMED, Following
+from tistream.client.core.streams import SILENCE_S, STREAMED, Following
+from tistream.client.cursors import CursorStore, SqlCursorStore
 from tistream.client.tables import AsyncTablePull
-from tistream.credentials import key_for
+from tistream.runtime.credentials import key_for
 
 
 class AsyncClient:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx2
 import orjson
 
-from tistream.client.cursors import CursorStore
-from tistream.client.exchange import (
+from tistream.client.core.exchange import (
     TIMEOUT_S,
     WAIT_S,
     Page,
@@ -32,9 +31,10 @@ from tistream.client.exchange import (
     tenant_of,
     unreachable,
 )
-from tistream.client.streams import SILENCE_S, STREAMED, Following
-from tistream.credentials import key_for
+from tistream.client.core.streams import SILENCE_S, STREAMED, Following
+from tistream.client.cursors import CursorStore
 from tistream.errors import StoreUnavailable
+from tistream.runtime.credentials import key_for
 
 if TYPE_CHECKING:
     from tistream.client.tables import TablePull

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tistream.change import OWN_COLUMN
-from tistream.client.exchange import Page
+from tistream.client.core.exchange import Page
 from tistream.errors import InvalidInput, TiStreamError
+from tistream.model.change import OWN_COLUMN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream import change
-from tistream.change import Op, RowKind
 from tistream.codec.arrow_stream import single_batch
 from tistream.codec.segment_file import FOOTER_PART, SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject, InvalidInput
-from tistream.layout import BatchKey
+from tistream.model import change
+from tistream.model.change import Op, RowKind
+from tistream.objectstore.layout import BatchKey
 
 _TSO_END = 1 << 63  #: TSOs are signed 64-bit numbers in TiDB and in the catalog
 

@@ -30,12 +30,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream import change
 from tistream.codec.arrow_stream import single_batch
 from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo, decode_segment
 from tistream.errors import CorruptObject, InvalidInput
-from tistream.layout import CommittedKey
 from tistream.limits import SEGMENT_BYTES_TARGET, SEGMENT_OWN_BYTES_MIN, SEGMENT_SHARED_BYTES_TARGET
+from tistream.model import change
+from tistream.objectstore.layout import CommittedKey
 
 KIND = "committed"
 

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tistream import change
 from tistream.codec.arrow_stream import single_batch
 from tistream.codec.committed_file import cut, order_fault, raw_bytes_before
 from tistream.codec.segment_file import SegmentInfo
@@ -35,6 +34,7 @@ from tistream.limits import (
     SEGMENT_OWN_BYTES_MIN,
     SEGMENT_SHARED_BYTES_TARGET,
 )
+from tistream.model import change
 
 KIND = "compacted"
 ZSTD_LEVEL = 1

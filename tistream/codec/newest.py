@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream.change import Op
 from tistream.codec.compiled import view
 from tistream.codec.table_key import RECORD
 from tistream.errors import CorruptObject
+from tistream.model.change import Op
 
 #: one version of a key; a null value says that the key was deleted
 STATE = pa.schema(

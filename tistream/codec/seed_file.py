@@ -31,8 +31,8 @@ from tistream.codec.segment_file import SegmentFile, SegmentFileWriter, SegmentI
 from tistream.codec.table_key import is_record, table_ids
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
-from tistream.layout import BaseKey, SeedKey
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET, SEED_SEGMENT_BYTES_TARGET
+from tistream.objectstore.layout import BaseKey, SeedKey
 
 KIND = "seed"
 MANIFEST_KIND = "seed-manifest"

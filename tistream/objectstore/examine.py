@@ -12,9 +12,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from tistream.clock import Clock
+from tistream.diagnostics.findings import Finding, Look, Verdict, check, skew
 from tistream.errors import ObjectConflict, ObjectNotFound, TiStreamError
-from tistream.findings import Finding, Look, Verdict, check, skew
-from tistream.layout import examined_prefix
+from tistream.objectstore.layout import examined_prefix
 from tistream.objectstore.protocol import ObjectStore
 
 _FIRST, _SECOND = b"the first put of this key", b"another put of this key, later"

@@ -2,7 +2,7 @@
 
 A request is a call of the protocol, so what a store's client tries again by itself counts once, and so does the read
 back of a key that was taken. Listings count a request for each page of 1,000 that was read. The kind of an object is
-the first folder of its key (`tistream.layout`); unknown ones are "other", so a label has few values.
+the first folder of its key (`tistream.objectstore.layout`); unknown ones are "other", so a label has few values.
 
     outcome   ok | missing (there is no such object) | conflict | refused | failed
 
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from tistream import metrics
 from tistream.errors import ErrorKind, ObjectConflict, ObjectNotFound, TiStreamError
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.protocol import ObjectInfo, ObjectStore
+from tistream.runtime import metrics
 
 LIST_PAGE = 1000
 KINDS = {

@@ -8,32 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from tistream.client import Client, connect
-from tistream.spark.options import ReadOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """What is read of the tenant; a filter may narrow what the options say."""
-
-    database: str | None
-    table: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPage:
-    """A page of a pull."""
-
-    rows: pa.Table
-    next_cursor: str
-    resolved_ts: int
-    has_more: bool
-    quarantined: int
+from tistream.spark.core.options import ReadOptions
+from tistream.spark.core.pages import LogPage, Scope
 
 
 class ChangeLog(Protocol):

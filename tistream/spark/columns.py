@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tistream import change
 from tistream.errors import InvalidInput
-from tistream.spark.access import LogPage
+from tistream.model import change
+from tistream.spark.core.pages import LogPage
 
 _OWN, _COLUMN, _TABLES = "tistream.own", "tistream.column_id", "tistream.table_ids"  # of a field of a Spark schema
 _TSO = frozenset({"commit_ts", "start_ts", "expire_ts"})

@@ -7,17 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from apiserver.cursor import Scope as PullScope
-from apiserver.deps import Services
-from apiserver.pull import PullAnswer, PullRequest, pull
-from apiserver.routes.splits import shown
-from apiserver.splits import SplitRequest, plan
-from tistream.catalog.engine import Catalog
+from reading.cursor import Scope as PullScope
+from reading.deps import Services
+from reading.pull import PullAnswer, PullRequest, pull
+from reading.splits import SplitRequest, plan, shown
+from tistream.catalog.database.engine import Catalog
 from tistream.clock import SystemClock
 from tistream.ids import Tenant
 from tistream.objectstore.factory import open_store
-from tistream.spark.access import LogPage, Scope
-from tistream.spark.options import ReadOptions
+from tistream.spark.core.options import ReadOptions
+from tistream.spark.core.pages import LogPage, Scope
 
 
 @cache

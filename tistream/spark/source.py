@@ -33,10 +33,11 @@ from tistream import ts as tso
 from tistream.clock import Clock, SystemClock
 from tistream.errors import DecodeError, NotFound, StoreUnavailable, TsOutOfRange
 from tistream.limits import SPLITS_MAX
-from tistream.spark.access import ChangeLog, Scope, open_log
+from tistream.spark.access import ChangeLog, open_log
 from tistream.spark.columns import Conform, like, own_name, spark_schema
-from tistream.spark.filters import Narrowed, narrow
-from tistream.spark.options import ReadOptions, parse_options
+from tistream.spark.core.filters import Narrowed, narrow
+from tistream.spark.core.options import ReadOptions, parse_options
+from tistream.spark.core.pages import Scope
 
 _TENANT = Scope(database=None, table=None)
 _LOOK_AGAIN_S = 0.2

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tistream import ts as tso
-from tistream.admin.holes import Cause, Hole, Known, awaiting, holes_of, paused
-from tistream.catalog.reports import StoreReport, StuckReport, TaskReport
-from tistream.catalog.tasks import TaskRow
-from tistream.catalog.tenants import TaskKind
-from tistream.catalog.workers import WorkerKind, WorkerRow, WorkerState
+from tistream.admin.core.watermark_gaps import Cause, Hole, Known, awaiting, holes_of, paused
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
+from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.work.workers import WorkerKind, WorkerRow, WorkerState
 from tistream.codec.table_key import record_key, table_prefix
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tistream.admin.words import bytes_text, key_span, key_text, lag_text, range_label
+from tistream.admin.core.formatting import bytes_text, key_span, key_text, lag_text, range_label
 from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE, index_key, record_key, table_prefix
 from tistream.keyrange import KeyRange
 

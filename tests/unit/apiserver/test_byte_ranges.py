@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apiserver.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
+from apiserver.core.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
 
 TAG = '"abc"'
 

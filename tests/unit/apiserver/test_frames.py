@@ -6,13 +6,13 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from apiserver import arrow
-from apiserver.cursor import Scope
-from apiserver.formats import create_format, parse_options
-from apiserver.pull import PullAnswer
 from apiserver.stream.frames import ArrowFrames, EventFrames, Frames, LineFrames, Mark
-from tistream.testing.column_cases import CASES, added_run
-from tistream.testing.column_run import TENANT, ColumnRun, TableRun, Write
+from reading import arrow
+from reading.cursor import Scope
+from reading.formats import create_format, parse_options
+from reading.pull import PullAnswer
+from tests.kit.column_cases import CASES, added_run
+from tests.kit.column_run import TENANT, ColumnRun, TableRun, Write
 
 MARK = Mark(ts=400, cursor="c")
 

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apiserver import guard
 from apiserver.guard import Guard, RateLimits
-from tistream import problem
-from tistream.auth.access import ACCESS, Access
-from tistream.auth.roles import Principal, Role
+from tests.kit.manual_clock import ManualClock
+from tistream.http import problem
+from tistream.http.auth.access import ACCESS, Access
+from tistream.http.auth.core.roles import Principal, Role
 from tistream.ids import Tenant
-from tistream.testing.manual_clock import ManualClock
 
 TENANT = "/v1/clusters/1/tenants/{}/x"
 

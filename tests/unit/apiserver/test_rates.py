@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apiserver import rates
-from apiserver.rates import Buckets, Policy
+from apiserver.core import rates
+from apiserver.core.rates import Buckets, Policy
 
 REQUESTS = Policy(name="caller-requests", rate=2, burst=4)
 BYTES = Policy(name="caller-bytes", rate=100, burst=1000, of_bytes=True)

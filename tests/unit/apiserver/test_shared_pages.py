@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apiserver import cursor
-from apiserver.cursor import Scope
-from apiserver.moments import Moment, Moments
-from apiserver.pull import PullAnswer, PullRequest
 from apiserver.stream import pages as shared
 from apiserver.stream.pages import SharedPages
+from reading import cursor
+from reading.cursor import Scope
+from reading.moments import Moment, Moments
+from reading.pull import PullAnswer, PullRequest
+from tests.kit.api_world import api_world
+from tests.kit.log_builder import TENANT
 from tistream.errors import InvalidInput
-from tistream.testing.api_world import api_world
-from tistream.testing.log_builder import TENANT
 
 SCOPE = Scope(tenant=TENANT)
 

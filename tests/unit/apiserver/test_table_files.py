@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apiserver.asof import table_files
-from apiserver.asof.read import RowsRequest
+from apiserver import table_files
+from reading.asof.read import RowsRequest
+from tests.kit.manual_clock import ManualClock
 from tistream.errors import InvalidInput, StoreUnavailable
 from tistream.ids import Tenant
-from tistream.testing.manual_clock import ManualClock
 
 
 def batches_of(table: pa.Table, rand: random.Random) -> list[pa.RecordBatch]:

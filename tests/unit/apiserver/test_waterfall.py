@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from apiserver.waterfall import MEANS, Points, Stage, waterfall
 from tistream import ts
-from tistream.metrics import STAGES
+from tistream.runtime.metrics import STAGES
 
 NOW = 1_700_000_000_000
 

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.load.feed import FIRST_TABLE_ID, LoadStore, regions, schema
+from pusher.core.batcher import Batcher
+from pusher.core.source import Resolved, Rows
+from pusher.flush_schedule import Pace
 from schemas.snapshot import parse_pushed
-from tistream.change import REGIONS, RowKind
+from tests.kit.manual_clock import ManualClock
 from tistream.codec.batch_file import BatchFile
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
-from tistream.pusher.batcher import Batcher
-from tistream.pusher.pace import Pace
-from tistream.pusher.source import Resolved, Rows
-from tistream.testing.manual_clock import ManualClock
+from tistream.model.change import REGIONS, RowKind
 
 TABLES = list(range(FIRST_TABLE_ID, FIRST_TABLE_ID + 6))
 

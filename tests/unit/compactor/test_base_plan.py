@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from compactor.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.base_task import BaseFile, BaseResult
-from compactor.wire import decode_base_result, decode_base_row, encode
-from tistream.catalog.bases import BaseRow
-from tistream.catalog.committed import SegmentRow
-from tistream.catalog.seeds import SeedSegmentRow
-from tistream.catalog.tenants import TaskKind
-from tistream.testing.catalog_cases import T
-from tistream.testing.catalog_suite_bases import info
+from compactor.core.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
+from compactor.core.wire import decode_base_result, decode_base_row, encode
+from tests.kit.catalog_cases import T
+from tests.kit.catalog_suite_bases import info
+from tistream.catalog.log.bases import BaseRow
+from tistream.catalog.log.committed import SegmentRow
+from tistream.catalog.log.seeds import SeedSegmentRow
+from tistream.catalog.tenancy.tenants import TaskKind
 
 LARGE = 1 << 40
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.plan import PlanSettings, plan, unfinished
-from tistream.catalog.compaction import Piece
+from compactor.core.plan import PlanSettings, plan, unfinished
+from tistream.catalog.log.compaction import Piece
 
 TARGET = 1000
 SETTINGS = PlanSettings(target_bytes=TARGET, inputs_min=3, budget_bytes=1 << 40)

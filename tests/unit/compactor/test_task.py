@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor import task
+from compactor.core.plan import PlanRow, PlanSettings
+from compactor.core.verify import verified
+from compactor.core.wire import decode_result, decode_row, encode
 from compactor.job import JobSettings, planned
-from compactor.plan import PlanRow, PlanSettings
 from compactor.task import RangeResult, compact_range, contents, read_inputs
-from compactor.verify import verified
-from compactor.wire import decode_result, decode_row, encode
-from tistream.catalog.committed import SegmentFormat
-from tistream.catalog.engine import Catalog
+from tests.kit.log_builder import TENANT, LogBuilder
+from tests.kit.open_folder import OpenFolder
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import SegmentFormat
 from tistream.errors import CorruptObject, ObjectNotFound, TiStreamError
-from tistream.testing.log_builder import TENANT, LogBuilder
-from tistream.testing.open_folder import OpenFolder
 
 
 @dataclass

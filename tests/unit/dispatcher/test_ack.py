@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatcher.ack import EVERYTHING, Reclaim, reclaimable
+from dispatcher.core.ack import EVERYTHING, Reclaim, reclaimable
 
 
 def test_files_between_reclaimed_and_floor_may_go() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dispatcher.cache import DecodedFile, FileCache
-from dispatcher.router import directory
+from dispatcher.core.router import directory
+from tests.kit.batch_files import tenures_of
 from tistream.ids import Tenant
-from tistream.layout import BatchKey
-from tistream.testing.batch_files import tenures_of
+from tistream.objectstore.layout import BatchKey
 
 T = Tenant(1, 1)
 

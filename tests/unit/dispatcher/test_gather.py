@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from dispatcher.gather import gather
-from tistream.change import ROWS
-from tistream.testing.batch_files import rows_of
+from tests.kit.batch_files import rows_of
+from tistream.model.change import ROWS
 
 
 def sample(count: int) -> pa.RecordBatch:

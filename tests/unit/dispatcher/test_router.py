@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from dispatcher.router import directory, route
+from dispatcher.core.router import directory, route
+from tests.kit.batch_files import Tenure, tenures_of
 from tistream.keyrange import KeyRange
-from tistream.testing.batch_files import Tenure, tenures_of
 
 TENURES: list[Tenure] = [
     (b"a", b"c", [b"b2", b"a1"]),

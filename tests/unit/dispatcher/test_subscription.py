@@ -8,15 +8,15 @@ import structlog
 from dispatcher.cache import FileCache
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
+from tests.kit.batch_files import InlineExecutor, batch_bytes
+from tests.kit.manual_clock import ManualClock
+from tests.kit.open_folder import OpenFolder
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, StoreUnavailable, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest
+from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import BatchKey
 from tistream.limits import PREFETCH_FILES_MAX
-from tistream.testing.batch_files import InlineExecutor, batch_bytes
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.open_folder import OpenFolder
+from tistream.objectstore.layout import BatchKey
 
 T = Tenant(1, 2)
 

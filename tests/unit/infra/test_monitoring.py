@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tistream import metrics
+from tistream.runtime import metrics
 
 ROOT = Path(__file__).parents[3]
 RULES = yaml.safe_load((ROOT / "infra/prometheus/alerts.yml").read_text("utf-8"))["groups"][0]["rules"]

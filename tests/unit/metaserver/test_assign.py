@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.assign import APART, ITEM_BYTES_PER_S, NOBODY, SLACK, Fleet, improve, place
+from metaserver.core.assign import APART, ITEM_BYTES_PER_S, NOBODY, SLACK, Fleet, improve, place
 
 UNIT = ITEM_BYTES_PER_S
 

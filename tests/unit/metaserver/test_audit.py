@@ -9,13 +9,13 @@ import pytest
 
 from metaserver import audit as auditing
 from metaserver.audit import Auditor, Fault, audit_tenant
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectKind, insert_live, release, tombstone
-from tistream.layout import CommittedKey, SeedKey, SnapshotKey
+from tests.kit.catalog_cases import START, T, activate, snapshot
+from tests.kit.manual_clock import ManualClock
+from tests.kit.open_folder import OpenFolder
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.objects import ObjectKind, insert_live, release, tombstone
+from tistream.objectstore.layout import CommittedKey, SeedKey, SnapshotKey
 from tistream.objectstore.protocol import ObjectInfo
-from tistream.testing.catalog_cases import START, T, activate, snapshot
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.open_folder import OpenFolder
 
 NOW_MS = 1_700_000_000_000
 

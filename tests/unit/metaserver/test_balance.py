@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaserver.assign import NOBODY, Fleet
-from metaserver.balance import COOLDOWN_S, SETTLE_S, WAVE_S, Balancer
+from metaserver.core.assign import NOBODY, Fleet
+from metaserver.core.balance import COOLDOWN_S, SETTLE_S, WAVE_S, Balancer
 
 
 class Play:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from metaserver.candidates import candidates
+from metaserver.inventory import Columns
 from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
-from metaserver.rosters import Columns
-from tistream.catalog.reports import TaskReport
-from tistream.catalog.tasks import TaskPlace, TaskRow
-from tistream.catalog.tenants import TaskKind
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.reports import TaskReport
+from tistream.catalog.work.tasks import TaskPlace, TaskRow
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 

@@ -13,22 +13,22 @@ from sqlalchemy import Connection
 
 from metaserver import collect
 from metaserver.collect import Collector
-from tistream.catalog import tables
-from tistream.catalog.committed import TaskAdvance, find_segments
-from tistream.catalog.compaction import pieces, swap
-from tistream.catalog.engine import Catalog
-from tistream.catalog.objects import ObjectKind, ObjectState, insert_live, object_states, superseded_objects
-from tistream.catalog.pins import drop_pin, expired_pins, open_pin
-from tistream.catalog.snapshots import switch_snapshot
-from tistream.containment import RETRY_MAX_S
+from tests.kit.catalog_cases import OTHER, START, T, activate, flush, segment
+from tests.kit.catalog_suite_compaction import output
+from tests.kit.manual_clock import ManualClock
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance, find_segments
+from tistream.catalog.log.compaction import pieces, swap
+from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, object_states, superseded_objects
+from tistream.catalog.log.read_leases import drop_pin, expired_pins, open_pin
+from tistream.catalog.log.snapshots import switch_snapshot
 from tistream.errors import CatalogUnavailable, Fenced, StoreUnavailable
 from tistream.ids import Tenant
-from tistream.layout import BatchKey, CommittedKey, CompactedKey, SchemasKey, SchemaSnapKey, SnapshotKey
+from tistream.objectstore.layout import BatchKey, CommittedKey, CompactedKey, SchemasKey, SchemaSnapKey, SnapshotKey
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import ObjectInfo
-from tistream.testing.catalog_cases import OTHER, START, T, activate, flush, segment
-from tistream.testing.catalog_suite_compaction import output
-from tistream.testing.manual_clock import ManualClock
+from tistream.runtime.containment import RETRY_MAX_S
 from tistream.ts import TS_MAX
 
 GRACE_MS = 3_600_000

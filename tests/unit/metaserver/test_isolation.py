@@ -18,28 +18,22 @@ import zstandard
 
 from metaserver import activation, collect, deletion, retention
 from metaserver.loop import MetaWorker
-from tistream.catalog.deletion import delete_tenant
-from tistream.catalog.engine import Catalog
-from tistream.catalog.stops import list_stops, resume_stop
-from tistream.catalog.tenants import (
-    TenantState,
-    get_tenant,
-    look_up_tenant,
-    register_tenant,
-    set_retention,
-)
+from tests.kit.catalog_cases import activate
+from tests.kit.log_builder import LogBuilder
+from tests.kit.manual_clock import ManualClock
+from tests.kit.recording import RECORDING
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant, register_tenant, set_retention
+from tistream.catalog.work.deletion import delete_tenant
+from tistream.catalog.work.stops import list_stops, resume_stop
 from tistream.clock import SystemClock
-from tistream.containment import STOPPED_MAX_S
 from tistream.errors import CorruptObject, StoreRefused, StoreUnavailable, TiStreamError
 from tistream.ids import Tenant
-from tistream.layout import BatchKey, CommittedKey, SchemaSnapKey
+from tistream.objectstore.layout import BatchKey, CommittedKey, SchemaSnapKey
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import ObjectInfo
-from tistream.service import Problem
-from tistream.testing.catalog_cases import activate
-from tistream.testing.log_builder import LogBuilder
-from tistream.testing.manual_clock import ManualClock
-from tistream.testing.recording import RECORDING
+from tistream.runtime.containment import STOPPED_MAX_S
+from tistream.runtime.service import Problem
 
 BAD, GOOD, LATER = Tenant(7, 5), (Tenant(7, 4), Tenant(7, 6)), Tenant(7, 7)
 _WHOLE = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
-from tistream.catalog.reports import TaskReport
-from tistream.catalog.tasks import TaskRow
-from tistream.catalog.tenants import TaskKind
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.reports import TaskReport
+from tistream.catalog.work.tasks import TaskRow
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 

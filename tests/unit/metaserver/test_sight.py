@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metaserver.sight import GAP, SILENT, Beat, Sight
+from metaserver.core.failure_detector import GAP, SILENT, Beat, Sight
 from tistream.limits import HEARTBEAT_MS, LEASE_MS
 
 SILENT_S = SILENT * LEASE_MS / 1000

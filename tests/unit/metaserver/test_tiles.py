@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from metaserver.tiles import lay_out
+from metaserver.initial_ranges import lay_out
 from schemas.snapshot import parse_pushed
-from tistream.catalog.tenants import TaskKind
+from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.keyrange import KeyRange, gaps
 
 JOB_TABLE = 281474976710654

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import zstandard
 
-import tistream
+import simulator
 from schemas import ddl
 from schemas.ddl import Job
 from schemas.history import History
 from schemas.snapshot import PushedSchema, parse_pushed
-from tistream.testing.recording import recorded_steps
+from tests.kit.recording import recorded_steps
 
-RECORDING = Path(tistream.__file__).parent / "recording"
+RECORDING = Path(simulator.__file__).parent / "recording"
 JOB_ROWS = "748000fffffffffffe5f72"  # record keys of the DDL job table, as the recording writes keys
 META_KEYS = "6d"
 

@@ -14,9 +14,9 @@ from schemas.history import History
 from schemas.kept import KeptHistories
 from schemas.saved import increment_of, open_object
 from schemas.snapshot import PushedSchema
-from tistream.catalog.engine import Catalog
-from tistream.catalog.schema_versions import latest_schema_version
-from tistream.catalog.tenants import register_tenant
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.schema_versions import latest_schema_version
+from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.errors import CorruptObject
 from tistream.ids import Tenant
 from tistream.objectstore.memory import MemoryStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.lineage import Version, column_lines
 from schemas.model import Column, DdlEvent, Table
-from tistream.testing.recording import recorded_history
+from tests.kit.recording import recorded_history
 
 
 def column(id_: int, name: str, state: int = 5) -> Column:

@@ -9,9 +9,9 @@ import pytest
 
 from schemas.ddl import Job, parse_job
 from schemas.meta import Definition, Step, database_key, read_meta, steps_of, table_key
-from tistream import change
-from tistream.change import FLAG_NOT_A_CHANGE, Op
 from tistream.errors import DecodeError
+from tistream.model import change
+from tistream.model.change import FLAG_NOT_A_CHANGE, Op
 
 DB_1 = "6d4442730000000000fa000000000000006844423a3100000000fb"
 DB_1_TABLE_2 = "6d44423a3100000000fb00000000000000685461626c653a3200fe"

@@ -14,8 +14,8 @@ from schemas.merge import Disagreement
 from schemas.meta import Definition, Step
 from schemas.snapshot import PushedSchema
 from schemas.tidb_json import table as table_of
+from tests.kit.recording import recorded_steps
 from tistream.errors import DecodeError
-from tistream.testing.recording import recorded_steps
 
 DONE = 4
 

@@ -13,28 +13,28 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-import tistream
-from schemas import registry as registry_module
+import simulator
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.registry import SavePolicy, SchemaRegistry, read_jobs
+from schemas.registry import schema_registry as registry_module
+from schemas.registry.schema_registry import SavePolicy, SchemaRegistry, read_jobs
 from schemas.snapshot import PushedSchema
-from tistream import change
-from tistream.catalog.committed import TaskAdvance, commit_flush, new_segment
-from tistream.catalog.engine import Catalog
-from tistream.catalog.tasks import list_tasks
-from tistream.catalog.tenants import NewTask, activate_tenant, register_tenant
-from tistream.change import Op
+from tests.kit.manual_clock import ManualClock
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance, commit_flush, new_segment
+from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.work.tasks import list_tasks
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_key, record_range
 from tistream.errors import DecodeError, NotFound, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
-from tistream.layout import CommittedKey, SchemaSnapKey
+from tistream.model import change
+from tistream.model.change import Op
+from tistream.objectstore.layout import CommittedKey, SchemaSnapKey
 from tistream.objectstore.protocol import ObjectInfo
-from tistream.testing.manual_clock import ManualClock
 
 TENANT = Tenant(7, 1)
-SNAPSHOT = Path(tistream.__file__).parent / "recording" / "schema_snapshot.json"
+SNAPSHOT = Path(simulator.__file__).parent / "recording" / "schema_snapshot.json"
 
 
 @dataclass

@@ -13,7 +13,7 @@ from schemas.model import Column, Database, Table
 from schemas.queries import split_statements
 from schemas.show_create import Dialect, define
 from schemas.types import literal
-from tistream.testing.recording import EXPECTED, recorded_history
+from tests.kit.recording import EXPECTED, recorded_history
 
 #: what a version does not know, as TiDB prints it
 _UNKNOWN = re.compile(

@@ -7,15 +7,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from sorter import arrivals as module
-from sorter.arrivals import Arrivals, empty, from_arrow, rows_inside, to_arrow
-from sorter.doubt import COMMITS, OPEN, READY, frame_of
-from tistream.change import RowKind
+from sorter.core.conflicts import COMMITS, OPEN, READY, frame_of
+from sorter.rows import batch_rows as module
+from sorter.rows.batch_rows import Arrivals, empty, from_arrow, rows_inside, to_arrow
+from tests.kit.sorter_oracle import C, Mark, P, Row
+from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import CorruptObject
-from tistream.feed import FeedBatch
+from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import C, Mark, P, Row
-from tistream.testing.sorter_world import File, feed_batch
+from tistream.model.change import RowKind
 
 MARKS = tuple(
     Mark(region_id=r, start=b"", end=b"", checkpoint_ts=r * 10, resolved_ts=0, open_ts=r, ready_ts=0) for r in (1, 2, 3)

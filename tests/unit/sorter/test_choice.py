@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sorter.choice import Candidate, choose
+from sorter.core.conflict_rule import Candidate, choose
 
 PUT, DELETE, NONE = 1, 2, 0
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from sorter.core import NeedReopen, TaskCore
+from sorter.core.task_core import NeedReopen, TaskCore
+from tests.kit.routed import routed
+from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
+from tests.kit.sorter_states import tables_of
+from tests.kit.sorter_world import File, feed_batch, served
 from tistream.errors import BrokenPromise, FeedGap, TiStreamError
-from tistream.feed import FeedBatch
+from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
-from tistream.testing.routed import routed
-from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
-from tistream.testing.sorter_states import tables_of
-from tistream.testing.sorter_world import File, feed_batch, served
 
 MARK = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 
-from sorter.arrivals import empty
-from sorter.doubt import COMMITS, OPEN, matched
+from sorter.core.conflicts import COMMITS, OPEN, matched
+from sorter.rows.batch_rows import empty
 
 
 def test_rows_that_are_matched_come_in_the_order_of_their_commits() -> None:

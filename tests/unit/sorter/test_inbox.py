@@ -6,10 +6,10 @@ import threading
 
 import pyarrow as pa
 
-from sorter.inbox import Inbox
-from tistream.change import ROWS
-from tistream.feed import FeedBatch
-from tistream.testing.batch_files import tenures_of
+from sorter.worker.inbox import Inbox
+from tests.kit.batch_files import tenures_of
+from tistream.feed.protocol import FeedBatch
+from tistream.model.change import ROWS
 
 LONG_S = 60.0
 

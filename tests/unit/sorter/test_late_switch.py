@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from sorter import runner
-from sorter.runner import TaskRunner
-from tistream.catalog.snapshots import switch_snapshot
+from sorter.worker import runner
+from sorter.worker.runner import TaskRunner
+from tests.kit.routed import routed
+from tests.kit.sorter_bench import Bench, change
+from tests.kit.sorter_oracle import Mark
+from tests.kit.sorter_world import File, feed_batch
+from tistream.catalog.log.snapshots import switch_snapshot
 from tistream.errors import CatalogUnavailable, Fenced, StoreUnavailable
 from tistream.ids import Position
-from tistream.testing.routed import routed
-from tistream.testing.sorter_bench import Bench, change
-from tistream.testing.sorter_oracle import Mark
-from tistream.testing.sorter_world import File, feed_batch
 
 
 @pytest.fixture

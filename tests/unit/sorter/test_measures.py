@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sorter import measures
-from sorter.runner import Absorbed
-from tistream import metrics, ts
+from sorter.worker import measures
+from sorter.worker.runner import Absorbed
+from tests.kit.manual_clock import ManualClock
+from tistream import ts
 from tistream.ids import Tenant
-from tistream.task_state import TaskState
-from tistream.testing.manual_clock import ManualClock
+from tistream.model.task_state import TaskState
+from tistream.runtime import metrics
 
 NOW = 1_700_000_000_000
 CLOCK = ManualClock(NOW)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sorter import memory
-from sorter.memory import Memory
-from sorter.relief import Disk
-from sorter.spill import Spill
+from sorter.core.eviction import Disk
+from sorter.worker import memory
+from sorter.worker.memory import Memory
+from sorter.worker.spill import Spill
 from tistream.errors import StoreUnavailable
 
 BUDGET = 1000

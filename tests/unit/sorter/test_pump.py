@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from sorter.inbox import Inbox
-from sorter.pump import Pump, PumpedReader
+from sorter.worker.inbox import Inbox
+from sorter.worker.pump import Pump, PumpedReader
+from tests.kit.batch_files import tenures_of
+from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
-from tistream.feed import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
-from tistream.service import Repeating
-from tistream.testing.batch_files import tenures_of
-from tistream.testing.waiting import eventually
+from tistream.runtime.service import Repeating
 
 T = Tenant(1, 1)
 CLOCK = SystemClock()

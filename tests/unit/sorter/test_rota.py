@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from sorter.owned import MANY
-from sorter.publisher import Publisher
-from sorter.rota import QUIET_AT_ONCE, QUIET_S, TAKE_S, Rota
-from sorter.runner import TaskRunner
+from sorter.worker.fair_schedule import QUIET_AT_ONCE, QUIET_S, TAKE_S, Rota
+from sorter.worker.owned import MANY
+from sorter.worker.publisher import Publisher
+from sorter.worker.runner import TaskRunner
+from tests.kit.manual_clock import ManualClock
 from tistream.ids import Tenant
-from tistream.testing.manual_clock import ManualClock
 
 ROWS = (3, MANY - 2)  #: tasks that get rows
 WRITING = (2, 3, MANY - 2, MANY - 1)  #: all tasks of their tenants

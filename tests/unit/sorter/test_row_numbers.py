@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from dispatcher.router import directory, route
-from sorter.core import TaskCore
-from sorter.joining import joined
-from sorter.meeting import at_one_place, furthest, has_come
-from tistream.feed import FeedBatch
+from dispatcher.core.router import directory, route
+from sorter.core.task_core import TaskCore
+from sorter.state.join_snapshots import joined
+from sorter.state.merge_barrier import at_one_place, furthest, has_come
+from tests.kit.sorter_oracle import C, Mark, P, Row
+from tests.kit.sorter_states import Bucket, SnapshotFiles
+from tests.kit.sorter_world import File, feed_batch, served
+from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import C, Mark, P, Row
-from tistream.testing.sorter_states import Bucket, SnapshotFiles
-from tistream.testing.sorter_world import File, feed_batch, served
 
 LEFT, RIGHT = KeyRange(b"", b"m"), KeyRange(b"m", b"")
 

@@ -4,15 +4,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sorter import payload, run
-from sorter.payload import Place, Segment
-from sorter.reach import Reach, Thresholds, reached
-from sorter.run import Needles, Run, RunSet
-from sorter.watermark import RangeWatermarkMap
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.core.watermark_index import Reach, Thresholds, reached
+from sorter.rows import payload, run
+from sorter.rows.payload import Place, Segment
+from sorter.rows.run import Needles, Run, RunSet
+from tests.kit.sorter_oracle import Mark
+from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import Mark
-from tistream.testing.sorter_world import File, feed_batch
 
 
 def run_of(keys: list[bytes], ts: list[int], *, young: bool = False, value: bytes = b"") -> Run:

@@ -5,17 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sorter import relief, run, saved, saving, sort_buffer
-from sorter.core import TaskCore
-from sorter.saved import RowsOutOfReach, SavedRun, StateUnreadable, bits_of, flags_of
-from sorter.spill import Spill
+from sorter.core import eviction, sort_buffer
+from sorter.core.task_core import TaskCore
+from sorter.rows import run, saved
+from sorter.rows.saved import RowsOutOfReach, SavedRun, StateUnreadable, bits_of, flags_of
+from sorter.state import saving
+from sorter.worker.spill import Spill
+from tests.kit.routed import routed
+from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
+from tests.kit.sorter_states import SnapshotFiles, tables_of
+from tests.kit.sorter_world import File, feed_batch, served
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
-from tistream.testing.routed import routed
-from tistream.testing.sorter_oracle import C, D, Mark, P, R, Row
-from tistream.testing.sorter_states import SnapshotFiles, tables_of
-from tistream.testing.sorter_world import File, feed_batch, served
 
 ALL = KeyRange()
 
@@ -238,7 +240,7 @@ def test_damaged_rows_stop_the_task() -> None:
 
 
 def test_fetched_rows_count_as_memory_until_they_are_moved_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relief, "SPILL_BYTES_MIN", 1)
+    monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 1)
     task = Task()
     task.take(*prewrites(0, 2000))
     task.files.save(task.core)

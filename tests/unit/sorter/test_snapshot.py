@@ -5,18 +5,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sorter import saving
-from sorter.core import TaskCore
-from sorter.saving import Save
-from sorter.snapshot import RUNS, build_state_file, objects_named_by, read_state_file
+from sorter.core.task_core import TaskCore
+from sorter.state import saving
+from sorter.state.saving import Save
+from sorter.state.snapshot import RUNS, build_state_file, objects_named_by, read_state_file
+from tests.kit.sorter_oracle import C, D, Mark, P, Row
+from tests.kit.sorter_states import SnapshotFiles, tables_of
+from tests.kit.sorter_world import File, feed_batch
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
-from tistream.layout import SnapshotKey
-from tistream.testing.sorter_oracle import C, D, Mark, P, Row
-from tistream.testing.sorter_states import SnapshotFiles, tables_of
-from tistream.testing.sorter_world import File, feed_batch
+from tistream.objectstore.layout import SnapshotKey
 
 KEY = SnapshotKey(tenant=Tenant(1, 2), task_id=3, epoch=4, n=5)
 HEAD = {"file": "snapshot", "layout": 2, "task": 3, "epoch": 4, "start_ts": 10, "upper": 10, "next_row_no": 0}

@@ -3,14 +3,15 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from sorter import output, run, sort_buffer
-from sorter.arrivals import empty
-from sorter.doubt import READY
-from sorter.sort_buffer import SortBuffer
-from tistream.change import COMMITTED
+from sorter.core import sort_buffer
+from sorter.core.conflicts import READY
+from sorter.core.sort_buffer import SortBuffer
+from sorter.rows import output, run
+from sorter.rows.batch_rows import empty
 from tistream.codec.table_key import table_prefix
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
+from tistream.model.change import COMMITTED
 
 
 def ready(*rows: tuple[bytes, int, int], value: bytes = b"v") -> pl.DataFrame:

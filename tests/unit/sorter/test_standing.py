@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sorter.core import TaskCore
-from sorter.standing import STANDS_AFTER_S, Standing
+from sorter.core.stall_detector import STANDS_AFTER_S, Standing
+from sorter.core.task_core import TaskCore
+from tests.kit.sorter_oracle import C, Mark, P, Row
+from tests.kit.sorter_world import File, feed_batch
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import C, Mark, P, Row
-from tistream.testing.sorter_world import File, feed_batch
 
 LEFT = Mark(region_id=6, start=b"", end=b"m", checkpoint_ts=10, resolved_ts=20)
 RIGHT = Mark(region_id=7, start=b"m", end=b"", checkpoint_ts=10, resolved_ts=20)

@@ -6,17 +6,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sorter.core import TaskCore
-from sorter.reporting import EXPLAIN_EVERY_S, STANDS_S, TASKS_TOLD_MAX, Reporter
-from sorter.traffic import SAMPLE, KeySample, Traffic
-from sorter.watermark import Stuck
-from tistream.catalog.reports import STUCK_MAX
-from tistream.catalog.tasks import TaskRow
-from tistream.catalog.tenants import TaskKind
+from sorter.core.reporting import EXPLAIN_EVERY_S, STANDS_S, TASKS_TOLD_MAX, Reporter
+from sorter.core.task_core import TaskCore
+from sorter.core.traffic import SAMPLE, KeySample, Traffic
+from sorter.core.watermark import Stuck
+from tests.kit.sorter_oracle import Mark, P, Row
+from tests.kit.sorter_world import File, feed_batch
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.reports import STUCK_MAX
+from tistream.catalog.work.tasks import TaskRow
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.testing.sorter_oracle import Mark, P, Row
-from tistream.testing.sorter_world import File, feed_batch
 
 WHOLE = KeyRange()
 

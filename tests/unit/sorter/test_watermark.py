@@ -3,11 +3,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sorter.slots import Slots
-from sorter.watermark import EXPLAINED_MAX, RangeWatermarkMap
-from tistream.change import REGIONS
+from sorter.core.slots import Slots
+from sorter.core.watermark import EXPLAINED_MAX, RangeWatermarkMap
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
+from tistream.model.change import REGIONS
 
 
 def rows(*given: tuple[bytes, bytes, int, int], ready: int = 1, region_id: int = 7) -> pa.RecordBatch:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.manual_clock import ManualClock
 from tistream.errors import StoreUnavailable
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.board import RegionBoard
-from tistream.pusher.tikv.pd_messages import Region, Store
-from tistream.pusher.tikv.regions import region_form
-from tistream.testing.manual_clock import ManualClock
+from tistream.tikv.core.pd_messages import Region, Store
+from tistream.tikv.core.regions import region_form
+from tistream.tikv.region_cache import RegionBoard
 
 TABLES, PART = KeyRange(b"t", b"u"), KeyRange(b"ta", b"tb")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tistream.pusher.tikv.channels import Channels, Pem, Tls, TlsFiles
+from tistream.tikv.channels import Channels, Pem, Tls, TlsFiles
 
 
 def write(file: Path, text: bytes, at: int) -> None:

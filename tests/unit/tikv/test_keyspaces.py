@@ -7,15 +7,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from tistream import change
-from tistream.change import Op, RowKind
+from pusher.tikv.core.requests import Header, Register, encode_request
 from tistream.codec.memcomparable import encode_bytes
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.keyspaces import WHOLE, KeyspaceKeys
-from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.regions import plain_key, plain_range, region_form
-from tistream.pusher.tikv.requests import Header, Register, encode_request
+from tistream.model import change
+from tistream.model.change import Op, RowKind
+from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import plain_key, plain_range, region_form
 
 ONE = KeyspaceKeys(4242)
 PREFIX = bytes.fromhex("78001092")

@@ -7,7 +7,7 @@ import pytest
 from tistream.codec.protobuf import message, octets, uint
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.kv_messages import (
+from tistream.tikv.core.kv_messages import (
     ApiVersion,
     FaultKind,
     KvRefused,
@@ -17,7 +17,7 @@ from tistream.pusher.tikv.kv_messages import (
     read_scan,
     scan_request,
 )
-from tistream.pusher.tikv.pd_messages import Region
+from tistream.tikv.core.pd_messages import Region
 
 REGION = Region(id=28, conf_ver=5, version=13, start=b"", end=b"", leader_store_id=1, leader_peer_id=29)
 ALL = KeyRange()

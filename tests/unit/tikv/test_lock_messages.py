@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tistream.codec.protobuf import message, octets, uint
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.kv_messages import ApiVersion, FaultKind, KvRefused, RegionFault
-from tistream.pusher.tikv.lock_messages import (
+from tistream.tikv.core.kv_messages import ApiVersion, FaultKind, KvRefused, RegionFault
+from tistream.tikv.core.lock_messages import (
     HeldLock,
     TxnStatus,
     check_txn_request,
@@ -22,7 +22,7 @@ from tistream.pusher.tikv.lock_messages import (
     resolve_lock_request,
     scan_lock_request,
 )
-from tistream.pusher.tikv.pd_messages import Region
+from tistream.tikv.core.pd_messages import Region
 
 REGION = Region(id=28, conf_ver=5, version=13, start=b"", end=b"", leader_store_id=1, leader_peer_id=29)
 CONTEXT = "0a0e081c12040805100d1a04081d1001"  #: as a recorded KvScan has it

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.pd_messages import Region, Store
-from tistream.pusher.tikv.regions import region_form, regions_of
+from tistream.tikv.core.pd_messages import Region, Store
+from tistream.tikv.core.regions import region_form, regions_of
 
 BOUNDS = [region_form(b"t"), *(region_form(b"t" + n.to_bytes(8, "big")) for n in range(1, 3000)), region_form(b"u")]
 REGIONS = [

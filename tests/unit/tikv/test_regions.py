@@ -8,9 +8,9 @@ from hypothesis import given
 
 from tistream.codec.memcomparable import encode_bytes
 from tistream.keyrange import KeyRange
-from tistream.pusher.tikv.pd_messages import Region
-from tistream.pusher.tikv.ranges import joined, raw_keyspace, some_tables, whole_cluster
-from tistream.pusher.tikv.regions import plain_key, plain_range, region_form
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.ranges import joined, raw_keyspace, some_tables, whole_cluster
+from tistream.tikv.core.regions import plain_key, plain_range, region_form
 
 TABLE_62 = (
     "7480000000000000ff3e5f720400000000ff0000000601633430ff3338646232ff2d64ff3531632d3131ff65ff622d386337352dff"

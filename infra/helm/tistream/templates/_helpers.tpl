@@ -47,7 +47,7 @@ envFrom:
 {{- end }}
 {{- end }}
 
-{{- define "tistream.probes" -}}
+{{- define "tistream.http.probes" -}}
 startupProbe:
   httpGet: {path: /livez, port: {{ . }}}
   periodSeconds: 2

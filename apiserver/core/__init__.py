@@ -1,0 +1,1 @@
+"""Rate limits and byte ranges. Pure."""

@@ -1,0 +1,1 @@
+"""Plans of a backfill and their wire form. Pure."""

@@ -1,0 +1,61 @@
+"""Who runs plan rows: threads of this process, or Spark. Both do nothing but run `replay_part`.
+
+Only plan rows and results cross the JVM, as text, never a row of the log. A worker that is run twice writes twice,
+under other keys, and the driver takes one result for each part.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from typing import TYPE_CHECKING
+
+from backfill.core.plan import PlanRow
+from backfill.core.wire import decode_result, decode_row
+from backfill.replay import PartResult, replay_part
+from compactor.core.wire import encode
+from compactor.spark import run_lines
+from tistream.clock import Clock
+from tistream.objectstore.factory import open_store
+from tistream.objectstore.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Progress = Callable[[int, int], None]  #: hears (parts done, parts)
+Executor = Callable[[Sequence[PlanRow], Progress], Iterable[PartResult]]
+
+
+class ThreadsExecutor:
+    """An Executor over one store. The first error ends it."""
+
+    def __init__(self, store: ObjectStore, *, threads: int = 2) -> None:
+        self._store, self._threads = store, threads
+
+    def __call__(self, rows: Sequence[PlanRow], progress: Progress) -> Iterator[PartResult]:
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="replay") as pool:
+            for number, done in enumerate(as_completed([pool.submit(self._one, row) for row in rows]), 1):
+                yield done.result()
+                progress(number, len(rows))
+
+    def _one(self, row: PlanRow) -> PartResult:
+        return replay_part(self._store, row, secrets.token_hex(8))
+
+
+class SparkExecutor:
+    """An Executor over a session. `store_url` must lead every worker to the same bucket."""
+
+    def __init__(self, session: SparkSession, store_url: str, clock: Clock) -> None:
+        self._session, self._store_url, self._clock = session, store_url, clock
+
+    def __call__(self, rows: Sequence[PlanRow], progress: Progress) -> Iterator[PartResult]:
+        """One Spark job for all rows. Spark's own error when one of its tasks has failed too often."""
+        name = f"tistream-replay-{secrets.token_hex(4)}"
+        plan, work = [encode(row) for row in rows], partial(_replay, self._store_url)
+        yield from map(decode_result, run_lines(self._session, name, plan, work, self._clock, progress))
+
+
+def _replay(store_url: str, line: str) -> str:
+    return encode(replay_part(open_store(store_url), decode_row(line), secrets.token_hex(8)))

@@ -1,0 +1,282 @@
+"""One replay of one tenant, from its backlog to the hand-over.
+
+    take the tasks -> snapshots, positions -> backlog -> survey          nothing but the epochs has changed
+    leg by leg:  plan -> executor: a log and a state for each part       nothing is visible
+                 join the states of a task -> one transaction per task   upper, log, snapshot, positions
+    let the tasks go
+
+A leg is a stretch of the backlog with a bounded number of bytes: what was handed over stays if the driver dies, its
+objects are not yet orphans to a collector when they are named, and there is something to say about progress. A task is
+handed over by itself; readers see the least `upper` of all, as always. A driver that dies leaves objects that nobody
+names, and tasks that a sorter gets when the lease has run out; a repeat takes them again and goes on from there.
+
+A part that stays below the leg's end is held by a commit that nobody can decide. Then the parts of that task are done
+again, up to where the lowest of them came: the same files give the same rows, so all of them reach it.
+
+When the reply to a hand-over is lost, the task is read back: my epoch and my snapshot mean done, my epoch and the
+snapshot before mean not done, and the same transaction is tried again; anything else is Fenced.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import structlog
+
+from backfill.backlog import find_backlog
+from backfill.core.plan import PlanRow, plan
+from backfill.executors import Executor
+from backfill.ownership import Ownership
+from backfill.replay import PartResult
+from backfill.survey import Leg, Survey
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.state.join_snapshots import joined
+from sorter.state.saving import Save
+from sorter.state.snapshot import read_state_file
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance
+from tistream.catalog.log.snapshots import NewSnapshot
+from tistream.catalog.log.snapshots import positions as read_positions
+from tistream.catalog.tenancy.tenants import TenantState, get_tenant
+from tistream.catalog.work.handover import hand_over
+from tistream.catalog.work.tasks import TaskRow, get_task
+from tistream.clock import Clock
+from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, invariant
+from tistream.ids import Tenant
+from tistream.model.positions import Positions
+from tistream.objectstore.layout import SnapshotKey
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.service import Backoff
+
+log = structlog.get_logger(__name__)
+
+SURVEY_THREADS = 8
+HAND_OVER_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What a replay takes."""
+
+    until: int | None = None  #: hand over at this timestamp at the latest
+    parts: int = 2  #: that work at once, about
+    leg_bytes: int = 1 << 30  #: of batch files that are handed over together
+    memory_bytes: int = 0  #: of rows that one part holds; 0 = a share of the machine's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a replay did."""
+
+    tenant: Tenant
+    tasks: int
+    legs: int = 0
+    files: int = 0  #: batch files, each once
+    bytes: int = 0  #: of them
+    rows: int = 0  #: of the log
+    log_files: int = 0
+    log_bytes: int = 0
+    resolved_ts: int = 0  #: the least `upper` of the tasks
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """A task in the hands of this replay."""
+
+    row: TaskRow
+    positions: Positions
+
+
+class Replay:
+    """One run."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        clock: Clock,
+        tenant: Tenant,
+        executor: Executor,
+        settings: ReplaySettings,
+    ) -> None:
+        self._catalog, self._store, self._tenant = catalog, store, tenant
+        self._executor, self._settings = executor, settings
+        self._clock = clock
+        self._tasks: dict[int, _Held] = {}
+        self._unsure = False  # the outcome of the last hand-over is not known
+
+    def run(self, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> Report:
+        """Do all of it. `progress` hears (files done, files, a note).
+
+        Errors of the executor end it; what was handed over stays. InvalidInput when the tenant has no tasks; Fenced
+        when the tasks were taken away."""
+        clock, begun = self._clock, self._clock.monotonic()
+        if get_tenant(self._catalog, self._tenant).state is TenantState.AWAITING_SNAPSHOT:
+            raise InvalidInput(
+                "the tenant has no tasks yet: let a meta server see its schema snapshot", tenant=self._tenant
+            )
+        with Ownership(self._catalog, self._tenant, clock) as mine, ThreadPoolExecutor(SURVEY_THREADS) as pool:
+            self._tasks = {row.task_id: _Held(row, read_positions(self._catalog, row.task_id)) for row in mine.take()}
+            report = Report(tenant=self._tenant, tasks=len(self._tasks))
+            held = {task_id: task.positions for task_id, task in self._tasks.items()}
+            backlog = find_backlog(self._catalog, self._store, self._tenant, held)
+            survey = Survey(self._store, self._tenant, backlog, pool)
+            for task_id, task in self._tasks.items():
+                survey.add(task_id, self._watermarks(task.row), task.positions)
+            total = sum(len(stream.sizes) for streams in backlog.values() for stream in streams)
+            progress(0, total, "")
+            while (leg := survey.take(self._settings.leg_bytes, self._settings.until)) is not None:
+                told = _Told(progress, report, leg, total, begun, clock)
+                results = self._do(leg, told.in_leg)
+                mine.check()
+                for task_id, of_task in results.items():
+                    self._hand_over(self._tasks[task_id], of_task)
+                report = _more(report, leg, results)
+                progress(report.files, total, _note(report.files, total, report.bytes, clock.monotonic() - begun))
+        resolved_ts = min((task.row.upper for task in self._tasks.values()), default=0)
+        report = replace(report, resolved_ts=resolved_ts, seconds=clock.monotonic() - begun)
+        log.info("replay", tenant=str(self._tenant), files=report.files, rows=report.rows, resolved_ts=resolved_ts)
+        return report
+
+    def _watermarks(self, row: TaskRow) -> RangeWatermarkMap:
+        """W of a task as its snapshot left it."""
+        watermarks = RangeWatermarkMap(row.range, row.start_ts, upper=row.upper)
+        if row.snapshot_key is not None:
+            state = read_state_file(row.snapshot_key, self._store.get(row.snapshot_key), self._store.get_range).state
+            watermarks.restore(state.slices, state.waiting)
+        return watermarks
+
+    def _do(self, leg: Leg, progress: Callable[[int, int], None]) -> dict[int, list[tuple[PlanRow, PartResult]]]:
+        """task -> its parts and what they wrote, all up to the same timestamp."""
+        rows = plan(
+            [task.row for task in self._tasks.values()],
+            {task_id: task.positions for task_id, task in self._tasks.items()},
+            leg.steps,
+            {task_id: max(w, self._tasks[task_id].row.upper) for task_id, w in leg.upto.items()},
+            leg.weights,
+            parts=self._settings.parts,
+            memory_bytes=self._settings.memory_bytes,
+        )
+        done: dict[int, PartResult] = {}
+        todo = rows
+        while todo:
+            done |= {result.part: result for result in self._executor(todo, progress)}
+            invariant(all(row.part in done for row in todo), "each part has a result")
+            rows = _lowered(rows, done)
+            todo = [row for row in rows if done[row.part].reached != row.upto]
+        found: dict[int, list[tuple[PlanRow, PartResult]]] = {}
+        for row in rows:
+            found.setdefault(row.task_id, []).append((row, done[row.part]))
+        return found
+
+    def _hand_over(self, task: _Held, parts: Sequence[tuple[PlanRow, PartResult]]) -> None:
+        """One transaction for what the parts of a task have done."""
+        row, results = task.row, [result for _, result in parts]
+        reached = parts[0][0].upto
+        states = [read_state_file(r.state_key, self._store.get(r.state_key), self._store.get_range) for r in results]
+        state = joined(row.range, [loaded.state for loaded in states], self._store.get_range)
+        key = SnapshotKey(tenant=row.tenant, task_id=row.task_id, epoch=row.epoch, n=row.snapshot_n + 1)
+        save = Save(state, _one_after_another(key), secrets.token_hex(16))
+        for name, data in save.objects():
+            self._store.put(name, data)
+        written = {name: size for r in results for name, size in r.state_objects.items()}
+        snapshot = NewSnapshot(
+            key=str(save.key),
+            n=save.key.n,
+            objects={**{name: size for name, size in written.items() if name in save.keeps}, **save.new},
+            keeps=save.keeps - written.keys(),
+            positions=state.positions,
+            seen_n=row.snapshot_n,
+        )
+        advance = TaskAdvance(
+            task_id=row.task_id,
+            epoch=row.epoch,
+            seen_upper=row.upper,
+            new_upper=reached,
+            segments=tuple(segment for r in results for segment in r.segments),
+        )
+        objects = {name: size for r in results for name, size in r.log_objects.items()}
+        self._commit(row, objects, advance, snapshot)
+        task.row = replace(row, upper=reached, snapshot_key=snapshot.key, snapshot_n=snapshot.n)
+        task.positions = state.positions
+
+    def _commit(self, row: TaskRow, objects: Mapping[str, int], advance: TaskAdvance, snapshot: NewSnapshot) -> None:
+        """Try until it is known to have happened, or that it never will."""
+        pauses, never = Backoff(first_s=0.2, max_s=5.0), threading.Event()
+        for left in reversed(range(HAND_OVER_TRIES)):
+            try:
+                if self._landed(row, snapshot) or hand_over(
+                    self._catalog, row.tenant, objects=objects, advance=advance, snapshot=snapshot
+                ):
+                    return
+                raise Fenced("the task was taken away during the replay", task=row.task_id, epoch=row.epoch)
+            except CatalogUnavailable as e:
+                log.warning("the catalog did not answer", task=row.task_id, tries_left=left, error=str(e))
+                if not left:
+                    raise
+                self._unsure = self._unsure or not e.determinate
+                self._clock.wait(never, pauses.next_s())
+
+    def _landed(self, row: TaskRow, snapshot: NewSnapshot) -> bool:
+        """After a reply was lost: whether the hand-over happened nevertheless."""
+        if not self._unsure:
+            return False
+        found = get_task(self._catalog, row.task_id)
+        self._unsure = False
+        return (found.epoch, found.snapshot_key) == (row.epoch, snapshot.key)
+
+
+def _lowered(rows: Sequence[PlanRow], done: Mapping[int, PartResult]) -> list[PlanRow]:
+    """The same plan, each task up to where all of its parts came."""
+    reached: dict[int, int] = {}
+    for row in rows:
+        reached[row.task_id] = min(done[row.part].reached, reached.get(row.task_id, row.upto))
+    return [replace(row, upto=reached[row.task_id]) for row in rows]
+
+
+def _one_after_another(first: SnapshotKey) -> Callable[[], SnapshotKey]:
+    numbers = iter(range(first.n, first.n + (1 << 32)))
+    return lambda: replace(first, n=next(numbers))
+
+
+def _more(report: Report, leg: Leg, results: Mapping[int, Sequence[tuple[PlanRow, PartResult]]]) -> Report:
+    done = [result for of_task in results.values() for _, result in of_task]
+    return replace(
+        report,
+        legs=report.legs + 1,
+        files=report.files + leg.files,
+        bytes=report.bytes + leg.nbytes,
+        rows=report.rows + sum(result.rows for result in done),
+        log_files=report.log_files + sum(len(result.log_objects) for result in done),
+        log_bytes=report.log_bytes + sum(sum(result.log_objects.values()) for result in done),
+    )
+
+
+def _note(done: int, total: int, nbytes: int, seconds: float) -> str:
+    """What to say besides the numbers of files; nothing before the first are done."""
+    if not done:
+        return ""
+    return f"{nbytes / 1e6 / max(seconds, 1e-9):.1f} MB/s, about {seconds * (total - done) / done:.0f} s left"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is said during a leg: a part that is done stands for its share of the leg's files."""
+
+    progress: Callable[[int, int, str], None]
+    before: Report
+    leg: Leg
+    total: int
+    begun: float
+    clock: Clock
+
+    def in_leg(self, done: int, parts: int) -> None:
+        """So many parts are done."""
+        files = self.before.files + self.leg.files * done // max(parts, 1)
+        nbytes = self.before.bytes + self.leg.nbytes * done // max(parts, 1)
+        self.progress(files, self.total, _note(files, self.total, nbytes, self.clock.monotonic() - self.begun))

@@ -1,0 +1,1 @@
+"""Plans compactions and checks their results. Pure."""

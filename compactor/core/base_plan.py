@@ -1,0 +1,171 @@
+"""Which tables get a new base, and which bases go (pure).
+
+A read as of a timestamp costs the base and its tail: the segments above the base that may hold the table. A new base
+costs as much again, once. So it is worth it when the tail has grown to `tail_ratio` of the base: then what is written
+is at most so many times what the log grew by, and what a read fetches at most so many times the table. Small tails are
+left alone, and a quiet table whose tail is its neighbours' segments counts like any other, for it is read like them.
+
+What starts below `due_ts` gets a new base whatever its tail is: else retention could not give up the log above the old
+one.
+
+Tables whose tails share segments are done together, so that these are read once. Biggest tails first, as far as
+`budget_bytes` of stored input go; at least one group.
+
+Bases within the window stay, and of each table the newest at or below its start: so every moment of the window has one
+at hand. Older ones go, and those that a newer seed has overtaken. The newest of a table never goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tistream.catalog.log.bases import BaseRow
+from tistream.catalog.log.committed import SegmentRow
+from tistream.catalog.log.seeds import SeedSegmentRow
+from tistream.ids import Tenant
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasePlanSettings:
+    """When a base is worth it."""
+
+    tail_ratio: float = 1.0  #: of the tail to the base, in stored bytes
+    tail_bytes_min: int = 4 << 20  #: smaller tails are left alone
+    group_bytes: int = 64 << 20  #: stored input that one worker takes, unless one table has more
+    budget_bytes: int = 8 << 30  #: stored input of one job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseTable:
+    """A physical table and what its next base starts from."""
+
+    table_id: int
+    after_ts: int  #: of what it starts from: the log above it is wanted
+    rows: tuple[SeedSegmentRow, ...]  #: of what it starts from
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(row.length for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseGroup:
+    """Tables whose bases one worker makes, and the segments that it reads for them."""
+
+    tables: tuple[BaseTable, ...]
+    segments: tuple[SegmentRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasePlanRow:
+    """What one worker does. All that it needs to know."""
+
+    tenant: Tenant
+    job: int
+    range_id: int  #: from 0, within the job
+    ts: int
+    tables: tuple[BaseTable, ...]
+    segments: tuple[SegmentRow, ...]
+
+
+def plan_bases(
+    tables: Sequence[BaseTable],
+    segments: Sequence[SegmentRow],
+    ts: int,
+    settings: BasePlanSettings,
+    *,
+    due_ts: int = 0,
+) -> list[BaseGroup]:
+    """The groups. `segments` are all that hold something of (the least `after_ts`, `ts`]."""
+    log = _Log(segments, ts)
+    tails = {table.table_id: log.tail(table) for table in tables if table.after_ts < ts}
+    worthy = [
+        table
+        for table in tables
+        if table.table_id in tails
+        and (table.after_ts < due_ts or _is_worth(table, tails[table.table_id], log, settings))
+    ]
+    groups = list(_grouped(sorted(worthy, key=lambda t: t.table_id), tails, log, settings.group_bytes))
+    groups.sort(key=lambda group: -group[0])
+    return [
+        BaseGroup(tables=tuple(members), segments=tuple(segments[n] for n in np.flatnonzero(held).tolist()))
+        for members, held in _within(groups, settings.budget_bytes)
+    ]
+
+
+def outlived(bases: Sequence[BaseRow], overtaken: Collection[BaseRow], window_start_ts: int) -> list[BaseRow]:
+    """The bases that go. `bases` are the tenant's."""
+    gone: list[BaseRow] = []
+    of_table: dict[int, list[BaseRow]] = {}
+    for base in bases:
+        of_table.setdefault(base.table_id, []).append(base)
+    for mine in of_table.values():
+        mine.sort(key=lambda base: base.ts)
+        useful = [base for base in mine if base not in overtaken]
+        below = [base for base in useful if base.ts <= window_start_ts]
+        kept = {base.ts for base in [*useful[len(below) :], *below[-1:], mine[-1]]}
+        gone += [base for base in mine if base.ts not in kept]
+    return gone
+
+
+class _Log:
+    """The segments as columns, to ask about many tables."""
+
+    def __init__(self, segments: Sequence[SegmentRow], ts: int) -> None:
+        def column(name: str) -> npt.NDArray[np.int64]:
+            return np.array([getattr(segment, name) for segment in segments], np.int64)
+
+        self._lo, self._hi, self._last = column("table_lo"), column("table_hi"), column("hi_ts")
+        self._held = column("lo_ts") <= ts
+        self._bytes = column("length")
+
+    def tail(self, table: BaseTable) -> Mask:
+        """Which segments a read of the table at the plan's timestamp fetches."""
+        mine = (self._lo <= table.table_id) & (table.table_id <= self._hi)
+        found: Mask = self._held & mine & (self._last > table.after_ts)
+        return found
+
+    def stored_bytes(self, mask: Mask) -> int:
+        return int(self._bytes[mask].sum())
+
+
+def _is_worth(table: BaseTable, tail: Mask, log: _Log, settings: BasePlanSettings) -> bool:
+    if not tail.any():
+        return False
+    return log.stored_bytes(tail) >= max(settings.tail_bytes_min, settings.tail_ratio * table.stored_bytes)
+
+
+def _grouped(
+    tables: Sequence[BaseTable], tails: dict[int, Mask], log: _Log, group_bytes: int
+) -> Iterator[tuple[int, list[BaseTable], Mask]]:
+    """(stored input, tables, their segments)"""
+    members: list[BaseTable] = []
+    held, in_bases = np.zeros(0, np.bool_), 0
+    for table in tables:
+        tail = tails[table.table_id]
+        both = held | tail if members else tail
+        if members and log.stored_bytes(both) + in_bases + table.stored_bytes > group_bytes:
+            yield log.stored_bytes(held) + in_bases, members, held
+            members, both, in_bases = [], tail, 0
+        members.append(table)
+        held = both
+        in_bases += table.stored_bytes
+    if members:
+        yield log.stored_bytes(held) + in_bases, members, held
+
+
+def _within(
+    groups: Sequence[tuple[int, list[BaseTable], Mask]], budget_bytes: int
+) -> Iterator[tuple[list[BaseTable], Mask]]:
+    spent = 0
+    for size, members, held in groups:
+        spent += size
+        if spent > budget_bytes and spent > size:
+            return
+        yield members, held

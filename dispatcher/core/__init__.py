@@ -1,0 +1,1 @@
+"""Routes rows to tasks and counts what consumers acknowledged. Pure."""

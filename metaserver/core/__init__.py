@@ -1,0 +1,1 @@
+"""Decides assignments: placement, balance, load and failure detection. Pure."""

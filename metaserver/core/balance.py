@@ -1,0 +1,78 @@
+"""When items move: at once what has no living owner, a few at a time what leaves, seldom what is merely uneven.
+
+    nobody has it      all of them, in the round in which it is seen, PLACED_MAX a round
+    its owner drains   a wave each WAVE_S: the others take up some tasks before the next ones come
+    the load is uneven only when it has been for SETTLE_S on end, in waves, and no item twice within COOLDOWN_S
+
+A wave takes at most a twentieth of a fair share from a worker, and gives no more to one, two items at least: a worker
+that joins is filled within about 20 waves, without all others starting at once. What is moved, and that it ends, is
+decided by `metaserver.core.assign`. Pure: the caller says what time it is. The memory is small and may be lost: a new
+owner waits SETTLE_S before it evens out anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from metaserver.core.assign import I64, NOBODY, Fleet, Mask, Move, improve, place
+
+WAVE_S = 1.0
+SETTLE_S = 5.0
+COOLDOWN_S = 60.0
+WAVES = 20  #: in which a fair share moves
+WAVE_MIN = 2
+PLACED_MAX = 5_000
+
+
+class Balancer:
+    """The decisions of one owner about one kind of item, over time."""
+
+    def __init__(self, *, settle_s: float = SETTLE_S, wave_s: float = WAVE_S, cooldown_s: float = COOLDOWN_S) -> None:
+        self._settle_s, self._wave_s, self._cooldown_s = settle_s, wave_s, cooldown_s
+        self._uneven_since: float | None = None
+        self._next_wave_s = -math.inf
+        self._moved: dict[Hashable, float] = {}
+
+    def decide(self, keys: Sequence[Hashable], fleet: Fleet, leaving: Mask, now_s: float) -> list[Move]:
+        """What moves now. `keys` name the items over time; `leaving` are the workers that drain. An item of a worker
+        that neither receives nor leaves stays."""
+        made = place(fleet, _heaviest(fleet, np.flatnonzero(fleet.owner == NOBODY)))
+        if not made and now_s >= self._next_wave_s:
+            made = self._leave(fleet, leaving) or self._even_out(keys, fleet, now_s)
+            self._next_wave_s = now_s + self._wave_s
+        return made
+
+    def _leave(self, fleet: Fleet, leaving: Mask) -> list[Move]:
+        """The next few items of each worker that drains."""
+        going = [np.flatnonzero(fleet.owner == worker)[: _wave(fleet)] for worker in np.flatnonzero(leaving)]
+        return place(fleet, np.concatenate(going)) if going else []
+
+    def _even_out(self, keys: Sequence[Hashable], fleet: Fleet, now_s: float) -> list[Move]:
+        self._moved = {key: at for key, at in self._moved.items() if now_s - at < self._cooldown_s}
+        may_move = np.ones(len(keys), bool)
+        if self._moved:
+            may_move = np.fromiter((key not in self._moved for key in keys), bool, len(keys))
+        made = improve(fleet, may_move, _wave(fleet))
+        if not made:
+            self._uneven_since = None
+            return []
+        if self._uneven_since is None:
+            self._uneven_since = now_s
+        if now_s - self._uneven_since < self._settle_s:
+            return []
+        self._moved |= {keys[move.item]: now_s for move in made}
+        return made
+
+
+def _heaviest(fleet: Fleet, items: I64) -> I64:
+    """So many of them as are placed in a round."""
+    return items[np.argsort(-fleet.weight[items], kind="stable")[:PLACED_MAX]] if len(items) > PLACED_MAX else items
+
+
+def _wave(fleet: Fleet) -> int:
+    """How many items a worker gives or takes at once."""
+    share = len(fleet.owner) / max(1, int(fleet.receives.sum()))
+    return max(WAVE_MIN, math.ceil(share / WAVES))

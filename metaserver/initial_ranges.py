@@ -1,0 +1,42 @@
+"""How a new tenant's keys are laid out in tasks, from its first schema snapshot.
+
+    [m, n)                                    ddl    the meta range
+    records of mysql.tidb_ddl_job             ddl    where DDL jobs appear
+    [t ................. those records)       data   cut in tiles where user tables begin
+
+Tiles touch, and together they hold every key between `t` and the job table's records, so tables that are made later
+have a task too. The tables that TiDB keeps for itself do not count as user tables but lie in a tile all the same. Pure.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from schemas.snapshot import PushedSchema
+from tistream.catalog.tenancy.tenants import NewTask, TaskKind
+from tistream.codec.table_key import META_RANGE, record_range, table_prefix
+from tistream.keyrange import KeyRange
+
+_DATA_START = b"t"
+_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
+
+
+def lay_out(pushed: PushedSchema, data_tasks: int) -> list[NewTask]:
+    """The tasks of a tenant that starts with this snapshot: two for DDL, at most `data_tasks` (>= 1) for data, which
+    hold equally many of the user tables' physical ids."""
+    jobs = record_range(pushed.job_table.id)
+    ids = _user_ids(pushed)
+    cuts = sorted({table_prefix(ids[len(ids) * i // data_tasks]) for i in range(1, data_tasks)} if ids else ())
+    edges = [_DATA_START, *(cut for cut in cuts if cut < jobs.start), jobs.start]
+    tiles = [KeyRange(start, end) for start, end in pairwise(edges)]
+    return [
+        NewTask(kind=TaskKind.DDL, range=META_RANGE),
+        NewTask(kind=TaskKind.DDL, range=jobs),
+        *(NewTask(kind=TaskKind.DATA, range=tile) for tile in tiles),
+    ]
+
+
+def _user_ids(pushed: PushedSchema) -> list[int]:
+    """Physical ids, rising: a partitioned table's rows lie under the ids of its partitions."""
+    tables = pushed.snapshot.tables.values()
+    return sorted({i for table in tables if table.kind == "table" for i in table.physical_ids if i < _SYSTEM_IDS_FROM})

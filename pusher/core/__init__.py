@@ -1,0 +1,1 @@
+"""What a pusher decides: batches, table filters, change events. Pure."""

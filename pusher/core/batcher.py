@@ -1,0 +1,308 @@
+"""Turns the events of one store's change feed into batch files. A pure core: events in, files out.
+
+    TenureOpened, Rows, TenureReady, Resolved, TenureClosed  ->  remembered
+    Tick(cut_ts)                                             ->  one BatchFile, or several when there is much
+
+Relations:
+
+- `seq` is dense from 1; `cut_ts` never falls; one Batcher is one incarnation;
+- a tick writes a file even when nothing came: watermarks move;
+- `rows` are clustered by tenure, tenures in start-key order, arrival order inside a tenure;
+- `regions` has exactly one row for each tenure that was open at any time since the previous tick, the ended ones too:
+  their closing row carries their last resolved ts, without which the next tenure's promise would wait for ever;
+- a tenure's resolved_ts never falls: it is the largest that came, also when the store sends a smaller one later;
+- a resolved ts promises what is in this file and the ones before. When a tick is cut into several files, all but the
+  last therefore repeat what the previous tick promised;
+- a tenure's row has tenure_ready_ts 0 until its opening scan is complete;
+- within a tenure no PREWRITE of the opening scan lies behind a live PREWRITE of the same (key, start_ts) that says
+  something else. A scan reads a lock, the lock is written again (a pipelined transaction flushes the key again), and
+  the live row of that overtakes the scan: what the scan says is then older, and is dropped. It stays where the live
+  row says less: a PUT without its value ("fake prewrite"). A source that cannot tell the two apart sees to that
+  itself.
+
+Bulk is columnar: no object per row, and none per region and tick either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from tistream import limits
+from tistream.errors import invariant
+from tistream.model.change import REGIONS, ROWS, Op, RowKind
+
+_FIXED_BYTES_PER_ROW = 43  # everything of a row but key, value and old value
+U64 = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFile:
+    """One file, ready to be encoded."""
+
+    seq: int
+    cut_ts: int
+    rows: pa.RecordBatch  #: schema change.ROWS
+    regions: pa.RecordBatch  #: schema change.REGIONS
+
+
+class Batcher:
+    """The batch files of one incarnation."""
+
+    def __init__(self, *, bytes_target: int = limits.BATCH_FILE_BYTES_TARGET) -> None:
+        self._bytes_target = bytes_target
+        self._seq = 0
+        self._cut_ts = 0
+        self._tenures: dict[int, TenureOpened] = {}
+        self._closed: set[int] = set()
+        self._rows: dict[int, list[pa.RecordBatch]] = {}
+        self._live: dict[int, _LivePrewrites] = {}  # of the tenures whose opening scan goes on
+        self._marks = _Marks()
+        self._shape: _Shape | None = None  # what of `regions` changes with the topology only
+
+    @property
+    def tenures(self) -> dict[int, TenureOpened]:
+        """The open tenures."""
+        return {t: opened for t, opened in self._tenures.items() if t not in self._closed}
+
+    @property
+    def opening(self) -> dict[int, TenureOpened]:
+        """The tenures whose opening scan goes on."""
+        return {t: self._tenures[t] for t in self._live}
+
+    def handle(self, event: SourceEvent) -> list[BatchFile]:
+        """Take one event; files only for a Tick."""
+        match event:
+            case Rows():
+                self._check_open(event.tenure)
+                rows = self._in_order(event)
+                if rows.num_rows:
+                    self._rows.setdefault(event.tenure, []).append(rows)
+            case Resolved():
+                self._marks.resolve(event.tenures, event.resolved_ts)
+            case TenureOpened():
+                self._marks.add(event.tenure)
+                self._tenures[event.tenure] = event
+                self._live[event.tenure] = _LivePrewrites()
+                self._shape = None
+            case TenureReady():
+                self._check_open(event.tenure)
+                self._marks.set_ready(event.tenure, event.ready_ts)
+                self._live.pop(event.tenure, None)
+            case TenureClosed():
+                self._check_open(event.tenure)
+                self._closed.add(event.tenure)
+                self._live.pop(event.tenure, None)
+            case Tick():
+                return self._tick(event.cut_ts)
+            case _:
+                assert_never(event)
+        return []
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_open(self, tenure: int) -> None:
+        known = tenure in self._tenures and tenure not in self._closed
+        invariant(known, "an event of a tenure that is not open", tenure=tenure)
+
+    def _in_order(self, event: Rows) -> pa.RecordBatch:
+        """The event's rows without those that may not stand behind what has come."""
+        live = self._live.get(event.tenure)
+        invariant(live is not None or not event.scan, "the opening scan goes on behind its end", tenure=event.tenure)
+        if live is None:
+            return event.rows
+        if event.scan:
+            return live.without_older(event.rows)
+        live.remember(event.rows)
+        return event.rows
+
+    def _tick(self, cut_ts: int) -> list[BatchFile]:
+        invariant(cut_ts >= self._cut_ts, "cut_ts fell", cut_ts=cut_ts, before=self._cut_ts)
+        self._cut_ts = cut_ts
+        if self._shape is None:
+            self._shape = _Shape.of(list(self._tenures.values()))
+        rows, bounds = self._clustered(self._shape)
+        files = []
+        for start, end in _cuts(rows, self._bytes_target):
+            ready, resolved = self._marks.now() if end == rows.num_rows else self._marks.said()
+            self._seq += 1
+            files.append(
+                BatchFile(
+                    seq=self._seq,
+                    cut_ts=cut_ts,
+                    rows=_one_batch(rows.slice(start, end - start)),
+                    regions=self._shape.regions(ready, resolved, np.clip(bounds, start, end) - start),
+                )
+            )
+        self._rows.clear()
+        self._marks.say()
+        if self._closed:
+            self._marks.remove(self._closed)
+            self._tenures = self.tenures
+            self._closed.clear()
+            self._shape = None
+        return files
+
+    def _clustered(self, shape: _Shape) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """All rows in the files' order, and where each tenure's rows start (one more entry for the end)."""
+        mine = np.fromiter(self._rows, np.int64, len(self._rows))
+        ranks = shape.rank[self._marks.slots(mine)]
+        counts = np.zeros(len(shape.order) + 1, np.int64)
+        batches: list[pa.RecordBatch] = []
+        for at in np.argsort(ranks).tolist():
+            chunks = self._rows[int(mine[at])]
+            batches += chunks
+            counts[int(ranks[at]) + 1] = sum(c.num_rows for c in chunks)
+        return pa.Table.from_batches(batches, schema=ROWS), np.cumsum(counts)
+
+
+class _LivePrewrites:
+    """Which (key, start_ts) a tenure was sent live, with a value, while its opening scan goes on."""
+
+    def __init__(self) -> None:
+        self._seen: list[pl.DataFrame] = []
+
+    def remember(self, rows: pa.RecordBatch) -> None:
+        told = _prewrites(rows)
+        if told.any():
+            sizes = pc.fill_null(pc.binary_length(rows.column("value")), 0).to_numpy()
+            told &= (sizes > 0) | (rows.column("op").to_numpy() != Op.PUT)  # a PUT without its value says little
+        if told.any():
+            self._seen.append(_identities(rows).filter(pl.Series(told)))
+
+    def without_older(self, scanned: pa.RecordBatch) -> pa.RecordBatch:
+        prewrites = _prewrites(scanned)
+        if not self._seen or not prewrites.any():
+            return scanned
+        self._seen = [pl.concat(self._seen).unique()]
+        rows = _identities(scanned).with_row_index("row").filter(pl.Series(prewrites))
+        older = rows.join(self._seen[0], on=["key", "start_ts"], how="semi")["row"].to_numpy()
+        keep = np.ones(scanned.num_rows, np.bool_)
+        keep[older] = False
+        return scanned.filter(pa.array(keep)) if len(older) else scanned
+
+
+def _prewrites(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = rows.column("kind").to_numpy() == RowKind.PREWRITE
+    return mask
+
+
+def _identities(rows: pa.RecordBatch) -> pl.DataFrame:
+    """What a prewrite is known by."""
+    return pl.DataFrame(pa.table({name: rows.column(name) for name in ("key", "start_ts")}))
+
+
+class _Marks:
+    """Ready and resolved timestamps of the tenures, a slot each, in the order of their ids."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._ids = np.zeros(16, np.int64)
+        self._marks = np.zeros((4, 16), np.uint64)  # ready, resolved; and what the last file said of both
+
+    def add(self, tenure: int) -> None:
+        newest = int(self._ids[self._n - 1]) if self._n else -1
+        invariant(tenure > newest, "tenures are numbered upwards", tenure=tenure, newest=newest)
+        if self._n == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._marks = np.concatenate([self._marks, np.zeros_like(self._marks)], axis=1)
+        self._ids[self._n] = tenure
+        self._marks[:, self._n] = 0
+        self._n += 1
+
+    def slots(self, tenures: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        found = np.searchsorted(self._ids[: self._n], tenures)
+        known = bool((found < self._n).all()) and bool((self._ids[found] == tenures).all())
+        invariant(known, "an event of a tenure that is not open")
+        return found
+
+    def set_ready(self, tenure: int, ts: int) -> None:
+        self._marks[0, self.slots(np.array([tenure], np.int64))] = ts
+
+    def resolve(self, tenures: npt.NDArray[np.int64], resolved_ts: U64) -> None:
+        slots = self.slots(tenures)
+        self._marks[1, slots] = np.maximum(self._marks[1, slots], resolved_ts)
+
+    def now(self) -> tuple[U64, U64]:
+        return self._marks[0, : self._n], self._marks[1, : self._n]
+
+    def said(self) -> tuple[U64, U64]:
+        return self._marks[2, : self._n], self._marks[3, : self._n]
+
+    def say(self) -> None:
+        self._marks[2:] = self._marks[:2]
+
+    def remove(self, tenures: Collection[int]) -> None:
+        keep = ~np.isin(self._ids[: self._n], np.fromiter(tenures, np.int64, len(tenures)))
+        self._n = int(keep.sum())
+        self._ids[: self._n] = self._ids[: len(keep)][keep]
+        self._marks[:, : self._n] = self._marks[:, : len(keep)][:, keep]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The columns of `regions` that stay as long as no tenure opens or ends, in start-key order."""
+
+    order: npt.NDArray[np.int64]  #: slot of each row of `regions`
+    rank: npt.NDArray[np.int64]  #: row of `regions` of each slot
+    columns: dict[str, pa.Array]
+
+    @classmethod
+    def of(cls, tenures: Sequence[TenureOpened]) -> _Shape:
+        """`tenures` by id, that is by slot."""
+        order = sorted(range(len(tenures)), key=lambda i: (tenures[i].range.start, tenures[i].tenure))
+        placed = [tenures[i] for i in order]
+        columns = {
+            "region_id": pa.array([t.region_id for t in placed], pa.uint64()),
+            "version": pa.array([t.version for t in placed], pa.uint64()),
+            "start_key": pa.array([t.range.start for t in placed], pa.binary()),
+            "end_key": pa.array([t.range.end for t in placed], pa.binary()),
+            "tenure_open_ts": pa.array([t.open_ts for t in placed], pa.uint64()),
+            "checkpoint_ts": pa.array([t.checkpoint_ts for t in placed], pa.uint64()),
+        }
+        slots = np.array(order, np.int64)
+        return cls(slots, np.argsort(slots), columns)
+
+    def regions(self, ready: U64, resolved: U64, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """`ready` and `resolved` by slot; `offsets` by row, one more for the end."""
+        moving = {
+            "tenure_ready_ts": pa.array(ready[self.order], pa.uint64()),
+            "resolved_ts": pa.array(resolved[self.order], pa.uint64()),
+            "row_offset": pa.array(offsets[:-1].astype(np.uint64), pa.uint64()),
+            "row_count": pa.array(np.diff(offsets).astype(np.uint64), pa.uint64()),
+        }
+        return pa.record_batch([(self.columns | moving)[name] for name in REGIONS.names], schema=REGIONS)
+
+
+def _cuts(rows: pa.Table, bytes_target: int) -> Iterator[tuple[int, int]]:
+    """Row ranges of the files: each within the target, but at least one row. One empty range when there are no rows."""
+    if not rows.num_rows:
+        yield 0, 0
+        return
+    ends = np.cumsum(_row_bytes(rows))
+    start = 0
+    while start < rows.num_rows:
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + bytes_target, side="right")))
+        yield start, end
+        start = end
+
+
+def _row_bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    sizes = np.full(rows.num_rows, _FIXED_BYTES_PER_ROW, np.int64)
+    for name in ("key", "value", "old_value"):
+        sizes += pc.fill_null(pc.binary_length(rows[name]), 0).to_numpy().astype(np.int64)
+    return sizes
+
+
+def _one_batch(rows: pa.Table) -> pa.RecordBatch:
+    batches = rows.combine_chunks().to_batches()
+    return batches[0] if batches else pa.record_batch([pa.array([], f.type) for f in ROWS], schema=ROWS)

@@ -1,0 +1,101 @@
+"""A source that also speaks for the keys that its tenant leaves out: nothing of them is followed, so all of it is here.
+
+The tasks of a tenant cover all tables, and a range that nobody speaks for holds their watermark. For the ranges that
+were left out when the tenant began (`choice`) this wrapper opens tenures of its own, without rows, ready at once, and
+resolved up to each tick. Every store's pusher says so, and each is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from pusher.core.source import (
+    CheckpointOf,
+    Resolved,
+    Source,
+    SourceEvent,
+    TenureClosed,
+    TenureOpened,
+    TenureReady,
+    Tick,
+)
+from tistream.keyrange import KeyRange
+
+_FIRST_REGION = 1 << 40  #: regions from here on are not the store's
+
+
+class LeftOutSource:
+    """`source`, and tenures for the ranges that are left out. Both take the numbers of tenures from `numbers`."""
+
+    def __init__(self, source: Source, left_out: Sequence[KeyRange], numbers: Iterator[int]) -> None:
+        self._source, self._left_out, self._numbers = source, tuple(left_out), numbers
+        self._open: dict[int, int] = {}  # index of a range -> its tenure
+        self._fresh: list[int] = []  # tenures that are not ready yet
+        self._closed: list[SourceEvent] = []  # not said yet
+        self._last_cut_ts = 0
+
+    @property
+    def store_id(self) -> int:
+        return self._source.store_id
+
+    def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
+        """See Source.poll."""
+        theirs = self._source.poll(timeout_s, checkpoint_of)
+        events, self._closed = self._closed, []
+        for event in theirs:
+            if isinstance(event, Tick):
+                events += self._speak(event.cut_ts)
+            events.append(event)
+        return [*events, *self._register(checkpoint_of)]
+
+    def reopen(self, tenures: Collection[int]) -> None:
+        mine = {index: tenure for index, tenure in self._open.items() if tenure in tenures}
+        for index, tenure in mine.items():
+            del self._open[index]
+            self._closed.append(TenureClosed(tenure=tenure))
+        gone = set(mine.values())
+        self._fresh = [tenure for tenure in self._fresh if tenure not in gone]
+        self._source.reopen([tenure for tenure in tenures if tenure not in gone])
+
+    def drop(self) -> None:
+        for forgotten in (self._open, self._fresh, self._closed):
+            forgotten.clear()
+        self._source.drop()
+
+    def resume(self) -> None:
+        self._source.resume()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _speak(self, cut_ts: int) -> list[SourceEvent]:
+        """What is said before a tick."""
+        self._last_cut_ts = cut_ts
+        events: list[SourceEvent] = [TenureReady(tenure=tenure, ready_ts=cut_ts) for tenure in self._fresh]
+        self._fresh.clear()
+        if self._open:
+            tenures = np.fromiter(self._open.values(), np.int64)
+            events.append(Resolved(tenures=tenures, resolved_ts=np.full(len(tenures), cut_ts, np.uint64)))
+        return events
+
+    def _register(self, checkpoint_of: CheckpointOf) -> list[SourceEvent]:
+        """Tenures for the ranges that have none, behind everything that the store's own poll numbered."""
+        events: list[SourceEvent] = []
+        for index, part in enumerate(self._left_out):
+            if index in self._open or (checkpoint_ts := checkpoint_of(part)) is None:
+                continue
+            tenure = self._open[index] = next(self._numbers)
+            self._fresh.append(tenure)
+            events.append(
+                TenureOpened(
+                    tenure=tenure,
+                    region_id=_FIRST_REGION + index,
+                    version=1,
+                    range=part,
+                    checkpoint_ts=checkpoint_ts,
+                    open_ts=self._last_cut_ts or checkpoint_ts,
+                )
+            )
+        return events

@@ -1,0 +1,166 @@
+"""Which keys a tenant follows when it does not follow all: databases and tables by name, with or without indexes.
+
+    schema snapshot at S, names  ->  the snapshot of what is followed, and the ranges that are left out
+
+Relations:
+
+- what is left out is decided once, at S, by the ids of tables, and kept in the snapshot with which the tenant begins.
+  Later starts read it there; a tenant that followed more later would have a hole in what it says is complete;
+- ids of tables that did not exist at S are followed, all of them: a TRUNCATE or a new partition gives a chosen table a
+  new id, and what is created may be renamed to what was chosen. TiDB gives ids out in rising order, so they lie above
+  those that are known;
+- but for ids that were taken before S by a job that is not done: a TRUNCATE may wait for days behind an ADD INDEX. Such
+  ids are in the queue of jobs, or in the tables' definitions; an id that was taken and not written anywhere yet lies
+  within `_QUEUED_IDS` of the highest. All of these are followed, whosever they are;
+- the meta range and the DDL job table are always followed.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from schemas.snapshot import is_system_database
+from tistream.codec.table_key import DDL_JOB_TABLE_ID, INDEX, META_RANGE, RECORD, table_prefix, table_range
+from tistream.errors import CorruptObject, InvalidInput
+from tistream.keyrange import KeyRange, gaps
+from tistream.tikv.core.ranges import joined
+
+_TABLES = KeyRange(b"t", b"u")
+_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
+_QUEUED_IDS = 1000  # a table that is being created at S may have an id so far below the highest
+_FOLLOWED = "followed"
+_PARTITIONS = ("definitions", "adding_definitions", "dropping_definitions")
+_NUMBER = re.compile(rb"[0-9]{1,15}(?![0-9])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is followed. The ranges of `left_out` and `wanted` tile all tables; `wanted` has the meta range as well."""
+
+    names: tuple[str, ...] = ()  #: db or db.table, in lower case, sorted; empty = all
+    index_keys: bool = True
+    left_out: tuple[KeyRange, ...] = ()
+    keyspace_id: int | None = None
+
+    @property
+    def wanted(self) -> tuple[KeyRange, ...]:
+        return (META_RANGE, *gaps(_TABLES, self.left_out))
+
+
+def queued_ids(jobs: Iterable[bytes]) -> frozenset[int]:
+    """What may be an id of a table in these rows of the queue of DDL jobs (values of mysql.tidb_ddl_job).
+
+    Every number counts: where a job keeps the ids that it took depends on its kind and on TiDB's version, and an id too
+    many costs nothing but keys that nobody has."""
+    found = {int(text) for job in jobs for text in _NUMBER.findall(job)}
+    return frozenset(i for i in found if 0 < i < _SYSTEM_IDS_FROM)
+
+
+def choose(
+    snapshot: bytes,
+    names: Sequence[str],
+    index_keys: bool,
+    keyspace_id: int | None = None,
+    queued: Collection[int] = (),
+) -> bytes:
+    """The snapshot without what is not chosen, and with the choice in it; as it is when a whole cluster is followed.
+    `queued`: ids that jobs have taken by then.
+
+    InvalidInput for a name that means nothing."""
+    asked = tuple(sorted({name.lower() for name in names}))
+    if not asked and index_keys and keyspace_id is None:
+        return snapshot
+    schema = orjson.loads(snapshot)
+    of_db = {db["id"]: db["db_name"]["L"] for db in schema["dbs"]}
+    known = [(of_db[t["db_id"]], t["info"]["name"]["L"], t) for t in schema["tables"]]
+    for name in asked:
+        if not any(name in (db, f"{db}.{table}") for db, table, _ in known) and name not in of_db.values():
+            raise InvalidInput(f"There is no database or table {name} to follow.", ts=schema["ts"])
+    chosen = [
+        t for db, table, t in known if not is_system_database(db) and (not asked or {db, f"{db}.{table}"} & set(asked))
+    ]
+    others = [t for db, _, t in known if not is_system_database(db)] if asked else []
+    system = [t for db, _, t in known if is_system_database(db)]
+    oldest = min((db_id for db_id, name in of_db.items() if not is_system_database(name)), default=0)
+    taken = frozenset(i for i in queued if i >= oldest)
+    left_out = list(_left_out(chosen, [*others, *system], oldest, taken, whole=not asked, index_keys=index_keys))
+    said = {
+        "names": list(asked),
+        "index_keys": index_keys,
+        "left_out": [[part.start.hex(), part.end.hex()] for part in left_out],
+        "keyspace_id": keyspace_id,
+    }
+    return orjson.dumps({**schema, "tables": [*system, *chosen], _FOLLOWED: said})
+
+
+def read_choice(snapshot: bytes) -> Choice:
+    """What the snapshot says is followed. CorruptObject when it cannot be read."""
+    try:
+        said = orjson.loads(snapshot).get(_FOLLOWED)
+        if said is None:
+            return Choice()
+        left_out = [KeyRange(bytes.fromhex(start), bytes.fromhex(end)) for start, end in said["left_out"]]
+        return Choice(
+            names=tuple(said["names"]),
+            index_keys=bool(said["index_keys"]),
+            left_out=joined(left_out),
+            keyspace_id=said.get("keyspace_id"),
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as e:
+        raise CorruptObject("a schema snapshot does not say what is followed", cause=repr(e)) from e
+
+
+def check_choice(choice: Choice, names: Sequence[str], index_keys: bool, keyspace_id: int | None = None) -> None:
+    """InvalidInput when something else is asked for than the tenant began with. The keyspace has to be named each time:
+    the same keys mean other rows in another one."""
+    if choice.keyspace_id != keyspace_id:
+        raise InvalidInput("The tenant follows another keyspace.", followed=choice.keyspace_id, asked=keyspace_id)
+    asked = tuple(sorted({name.lower() for name in names}))
+    if (asked or not index_keys) and (asked, index_keys) != (choice.names, choice.index_keys):
+        raise InvalidInput(
+            "What a tenant follows cannot be changed: it began with other tables. Begin another tenant.",
+            followed=", ".join(choice.names) or "everything",
+            index_keys=choice.index_keys,
+        )
+
+
+def _left_out(
+    chosen: Sequence[dict[str, Any]],
+    others: Sequence[dict[str, Any]],
+    oldest: int,
+    taken: frozenset[int],
+    *,
+    whole: bool,
+    index_keys: bool,
+) -> Iterator[KeyRange]:
+    """The ranges, apart and in key order. `oldest`: the lowest id of a database of users, whose tables lie above it.
+    `taken`: by jobs. `whole`: tables that are not chosen are followed as well."""
+    mine = {i for table in chosen for i in _ids(table)}
+    parts: list[KeyRange] = []
+    if not whole:
+        theirs = {i for table in others for i in _ids(table)} - mine - {DDL_JOB_TABLE_ID}
+        highest = max((i for i in mine | theirs if i < _SYSTEM_IDS_FROM), default=0)
+        new_from = max(highest - _QUEUED_IDS, oldest)
+        if new_from:
+            kept = sorted(table_range(i) for i in (mine | taken) - theirs if i < new_from)
+            parts += gaps(KeyRange(b"t", table_prefix(new_from)), kept)
+        parts += [table_range(i) for i in theirs if i >= new_from]
+    if not index_keys:
+        parts += [KeyRange(table_prefix(i) + INDEX, table_prefix(i) + RECORD) for i in mine]
+    return iter(joined(parts))
+
+
+def _ids(table: dict[str, Any]) -> set[int]:
+    """Under which ids a table has keys: its own, for global indexes too, and those of its partitions, also of such that
+    a job is about to give it or to take away."""
+    info = table["info"]
+    partition = info.get("partition") or {}
+    lists = (partition.get(name) or () for name in _PARTITIONS)
+    return {info["id"], *(d["id"] for found in lists for d in found), *(partition.get("new_partition_ids") or ())}

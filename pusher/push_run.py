@@ -1,0 +1,63 @@
+"""What every push of a whole source does alike: ask until there is an answer, wait for the tenant's frontier, wait
+until all is durable. Each wait says what it waits for, and ends when the push is told to stop.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from pusher.control import Control, retrying
+from pusher.frontier import FrontierReader
+from pusher.worker import PusherWorker
+from tistream.clock import Clock
+from tistream.errors import TiStreamError
+
+T = TypeVar("T")
+
+WAIT_S = 0.5  #: how often a wait looks whether it was told to stop
+AWAY = "the object store is slow or away"
+_FRONTIER_POLL_S = 0.2
+
+
+class PushRun(ABC):
+    """One run of a push."""
+
+    def __init__(
+        self, control: Control, stop: threading.Event | None, clock: Clock, rand: random.Random | None
+    ) -> None:
+        self._stop, self._clock, self._rand = stop or threading.Event(), clock, rand or random.Random()
+        self._frontier = FrontierReader(control, clock)
+
+    @abstractmethod
+    def _report(self, phase: str, *, problem: str = "") -> object:
+        """Say how far it is, and what it waits for."""
+
+    def _retry(self, action: Callable[[], T], phase: str = "connecting") -> T | None:
+        """What the action gives at last; None when told to stop."""
+
+        def notice(error: TiStreamError) -> None:
+            self._report(phase, problem=str(error))
+
+        return retrying(action, stop=self._stop, clock=self._clock, rand=self._rand, notice=notice)
+
+    def _wait_for_frontier(self, state: str) -> bool:
+        """False when told to stop. `state`: the tenant's, as it was last heard."""
+        while not self._frontier.read():
+            error = self._frontier.error
+            self._report("waiting", problem=str(error) if error else f"the tenant is {state}")
+            if self._clock.wait(self._stop, _FRONTIER_POLL_S):
+                return False
+        return not self._stop.is_set()
+
+    def _wait_until_durable(self, workers: Iterable[PusherWorker]) -> bool:
+        """False when told to stop before everything was."""
+        for worker in workers:
+            while not worker.wait_until_durable(WAIT_S):
+                if self._stop.is_set():
+                    return False
+                self._report("finishing", problem=AWAY)
+        return True

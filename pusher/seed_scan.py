@@ -1,0 +1,222 @@
+"""Reads the rows that a cluster's tables had at the tenant's beginning, and pushes them as its seed, beside the stream.
+
+    schema snapshot at S -> record ranges of its tables -> KvScan at S, as slowly as told -> seed files -> manifest
+
+Relations:
+
+- history at S is held under a name of its own until the manifest is there, for no longer than the agreed cap;
+- pieces are cut by the rows alone, never by where a page or region ended: begun again by another process, the same
+  files come out, and what was written before is met again unchanged;
+- within one process nothing is begun again: each request to PD, stores, bucket and control plane is repeated by itself
+  for as long as it fails in a way that passes. A large seed would never end otherwise;
+- before the manifest is written, history at S is held once more. PD takes no hold below its safe point, so that what
+  was read until then was all there, whatever the hold went through meanwhile;
+- the commit_ts of every row is S: a snapshot read does not tell it;
+- a seed that fails stops nobody: the stream goes on, and `problem` says what happened.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from pusher.control import SeedControl, retrying
+from pusher.seed_push import SeedBucket, push_seed
+from pusher.tikv.history import Hold
+from schemas.snapshot import SchemaSnapshot, parse_pushed
+from tistream.clock import Clock
+from tistream.codec.seed_file import SEED
+from tistream.codec.table_key import record_range
+from tistream.errors import StoreUnavailable, TiStreamError
+from tistream.ids import Tenant
+from tistream.tikv.core.kv_messages import Page
+from tistream.tikv.kv_scan import KvReader
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+_PIECE_BYTES = 4 << 20
+_RENEW_S = 60.0
+
+
+def seeded_ids(schema: SchemaSnapshot) -> list[int]:
+    """The physical ids whose rows are read: those that tables read, and those that a DDL of partitions under way names.
+    A reorganisation has copied rows to the latter already, and they are the table's once it takes effect."""
+    read = {i for table in schema.tables.values() if table.kind == "table" for i in table.physical_ids}
+    return sorted(read.union(i for i, table_id in schema.named.items() if table_id in schema.tables))
+
+
+class SeedScan:
+    """The thread that seeds a tenant. Start it, `stop` it; the rest may be read from any thread."""
+
+    def __init__(
+        self,
+        reader: KvReader,
+        control: SeedControl,
+        store: SeedBucket,
+        schema: bytes,
+        hold: Hold,
+        *,
+        stop: threading.Event,
+        clock: Clock,
+        rand: random.Random,
+    ) -> None:
+        """`schema`: the snapshot with which the tenant began, as JSON. `stop` is the reader's as well."""
+        pushed = parse_pushed(orjson.loads(schema))
+        self._ids = seeded_ids(pushed.snapshot)
+        self._ts = pushed.snapshot.ts
+        self._reader, self._hold = reader, hold
+        self._control, self._store = _PatientControl(control, self._patiently), _PatientBucket(store, self._patiently)
+        self._stop, self._clock, self._rand = stop, clock, rand
+        self._renew_at = 0.0
+        self._fault = ""
+        self._thread = threading.Thread(target=self._run, name="seed", daemon=True)
+        self.rows = 0  #: read so far
+        self.tables_left = len(self._ids)
+        self.done = False
+
+    @property
+    def problem(self) -> str:
+        """What it waits for, or what ended it."""
+        text = self._fault or self._reader.problem
+        return f"seed: {text}" if text and not self.done else ""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for its end; set `stop` before."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._seed()
+            self.done = True
+        except _Stopped:
+            log.info("the seed was interrupted", ts=self._ts, rows=self.rows)
+        except TiStreamError as e:
+            log.error("the rows at the beginning could not be seeded", ts=self._ts, error=str(e))
+            self._fault = str(e)
+        except Exception as e:
+            log.exception("the rows at the beginning could not be seeded", ts=self._ts)
+            self._fault = repr(e)
+        finally:
+            self._reader.close()
+
+    def _seed(self) -> None:
+        if not self._control.has_seed(self._ts, 0):
+            push_seed(self._control, self._store, self._ts, pieces(self._read(), _PIECE_BYTES))
+        self._hold.release()
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """What the action gives at last. _Stopped when told to stop before."""
+        found: list[T] = []
+        retrying(
+            lambda: found.append(action()), stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice
+        )
+        if not found:
+            raise _Stopped
+        self._fault = ""
+        return found[0]
+
+    def _notice(self, error: TiStreamError) -> None:
+        self._fault = str(error)
+
+    def _read(self) -> Iterator[pa.Table]:
+        for table_id in self._ids:
+            self._renew()
+            for page in self._pages(table_id):
+                self._renew()
+                self.rows += len(page.keys)
+                times = pa.array(np.full(len(page.keys), self._ts, np.uint64))
+                yield pa.Table.from_arrays(
+                    [pa.array(page.keys, pa.binary()), times, times, pa.array(page.values, pa.binary())], schema=SEED
+                )
+            self.tables_left -= 1
+        self._renew_at = 0.0
+        self._renew()
+
+    def _pages(self, table_id: int) -> Iterator[Page]:
+        try:
+            yield from self._reader.read(record_range(table_id), self._ts)
+        except StoreUnavailable as e:  # the reader waits for everything else
+            raise _Stopped from e
+
+    def _renew(self) -> None:
+        if (now := self._clock.monotonic()) >= self._renew_at:
+            self._renew_at = now + _RENEW_S
+            self._patiently(lambda: self._hold.renew(self._ts))
+            if not self._hold.covers(self._ts):
+                raise TiStreamError(self._hold.problem or "history is not held", ts=self._ts)
+
+
+class _Stopped(Exception):
+    """Told to stop."""
+
+
+class _Patiently(Protocol):
+    def __call__(self, action: Callable[[], T]) -> T: ...
+
+
+class _PatientControl:
+    """The control plane, asked until it answers."""
+
+    def __init__(self, control: SeedControl, patiently: _Patiently) -> None:
+        self._control, self._patiently = control, patiently
+
+    @property
+    def tenant(self) -> Tenant:
+        return self._control.tenant
+
+    def has_seed(self, ts: int, table_id: int) -> bool:
+        return self._patiently(lambda: self._control.has_seed(ts, table_id))
+
+    def add_seed(self, ts: int, table_id: int) -> None:
+        self._patiently(lambda: self._control.add_seed(ts, table_id))
+
+
+class _PatientBucket:
+    """The bucket, asked until it answers."""
+
+    def __init__(self, store: SeedBucket, patiently: _Patiently) -> None:
+        self._store, self._patiently = store, patiently
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._patiently(lambda: self._store.put(key, data))
+
+    def get(self, key: str) -> bytes:
+        return self._patiently(lambda: self._store.get(key))
+
+
+def pieces(parts: Iterable[pa.Table], piece_bytes: int) -> Iterator[pa.Table]:
+    """The same rows in pieces of about so many bytes of keys and values, cut by the rows alone."""
+    kept: list[pa.Table] = []
+    size = 0
+    for part in parts:
+        sizes = np.cumsum(_bytes(part))
+        start = 0
+        while start < part.num_rows:
+            before = int(sizes[start - 1]) if start else 0
+            end = int(np.searchsorted(sizes, before + piece_bytes - size, side="left")) + 1
+            end = min(end, part.num_rows)
+            kept.append(part.slice(start, end - start))
+            size += int(sizes[end - 1]) - before
+            start = end
+            if size >= piece_bytes:
+                yield pa.concat_tables(kept)
+                kept, size = [], 0
+    if kept:
+        yield pa.concat_tables(kept)
+
+
+def _bytes(part: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    lengths = [np.asarray(pc.binary_length(part[name])).astype(np.int64) for name in ("key", "value")]
+    return lengths[0] + lengths[1]

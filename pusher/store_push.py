@@ -1,0 +1,167 @@
+"""One store's pusher with a thread of its own, for as long as its cluster is followed.
+
+    thread:  worker.step, again and again;  what it needs of history, what is wrong, whether it has ended
+
+Relations:
+
+- faults that pass (store, PD, control plane away) are told by `problems` and tried again; any other error ends the
+  thread and stays in `error`: who owns the push decides, and nothing is ever skipped;
+- `needed` changes between steps only, so whatever a step registers lies at or above what was published before it;
+- opening scans that lose their hold on history are ended before they are ready, and asked for again;
+- a store that has left the cluster ends its thread when what it said is durable.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from pusher.tikv.core.effects import HeldBack
+from pusher.tikv.history import HeldFrontier, Hold
+from pusher.tikv.source import TikvSource
+from pusher.uploader import UploadStats
+from pusher.worker import PusherWorker
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.runtime.service import Problem
+
+log = structlog.get_logger(__name__)
+
+_STEP_S = 0.2
+_PAUSE_S = 0.2  # after a fault
+_SHOWN_S = 5.0  # a fault is shown for so long; most come again and again
+_NOTHING = UploadStats(files=0, bytes=0, retries=0)
+
+
+class StorePush:
+    """The pusher of one store. Start it once; `stop` and the properties may be used from any thread."""
+
+    def __init__(
+        self,
+        store_id: int,
+        make_worker: Callable[[HeldFrontier], tuple[PusherWorker, TikvSource]],
+        frontier: HeldFrontier,
+        hold: Hold,
+        *,
+        clock: Clock,
+    ) -> None:
+        """`make_worker` is called in the pusher's own thread."""
+        self.store_id = store_id
+        self._make_worker, self._frontier, self._hold = make_worker, frontier, hold
+        self._clock = clock
+        self._stop, self._leaving = threading.Event(), threading.Event()
+        self._worker: PusherWorker | None = None
+        self._source: TikvSource | None = None
+        self._thread = threading.Thread(target=self._run, name=f"store-{store_id}", daemon=True)
+        self.needed: int | None = None  #: history above it may have to be read; None = not known yet
+        self._problem, self._problem_at = "", float("-inf")
+        self.error: TiStreamError | None = None  #: what ended it
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """The thread has ended."""
+        return not self._thread.is_alive()
+
+    @property
+    def stalled(self) -> bool:
+        """The stream was dropped because uploads could not keep up."""
+        worker = self._worker
+        return worker is not None and worker.stalled
+
+    @property
+    def rows(self) -> int:
+        worker = self._worker
+        return worker.rows if worker else 0
+
+    @property
+    def overflows(self) -> int:
+        worker = self._worker
+        return worker.overflows if worker else 0
+
+    def problems(self) -> list[str]:
+        """What is wrong now, in words."""
+        source = self._source
+        regions = [described(p) for p in source.problems()] if source else []
+        recent = self._problem if self._clock.monotonic() - self._problem_at < _SHOWN_S else ""
+        away = [str(e) for e in (self._frontier.error, self._worker and self._worker.control_error) if e]
+        return [*away, *(f"store {self.store_id}: {text}" for text in [recent, *regions] if text)]
+
+    def held_back(self) -> tuple[HeldBack, ...]:
+        """Regions whose resolved ts makes no progress."""
+        source = self._source
+        return source.held_back if source else ()
+
+    def uploads(self) -> UploadStats:
+        worker = self._worker
+        return worker.uploads() if worker else _NOTHING
+
+    @property
+    def frontier_ts(self) -> int:
+        """The service has everything up to here; 0 = not known."""
+        return self._frontier.lowest or 0
+
+    def leave(self) -> None:
+        """The store has left the cluster: end when everything is durable."""
+        self._leaving.set()
+
+    def ask_to_stop(self) -> None:
+        """End soon. What is not durable yet is given up, as by a crash."""
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._worker, self._source = self._make_worker(self._frontier)
+            self._worker.start(self._stop, self._notice)
+            self._follow(self._worker)
+        except TiStreamError as e:
+            self._fail(e)
+        except Exception as e:  # a defect: the owner of the push raises it
+            log.exception("the pusher of a store has ended", store=self.store_id)
+            self._fail(TiStreamError("the pusher of a store has ended", store=self.store_id, cause=repr(e)))
+        finally:
+            if self._worker is not None:
+                self._worker.close()
+
+    def _follow(self, worker: PusherWorker) -> None:
+        while not self._stop.is_set():
+            try:
+                worker.step(_STEP_S)
+            except TiStreamError as e:
+                if e.kind is not ErrorKind.RETRY:
+                    raise
+                self._notice(e)
+                self._clock.wait(self._stop, _PAUSE_S)
+            self._look_after_history(worker)
+            if self._leaving.is_set() and worker.wait_until_durable(_STEP_S):
+                log.info("the pusher of a store that left has ended", store=self.store_id)
+                return
+
+    def _notice(self, error: TiStreamError) -> None:
+        self._problem, self._problem_at = str(error), self._clock.monotonic()
+
+    def _look_after_history(self, worker: PusherWorker) -> None:
+        opening_from, lowest = worker.opening_from, self._frontier.lowest
+        if opening_from is not None and not self._hold.covers(opening_from):
+            log.warning("opening scans lost their hold on history", store=self.store_id, checkpoint_ts=opening_from)
+            worker.open_again()
+        wanted = [ts for ts in (opening_from, lowest) if ts is not None]
+        self.needed = min(wanted, default=None)
+
+    def _fail(self, error: TiStreamError) -> None:
+        self.error = error
+
+
+def described(problem: Problem) -> str:
+    """A problem in words, with its facts."""
+    facts = ", ".join(f"{name} {value}" for name, value in problem.facts.items())
+    return f"{problem.message}: {facts}" if facts else problem.message

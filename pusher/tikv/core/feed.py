@@ -1,0 +1,475 @@
+"""Follows the regions that one TiKV store leads: what to ask the store and PD for, and what a pusher is told. Pure.
+
+    region lists, messages of the stream, its end, TSOs, the time   ->   requests to send, and source events
+
+One registration of one piece (a region's part of one wanted range) is one tenure. Rules:
+
+- a request id is shared by as many regions as possible, because a store joins the resolved ts of one request; the pairs
+  (request id, region) that live on one stream are distinct. A pair whose registration the store itself has ended may be
+  used again. A pair that was deregistered never is, on this stream: the store answers a deregistration with an error,
+  and so nobody has to wait for that, or to tell it from an error of a later registration;
+- a registration ends with the first error that names it; nothing that comes later counts for it;
+- what comes before INITIALIZED is handed over at once, unless it may break the order of the rows (see `opening`): then
+  the tenure is given up and opened again. What comes behind is joined per tenure and decoded with the tick, or when
+  there is much of it;
+- TenureReady, Resolved and TenureClosed come with a tick only, in this order, behind all rows: ready_ts and cut_ts are
+  then the TSO of the tick, and no resolved ts above that TSO passes for one;
+- a tenure that is opened again of our own wish is never ready, though its opening scan may be complete: what the scan
+  read may have been incomplete by then. So is one whose history was not held up to the TSO of the tick;
+- damage ends the stream with all its tenures, and what they heard resolved but have not told is forgotten: rows that
+  it covers may be lost;
+- after more came than could be taken, fewer opening scans go on at once (see `scans`). One that says nothing for long
+  is begun anew;
+- a stream that says nothing is dead, unless PD is away: then stores have no timestamps to tell either (`excuse`);
+- a failed part is asked of PD again after a pause. An EPOCH_NOT_MATCH that names regions is taken as an answer of PD.
+
+What it does not do: threads, sockets, clocks. `now` is in seconds, and never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+
+from pusher.core.cdcpb import RegionError, RegionMessage, split_change_data
+from pusher.core.cdcpb_rows import read_entries
+from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.tikv.core.effects import AskRegions, CloseStream, Effect, HeldBack, Moved, OpenStream
+from pusher.tikv.core.marks import ResolvedMarks
+from pusher.tikv.core.opening import OpeningPrewrites
+from pusher.tikv.core.pauses import Pauses
+from pusher.tikv.core.pieces import Phase, Piece, Pieces
+from pusher.tikv.core.region_errors import STALE_S, is_unclear, moved, named, pause_s, refusal
+from pusher.tikv.core.requests import Deregister, Register
+from pusher.tikv.core.scans import OpeningScans
+from tistream.errors import CorruptObject, TiStreamError
+from tistream.keyrange import KeyRange
+from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import plain_range
+
+SCANS_MAX = 32  #: registrations of one store that are not INITIALIZED
+UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so much has come
+_STALLED_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
+_LIVED_S = 10.0
+_ASKS_MAX = 64  # more failed parts than this are asked for as whole ranges
+_GONE_S = 60.0  # a region that failed so long ago, and has no part here, is another store's by now
+
+
+_Pair = tuple[int, int]  # request id, region
+
+
+class StoreFeed:
+    """The registrations of one store. Call `answered`, `message`, ... as things happen; take effects after each."""
+
+    def __init__(
+        self,
+        store_id: int,
+        wanted: Sequence[KeyRange],
+        *,
+        scans_max: int = SCANS_MAX,
+        unread_bytes_max: int = UNREAD_BYTES_MAX,
+        numbers: Iterator[int] | None = None,
+        keyspace: KeyspaceKeys = WHOLE,
+    ) -> None:
+        """`wanted`: keys of the keyspace, as all keys here. `numbers`: where tenures get theirs, rising."""
+        self.store_id = store_id
+        self._keyspace = keyspace
+        self._scans, self._unread_bytes_max = OpeningScans(scans_max), unread_bytes_max
+        self._pieces = Pieces(wanted)
+        self._living: dict[_Pair, Piece] = {}
+        self._taken: dict[int, set[int]] = {}  # region -> request ids that are not to be used
+        self._leaving: list[Piece] = []  # over, and not said so
+        self._scanned: dict[int, Piece] = {}  # tenure -> piece, INITIALIZED since the last tick
+        self._unread: dict[int, Piece] = {}  # tenure -> piece with entries
+        self._unread_bytes = 0
+        self._marks = ResolvedMarks()
+        self._tenures = count(1) if numbers is None else numbers
+        self._order = count()
+        self._due: list[tuple[float, int, Piece]] = []  # waiting pieces
+        self._asks: list[tuple[float, int, KeyRange]] = [(0.0, next(self._order), w) for w in wanted]
+        self._asked: set[KeyRange] = set()
+        self._pauses = Pauses(first_s=0.1, max_s=10.0, lived_s=_LIVED_S)
+        self._stream_pauses = Pauses(first_s=0.5, max_s=10.0, lived_s=_LIVED_S)
+        self._streaming = False
+        self._stream_due = 0.0
+        self._stream_since = 0.0
+        self._heard_at = 0.0
+        self._dropped = False
+        self._events: list[SourceEvent] = []
+        self._effects: list[Effect] = []
+        self._damage: TiStreamError | None = None
+        self.rows_bytes = 0  #: of rows that came, encoded
+        self.fatal: TiStreamError | None = None  #: this store cannot be followed at all
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def answered(self, asked: KeyRange | None, regions: Iterable[Region] | None, now: float) -> None:
+        """PD's answer for a range (None: nobody asked), whoever asked; regions None: PD did not answer."""
+        mine = asked is not None and asked in self._asked
+        if regions is None:
+            if mine and asked is not None:
+                self._ask_again(asked, now)
+            return
+        elsewhere = []
+        for region in regions:
+            if region.leader_store_id == self.store_id:
+                self._led_here(region, now)
+            elif region.leader_store_id:
+                self._pieces.led_elsewhere(region)
+                self._pauses.worked(region.id)
+                if mine and (whole := plain_range(region)):
+                    elsewhere.append(whole)
+        if mine and asked is not None:
+            self._asked.discard(asked)
+            for part in self._pieces.missing(asked, elsewhere):
+                heappush(self._asks, (now + STALE_S, next(self._order), part))
+
+    def message(self, data: bytes, now: float) -> None:
+        """A message of the stream. Damage ends the stream; see `stream_lost`."""
+        if not self._streaming:
+            return
+        self._heard_at = now
+        try:
+            events, resolved = split_change_data(data)
+        except CorruptObject as e:
+            self._damaged(e, now, request=0, region=0)
+            return
+        for event in events:
+            piece = self._living.get((event.request_id, event.region_id))
+            if piece is not None:
+                self._event(piece, event, now)
+        if resolved is not None and self._streaming:
+            self._marks.hear(resolved.request_id, resolved.regions, resolved.ts)
+
+    @property
+    def scans_alone(self) -> bool:
+        """One opening scan goes on, and it is by itself because more at once were too much."""
+        return self._scans.alone and len(self._scans) == 1
+
+    def stream_lost(self, reason: str, now: float, *, overflow: bool = False) -> None:
+        """The stream has ended, and every registration on it. `overflow`: more came than could be taken in."""
+        if not self._streaming:
+            return
+        if overflow:
+            self._scans.overflowed()
+        self._streaming = False
+        self._stream_due = self._stream_pauses.failed(self.store_id, reason, now, lived_s=now - self._stream_since)
+        for piece in list(self._living.values()):
+            self._end(piece)
+            self._ask(piece.range, self._stream_due)
+        self._taken.clear()
+
+    def tick(self, ts: int, now: float, held: Callable[[int], bool] = lambda _: True) -> None:
+        """A TSO, fetched after everything that was given so far. `held`: whether the history above a timestamp is."""
+        self._read(now)
+        if self._marks.highest_untold() > ts:
+            error = CorruptObject("a resolved ts lies in the future", resolved_ts=self._marks.highest_untold(), tso=ts)
+            self._damaged(error, now, request=0, region=0)
+        for piece in [p for p in self._scanned.values() if not held(p.checkpoint_ts)]:
+            self._never_ready(piece)
+            if piece.phase is Phase.SCANNED:
+                self._give_up(piece, now)
+        for piece in self._scanned.values():
+            self._events.append(TenureReady(tenure=piece.tenure, ready_ts=ts))
+            if piece.phase is Phase.SCANNED:
+                piece.phase = Phase.READY
+        self._scanned.clear()
+        tenures, resolved_ts = self._marks.take()
+        if len(tenures):
+            self._events.append(Resolved(tenures=tenures, resolved_ts=resolved_ts))
+        self._events += [TenureClosed(tenure=piece.tenure) for piece in self._leaving]
+        self._marks.close(piece.tenure for piece in self._leaving)
+        self._leaving.clear()
+        self._events.append(Tick(cut_ts=ts))
+
+    def reopen(self, tenures: Collection[int], now: float) -> None:
+        """End these tenures and register their regions again."""
+        wanted = set(tenures)
+        for piece in [p for p in self._living.values() if p.tenure in wanted]:
+            self._give_up(piece, now)
+
+    def drop(self) -> None:
+        """Forget every tenure, and register nothing until `resume`: more came than could be handed on."""
+        self._dropped = True
+        self._scans.overflowed()
+        if self._streaming:
+            self._streaming = False
+            self._effects.append(CloseStream())
+        for piece in list(self._living.values()):
+            self._end(piece)
+            self._wait_again(piece, 0.0)
+        self._marks.close(piece.tenure for piece in self._leaving)
+        for forgotten in (self._leaving, self._scanned, self._unread, self._events, self._taken):
+            forgotten.clear()
+        self._unread_bytes = 0
+
+    def resume(self) -> None:
+        self._dropped = False
+
+    def excuse(self, now: float) -> None:
+        """Nothing could be said or heard until now."""
+        self._heard_at = now
+        self._scans.excuse(now)
+
+    # -- what to do --------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Do what has become due: ask for regions, give up a silent stream."""
+        if self._streaming and len(self._marks) and now - max(self._heard_at, self._stream_since) > _STALLED_S:
+            self._effects.append(CloseStream())
+            self.stream_lost("the store said nothing for a minute", now)
+        for piece in self._scans.silent(now):
+            reason = "its opening scan said nothing for long"
+            self._scans.grow_patient(piece.region_id)
+            self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0))
+        due = []
+        while self._asks and self._asks[0][0] <= now:
+            due.append(heappop(self._asks)[2])
+        for part in due if len(due) <= _ASKS_MAX else self._pieces.wanted:
+            if part not in self._asked:
+                self._asked.add(part)
+                self._effects.append(AskRegions(range=part))
+
+    def due_at(self) -> float | None:
+        """When `advance` or `open` has something to do; None: not before something happens."""
+        times = [self._asks[0][0]] if self._asks else []
+        if self._due and not self._dropped and self._scans.room:
+            times.append(max(self._due[0][0], 0.0 if self._streaming else self._stream_due))
+        return min(times, default=None)
+
+    def open(self, open_ts: int, checkpoint_of: Callable[[KeyRange], int | None], now: float) -> None:
+        """Register what is due; `open_ts` is a TSO fetched before this call."""
+        while self.is_due(now):
+            piece = self._due[0][2]
+            checkpoint_ts = checkpoint_of(piece.range)  # may raise: the piece still waits then
+            heappop(self._due)
+            if checkpoint_ts is None:
+                piece.due = now + STALE_S
+                heappush(self._due, (piece.due, next(self._order), piece))
+                continue
+            self._register(piece, checkpoint_ts, open_ts, now)
+
+    def is_due(self, now: float) -> bool:
+        """Whether `open` would register something now."""
+        if self._dropped or self.fatal or (not self._streaming and now < self._stream_due):
+            return False
+        return self._next_due() and self._due[0][0] <= now and self._scans.room
+
+    def take_events(self, now: float) -> list[SourceEvent]:
+        """What the pusher is to be told, in order. Live rows may wait for the next tick."""
+        if self._unread_bytes >= self._unread_bytes_max:
+            self._read(now)
+        events, self._events = self._events, []
+        return events
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def take_damage(self) -> TiStreamError | None:
+        """Why the stream was ended here, once."""
+        damage, self._damage = self._damage, None
+        return damage
+
+    def failing(self, failures_min: int, now: float) -> dict[int, tuple[int, str]]:
+        """Regions that failed so often in a row, and do not live since: how often, and why last."""
+        found = self._pauses.failing(failures_min)
+        if not found:
+            return {}
+        here = {piece.region_id: piece for piece in self._pieces if piece.region_id in found}
+        for region_id in list(found):
+            piece = here.get(region_id)
+            if piece is None:
+                over = now - self._pauses.until(region_id) >= _GONE_S
+            else:
+                over = piece.phase is not Phase.WAITING and now - piece.opened_at >= _LIVED_S
+            if over:
+                del found[region_id]
+                self._pauses.worked(region_id)
+        return found
+
+    def held_back(self, limit_ts: int) -> list[HeldBack]:
+        """Parts that are followed and have no resolved ts at or above `limit_ts`."""
+        late = self._marks.behind(limit_ts)
+        return [
+            HeldBack(region_id=piece.region_id, range=piece.range, resolved_ts=late[piece.tenure])
+            for piece in (self._living.values() if late else ())
+            if piece.tenure in late
+        ]
+
+    def silent_scans(self, now: float) -> dict[int, float]:
+        """Regions whose opening scan goes on and has said nothing for a while: for how many seconds."""
+        return self._scans.shown(now)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _next_due(self) -> bool:
+        """Whether a piece waits; the first that does is in front then."""
+        while self._due and self._due[0][2].phase is not Phase.WAITING:
+            heappop(self._due)
+        return bool(self._due)
+
+    def _register(self, piece: Piece, checkpoint_ts: int, open_ts: int, now: float) -> None:
+        if not self._streaming:
+            self._streaming, self._stream_since = True, now
+            self._effects.append(OpenStream())
+        taken = self._taken.setdefault(piece.region_id, set())
+        piece.request_id = next(i for i in count(1) if i not in taken)
+        taken.add(piece.request_id)
+        self._pieces.registered(piece)
+        piece.tenure, piece.checkpoint_ts, piece.opened_at = next(self._tenures), checkpoint_ts, now
+        self._scans.began(piece, now)
+        self._living[piece.request_id, piece.region_id] = piece
+        self._events.append(
+            TenureOpened(
+                tenure=piece.tenure,
+                region_id=piece.region_id,
+                version=piece.version,
+                range=piece.range,
+                checkpoint_ts=checkpoint_ts,
+                open_ts=open_ts,
+            )
+        )
+        self._effects.append(
+            Register(
+                request_id=piece.request_id,
+                region_id=piece.region_id,
+                conf_ver=piece.conf_ver,
+                version=piece.version,
+                range=piece.range,
+                checkpoint_ts=checkpoint_ts,
+            )
+        )
+
+    def _event(self, piece: Piece, event: RegionMessage, now: float) -> None:
+        if event.entries is not None:
+            self.rows_bytes += len(event.entries)
+            if piece.phase is Phase.SCANNING:
+                self._scans.heard(piece, now)
+                self._opening(piece, event.entries, now)
+            else:
+                piece.entries.append(event.entries)
+                self._unread[piece.tenure] = piece
+                self._unread_bytes += len(event.entries)
+        if piece.phase is Phase.OVER:
+            return
+        if event.error is not None:
+            self._failed(piece, event.error, now)
+        elif event.resolved_ts:
+            self._marks.hear(event.request_id, np.array([event.region_id], np.uint64), event.resolved_ts)
+
+    def _opening(self, piece: Piece, entries: bytes, now: float) -> None:
+        try:
+            rows, initialized = self._entries(entries)
+        except CorruptObject as e:
+            self._damaged(e, now, request=piece.request_id, region=piece.region_id)
+            return
+        if piece.opening.contradicts(rows):
+            reason = "two prewrites of one lock in its opening scan"
+            self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0, at_least_s=0.5))
+            return
+        self._hand_over(piece, rows)
+        if initialized:
+            piece.phase = Phase.SCANNED
+            piece.opening = OpeningPrewrites()
+            self._scans.ended(piece)
+            self._scanned[piece.tenure] = piece
+            if not len(self._scans) and not self._next_due():
+                self._scans.caught_up()
+            self._marks.open(piece.tenure, piece.request_id, piece.region_id, piece.checkpoint_ts)
+
+    def _read(self, now: float) -> None:
+        """Decode what waits, in one go for each tenure."""
+        unread, self._unread, self._unread_bytes = self._unread, {}, 0
+        for piece in unread.values():
+            joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
+            piece.entries = []
+            try:
+                rows, _ = self._entries(joined)
+            except CorruptObject as e:
+                self._damaged(e, now, request=piece.request_id, region=piece.region_id)
+                continue
+            self._hand_over(piece, rows)
+
+    def _entries(self, entries: bytes) -> tuple[pa.RecordBatch, bool]:
+        """See read_entries; CorruptObject for rows of another keyspace, too."""
+        rows, initialized = read_entries(entries)
+        return self._keyspace.inner_rows(rows), initialized
+
+    def _hand_over(self, piece: Piece, rows: pa.RecordBatch) -> None:
+        rows = self._pieces.wanted_rows(rows) if piece.has_gaps else rows
+        if rows.num_rows:
+            self._events.append(Rows(tenure=piece.tenure, rows=rows))
+
+    def _failed(self, piece: Piece, error: RegionError, now: float) -> None:
+        self.fatal = self.fatal or refusal(error, self.store_id, piece)
+        if is_unclear(error):
+            self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
+        else:
+            self._taken[piece.region_id].discard(piece.request_id)
+        self._end(piece)
+        at_least_s = pause_s(error)
+        if (elsewhere := moved(error, self.store_id, piece)) is not None:
+            self._effects.append(Moved(region=elsewhere))
+            at_least_s = STALE_S
+        there = named(error, self.store_id, self._keyspace)
+        if not any(region.version > piece.version for region in there):
+            lived_s = now - piece.opened_at
+            self._pauses.failed(piece.region_id, error.kind.name, now, lived_s=lived_s, at_least_s=at_least_s)
+        for region in there:
+            self._led_here(region, now)
+        for part in self._pieces.missing(piece.range, ()):
+            self._ask(part, max(now, self._pauses.until(piece.region_id)))
+
+    def _led_here(self, region: Region, now: float) -> None:
+        self._await(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
+
+    def _give_up(self, piece: Piece, due: float) -> None:
+        """End a registration from here, and wait with the same part."""
+        self._never_ready(piece)
+        self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
+        self._end(piece)
+        self._wait_again(piece, due)
+
+    def _never_ready(self, piece: Piece) -> None:
+        """What its opening scan read does not count, nor what it has heard since."""
+        if self._scanned.pop(piece.tenure, None) is not None:
+            self._marks.close([piece.tenure])
+
+    def _end(self, piece: Piece) -> None:
+        """A registration is over; its tenure says so with the next tick."""
+        self._scans.ended(piece)
+        del self._living[piece.request_id, piece.region_id]
+        self._marks.deafen(piece.request_id, piece.region_id)
+        self._pieces.remove(piece)
+        self._leaving.append(piece)
+
+    def _damaged(self, error: CorruptObject, now: float, *, request: int, region: int) -> None:
+        """Bytes that no store sends: nothing of the stream is trusted any more."""
+        self._marks.forget_untold()
+        facts = {"store": self.store_id, "request": request, "region": region, **error.facts}
+        self._damage = self._damage or CorruptObject(f"the change feed is damaged: {error.message}", **facts)
+        if self._streaming:
+            self._effects.append(CloseStream())
+            self.stream_lost("damaged", now)
+
+    def _wait_again(self, piece: Piece, due: float) -> None:
+        again = piece.again(due)
+        self._pieces.add(again)
+        self._await([again])
+
+    def _await(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            heappush(self._due, (piece.due, next(self._order), piece))
+
+    def _ask(self, part: KeyRange, due: float) -> None:
+        heappush(self._asks, (due, next(self._order), part))
+
+    def _ask_again(self, part: KeyRange, now: float) -> None:
+        self._asked.discard(part)
+        self._ask(part, now + STALE_S)

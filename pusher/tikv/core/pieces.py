@@ -1,0 +1,194 @@
+"""Which parts of the key space one store is asked for: a piece is a region's part of one wanted range.
+
+A region of many wanted parts (small tables whose indexes are left out) is one piece from the first part to the last:
+each registration costs the store a scan and memory. Rows of what is not wanted between them are left out here
+(`wanted_rows`).
+
+A piece waits (until it is due), or it is registered. Pieces never overlap. What PD says changes them so:
+
+- a region that this store leads brings its pieces; where they would overlap a registered one they are left out, since
+  the store itself ends what has changed, and its word is newer than PD's;
+- among waiting pieces the region with the higher version wins; PD may be asked later and still know less;
+- a region that another store leads takes waiting pieces away, never registered ones.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import islice
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from sortedcontainers import SortedDict
+
+from pusher.tikv.core.opening import OpeningPrewrites
+from tistream.keyrange import KeyRange, gaps
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import plain_range
+
+PARTS_MAX = 8  #: a region of more wanted parts is asked for as one
+
+
+class Phase(IntEnum):
+    """Where a piece stands."""
+
+    WAITING = 0
+    SCANNING = 1  #: registered, not INITIALIZED
+    SCANNED = 2  #: INITIALIZED, no TSO fetched since
+    READY = 3
+    OVER = 4
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Piece:
+    """One part of one region. Everything below `due` belongs to its registration."""
+
+    region_id: int
+    conf_ver: int
+    version: int
+    range: KeyRange
+    due: float = 0.0  #: not to be registered before
+    phase: Phase = Phase.WAITING
+    request_id: int = 0
+    tenure: int = 0
+    checkpoint_ts: int = 0
+    opened_at: float = 0.0
+    opening: OpeningPrewrites = field(default_factory=OpeningPrewrites)
+    entries: list[bytes] = field(default_factory=list)  #: live rows that wait to be decoded
+    has_gaps: bool = False  #: not everything in `range` is wanted
+
+    def again(self, due: float) -> Piece:
+        """The same part, to be registered anew."""
+        return Piece(
+            region_id=self.region_id,
+            conf_ver=self.conf_ver,
+            version=self.version,
+            range=self.range,
+            due=due,
+            has_gaps=self.has_gaps,
+        )
+
+
+class Pieces:
+    """The pieces of one store, waiting and registered."""
+
+    def __init__(self, wanted: Sequence[KeyRange]) -> None:
+        self.wanted = tuple(wanted)  #: in key order, apart from each other
+        self._starts = [w.start for w in self.wanted]
+        self._bounds = (pl.Series(self._starts, dtype=pl.Binary), pa.array([w.end for w in wanted], pa.binary()))
+        self._by_start: SortedDict = SortedDict()  # start of the range -> piece
+        self._whole: dict[int, tuple[int, bytes, bytes]] = {}  # regions all of whose parts are here, as PD named them
+        self._waiting = 0
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(list(self._by_start.values()))
+
+    def parts(self, whole: KeyRange) -> list[KeyRange]:
+        """What is wanted of a range."""
+        at = max(0, bisect_right(self._starts, whole.start) - 1)
+        found = []
+        for wanted in islice(self.wanted, at, None):
+            if whole.end and wanted.start >= whole.end:
+                break
+            if part := wanted.intersect(whole):
+                found.append(part)
+        return found
+
+    def _asked_for(self, whole: KeyRange) -> list[KeyRange]:
+        """What the store is asked for of a region: its wanted parts, or all between the first and the last."""
+        parts = self.parts(whole)
+        return parts if len(parts) <= PARTS_MAX else [KeyRange(parts[0].start, parts[-1].end)]
+
+    def _is_wanted(self, part: KeyRange) -> bool:
+        return any(wanted.covers(part) for wanted in self.parts(part)[:1])
+
+    def wanted_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the rows (schema change.ROWS) whose keys are wanted."""
+        starts, ends = self._bounds
+        keys = rows.column("key")
+        at = starts.search_sorted(pl.from_arrow(keys), side="right").to_numpy().astype(np.int64) - 1  # type: ignore[union-attr]
+        end = ends.take(pa.array(np.maximum(at, 0)))
+        inside = pc.or_(pc.equal(end, b""), pc.less(keys, end))
+        return rows.filter(pc.and_(inside, pa.array(at >= 0)))
+
+    def overlapping(self, part: KeyRange) -> list[Piece]:
+        first = self._by_start.bisect_right(part.start) - 1
+        found = []
+        for start in self._by_start.irange(self._by_start.peekitem(first)[0] if first >= 0 else None):
+            if part.end and start >= part.end:
+                break
+            piece = self._by_start[start]
+            if piece.range.intersect(part):
+                found.append(piece)
+        return found
+
+    def led_here(self, region: Region, due: float) -> list[Piece]:
+        """This store leads the region; the pieces that begin to wait because of it."""
+        said = (region.version, region.start, region.end)
+        if self._whole.get(region.id) == said:
+            return []
+        whole = plain_range(region)
+        new, complete = [], True
+        for part in self._asked_for(whole) if whole else ():
+            there = self._by_start.get(part.start)
+            if there and there.range == part and (there.region_id, there.version) == (region.id, region.version):
+                continue
+            before = self.overlapping(part)
+            if any(p.phase is not Phase.WAITING or p.version > region.version for p in before):
+                complete = False
+                continue
+            for piece in before:
+                self.remove(piece)
+            piece = Piece(
+                region_id=region.id,
+                conf_ver=region.conf_ver,
+                version=region.version,
+                range=part,
+                due=due,
+                has_gaps=not self._is_wanted(part),
+            )
+            self.add(piece)
+            new.append(piece)
+        if complete:
+            self._whole[region.id] = said
+        return new
+
+    def led_elsewhere(self, region: Region) -> None:
+        """Another store leads the region."""
+        whole = plain_range(region) if self._waiting else None
+        for part in self.parts(whole) if whole else ():
+            for piece in self.overlapping(part):
+                if piece.phase is Phase.WAITING and piece.version <= region.version:
+                    self.remove(piece)
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece that waits."""
+        self._by_start[piece.range.start] = piece
+        self._waiting += 1
+
+    def registered(self, piece: Piece) -> None:
+        """A piece waits no more."""
+        piece.phase = Phase.SCANNING
+        self._waiting -= 1
+
+    def remove(self, piece: Piece) -> None:
+        """A piece is over."""
+        del self._by_start[piece.range.start]
+        self._whole.pop(piece.region_id, None)
+        self._waiting -= piece.phase is Phase.WAITING
+        piece.phase = Phase.OVER
+
+    def missing(self, asked: KeyRange, others: Iterable[KeyRange]) -> list[KeyRange]:
+        """What is wanted of `asked` and neither a piece here nor in `others`."""
+        out = []
+        others = list(others)
+        for part in self.parts(asked):
+            out += gaps(part, [*(p.range for p in self.overlapping(part)), *others])
+        return out

@@ -1,0 +1,82 @@
+"""What an error of a registration means: how long to wait, where the region is now, whether all is over.
+
+    not_leader        another store leads it, mostly named in the error
+    epoch_not_match   it was split or merged; the regions that are there now may be in the error
+    busy, congested   wait for as long as the store says, up to a bound
+    compatibility     this store refuses to be followed by this pusher at all; another cluster's id likewise
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from pusher.core.cdcpb import RegionError, RegionErrorKind
+from pusher.tikv.core.pieces import Piece
+from tistream.errors import InvalidInput
+from tistream.tikv.core.keyspaces import KeyspaceKeys
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import region_form
+
+STALE_S = 1.0  #: so long PD may not know yet what a store has said
+_BACKOFF_MAX_S = 60.0  # whatever the store asks for
+_FATAL = (RegionErrorKind.COMPATIBILITY, RegionErrorKind.CLUSTER_ID_MISMATCH)
+#: seconds to wait at least; what the store asks for may be more
+_AT_LEAST_S = {
+    RegionErrorKind.SERVER_IS_BUSY: 0.5,
+    RegionErrorKind.CONGESTED: 1.0,
+    RegionErrorKind.DUPLICATE_REQUEST: 1.0,
+    RegionErrorKind.OTHER: 1.0,
+}
+
+
+def refusal(error: RegionError, store_id: int, piece: Piece) -> InvalidInput | None:
+    """The error that ends it all; None when it passes."""
+    if error.kind not in _FATAL:
+        return None
+    return InvalidInput(
+        f"the store refuses to be followed: {error.detail}",
+        store=store_id,
+        region=piece.region_id,
+        request=piece.request_id,
+        reason=error.kind.name,
+    )
+
+
+def is_unclear(error: RegionError) -> bool:
+    """The store may still have the registration, so it is told to end it."""
+    return error.kind in (RegionErrorKind.DUPLICATE_REQUEST, RegionErrorKind.OTHER)
+
+
+def pause_s(error: RegionError) -> float:
+    """Not to be tried again before."""
+    return max(_AT_LEAST_S.get(error.kind, 0.0), min(error.backoff_ms / 1000, _BACKOFF_MAX_S))
+
+
+def moved(error: RegionError, store_id: int, piece: Piece) -> Region | None:
+    """The piece as its new leader would hear of it from PD; None when the error names no other leader."""
+    if error.kind is not RegionErrorKind.NOT_LEADER or error.leader_store_id in (0, store_id):
+        return None
+    return Region(
+        id=piece.region_id,
+        conf_ver=piece.conf_ver,
+        version=piece.version,
+        start=region_form(piece.range.start),
+        end=region_form(piece.range.end),
+        leader_store_id=error.leader_store_id,
+    )
+
+
+def named(error: RegionError, store_id: int, keyspace: KeyspaceKeys) -> list[Region]:
+    """The regions that are there now, as the store sees them."""
+    regions = [
+        Region(
+            id=r.region_id,
+            conf_ver=r.conf_ver,
+            version=r.version,
+            start=r.start,
+            end=r.end,
+            leader_store_id=store_id,
+        )
+        for r in error.regions
+    ]
+    return [inner for region in regions if (inner := keyspace.inner_region(region)) is not None]

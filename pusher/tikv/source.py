@@ -1,0 +1,280 @@
+"""The change feed of one real TiKV store as a Source: the shell around `feed`.
+
+    PD (board)  ->  regions
+    store       ->  inbox  ->  StoreFeed  ->  source events
+    PD          ->  a TSO for each registration and for each tick
+
+Everything that decides is in `feed`; here are the clock, the stream, and the order of things within a poll:
+
+1. a tick that is due fetches its TSO first, when everything that was handed out before has long been received. If PD is
+   away nothing is taken from the inbox, which fills and in the end drops the stream: without TSOs nobody could promise
+   anything, and memory is bounded;
+2. messages, region lists and the end of the stream go in;
+3. pieces that are due are registered, with a TSO fetched right before;
+4. requests go out.
+
+A tick is due when the pace says so, and when limits.BATCH_FILE_BYTES_TARGET has come since the last one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
+from typing import assert_never
+
+import structlog
+
+from pusher.core.source import CheckpointOf, SourceEvent
+from pusher.flush_schedule import Pace
+from pusher.tikv.core.effects import AskRegions, CloseStream, HeldBack, Moved, OpenStream
+from pusher.tikv.core.feed import SCANS_MAX, StoreFeed
+from pusher.tikv.core.requests import Deregister, Header, KvApi, Register, encode_request
+from pusher.tikv.locks import BEHIND_S
+from pusher.tikv.stream import Ended, FeedStream, Inbox
+from tistream import limits
+from tistream.clock import Clock
+from tistream.errors import StoreUnavailable, TiStreamError
+from tistream.keyrange import KeyRange
+from tistream.runtime.service import Problem
+from tistream.tikv.channels import Tls
+from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import Pd
+from tistream.tikv.region_cache import RegionBoard
+from tistream.ts import LOGICAL_BITS
+
+log = structlog.get_logger(__name__)
+
+INBOX_BYTES_MAX = 256 << 20  #: received and not taken; more drops the stream
+_POLL_BYTES = limits.BATCH_FILE_BYTES_TARGET
+_FAILURES_SHOWN = 8  #: a region that failed so often in a row is a problem to show
+_LOOK_S = 1.0
+
+
+class TikvSource:
+    """One store. Used from one thread, but for `problems`; `close` it. `board` must run already."""
+
+    def __init__(
+        self,
+        store_id: int,
+        *,
+        pd: Pd,
+        board: RegionBoard,
+        wanted: Sequence[KeyRange],
+        clock: Clock,
+        kv_api: KvApi = KvApi.TIDB,
+        filter_loop: bool = False,
+        tls: Tls | None = None,
+        flush_interval_s: float = 1.0,
+        pace: Pace | None = None,
+        scans_max: int = SCANS_MAX,
+        inbox_bytes_max: int = INBOX_BYTES_MAX,
+        failures_shown: int = _FAILURES_SHOWN,
+        numbers: Iterator[int] | None = None,
+        keyspace: KeyspaceKeys = WHOLE,
+        history_held: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """`pd`, `board` and `wanted` speak of the keyspace's keys. `pace`: of all stores; None = each flush interval.
+        `numbers`: where tenures get theirs, if somebody else takes some as well. `history_held`: whether everything
+        above a timestamp is kept, up to the newest timestamp of PD."""
+        self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
+        self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
+        self._header: Header | None = None  # made when the cluster's id is known
+        self._pace, self._failures_shown = pace or Pace(clock, flush_s=flush_interval_s), failures_shown
+        self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers, keyspace=keyspace)
+        self._history_held = history_held
+        self._inbox = Inbox(inbox_bytes_max)
+        self._answers: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
+        self._stream: FeedStream | None = None
+        self._numbers = count(1)
+        self._away: StoreUnavailable | None = None  # why the store could not be reached, not said yet
+        self._heard = 0  # messages of the current stream
+        self._bytes = 0  # taken since the last tick
+        self._ticked_at = clock.monotonic()
+        self._next_look = 0.0
+        self._problems: tuple[Problem, ...] = ()
+        self._tick_ts = 0
+        self.held_back: tuple[HeldBack, ...] = ()  #: parts whose resolved ts makes no progress, as of the last look
+        self._unfollow = board.follow(self._hear)
+
+    @property
+    def store_id(self) -> int:
+        return self._store_id
+
+    def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
+        """See Source.poll. InvalidInput when the store refuses to be followed by this cluster's pusher at all."""
+        self._wait(timeout_s)
+        self._tick_if_due()
+        self._take_in()
+        self._register(checkpoint_of)
+        self._carry_out()
+        self._inbox.be_patient(self._feed.scans_alone)
+        self._look()
+        if self._feed.fatal is not None:
+            raise self._feed.fatal
+        if self._away is not None:
+            away, self._away = self._away, None
+            raise away
+        return self._feed.take_events(self._clock.monotonic())
+
+    def reopen(self, tenures: Collection[int]) -> None:
+        self._feed.reopen(tenures, self._clock.monotonic())
+        self._carry_out()
+
+    def drop(self) -> None:
+        self._feed.drop()
+        self._carry_out()
+
+    def resume(self) -> None:
+        self._feed.resume()
+        self._ticked_at = self._clock.monotonic()
+        self._bytes = 0
+
+    def close(self) -> None:
+        self._unfollow()
+        self._feed.drop()
+        self._carry_out()
+        self._close_stream()
+
+    def problems(self) -> list[Problem]:
+        """Regions that cannot be followed, though they are tried again and again, and such whose opening scans say
+        nothing. Safe from any thread."""
+        return list(self._problems)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
+        """From the board's thread."""
+        self._answers.append((asked, regions))
+        self._inbox.wake()
+
+    def _wait(self, timeout_s: float) -> None:
+        now = self._clock.monotonic()
+        until = [now + timeout_s, self._pace.due_at(self._ticked_at)]
+        due = self._feed.due_at()
+        if due is not None:
+            until.append(due)
+        if min(until) > now and not self._answers:
+            self._inbox.wait(min(until) - now)
+
+    def _tick_if_due(self) -> None:
+        """Raises what PD says when it is away: nothing is taken then, and nobody is blamed for silence."""
+        now = self._clock.monotonic()
+        if now < self._pace.due_at(self._ticked_at) and self._bytes < limits.BATCH_FILE_BYTES_TARGET:
+            return
+        try:
+            ts = self._pd.tso()
+        except TiStreamError:
+            self._feed.excuse(self._clock.monotonic())
+            raise
+        now = self._clock.monotonic()
+        self._feed.tick(ts, now, self._history_held)
+        self._tick_ts = ts
+        self._bytes = 0
+        self._ticked_at = now
+
+    def _take_in(self) -> None:
+        now, rows_bytes = self._clock.monotonic(), self._feed.rows_bytes
+        messages, ended = self._inbox.take(_POLL_BYTES)
+        self._heard += len(messages)
+        for message in messages:
+            self._bytes += len(message)
+            self._feed.message(message, now)
+        if self._feed.rows_bytes != rows_bytes:
+            self._pace.wrote()
+        if ended is not None:
+            self._lost(ended, now)
+        while self._answers:
+            self._feed.answered(*self._answers.popleft(), now)
+        self._feed.advance(now)
+        if damage := self._feed.take_damage():
+            log.error("a store sent what no store sends, stream ended", error=str(damage))
+            self._away = StoreUnavailable("a store sent what no store sends, its stream was ended", cause=str(damage))
+
+    def _lost(self, ended: Ended, now: float) -> None:
+        log.warning("stream of a store ended", store=self._store_id, reason=ended.reason)
+        if not self._heard:
+            self._away = StoreUnavailable("the store does not answer", store=self._store_id, cause=ended.reason)
+        self._feed.stream_lost(ended.reason, now, overflow=ended.overflow)
+        self._close_stream()
+
+    def _register(self, checkpoint_of: CheckpointOf) -> None:
+        now = self._clock.monotonic()
+        if self._feed.is_due(now):
+            if self._header is None:
+                self._header = Header(
+                    cluster_id=self._pd.cluster_id,
+                    kv_api=self._kv_api,
+                    filter_loop=self._filter_loop,
+                    keyspace=self._keyspace,
+                )
+            self._feed.open(self._pd.tso(), checkpoint_of, now)
+
+    def _carry_out(self) -> None:
+        for effect in self._feed.take_effects():
+            match effect:
+                case OpenStream():
+                    self._open_stream()
+                case CloseStream():
+                    self._close_stream()
+                case AskRegions():
+                    self._board.ask(effect.range)
+                case Moved():
+                    self._board.tell(effect.region)
+                case Register() | Deregister():
+                    if self._stream is not None and self._header is not None:  # else the stream's end is under way
+                        self._stream.send(encode_request(self._header, effect))
+                case _:
+                    assert_never(effect)
+
+    def _open_stream(self) -> None:
+        number, self._heard = next(self._numbers), 0
+        self._inbox.begin(number)
+        try:
+            address = next((s.address for s in self._pd.stores() if s.id == self._store_id), None)
+        except TiStreamError as e:
+            self._inbox.end(number, f"its address is not known: {e}")
+            return
+        if address is None:
+            self._inbox.end(number, "PD knows no such store")
+            return
+        self._stream = FeedStream(number, address, self._tls, self._inbox)
+
+    def _close_stream(self) -> None:
+        self._inbox.begin(0)
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _look(self) -> None:
+        """Tell of regions that fail again and again."""
+        now = self._clock.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        limit_ts = self._tick_ts - (int(BEHIND_S * 1000) << LOGICAL_BITS)
+        self.held_back = tuple(self._feed.held_back(limit_ts)) if limit_ts > 0 else ()
+        problems = tuple(
+            Problem(
+                source=f"tikv-{self._store_id}",
+                code=StoreUnavailable.code,
+                message="a region cannot be followed: its resolved ts stands still",
+                facts={"region": region, "failures": failures, "reason": reason},
+            )
+            for region, (failures, reason) in sorted(self._feed.failing(self._failures_shown, now).items())
+        )
+        known = {p.facts["region"] for p in self._problems}
+        for problem in problems:
+            if problem.facts["region"] not in known:
+                log.warning(problem.message, store=self._store_id, **problem.facts)
+        problems += tuple(
+            Problem(
+                source=f"tikv-{self._store_id}",
+                code=StoreUnavailable.code,
+                message="the opening scan of a region says nothing",
+                facts={"region": region, "for_s": round(silent_s)},
+            )
+            for region, silent_s in sorted(self._feed.silent_scans(now).items())
+        )
+        self._problems = problems

@@ -1,0 +1,167 @@
+"""One stream of a store's change feed: bytes out, bytes in, as gRPC has it.
+
+    /cdcpb.ChangeData/EventFeedV2, metadata `features: stream-multiplexing`
+
+A thread takes what comes as fast as it can, so that the store never waits for us, into an `Inbox`. The inbox is bounded
+in bytes: what does not fit ends the stream. That costs an opening scan of its regions later; a store that buffers for a
+slow reader would cost everybody else. There is one exception: a single opening scan that is more than fits would never
+end, so the store may wait for it, for a while at a time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from tistream.tikv.channels import Tls, open_channel
+
+METHOD = "/cdcpb.ChangeData/EventFeedV2"
+PATIENCE_S = 30.0
+METADATA = (("features", "stream-multiplexing"),)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The stream is over."""
+
+    stream: int
+    reason: str
+    overflow: bool = False  #: it was ended here, because more had come than could be taken in
+
+
+class Inbox:
+    """What has come and was not taken yet: messages of the current stream, and how it ended. Thread-safe."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._condition = threading.Condition()
+        self._messages: list[bytes] = []
+        self._bytes = 0
+        self._stream = 0  # whose messages these are
+        self._ended: Ended | None = None
+        self._woken = False
+        self._patient = False
+
+    def be_patient(self, patient: bool) -> None:
+        """Whether what does not fit is waited with, up to PATIENCE_S, before it ends the stream."""
+        with self._condition:
+            self._patient = patient
+            self._condition.notify_all()
+
+    def begin(self, stream: int) -> None:
+        """From now on only messages of this stream count (0: of none); what came before is gone."""
+        with self._condition:
+            self._stream, self._ended = stream, None
+            self._clear()
+            self._condition.notify_all()
+
+    def put(self, stream: int, message: bytes) -> bool:
+        """Add a message; False when nobody wants more of this stream."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._must_wait(stream, message), PATIENCE_S)
+            if stream != self._stream or self._ended is not None:
+                return False
+            if not self._fits(message):
+                self._clear()
+                self._ended = Ended(stream=stream, reason="more has come than could be taken in", overflow=True)
+            else:
+                self._messages.append(message)
+                self._bytes += len(message)
+            self._condition.notify_all()
+            return self._ended is None
+
+    def end(self, stream: int, reason: str) -> None:
+        """The stream is over."""
+        with self._condition:
+            if stream == self._stream and self._ended is None:
+                self._ended = Ended(stream=stream, reason=reason)
+                self._condition.notify_all()
+
+    def wake(self) -> None:
+        """End a wait: there is something else to do."""
+        with self._condition:
+            self._woken = True
+            self._condition.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something has come, or `wake`."""
+        with self._condition:
+            if not (self._messages or self._ended or self._woken):
+                self._condition.wait(timeout_s)
+            self._woken = False
+
+    def take(self, bytes_max: int) -> tuple[list[bytes], Ended | None]:
+        """Messages of about so many bytes, in order; how the stream ended, once everything before was taken."""
+        with self._condition:
+            taken = size = 0
+            while taken < len(self._messages) and size < bytes_max:
+                size += len(self._messages[taken])
+                taken += 1
+            messages, self._messages = self._messages[:taken], self._messages[taken:]
+            self._bytes -= size
+            self._condition.notify_all()
+            ended = None
+            if not self._messages and self._ended is not None:
+                ended, self._ended, self._stream = self._ended, None, 0
+            return messages, ended
+
+    def _must_wait(self, stream: int, message: bytes) -> bool:
+        wanted = stream == self._stream and self._ended is None
+        return wanted and self._patient and not self._fits(message)
+
+    def _fits(self, message: bytes) -> bool:
+        return self._bytes + len(message) <= self._bytes_max
+
+    def _clear(self) -> None:
+        self._messages, self._bytes = [], 0
+
+
+class FeedStream:
+    """One connection and one stream on it. Opens at once, in the background; faults arrive in the inbox."""
+
+    def __init__(self, number: int, address: str, tls: Tls | None, inbox: Inbox) -> None:
+        self._number, self._inbox = number, inbox
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._channel = open_channel(address, tls)
+        open_stream = self._channel.stream_stream(METHOD, request_serializer=_same, response_deserializer=_same)
+        self._call = open_stream(_until_none(self._requests), metadata=METADATA)
+        self._thread = threading.Thread(target=self._receive, name=f"feed-{address}", daemon=True)
+        self._thread.start()
+
+    def send(self, request: bytes) -> None:
+        """Queue a request; never waits."""
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """End it, and wait for its thread."""
+        self._requests.put(None)
+        self._call.cancel()
+        self._thread.join()
+        self._channel.close()
+
+    def _receive(self) -> None:
+        try:
+            for message in self._call:
+                if not self._inbox.put(self._number, message):
+                    self._call.cancel()
+                    return
+            self._inbox.end(self._number, "the store ended it")
+        except grpc.RpcError as e:
+            code = e.code() if isinstance(e, grpc.Call) else None
+            details = e.details() if isinstance(e, grpc.Call) else ""
+            self._inbox.end(self._number, f"{code.name if code else type(e).__name__}: {details}")
+
+
+def _same(message: bytes) -> bytes:
+    return message
+
+
+def _until_none(items: queue.SimpleQueue[T | None]) -> Iterator[T]:
+    while (item := items.get()) is not None:
+        yield item

@@ -1,0 +1,477 @@
+"""Pushes a living cluster: its stores' change feeds into a tenant, until it is told to stop.
+
+    first start:  hold history at S -> read the schema at S -> schema_snap/ -> wait for the tenant's frontier
+    always:       PD client, region board, a thread with source and pusher for each store; a hold on history
+
+Relations:
+
+- nothing is kept here: every start asks the service where it stands, and each store goes on as a new incarnation whose
+  tenures begin at the published frontier;
+- stores that join are followed, those that left end when what they said is durable, one that is away is waited for;
+- history is held at what the frontier and the opening scans need (`tikv.history`), and nothing is registered without;
+- service, object store, PD and stores may be away for any time: memory is bounded by the queues of source and uploader,
+  and by a folder if one is given; what overflows is given up and read again from the frontier, as a new incarnation;
+- an error that is known not to pass ends the whole push: a supervisor starts it again, which costs opening scans and
+  no data. What PD, a store or the service say besides is waited for, and told by the progress.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import TypeVar
+
+import structlog
+
+from pusher.control import CaptureControl
+from pusher.core.excluded_ranges import LeftOutSource
+from pusher.core.table_filter import Choice, check_choice, choose, queued_ids, read_choice
+from pusher.flush_schedule import Pace
+from pusher.frontier import lowest_upper
+from pusher.push_run import WAIT_S, PushRun
+from pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usable_snapshots
+from pusher.schema_scan import read_jobs, read_schema
+from pusher.seed_scan import SeedScan
+from pusher.store_push import StorePush, described
+from pusher.tikv.history import HeldFrontier, Hold
+from pusher.tikv.locks import LockResolver
+from pusher.tikv.source import TikvSource
+from pusher.tikv_options import TikvPushOptions, TikvPushProgress
+from pusher.upload_spill import UploadSpill
+from pusher.worker import PusherWorker
+from tistream.clock import Clock, SystemClock
+from tistream.errors import ErrorKind, InvalidInput, StoreUnavailable, TiStreamError, TsExpired
+from tistream.ids import Tenant
+from tistream.objectstore.layout import SchemaSnapKey, parse, schema_snap_prefix
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.service import Repeating
+from tistream.tikv.core.keyspaces import WHOLE
+from tistream.tikv.core.pd_messages import StoreState
+from tistream.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
+from tistream.tikv.kv_scan import KvReader
+from tistream.tikv.pd import PdClient
+from tistream.tikv.region_cache import RegionBoard
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+_AWAITING = "AWAITING_SNAPSHOT"
+_STORES_S = 5.0  # how often PD is asked for the stores
+_LOCKS_S = 10.0  # how often locks are looked for where a resolved ts makes no progress
+_HOLD_S = 10.0  # how often the hold on history is set anew
+_PATIENCE_S = 30.0  # so long a region is waited for before that is told
+_PD_PATIENCE_S = 5.0  # so long a request looks for PD's leader before it fails, to be made again
+_FRONTIER_POLL_S = 1.0
+_STANDS_S = 600.0  # a frontier below what PD keeps that has not risen for so long rises no more
+_LAST_WORDS_S = 10.0  # what is queued when it is told to stop may take so long
+
+
+def push_cluster(
+    endpoints: Sequence[str],
+    control: CaptureControl,
+    open_store: Callable[[str], ObjectStore],
+    options: TikvPushOptions,
+    *,
+    progress: Callable[[TikvPushProgress], None] = lambda _: None,
+    stop: threading.Event | None = None,
+    clock: Clock | None = None,
+    rand: random.Random | None = None,
+) -> TikvPushProgress:
+    """Follow the cluster whose PD is at `endpoints` until `stop` is set; how it stood then.
+
+    TsExpired when the history that the tenant needs is gone, Fenced and ObjectConflict when somebody else pushes one of
+    the stores, InvalidInput for what cannot be followed. What passes is waited for."""
+    push = _TikvPush(endpoints, control, options, progress, stop, clock or SystemClock(), rand)
+    return push.run(open_store)
+
+
+class _TikvPush(PushRun):
+    """One run of push_cluster."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        control: CaptureControl,
+        options: TikvPushOptions,
+        progress: Callable[[TikvPushProgress], None],
+        stop: threading.Event | None,
+        clock: Clock,
+        rand: random.Random | None,
+    ) -> None:
+        if options.seed and options.store_ids:
+            raise InvalidInput("a seed is pushed by one pusher for the whole cluster: leave out the ids of stores")
+        if options.idle_interval_s is not None and options.store_ids:
+            raise InvalidInput("only who pushes all stores knows when the cluster is idle: leave out the ids of stores")
+        super().__init__(control, stop, clock, rand)
+        self._endpoints, self._control, self._options, self._progress = endpoints, control, options, progress
+        self._pace = Pace.of(control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s)
+        self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
+        self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
+        self._board: RegionBoard | None = None
+        self._locks: LockResolver | None = None
+        self._lock_looks: Repeating | None = None
+        self._stores: dict[int, StorePush] = {}
+        self._never = threading.Event()
+        self._hold: Hold | None = None
+        self._seed: SeedScan | None = None
+        self._seed_stop = threading.Event()
+        self._gone = TikvPushProgress(phase="")  # what stores have pushed that are not followed any more
+        self._stores_at = self._hold_at = 0.0
+        self._pd_problem = ""
+
+    def run(self, open_store: Callable[[str], ObjectStore]) -> TikvPushProgress:
+        self._report("connecting")
+        try:
+            bundle = self._retry(self._control.push_bundle)
+            cluster_id = self._retry(lambda: self._pd.cluster_id)
+            if bundle is None or cluster_id is None or not self._find_keyspace():
+                return self._report("stopped")
+            store, hold = open_store(bundle.object_store), self._new_hold(bundle.object_store)
+            self._hold = hold
+            if bundle.state == _AWAITING and not self._begin(usable_snapshots(store, bundle), hold):
+                return self._report("stopped")
+            if not self._wait_for_frontier(bundle.state) or not self._first_hold(hold):
+                return self._report("stopped")
+            began = self._retry(self._control.push_bundle)
+            schema = None if began is None else self._schema(usable_snapshots(store, began))
+            if schema is None:
+                return self._report("stopped")
+            choice = read_choice(schema)
+            check_choice(choice, self._options.names, self._options.index_keys, self._keys.id)
+            if self._options.seed:
+                self._start_seed(store, self._new_hold(bundle.object_store, "-seed"), schema)
+            self._follow(store, hold, choice)
+        finally:
+            self._end()
+        return self._report("stopped")
+
+    def _find_keyspace(self) -> bool:
+        """False when told to stop."""
+        name = self._options.keyspace
+        if name is not None:
+            keys = self._retry(lambda: find_keyspace(self._pd, name))
+            if keys is None:
+                return False
+            self._keys, self._view = keys, KeyspacedPd(self._pd, keys)
+        return True
+
+    def _new_hold(self, bucket: str, purpose: str = "") -> Hold:
+        """A hold of this installation's, tenant's and pusher's own: another one's is never overwritten."""
+        tenant = self._control.tenant
+        at = hashlib.sha256(bucket.encode()).hexdigest()[:8]
+        name = f"tistream-{at}-{tenant.cluster_id}-{tenant.tenant_id}{purpose}"
+        if self._options.store_ids:
+            name += "-store-" + "-".join(map(str, sorted(self._options.store_ids)))
+        return Hold(self._view, name, clock=self._clock, cap_s=self._options.cap_s)
+
+    # -- the tenant's beginning ------------------------------------------------------------------------------------
+
+    def _begin(self, store: ObjectStore, hold: Hold) -> bool:
+        """Push the schema snapshot that the tenant awaits; False when told to stop."""
+        known = self._retry(lambda: _first_snapshot(store, self._control.tenant))
+        if known is None:
+            return False
+        given = self._options.schema_snapshot
+        begin_ts = known or (snapshot_ts(given) if given is not None else self._options.start_ts)
+        now_ts = self._retry(self._pd.tso)
+        if now_ts is None:
+            return False
+        begin_ts = now_ts if begin_ts is None else begin_ts
+        if begin_ts > now_ts:
+            raise _future(begin_ts, now_ts)
+        if not self._renew(hold, begin_ts):
+            return False
+        if known:  # it is being taken in
+            return True
+        whole = given if given is not None else self._read_at(lambda reader: read_schema(reader, begin_ts))
+        jobs = self._read_at(lambda reader: read_jobs(reader, begin_ts)) if self._options.names else []
+        if whole is None or jobs is None:
+            return False
+        if not self._renew(hold, begin_ts):  # TsExpired when something was collected meanwhile
+            return False
+        text = choose(whole, self._options.names, self._options.index_keys, self._keys.id, queued_ids(jobs))
+        meanwhile = self._retry(lambda: _first_snapshot(store, self._control.tenant))
+        if meanwhile:  # another store's pusher was faster
+            return self._renew(hold, meanwhile)
+        key = SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts)
+        return self._retry(lambda: put_schema_snapshot(store, key, text)) is not None
+
+    def _read_at(self, read: Callable[[KvReader], T]) -> T | None:
+        """What is read of the cluster at the beginning; None when told to stop."""
+        reader = self._new_reader(self._stop, _PATIENCE_S, lambda why: self._report("schema", problem=why))
+        self._report("schema")
+        try:
+            return self._retry(lambda: read(reader), "schema")
+        finally:
+            reader.close()
+
+    def _new_reader(
+        self,
+        stop: threading.Event,
+        patience_s: float = float("inf"),
+        notice: Callable[[str], object] = lambda _: None,
+    ) -> KvReader:
+        return KvReader(
+            self._view,
+            keyspace=self._keys,
+            clock=self._clock,
+            stop=stop,
+            tls=self._options.tls,
+            rate_bytes_s=self._options.rate_bytes_s,
+            patience_s=patience_s,
+            notice=notice,
+            rand=random.Random(self._rand.random()),
+        )
+
+    def _renew(self, hold: Hold, ts: int) -> bool:
+        """Hold history at `ts`, waiting for PD; False when told to stop. TsExpired when that cannot be."""
+
+        def once() -> bool:
+            hold.renew(ts)
+            return True
+
+        if self._retry(once) is None:
+            return False
+        if not hold.covers(ts):
+            error = TsExpired(hold.problem, ts=ts)
+            error.hint = "If PD still has that history, a larger --history-cap lets the tenant catch up."
+            raise error
+        return True
+
+    def _schema(self, store: ObjectStore) -> bytes | None:
+        """The schema snapshot with which the tenant began; None when told to stop."""
+        begin_ts = self._retry(lambda: _first_snapshot(store, self._control.tenant))
+        if begin_ts is None:
+            return None
+        if not begin_ts:
+            raise InvalidInput("the schema snapshot with which the tenant began is not in the bucket any more")
+        name = str(SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts))
+        packed = self._retry(lambda: store.get(name))
+        return None if packed is None else unpacked(name, packed)
+
+    def _first_hold(self, hold: Hold) -> bool:
+        """Hold history where the frontier stands; False when told to stop. What lies below PD's safe point may rise
+        above it yet, by files that are in the bucket. TsExpired when it has not risen for a while."""
+        stood_at, since = -1, self._clock.monotonic()
+        while (needed := lowest_upper(self._frontier.read())) is not None:
+            if needed > stood_at:
+                stood_at, since = needed, self._clock.monotonic()
+            try:
+                return self._renew(hold, needed)
+            except TsExpired as e:
+                if self._clock.monotonic() - since >= _STANDS_S:
+                    raise
+                self._report("waiting", problem=str(e))
+            if self._clock.wait(self._stop, _FRONTIER_POLL_S):
+                break
+        return False
+
+    # -- following -------------------------------------------------------------------------------------------------
+
+    def _follow(self, store: ObjectStore, hold: Hold, choice: Choice) -> None:
+        board = self._board = RegionBoard(self._view, choice.wanted, clock=self._clock)
+        board.start()
+        self._locks = LockResolver(
+            self._view, keyspace=self._keys, tls=self._options.tls, resolve=self._options.resolve_locks
+        )
+        self._lock_looks = Repeating("locks", self._look_for_locks, interval_s=_LOCKS_S, clock=self._clock)
+        self._lock_looks.start()
+
+        def make(store_id: int) -> StorePush:
+            return self._new_store(store_id, store, hold, choice, board)
+
+        while not self._stop.is_set():
+            now = self._clock.monotonic()
+            try:
+                if now >= self._stores_at:
+                    self._stores_at = now + _STORES_S
+                    self._follow_stores(make)
+                if now >= self._hold_at:
+                    self._hold_at = now + _HOLD_S
+                    self._keep_history(hold)
+                self._pd_problem = ""
+            except TiStreamError as e:
+                if e.kind is not ErrorKind.RETRY:
+                    raise
+                self._pd_problem = str(e)
+            self._check()
+            self._report("pushing")
+            self._clock.wait(self._stop, WAIT_S)
+
+    def _follow_stores(self, make: Callable[[int], StorePush]) -> None:
+        """Begin with stores that joined, end those that left."""
+        only = self._options.store_ids
+        listed = self._pd.stores()
+        if not listed:
+            raise StoreUnavailable("PD names no store", endpoints=",".join(self._endpoints))
+        there = {
+            s.id for s in listed if not s.columnar and s.state != StoreState.TOMBSTONE and (not only or s.id in only)
+        }
+        for store_id, push in list(self._stores.items()):
+            if store_id not in there:
+                push.leave()
+            if push.over and push.error is None:
+                self._gone = self._sum([push])
+                del self._stores[store_id]
+        for store_id in sorted(there - self._stores.keys()):
+            log.info("a store is followed", store=store_id)
+            self._stores[store_id] = make(store_id)
+            self._stores[store_id].start()
+
+    def _new_store(
+        self, store_id: int, bucket: ObjectStore, hold: Hold, choice: Choice, board: RegionBoard
+    ) -> StorePush:
+        def make(frontier: HeldFrontier) -> tuple[PusherWorker, TikvSource]:
+            numbers = count(1)
+            source = TikvSource(
+                store_id,
+                pd=self._view,
+                keyspace=self._keys,
+                board=board,
+                wanted=choice.wanted,
+                clock=self._clock,
+                filter_loop=self._options.filter_loop,
+                tls=self._options.tls,
+                pace=self._pace,
+                scans_max=self._options.scans_max,
+                numbers=numbers,
+                history_held=hold.covers,
+            )
+            worker = PusherWorker(
+                source=LeftOutSource(source, choice.left_out, numbers) if choice.left_out else source,
+                control=self._control,
+                frontier=frontier,
+                store=bucket,
+                clock=self._clock,
+                rand=random.Random(self._rand.random()),
+                spill=self._new_spill(store_id),
+            )
+            return worker, source
+
+        return StorePush(store_id, make, HeldFrontier(self._control, self._clock, hold), hold, clock=self._clock)
+
+    def _new_spill(self, store_id: int) -> UploadSpill | None:
+        """A folder of this tenant's and store's own: its newest pusher has it for itself."""
+        if self._options.spill is None:
+            return None
+        tenant = self._control.tenant
+        name = f"tistream-{tenant.cluster_id}-{tenant.tenant_id}-store-{store_id}"
+        return UploadSpill(self._options.spill / name, self._options.spill_bytes_max)
+
+    def _keep_history(self, hold: Hold) -> None:
+        """Hold history at the lowest that anybody needs; never higher than what somebody has not told yet."""
+        wanted = [s.needed for s in self._stores.values() if not s.over]
+        lowest = lowest_upper(self._frontier.read())
+        if lowest is None:
+            return
+        known = [ts for ts in wanted if ts is not None]
+        if len(known) < len(wanted) and hold.held_ts:
+            known.append(hold.held_ts)
+        with suppress(TsExpired):  # what lives goes on without it, and the hold says what waits
+            hold.renew(min([lowest, *known]))
+
+    def _look_for_locks(self) -> None:
+        assert self._locks is not None
+        self._locks.look([part for push in list(self._stores.values()) for part in push.held_back()])
+
+    def _check(self) -> None:
+        if self._board is not None and (ended := self._board.ended) is not None:
+            raise ended
+        for push in self._stores.values():
+            if push.error is not None:
+                raise push.error
+
+    # -- the seed --------------------------------------------------------------------------------------------------
+
+    def _start_seed(self, store: ObjectStore, hold: Hold, schema: bytes) -> None:
+        self._seed = SeedScan(
+            self._new_reader(self._seed_stop),
+            self._control,
+            store,
+            schema,
+            hold,
+            stop=self._seed_stop,
+            clock=self._clock,
+            rand=random.Random(self._rand.random()),
+        )
+        self._seed.start()
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Let what is queued become durable, for a while, and stop everything."""
+        self._seed_stop.set()
+        pushes = list(self._stores.values())
+        for push in pushes:
+            push.leave()
+        until = self._clock.monotonic() + (_LAST_WORDS_S if self._stop.is_set() else 0.0)
+        while any(not push.over for push in pushes) and self._clock.monotonic() < until:
+            self._report("stopping")
+            self._clock.wait(self._never, 0.05)
+        for push in pushes:
+            push.ask_to_stop()
+        for push in pushes:
+            push.join()
+        if self._seed is not None:
+            self._seed.join()
+        if self._lock_looks is not None and self._locks is not None:
+            self._lock_looks.stop()
+            self._locks.close()
+        if self._board is not None:
+            self._board.stop()
+        self._pd.close()
+
+    # -- what it says ----------------------------------------------------------------------------------------------
+
+    def _sum(self, pushes: Sequence[StorePush]) -> TikvPushProgress:
+        """What these have pushed, with those that are gone."""
+        done = [push.uploads() for push in pushes]
+        return replace(
+            self._gone,
+            rows=self._gone.rows + sum(push.rows for push in pushes),
+            files=self._gone.files + sum(u.files for u in done),
+            bytes=self._gone.bytes + sum(u.bytes for u in done),
+            overflows=self._gone.overflows + sum(push.overflows for push in pushes),
+        )
+
+    def _report(self, phase: str, *, problem: str = "") -> TikvPushProgress:
+        pushes = list(self._stores.values())
+        hold, seed = self._hold, self._seed
+        problems = [problem, self._pd_problem, hold.problem if hold else "", seed.problem if seed else ""]
+        problems.append(str(self._frontier.error or ""))
+        problems += [described(p) for p in self._board.problems()] if self._board else []
+        problems += self._locks.problems if self._locks else ()
+        problems += [described(p) for p in self._lock_looks.problems()] if self._lock_looks else []
+        problems += [text for push in pushes for text in push.problems()]
+        said = replace(
+            self._sum(pushes),
+            phase=phase,
+            stores=tuple(sorted(self._stores)),
+            frontier_ts=max((push.frontier_ts for push in pushes), default=0),
+            held_ts=hold.held_ts if hold else 0,
+            seed_rows=seed.rows if seed else 0,
+            seed_tables_left=seed.tables_left if seed and not seed.done else 0,
+            problems=tuple(dict.fromkeys(p for p in problems if p)),
+        )
+        self._progress(said)
+        return said
+
+
+def _future(begin_ts: int, now_ts: int) -> InvalidInput:
+    error = InvalidInput("a tenant cannot begin in the future of its cluster", begin_ts=begin_ts, tso=now_ts)
+    error.hint = "--start-ts and the ts of a schema snapshot are timestamps of PD (TSO), at or below its newest one."
+    return error
+
+
+def _first_snapshot(store: ObjectStore, tenant: Tenant) -> int:
+    """The timestamp of the snapshot that the tenant begins or began with; 0 when there is none yet."""
+    for info in store.list(schema_snap_prefix(tenant)):
+        key = parse(info.key)
+        if isinstance(key, SchemaSnapKey):
+            return key.ts
+    return 0

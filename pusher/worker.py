@@ -1,0 +1,299 @@
+"""The pusher of one store: polls its source, batches, encodes, uploads. The shell around `batcher`.
+
+    Source.poll -> Batcher -> encode_batch_file -> Uploader -> data_change_buffer/.../store-{s}/{incarnation}/file-{seq}
+
+Relations:
+
+- one incarnation = one Batcher = one dense run of `seq`; its files are uploaded in that order, never rewritten;
+- no file has a cut_ts below the largest one that the control plane knows of this store;
+- the upstream comes first. When uploads cannot keep up and the bounded queue is full, the pusher drops the stream: it
+  ends the incarnation, keeps trying the few files under way, and once they are through it comes back as a new
+  incarnation whose tenures start at the frontier. The files given up are a gap that ends the old incarnation; nothing
+  is lost, because the new opening scans send again what lies above the frontier;
+- no opening scan begins while half of the queue waits: it would fill the rest, and be dropped with it;
+- a pusher that was replaced by a newer one of its store ends (`replaced`);
+- another writer's bytes under one of our keys means that somebody else owns the incarnation: the pusher stops.
+
+What it does not do: run a thread of its own (who owns it calls `step`), pick stores, read anything from the bucket.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from pusher.control import Control, IncarnationGrant, retrying
+from pusher.core.batcher import Batcher, BatchFile
+from pusher.core.source import Rows, Source, TenureClosed, TenureOpened, Tick
+from pusher.frontier import Frontier, FrontierReader, checkpoint_for, wants_reopen
+from pusher.replaced import ReplacedCheck
+from pusher.upload_spill import UploadSpill
+from pusher.uploader import Uploader, UploadStats
+from tistream.clock import Clock
+from tistream.codec.batch_file import encode_batch_file
+from tistream.errors import ErrorKind, InvalidInput, ObjectConflict, TiStreamError
+from tistream.keyrange import KeyRange
+from tistream.limits import UPLOAD_QUEUE_BYTES_MAX
+from tistream.objectstore.layout import BatchKey
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime import metrics
+from tistream.runtime.service import Backoff
+
+log = structlog.get_logger(__name__)
+
+_STALLED_WAIT_S = 0.1
+_QUIET_S = 3.0  # who has written nothing for so long asks ...
+_QUIET_CHECK_S = 15.0  # ... only this often whether it was replaced
+_ROWS_IN, _ROWS_OUT = (metrics.ROWS.labels("pusher", way) for way in ("in", "out"))
+_BYTES_OUT = metrics.BYTES.labels("pusher", "out")
+
+
+class PusherWorker:
+    """One store's pusher. Used from one thread; `close` it."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        control: Control,
+        frontier: FrontierReader,
+        store: ObjectStore,
+        clock: Clock,
+        rand: random.Random,
+        new_write_id: Callable[[], str] = lambda: secrets.token_hex(16),
+        queue_bytes_max: int = UPLOAD_QUEUE_BYTES_MAX,
+        spill: UploadSpill | None = None,
+    ) -> None:
+        """`spill`: where files wait that do not fit the upload queue; the worker closes it."""
+        self._source, self._control, self._frontier, self._clock = source, control, frontier, clock
+        self._rand, self._new_write_id = rand, new_write_id
+        name = f"push-{control.tenant}-{source.store_id}"
+        self._queue_bytes_max = queue_bytes_max
+        self._uploader = Uploader(
+            store, name=name, clock=clock, rand=rand, queue_bytes_max=queue_bytes_max, spill=spill
+        )
+        self._grant: IncarnationGrant | None = None
+        self._replaced = ReplacedCheck(control, clock, source.store_id)
+        self._batcher = Batcher()
+        self._stalled = False
+        self._never = threading.Event()
+        self._come_back_at = 0.0
+        self._offered_at = self._asked_at = clock.monotonic()
+        self._come_back_pause = Backoff(first_s=0.1, max_s=5.0, rand=rand)
+        self._asked: dict[KeyRange, Frontier] = {}  # the frontier that a region about to open was given
+        self._opened_with: dict[int, Frontier] = {}  # tenure -> the frontier it was opened with
+        self._checked: Frontier = ()  # the frontier that all tenures were last compared with
+        self._alike: Frontier = ()  # another one that asks for the same as `_checked`
+        self._reopening = False
+        self.rows = 0  #: handed to the uploads so far
+        self.overflows = 0  #: how often the stream was dropped
+
+    @property
+    def incarnation(self) -> int:
+        """The current one; 0 before `start`."""
+        return self._grant.incarnation if self._grant else 0
+
+    @property
+    def reopening(self) -> bool:
+        """New tenures were asked for since the last tick; the next one says so."""
+        return self._reopening
+
+    @property
+    def stalled(self) -> bool:
+        """The stream was dropped and the pusher has not come back yet."""
+        return self._stalled
+
+    @property
+    def control_error(self) -> TiStreamError | None:
+        """Why the control plane could not be asked whether a newer pusher has begun; None when it could."""
+        return self._replaced.error
+
+    @property
+    def opening_from(self) -> int | None:
+        """History above it is being read by opening scans; None when there are none."""
+        return min((opened.checkpoint_ts for opened in self._batcher.opening.values()), default=None)
+
+    def open_again(self) -> None:
+        """End the tenures whose opening scan goes on, before any of them is ready, and register their regions anew."""
+        self._source.reopen(list(self._batcher.opening))
+
+    def start(self, stop: threading.Event, notice: Callable[[TiStreamError], None] = lambda _: None) -> int:
+        """Get an incarnation, waiting for the control plane as long as needed; the store's largest cut_ts so far.
+
+        0 also when `stop` was set meanwhile. `notice` hears what it waits for."""
+        self._grant = retrying(
+            lambda: self._control.issue_incarnation(self._source.store_id),
+            stop=stop,
+            clock=self._clock,
+            rand=self._rand,
+            notice=notice,
+        )
+        return self._grant.max_cut_ts if self._grant else 0
+
+    def step(self, timeout_s: float = 0.0) -> None:
+        """Take what the source has, waiting up to `timeout_s` for it, and queue the files that come of it.
+
+        Raises Fenced when a newer pusher of the store has begun, and what stopped the uploads: ObjectConflict when
+        somebody else owns the incarnation."""
+        self._check()
+        if self._stalled and not self._come_back():
+            pause_s = min(timeout_s, _STALLED_WAIT_S)
+            if self._uploader.wait_until_idle(pause_s):  # then the control plane is what is awaited
+                self._clock.wait(self._never, pause_s)
+            return
+        if self._grant is not None:
+            self._check_replaced(self._grant.incarnation)
+        for event in self._source.poll(timeout_s, self._checkpoint_of):
+            if isinstance(event, Rows):
+                _ROWS_IN.inc(event.rows.num_rows)
+            elif isinstance(event, TenureOpened):
+                opened_with = self._opened_with[event.tenure] = self._asked.pop(event.range)
+                self._compare_again(opened_with)
+            elif isinstance(event, TenureClosed):
+                del self._opened_with[event.tenure]
+            elif isinstance(event, Tick):
+                self._check_cut(event.cut_ts)
+                self._replaced.check(self.incarnation)  # who was quiet asks before it writes again
+            for file in self._batcher.handle(event):
+                if not self._offer(file):
+                    self._drop()
+                    return
+            if isinstance(event, Tick):
+                self._reopen()
+
+    def wait_until_queued_at_most(self, queued_bytes: int, timeout_s: float) -> bool:
+        """For a source that can be paused: wait until no more than that many bytes wait to be uploaded."""
+        room = self._uploader.wait_until_queued_at_most(queued_bytes, timeout_s)
+        self._check()
+        return room
+
+    def wait_until_durable(self, timeout_s: float) -> bool:
+        """Wait until every queued file is in the store."""
+        done = self._uploader.wait_until_idle(timeout_s)
+        self._check()
+        return done
+
+    def uploads(self) -> UploadStats:
+        return self._uploader.stats()
+
+    def close(self) -> None:
+        """Stop. What is not uploaded yet is given up, as by a crash."""
+        self._source.close()
+        self._uploader.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        try:
+            self._uploader.check()
+        except ObjectConflict as e:
+            e.hint = "Another pusher writes as this incarnation of the store. Find it and stop one of the two."
+            raise
+
+    def _check_replaced(self, incarnation: int) -> None:
+        now = self._clock.monotonic()
+        if now - self._offered_at < _QUIET_S or now - self._asked_at >= _QUIET_CHECK_S:
+            self._replaced.check(incarnation)
+            self._asked_at = now
+
+    def _checkpoint_of(self, region: KeyRange) -> int | None:
+        """Where a tenure starts; None: not now. No opening scan begins while many files wait: it would add to them."""
+        if not self._uploader.wait_until_queued_at_most(self._queue_bytes_max // 2, 0.0):
+            return None
+        frontier = self._frontier.read()
+        checkpoint_ts = checkpoint_for(frontier, region)
+        if checkpoint_ts is not None:
+            self._asked[region] = frontier
+        return checkpoint_ts
+
+    def _check_cut(self, cut_ts: int) -> None:
+        grant = self._grant
+        if grant is None or cut_ts < grant.max_cut_ts:
+            raise InvalidInput(
+                "the source's time lies behind what this store has pushed already",
+                store=self._source.store_id,
+                cut_ts=cut_ts,
+                max_cut_ts=grant and grant.max_cut_ts,
+            )
+
+    def _offer(self, file: BatchFile) -> bool:
+        key = BatchKey(
+            tenant=self._control.tenant,
+            store_id=self._source.store_id,
+            incarnation=self.incarnation,
+            seq=file.seq,
+        )
+        data = encode_batch_file(
+            key, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id=self._new_write_id()
+        )
+        self._offered_at = self._clock.monotonic()
+        taken = self._uploader.offer(str(key), data)
+        if taken:
+            self.rows += file.rows.num_rows
+            _ROWS_OUT.inc(file.rows.num_rows)
+            _BYTES_OUT.inc(len(data))
+        return taken
+
+    def _drop(self) -> None:
+        """Uploads cannot keep up: end the incarnation rather than hold the upstream."""
+        log.warning("uploads cannot keep up, stream dropped", store=self._source.store_id, incarnation=self.incarnation)
+        self._stalled = True
+        self.overflows += 1
+        metrics.STREAMS_DROPPED.inc()
+        self._source.drop()
+        self._uploader.abandon()
+        self._asked.clear()
+        self._opened_with.clear()
+
+    def _come_back(self) -> bool:
+        """Start a new incarnation once the files under way are through and the control plane answers."""
+        if not self._uploader.idle or self._clock.monotonic() < self._come_back_at:
+            return False
+        try:
+            self._grant = self._control.issue_incarnation(self._source.store_id)
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY:
+                raise
+            self._come_back_at = self._clock.monotonic() + self._come_back_pause.next_s()
+            return False
+        self._come_back_pause.reset()
+        self._batcher = Batcher()
+        self._stalled = False
+        self._source.resume()
+        log.info("pusher is back", store=self._source.store_id, incarnation=self.incarnation)
+        return True
+
+    def _compare_again(self, opened_with: Frontier) -> None:
+        """A tenure was opened behind a tick: what was compared then may be newer than what it was opened with."""
+        if not self._checked or opened_with is self._checked or opened_with is self._alike:
+            return
+        if _wishes(opened_with) == _wishes(self._checked):
+            self._alike = opened_with
+        else:
+            self._checked = ()
+
+    def _reopen(self) -> None:
+        """Ask the source for new tenures where the frontier wants them."""
+        self._reopening = False
+        frontier = self._frontier.read()
+        if _wishes(frontier) == _wishes(self._checked):
+            return
+        self._checked = frontier
+        again = [
+            tenure
+            for tenure, opened in self._batcher.tenures.items()
+            if wants_reopen(self._opened_with[tenure], frontier, opened.range)
+        ]
+        if again:
+            log.info("new tenures were asked for", store=self._source.store_id, tenures=len(again))
+            self._source.reopen(again)
+            self._reopening = True
+
+
+def _wishes(frontier: Frontier) -> list[tuple[KeyRange, int]]:
+    """What a frontier asks for."""
+    return [(entry.range, entry.reopen_id) for entry in frontier]

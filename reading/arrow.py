@@ -1,0 +1,206 @@
+"""The Arrow forms of a page: decoded columns in native types, and the undecoded rows.
+
+    native    _op _commit_ts _start_ts _key _table_id | a column per visible column | _old: struct of the same columns
+    raw       database table | schema change.COMMITTED
+
+The native form is for one table: an Arrow stream has one schema, so a page ends before the first row whose table
+version has other columns (other ids, names, types, order or ENUM labels). All rows with one commit_ts have the same
+version, so such a page still ends between two commit timestamps. The columns hold the row as it is after the change, in
+a delete as it was; `_old` is the row before, null in an insert.
+
+A table with a column of one of our own names keeps it: ours gets one more leading underscore. The metadata of fields
+and schema (`tistream.model.change`) says which columns are ours and which column of the table each other one is, so
+that a reader can match pages from before and after a RENAME COLUMN. Rows that cannot be decoded are left out and
+listed as JSON in the schema metadata under `quarantined`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
+from reading.core.page_rows import only
+from reading.core.split import order_messages
+from reading.cursor import Scope
+from reading.decode import Quarantined, decode_rows, rows_of
+from schemas.history import History
+from schemas.layout import row_layout
+from schemas.lineage import table_ids
+from schemas.model import Table
+from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
+from tistream.codec.row.native import native, native_type
+from tistream.model import change
+
+RAW = pa.schema([pa.field("database", pa.string(), False), pa.field("table", pa.string(), False), *change.COMMITTED])
+
+_OPS = pa.array(["insert", "update", "delete"], pa.string())
+_OP_OF = np.zeros(3, np.int8)
+_OP_OF[[INSERT, UPDATE, DELETE]] = (0, 1, 2)
+_OWN = {
+    "_op": pa.dictionary(pa.int8(), pa.string()),
+    "_commit_ts": pa.uint64(),
+    "_start_ts": pa.uint64(),
+    "_key": pa.binary(),
+    "_table_id": pa.int64(),
+}
+_OLD = "_old"
+
+_Shape = tuple[tuple[int, str, pa.DataType, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePage:
+    """A page of one table. It holds everything up to `end`, which may be less than was asked for."""
+
+    content: pa.Buffer
+    rows: int
+    quarantined: int
+    end: int
+
+
+def raw_page(history: History, rows: pa.Table, scope: Scope) -> pa.Table:
+    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key). `rows` are in that
+    order; their chunks stay as they are."""
+    tables: list[Table] = []
+    version = np.full(rows.num_rows, -1, np.int32)
+    for table, index in rows_of(history, rows, scope):
+        version[index] = len(tables)
+        tables.append(table)
+    kept = only(rows, version >= 0)
+    version = version[version >= 0]
+    names = [_each(version, [table.db for table in tables]), _each(version, [table.name for table in tables])]
+    return pa.table([*names, *kept.columns], schema=RAW)
+
+
+def _each(which: npt.NDArray[np.int32], texts: list[str]) -> pa.Array:
+    """In each row the text with that number."""
+    if len(texts) == 1:
+        return pa.repeat(pa.scalar(texts[0], pa.string()), len(which))
+    return pa.array(texts, pa.string()).take(pa.array(which))
+
+
+def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffers: str | None = None) -> NativePage:
+    """The decoded rows of one table. `rows` (schema change.COMMITTED, by commit_ts) are all those up to `end`."""
+    cut = _other_columns_from(history, rows, scope)
+    if cut is not None:
+        rows = rows.slice(0, int(np.searchsorted(rows["commit_ts"].to_numpy(), np.uint64(cut))))
+        end = cut - 1
+    decoded = decode_rows(history, rows, scope, bare_deletes=True)
+    changes = order_messages(decoded.changes, split=False)
+    table = _columns(history, changes) if changes else empty(history, scope, end)
+    if decoded.quarantined:
+        facts = orjson.dumps([_facts(q) for q in decoded.quarantined])
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"quarantined": facts})
+    return NativePage(content=ipc(table, buffers), rows=table.num_rows, quarantined=len(decoded.quarantined), end=end)
+
+
+def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
+    """No rows, with the columns that the table has at `ts`; only our own ones when there is no such table."""
+    specs: Sequence[ColumnSpec] = ()
+    ids: Sequence[int] = ()
+    if history is not None and scope.database is not None and scope.table is not None:
+        table = history.named(scope.database, scope.table, ts)  # one that is gone, or not there yet, has no rows
+        if table is not None:
+            specs = row_layout(table).columns if table.kind == "table" else ()
+            ids = table_ids(history, table, ts)
+    return _schema(specs, ids).empty_table()
+
+
+def ipc(table: pa.Table, buffers: str | None = None) -> pa.Buffer:
+    """One Arrow IPC stream, a batch for each chunk; `buffers`: how their buffers are compressed, `zstd` or `lz4`."""
+    if buffers is None:  # then its size is known beforehand, and nothing is copied twice
+        size = pa.MockOutputStream()
+        _write(size, table, None)
+        out = pa.allocate_buffer(size.size())
+        _write(pa.FixedSizeBufferWriter(out), table, None)
+        return out
+    sink = pa.BufferOutputStream()
+    _write(sink, table, buffers)
+    return sink.getvalue()
+
+
+def _write(sink: pa.NativeFile, table: pa.Table, buffers: str | None) -> None:
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=buffers)) as writer:
+        writer.write_table(table)
+
+
+def _other_columns_from(history: History, rows: pa.Table, scope: Scope) -> int | None:
+    """The lowest commit_ts of a row whose columns are not those of the first row; None when all have the same."""
+    groups = sorted(rows_of(history, rows, scope), key=lambda group: int(group[1][0]))
+    shapes = [(index[0], _shape(table)) for table, index in groups]
+    other = next((row for row, shape in shapes if shape != shapes[0][1]), None)
+    return None if other is None else int(rows["commit_ts"][int(other)].as_py())
+
+
+def _shape(table: Table) -> _Shape:
+    specs = row_layout(table).columns
+    return tuple((s.id, s.name, native_type(s), s.elems if kind_of(s) is Kind.ENUM else ()) for s in specs)
+
+
+def _schema(specs: Sequence[ColumnSpec], ids: Sequence[int] = ()) -> pa.Schema:
+    """`ids`: of the table, newest first."""
+    taken = {spec.name.lower() for spec in specs}
+    fields = [pa.field(_free(name, taken), type_, False, {change.OWN_COLUMN: name}) for name, type_ in _OWN.items()]
+    columns = [pa.field(spec.name, native_type(spec), metadata={change.COLUMN_ID: str(spec.id)}) for spec in specs]
+    old = pa.field(_free(_OLD, taken), pa.struct(columns), metadata={change.OWN_COLUMN: _OLD})
+    return pa.schema([*fields, *columns, old], metadata={change.TABLE_IDS: ",".join(map(str, ids))})
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name = "_" + name
+    return name
+
+
+def _columns(history: History, changes: Sequence[TableChanges]) -> pa.Table:
+    """All changes in the order of the page. Each table version's values become native by its own definition: a value
+    of a SET means what the labels of its version say. Then they have the same types and can be put together."""
+    versions = [row_layout(c.table).columns for c in changes]
+    order = np.argsort(np.concatenate([c.order for c in changes]), kind="stable")
+    kind = np.concatenate([c.kind for c in changes])[order]
+    place = pa.array(order)
+    shown = pa.array(np.where(kind == DELETE, order + len(order), order))
+    ids = {id_: None for c in changes for id_ in table_ids(history, c.table, int(c.commit_ts.max()))}
+    schema = _schema(versions[0], list(ids))
+    current, old = [], []
+    for n in range(len(versions[0])):
+        parts = list(zip(versions, changes, strict=True))
+        before = pa.concat_arrays([native(specs[n], c.before.column(n)) for specs, c in parts])
+        both = pa.concat_arrays([*(native(specs[n], c.after.column(n)) for specs, c in parts), before])
+        current.append(both.take(shown))
+        old.append(before.take(place))
+    was = schema.field(len(schema) - 1)
+    mask = pa.array(kind == INSERT)
+    structs = pa.StructArray.from_arrays(old, fields=list(was.type), mask=mask) if old else _no_columns(mask, was.type)
+    own = [
+        pa.DictionaryArray.from_arrays(pa.array(_OP_OF[kind]), _OPS),
+        pa.array(np.concatenate([c.commit_ts for c in changes])[order]),
+        pa.array(np.concatenate([c.start_ts for c in changes])[order]),
+        pa.concat_arrays([c.key for c in changes]).take(place),
+        pa.array(np.concatenate([c.physical_id for c in changes])[order]),
+    ]
+    return pa.Table.from_arrays([*own, *current, structs], schema=schema)
+
+
+def _no_columns(mask: pa.Array, type_: pa.DataType) -> pa.Array:
+    return pc.if_else(mask, pa.scalar(None, type_), pa.scalar({}, type_))
+
+
+def _facts(q: Quarantined) -> dict[str, object]:
+    return {
+        "database": q.database,
+        "table": q.table,
+        "table_id": q.table_id,
+        "column": q.column,
+        "key": q.key.hex(),
+        "commit_ts": str(q.commit_ts),
+        "offset": q.offset,
+        "cause": q.cause,
+    }

@@ -1,0 +1,186 @@
+"""The rows of a table in the forms in which they are read: NDJSON, CSV, an Arrow stream, Parquet, SQL.
+
+    ndjson    {"database":...,"table":...,"columns":{...}}      values as in the ndjson of a pull
+    csv       a line of names, then one record a row            for LOAD DATA (see `asof.csv`)
+    arrow     one IPC stream, native types (docs/types.md)
+    parquet   one file, native types; TIME as microseconds (int64)
+    sql       settings of the session, then INSERT statements (see `asof.sql`)
+
+A writer is given batches in storage form, one after the other, and gives bytes; together they are the body.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reading.asof import csv
+from reading.asof.sql import SETTINGS, inserts
+from reading.formats.lines import Block, write
+from reading.formats.ndjson import column_values
+from reading.formats.pieces import Piece
+from reading.formats.rows import fields_of, image, json_bytes
+from schemas.layout import row_layout
+from schemas.model import Table
+from tistream.codec.row.native import native, native_type
+
+#: format word -> media type of the body
+FORMATS: Mapping[str, str] = {
+    "ndjson": "application/x-ndjson",
+    "csv": "text/csv",
+    "arrow": "application/vnd.apache.arrow.stream",
+    "parquet": "application/vnd.apache.parquet",
+    "sql": "application/sql",
+}
+
+
+class RowsWriter(ABC):
+    """Writes one body."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def begin(self) -> bytes:
+        """What stands before the rows."""
+        return b""
+
+    @abstractmethod
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        """The bytes of these rows; some may come with later ones."""
+
+    def end(self) -> bytes:
+        """What stands behind the rows."""
+        return b""
+
+
+def writer_of(word: str, table: Table) -> RowsWriter:
+    """The writer of a format in FORMATS."""
+    writers: Mapping[str, Callable[[Table], RowsWriter]] = {
+        "ndjson": _Ndjson,
+        "csv": _Csv,
+        "arrow": _Arrow,
+        "parquet": _Parquet,
+        "sql": _Sql,
+    }
+    return writers[word](table)
+
+
+class _Ndjson(RowsWriter):
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        fields = fields_of(self.table)
+        head = b'{"database":%b,"table":%b,"columns":' % (json_bytes(self.table.db), json_bytes(self.table.name))
+        pieces: list[Piece] = [head, *image(fields, column_values(fields, batch)), b"}"]
+        return _lines(batch.num_rows, pieces, b"\n")
+
+
+class _Csv(RowsWriter):
+    def begin(self) -> bytes:
+        return csv.header(self.table)
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        return csv.records(self.table, batch)
+
+
+class _Sql(RowsWriter):
+    def begin(self) -> bytes:
+        return SETTINGS
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        return inserts(self.table, batch)
+
+
+class _Arrow(RowsWriter):
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._schema = native_schema(table)
+        self._sink = _Sink()
+        self._writer = pa.ipc.new_stream(self._sink, self._schema)
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        self._writer.write_batch(_native(self.table, batch, self._schema))
+        return self._sink.taken()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self._sink.taken()
+
+
+class _Parquet(RowsWriter):
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._schema = _without_durations(native_schema(table))
+        self._sink = _Sink()
+        self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=3)
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        found = _native(self.table, batch, native_schema(self.table))
+        columns = [
+            c.cast(f.type) if pa.types.is_duration(c.type) else c for c, f in zip(found, self._schema, strict=True)
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        return self._sink.taken()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self._sink.taken()
+
+
+class _Sink:
+    """A file that only grows, whose bytes are taken away as they come."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.closed = False
+
+    def write(self, data: object) -> int:
+        part = bytes(memoryview(data).cast("B"))  # type: ignore[arg-type]
+        self._parts.append(part)
+        self._size += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def taken(self) -> bytes:
+        """What was written since it was asked last."""
+        found, self._parts = b"".join(self._parts), []
+        return found
+
+
+def native_schema(table: Table) -> pa.Schema:
+    """The columns in native types."""
+    return pa.schema([pa.field(spec.name, native_type(spec)) for spec in row_layout(table).columns])
+
+
+def _native(table: Table, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    specs = row_layout(table).columns
+    arrays = [native(spec, batch.column(n)) for n, spec in enumerate(specs)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _without_durations(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in schema])
+
+
+def _lines(rows: int, pieces: list[Piece], end: bytes) -> bytes:
+    _, data = write([Block(at=np.arange(rows), pieces=pieces)], end=end)
+    return data.tobytes()

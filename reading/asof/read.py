@@ -1,0 +1,159 @@
+"""One read as of a timestamp: from names, time and format to a stream of bytes.
+
+    as_of -> served watermark -> the table in force -> bases -> rows by key -> columns -> bytes
+
+What can be refused is refused before the first byte: names, times, a missing base, and rows whose conversion is not
+certain (tables with such a change since their base are read twice for that). A fault that shows up later, such as a
+damaged segment, breaks the stream off in the middle, so that no reader takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+
+from reading.asof.core.columns import Reading, decoded, readings
+from reading.asof.output import writer_of
+from reading.asof.source import BaseGone, TableSource
+from reading.deps import Services
+from reading.position import parse_ts
+from schemas.bases import Base, choose
+from schemas.history import History
+from schemas.model import Table
+from tistream.catalog.log.bases import list_bases
+from tistream.catalog.log.retention import expired
+from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.errors import AheadOfWatermark, NotFound
+from tistream.ids import Tenant
+
+_CHOICES_MAX = 10  # of bases, each of which was retired before it could be read
+_HELD_BYTES = 8 << 20  # a body up to this size is whole before its first byte is sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRequest:
+    """A read as the route understood it."""
+
+    tenant: Tenant
+    database: str
+    table: str
+    as_of: str
+    format: str  #: a word of `output.FORMATS`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAnswer:
+    """The body and what it is of."""
+
+    content: Iterator[bytes]
+    as_of: int
+    base_ts: int  #: what lies between this and `as_of` came from the log
+    resolved_ts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableAsOf:
+    """A table as it was: its definition, and its rows in key order, as often as they are asked for."""
+
+    table: Table
+    as_of: int
+    bases: tuple[Base, ...]
+    source: TableSource
+    tenant: Tenant
+    readings: dict[int, Reading]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The delivered columns in storage form (see `tistream.codec.row`)."""
+        for rows in self.source.rows(self.tenant, self.bases, self.as_of):
+            yield decoded(self.readings, rows)
+
+    def check(self) -> None:
+        """Raise what reading the rows would raise, if there are conversions that may be refused."""
+        if any(reading.converts for reading in self.readings.values()):
+            for _ in self.batches():
+                pass
+
+
+def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
+    """Begin the read. AheadOfWatermark when the timestamp is not served yet; other errors as the module says."""
+    history, as_of, resolved, _ = moment(services, request.tenant, request.as_of)
+    table = history.find_base_table(request.database, request.table, as_of)
+    tries = 0
+    while True:
+        log_start = get_tenant(services.catalog, request.tenant).earliest_ts  # it rises, and bases below it go
+        if as_of < log_start:
+            raise expired(as_of, log_start)
+        try:
+            found = _chosen(services, request.tenant, history, table, as_of, log_start)
+            found.check()
+            content = _begun(_body(found, request.format))
+        except BaseGone:
+            tries += 1
+            if tries == _CHOICES_MAX:
+                raise
+            continue
+        base_ts = min(base.ts for base in found.bases)
+        return RowsAnswer(content=content, as_of=as_of, base_ts=base_ts, resolved_ts=resolved)
+
+
+def _chosen(
+    services: Services, tenant: Tenant, history: History, table: Table, as_of: int, log_start: int
+) -> TableAsOf:
+    bases = choose(
+        history,
+        table,
+        as_of,
+        seeds=list_seeds(services.catalog, tenant),
+        bases=list_bases(services.catalog, tenant, table.physical_ids),
+        log_start_ts=log_start,
+    )
+    return TableAsOf(
+        table=table,
+        as_of=as_of,
+        bases=bases,
+        source=TableSource(catalog=services.catalog, store=services.store, reader=services.reader),
+        tenant=tenant,
+        readings=readings(history, table, as_of),
+    )
+
+
+def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int, int, int]:
+    """(history, the timestamp that `text` names, served watermark, start of the log)."""
+    row, history, resolved = services.served(tenant)
+    if history is None:
+        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
+    earliest = max(row.earliest_ts, history.start_ts)
+    as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())
+    if as_of < earliest:
+        raise expired(as_of, earliest)
+    if as_of > resolved:
+        raise AheadOfWatermark(
+            f"{as_of} is not served yet: the watermark stands at {resolved}.",
+            as_of=str(as_of),
+            resolved_ts=str(resolved),
+        )
+    return history, as_of, resolved, row.earliest_ts
+
+
+def _body(found: TableAsOf, word: str) -> Iterator[bytes]:
+    writer = writer_of(word, found.table)
+    yield writer.begin()
+    for batch in found.batches():
+        yield writer.rows(batch)
+    yield writer.end()
+
+
+def _begun(body: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes, of which the first are there already."""
+    held: list[bytes] = []
+    size = 0
+    for part in body:
+        held.append(part)
+        size += len(part)
+        if size >= _HELD_BYTES:
+            break
+    return chain(filter(None, held), filter(None, body))

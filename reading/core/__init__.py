@@ -1,0 +1,1 @@
+"""Changes of a page: merge, split and cut. Pure."""

@@ -1,0 +1,98 @@
+"""Putting the rows of a page together (pure): which rows of a segment it holds, and in which order they stand.
+
+Rows are copied only where they must be. A segment that lies wholly inside of what was asked for is taken as it was
+read, one that reaches over an edge of the interval is sliced where its rows stand together, and segments that follow
+one another in commit order are put behind one another as they are: such a page is many chunks, and no row of it was
+touched. Rows move only where segments of several tables or tasks overlap in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reading.core import merge
+from tistream.model import change
+
+_ORDER = ("commit_ts", "start_ts", "table_id", "key")
+
+
+def select(
+    table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None, *, changes_only: bool = True
+) -> pa.Table:
+    """Rows (of a segment: one chunk, table ids rise) in (after, upto] of the wanted tables, without those that are kept
+    for reads as of a timestamp only unless they are asked for."""
+    ts = table["commit_ts"].to_numpy()
+    keep = (ts > np.uint64(after)) & (ts <= np.uint64(upto))
+    if changes_only:
+        keep &= (table["flags"].to_numpy() & change.FLAG_NOT_A_CHANGE) == 0
+    if table_ids is not None and len(ts):
+        ids = table["table_id"].to_numpy()
+        keep &= ids[0] in table_ids if ids[0] == ids[-1] else np.isin(ids, np.array(sorted(table_ids), np.int64))
+    return only(table, keep)
+
+
+def only(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
+    """The rows where `keep` holds: a slice if they stand together."""
+    count = int(np.count_nonzero(keep))
+    first = int(keep.argmax()) if count else 0
+    if keep[first : first + count].all():
+        return table.slice(first, count)
+    return table.filter(pa.array(keep))
+
+
+def page(parts: Sequence[pa.Table], *, upto: int, rows: int, size: int) -> tuple[pa.Table, int]:
+    """The front of all rows, by (commit_ts, start_ts, table_id, key), and the commit_ts with which it ends: as many as
+    `rows` and bytes of keys and values (`size`) allow, see `merge.cut`. Rows of a part rise by (table_id, commit_ts,
+    start_ts, key). What is in order already keeps its chunks; else only the rows of the page move."""
+    whole = pa.concat_tables([change.COMMITTED.empty_table(), *parts])
+    order = _order(whole, parts)
+    commit_ts = whole["commit_ts"].to_numpy()
+    if order is None:
+        n, end = merge.cut(commit_ts, upto=upto, rows=_fitting(whole, None, rows, size))
+        return whole.slice(0, n), end
+    n, end = merge.cut(commit_ts[order], upto=upto, rows=_fitting(whole, order, rows, size))
+    return whole.take(pa.array(order[:n])).combine_chunks(), end
+
+
+def _order(whole: pa.Table, parts: Sequence[pa.Table]) -> npt.NDArray[np.int64] | None:
+    """The row numbers in the order of a page; None when that is how they stand."""
+    commit_ts, start_ts, ids = (whole[name].to_numpy() for name in _ORDER[:3])
+    if (commit_ts[1:] > commit_ts[:-1]).all():
+        return None
+    order = np.lexsort((ids, start_ts, commit_ts))
+    _order_ties(whole, parts, order)
+    return None if (order[1:] > order[:-1]).all() else order
+
+
+def _order_ties(whole: pa.Table, parts: Sequence[pa.Table], order: npt.NDArray[np.int64]) -> None:
+    """Put the rows of one transaction and table in key order where they come from several parts: in `order`, in which
+    they stand together."""
+    equal = np.ones(max(0, len(order) - 1), np.bool_)
+    for name in _ORDER[:3]:
+        column = whole[name].to_numpy()[order]
+        equal &= column[1:] == column[:-1]
+    part = np.repeat(np.arange(len(parts)), [p.num_rows for p in parts])[order]
+    mixed = equal & (part[1:] != part[:-1])
+    if not mixed.any():
+        return
+    group = np.concatenate([[0], np.cumsum(~equal)])
+    chosen = np.isin(group, group[1:][mixed])
+    rows = order[chosen]
+    tied = whole.select(_ORDER).take(pa.array(rows)).combine_chunks().to_batches()[0]
+    order[chosen] = rows[pc.sort_indices(tied, sort_keys=[(name, "ascending") for name in _ORDER]).to_numpy()]
+
+
+def _fitting(whole: pa.Table, order: npt.NDArray[np.int64] | None, rows: int, size: int) -> int:
+    """How many rows from the front make a page; at least one."""
+    if whole.nbytes <= size or not whole.num_rows:
+        return max(1, min(rows, int(whole.num_rows)))
+    sizes = np.zeros(whole.num_rows, np.int64)
+    for name in ("key", "value", "old_value"):
+        sizes += pc.fill_null(pc.binary_length(whole[name]), 0).to_numpy()
+    reached = np.cumsum(sizes if order is None else sizes[order])
+    return max(1, min(rows, int(np.searchsorted(reached, size, side="right"))))

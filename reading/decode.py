@@ -1,0 +1,156 @@
+"""From committed rows to decoded changes: each row with the schema in force just before it was committed.
+
+A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table read at c - 1 are
+not changes of any table (copies in ids that are not read yet, late writes to ids that are not read any more): they are
+not delivered, but counted (see `left_out`). Index entries are not delivered either.
+
+A delete without an old value (the upstream does not tell it, or the key did not exist) has, as the row before it, what
+its key says and NULL elsewhere.
+
+A row that cannot be decoded is quarantined: it comes out as a Quarantined record that names table, column, key and
+offset, and nothing else is affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reading.core.changes import TableChanges
+from reading.core.split import build_changes
+from reading.cursor import Scope
+from schemas.history import History
+from schemas.layout import key_layout, row_layout
+from schemas.model import Table
+from schemas.names import folded
+from tistream.codec.row.decode import EMPTY_ROW, Decoded, decode
+from tistream.codec.table_key import is_record
+from tistream.model.change import Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A row that is in the log and cannot be decoded."""
+
+    database: str
+    table: str
+    table_id: int
+    column: str
+    key: bytes
+    commit_ts: int
+    offset: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """The decoded page: one TableChanges per table version, and what could not be decoded."""
+
+    changes: tuple[TableChanges, ...]
+    quarantined: tuple[Quarantined, ...]
+
+
+def wanted(table: Table, scope: Scope) -> bool:
+    """Whether rows of this table belong to the scope."""
+    if table.kind != "table":
+        return False
+    if scope.database is not None and folded(table.db) != folded(scope.database):
+        return False
+    return scope.table is None or folded(table.name) == folded(scope.table)
+
+
+def decode_rows(history: History, rows: pa.Table, scope: Scope, *, bare_deletes: bool = False) -> Decoding:
+    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts. `bare_deletes`: with the
+    deletes of keys that did not exist."""
+    rows = rows.combine_chunks()
+    changes: list[TableChanges] = []
+    bad: list[Quarantined] = []
+    for table, index in rows_of(history, rows, scope):
+        part = rows.take(pa.array(index)).combine_chunks()
+        built, failed = _decode_table(table, part, bare_deletes)
+        changes.append(built)
+        bad.extend(failed)
+    return Decoding(changes=tuple(changes), quarantined=tuple(sorted(bad, key=lambda q: (q.commit_ts, q.key))))
+
+
+def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Table, npt.NDArray[np.int64]]]:
+    """(table version, ascending row numbers) for every table version of the scope that some row belongs to."""
+    ids, commit_ts = rows["table_id"].to_numpy(), rows["commit_ts"].to_numpy()
+    at = np.flatnonzero(is_record(rows["key"]))
+    if (ids[at[1:]] < ids[at[:-1]]).any():
+        at = at[np.argsort(ids[at], kind="stable")]
+    groups: dict[int, tuple[Table, list[npt.NDArray[np.int64]]]] = {}
+    for of_one in np.split(at, np.flatnonzero(np.diff(ids[at])) + 1) if len(at) else ():
+        intervals = history.version_intervals(int(ids[of_one[0]]))
+        which = intervals.index(commit_ts[of_one])  # of commit_ts - 1
+        for version in np.flatnonzero(np.bincount(which + 1)[1:]):
+            table = intervals.versions[version]
+            assert table is not None
+            groups.setdefault(id(table), (table, []))[1].append(of_one[which == version])
+    for table, parts in groups.values():
+        if wanted(table, scope):
+            yield table, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
+
+
+def _decode_table(table: Table, rows: pa.Table, bare_deletes: bool) -> tuple[TableChanges, list[Quarantined]]:
+    layout, built = row_layout(table), partial(build_changes, table, bare_deletes=bare_deletes)
+    keys = rows["key"].combine_chunks()
+    after = decode(layout, keys, rows["value"].combine_chunks())
+    before = _with_keys(table, rows, decode(layout, keys, rows["old_value"].combine_chunks()))
+    failed = _quarantine(table, rows, after, before)
+    if failed:
+        keep = np.ones(rows.num_rows, dtype=bool)
+        keep[[e.index for decoded in (after, before) for e in decoded.errors]] = False
+        mask = pa.array(keep)
+        return built(rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
+    return built(rows, after.batch, before.batch), failed
+
+
+def _with_keys(table: Table, rows: pa.Table, before: Decoded) -> Decoded:
+    """The old images, with what the key says where a delete has none."""
+    deletes = pc.and_(rows["old_value"].is_null(), pc.equal(rows["op"], pa.scalar(int(Op.DELETE), pa.uint8())))
+    at = np.flatnonzero(deletes.to_numpy())
+    known = key_layout(table)
+    if not len(at) or not known.columns:
+        return before
+    keys = rows["key"].combine_chunks().take(pa.array(at))
+    said = decode(known, keys, pa.array([EMPTY_ROW] * len(at), pa.binary()))
+    place = np.full(rows.num_rows, -1, np.int64)
+    place[at] = np.arange(len(at))
+    take = pa.array(place, mask=place < 0)
+    columns = [
+        pc.coalesce(column, said.batch.column(name).take(take)) if name in said.batch.schema.names else column
+        for name, column in zip(before.batch.schema.names, before.batch.columns, strict=True)
+    ]
+    errors = [replace(e, index=int(at[e.index])) for e in said.errors]
+    return replace(
+        before,
+        batch=pa.RecordBatch.from_arrays(columns, schema=before.batch.schema),
+        errors=tuple(sorted([*before.errors, *errors], key=lambda e: e.index)),
+    )
+
+
+def _quarantine(table: Table, rows: pa.Table, after: Decoded, before: Decoded) -> list[Quarantined]:
+    seen: dict[int, Quarantined] = {}
+    for image, decoded in (("value", after), ("old value", before)):
+        for e in decoded.errors:
+            seen.setdefault(
+                e.index,
+                Quarantined(
+                    database=table.db,
+                    table=table.name,
+                    table_id=rows["table_id"][e.index].as_py(),
+                    column=e.column,
+                    key=rows["key"][e.index].as_py(),
+                    commit_ts=rows["commit_ts"][e.index].as_py(),
+                    offset=e.offset,
+                    cause=f"{e.cause} (in the {image})",
+                ),
+            )
+    return list(seen.values())

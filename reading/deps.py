@@ -1,0 +1,89 @@
+"""What every route needs, made once by the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
+
+from fastapi import Path
+
+from reading.excluded_rows import LeftOutRows
+from reading.reader import LogReader
+from schemas.history import History
+from schemas.registry.schema_registry import SavePolicy, SchemaRegistry
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy import tenants
+from tistream.catalog.work import tasks
+from tistream.clock import Clock
+from tistream.ids import Tenant
+from tistream.model.task_state import TaskState
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.metrics import Collect
+
+Id = Annotated[int, Path(ge=0, le=(1 << 63) - 1)]  #: of a cluster or a tenant: what the catalog can hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The parts that routes are made of."""
+
+    catalog: Catalog
+    store: ObjectStore
+    clock: Clock
+    registry: SchemaRegistry
+    reader: LogReader
+    left_out: LeftOutRows
+    checks: Mapping[str, Callable[[], None]]  #: readiness by part: returns, or raises with the reason
+    problems: Callable[[], list[dict[str, object]]]  #: what is wrong now in this process
+    collect: Sequence[Collect] = ()  #: metrics of the other parts of this process
+    reports: Callable[[], Sequence[TaskState]] = tuple  #: what the sorters of this process say of their tasks
+    explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, in words
+
+    @classmethod
+    def create(
+        cls,
+        catalog: Catalog,
+        store: ObjectStore,
+        clock: Clock,
+        *,
+        checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
+        problems: Callable[[], list[dict[str, object]]] = list,
+        collect: Sequence[Collect] = (),
+        reports: Callable[[], Sequence[TaskState]] = tuple,
+        explain: Callable[[int], Sequence[str]] = lambda _: (),
+    ) -> Services:
+        """The usual set over one catalog and one object store. `problems` are those of the other parts."""
+        registry, left_out = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), LeftOutRows()
+
+        def all_problems() -> list[dict[str, object]]:
+            return [*problems(), *(found.shown() for found in (*registry.problems(), *left_out.problems()))]
+
+        return cls(
+            catalog=catalog,
+            store=store,
+            clock=clock,
+            registry=registry,
+            reader=LogReader(catalog, store, clock),
+            left_out=left_out,
+            checks=checks,
+            collect=collect,
+            reports=reports,
+            explain=explain,
+            problems=all_problems,
+        )
+
+    def served(self, tenant: Tenant) -> tuple[tenants.TenantRow, History | None, int]:
+        """The tenant, its schema history, and the timestamp up to which everything is served.
+
+        W = min(upper of every task), read first: the history is then caught up at least that far, so no row at or below
+        W is decoded with a schema that is not known yet, and every segment up to W is in the catalog. A tenant that
+        still awaits its schema snapshot has no history and W = 0.
+        """
+        row = tenants.get_tenant(self.catalog, tenant)
+        if not row.start_ts:
+            return row, None, 0
+        resolved = tasks.served_watermark(self.catalog, tenant)
+        history = self.registry.history(tenant)
+        return row, history, min(resolved, history.resolved_ts)

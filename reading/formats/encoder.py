@@ -1,0 +1,56 @@
+"""What all encoders share: their settings, and the rows of one kind of change at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
+from reading.core.split import pick
+from reading.formats.lines import Block
+from reading.formats.options import FormatOptions
+from reading.formats.pieces import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder(ABC):
+    """A format (see `protocol`) whose lines end with a line feed and which splits updates unless told not to."""
+
+    options: FormatOptions
+
+    @property
+    def terminator(self) -> bytes:
+        return b"\n"
+
+    @property
+    def splits_updates(self) -> bool:
+        return not self.options.output_raw_change_event
+
+    @property
+    def bare_deletes(self) -> bool:
+        return False
+
+    def rows(self, changes: TableChanges) -> list[Block]:
+        """One line a change: a block for each kind of change that there is."""
+        blocks = []
+        for kind in (INSERT, UPDATE, DELETE):
+            at = np.flatnonzero(changes.kind == kind)
+            if len(at):
+                part = changes if len(at) == len(changes) else _of_kind(changes, at, kind)
+                blocks.append(Block(at=at, pieces=self.pieces(part, kind)))
+        return blocks
+
+    @abstractmethod
+    def pieces(self, changes: TableChanges, kind: int) -> Sequence[Piece]:
+        """What the lines of these changes, all of one kind, consist of."""
+
+
+def _of_kind(changes: TableChanges, at: npt.NDArray[np.int64], kind: int) -> TableChanges:
+    """The changes at these places, all of one kind; an image that the kind does not have is not copied."""
+    if kind == INSERT:
+        return pick(replace(changes, before=changes.after), at)
+    return pick(replace(changes, after=changes.before) if kind == DELETE else changes, at)

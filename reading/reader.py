@@ -1,0 +1,214 @@
+"""Reading a page of a tenant's committed log: catalog rows say what is there, range requests fetch it.
+
+A segment is fetched with one request, several at a time, and checked against the checksum in the catalog; one that is
+missing or damaged fails the page and names the object and the segment. Decoded segments are kept in a cache bounded by
+bytes, because consecutive pages read the same segments. Nothing here knows about schemas.
+
+Compaction may replace at any time what lies below a page. The rows of a page come from one listing, which is one
+statement: before a swap or after it, both hold every row once. Where they lie leaves no trace in the page, for rows are
+put in (commit_ts, start_ts, table_id, key) order. What was listed is pinned; who finds it gone nevertheless, because
+the pin ended while the process slept, lists again. Retention may take away what lies below the floor: a page that was
+listed from below it is refused, so a row is never missing without a word.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import pyarrow as pa
+
+from reading.core import merge, page_rows
+from reading.read_leases import Pin, ReaderPins
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log import committed
+from tistream.catalog.log.objects import ObjectState, object_states
+from tistream.catalog.log.retention import check_floor
+from tistream.clock import Clock, SystemClock
+from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
+from tistream.ids import Tenant
+from tistream.log.committed_log import SegmentSource
+from tistream.model import change
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime import metrics
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ROWS_IN = metrics.ROWS.labels("api", "in")
+_SEGMENTS_PER_QUERY = 2000
+_REQUESTS_IN_FLIGHT_MAX = 8
+_CACHE_BYTES_MAX = 128 << 20
+_PAGE_BYTES_MAX = 64 << 20  # of keys and values, unless one commit_ts holds more
+_PAGE_STORED_BYTES_MAX = 16 << 20  # of segments that are read for one page
+_LISTINGS_MAX = 10  # for one page, of which each found something gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPage:
+    """Everything of the scope with commit_ts in (after, upto], by (commit_ts, start_ts, table_id, key)."""
+
+    rows: pa.Table  #: schema change.COMMITTED; segments that follow one another are chunks as they were read
+    upto: int
+    has_more: bool
+
+
+class _Size(NamedTuple):
+    """What a page may hold, roughly: it ends with a whole commit_ts."""
+
+    rows: int
+    bytes: int  # of keys and values
+
+
+class LogReader:
+    """Reads committed segments of any tenant. Safe to use from several threads."""
+
+    def __init__(
+        self, catalog: Catalog, store: ObjectStore, clock: Clock | None = None, *, cache_bytes: int = _CACHE_BYTES_MAX
+    ) -> None:
+        """`cache_bytes`: of decoded segments that are kept; 0 keeps none."""
+        self._catalog, self._cache_bytes_max = catalog, cache_bytes
+        self._source = SegmentSource(store)
+        self._pins = ReaderPins(catalog, SystemClock() if clock is None else clock)
+        self._cache: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
+        self._requests = ThreadPoolExecutor(_REQUESTS_IN_FLIGHT_MAX, thread_name_prefix="log-reader")
+
+    def page(
+        self,
+        tenant: Tenant,
+        *,
+        after: int,
+        upto: int,
+        rows: int,
+        table_ids: Collection[int] | None = None,
+        page_bytes: int | None = None,
+    ) -> LogPage:
+        """The next page. Stretches without a row of the scope are walked through, so an empty page ends at `upto`."""
+        at, tries, size = after, 0, _Size(rows, page_bytes or _PAGE_BYTES_MAX)
+        with self._pins.held() as pin:
+            while at < upto:
+                try:
+                    found, end = self._step(pin, tenant, at, upto, size, table_ids)
+                except ObjectNotFound as e:
+                    self._gone(e)
+                    tries += 1
+                    if tries == _LISTINGS_MAX:
+                        raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
+                    continue
+                if found.num_rows or end >= upto:
+                    _ROWS_IN.inc(found.num_rows)
+                    return LogPage(rows=found, upto=end, has_more=end < upto)
+                at = end
+        return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
+
+    def versions(self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int]) -> Iterator[pa.Table]:
+        """All rows of these tables with commit_ts in (after, upto], schema change.COMMITTED, in no order, some at a
+        time: changes, and rows that are kept for reads as of a timestamp only. Some may come twice, when a compaction
+        has replaced what was listed."""
+        tries = 0
+        with self._pins.held() as pin:
+            while after < upto:
+                listed, end = self._stretch(tenant, after, upto, table_ids)
+                try:
+                    for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
+                        pin.renew()
+                        for table in self._requests.map(self._once, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
+                            found = page_rows.select(table, after, end, table_ids, changes_only=False)
+                            if found.num_rows:
+                                yield found
+                except ObjectNotFound as e:
+                    self._gone(e)
+                    tries += 1
+                    if tries == _LISTINGS_MAX:
+                        raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
+                    continue
+                after = end
+
+    def _stretch(
+        self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int]
+    ) -> tuple[list[committed.SegmentRow], int]:
+        """The segments that hold all rows of these tables in (after, end]."""
+        limit = _SEGMENTS_PER_QUERY
+        while True:
+            segments = self._listed(tenant, after, upto, table_ids, limit)
+            end = upto if len(segments) < limit else min(upto, segments[-1].lo_ts - 1)
+            if end > after:
+                return [segment for segment in segments if segment.lo_ts <= end], end
+            limit *= 2  # every listed segment starts at one commit_ts: see more of them
+
+    def _step(
+        self, pin: Pin, tenant: Tenant, after: int, upto: int, size: _Size, table_ids: Collection[int] | None
+    ) -> tuple[pa.Table, int]:
+        limit = _SEGMENTS_PER_QUERY
+        while True:
+            segments = self._listed(tenant, after, upto, table_ids, limit)
+            count, end = merge.plan(
+                segments,
+                after=after,
+                upto=upto,
+                rows=size.rows,
+                stored_bytes=_PAGE_STORED_BYTES_MAX,
+                truncated=len(segments) == limit,
+            )
+            if end > after:
+                break
+            limit *= 2  # every listed segment starts at one commit_ts: see more of them
+
+        def fetch(segment: committed.SegmentRow) -> pa.Table:
+            pin.renew()
+            return self._segment(segment)
+
+        parts = [page_rows.select(part, after, end, table_ids) for part in self._requests.map(fetch, segments[:count])]
+        return page_rows.page(parts, upto=end, rows=size.rows, size=size.bytes)
+
+    def _listed(
+        self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int
+    ) -> list[committed.SegmentRow]:
+        """The segments, none of which retention has taken away before. TsExpired when it may have."""
+        segments = committed.find_segments(
+            self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
+        )
+        check_floor(self._catalog, tenant, after)  # after the listing: what it missed, the floor tells
+        return segments
+
+    def pinned(self) -> AbstractContextManager[Pin]:
+        """A pin for what somebody else lists and fetches."""
+        return self._pins.held()
+
+    def submit(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a request of somebody else's in one of the reader's threads."""
+        return self._requests.submit(read, *args, **kwargs)
+
+    def _once(self, row: committed.SegmentRow) -> pa.Table:
+        """A segment that is read once: it does not push others out of the cache."""
+        with self._lock:
+            hit = self._cache.get((row.object_key, row.segment_no))
+        return self._source.rows(row) if hit is None else hit
+
+    def _segment(self, row: committed.SegmentRow) -> pa.Table:
+        key = (row.object_key, row.segment_no)
+        with self._lock:
+            if (hit := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return hit
+        table = self._source.rows(row)
+        with self._lock:
+            if key not in self._cache:
+                self._cache[key] = table
+                self._cached_bytes += table.nbytes
+            while self._cached_bytes > self._cache_bytes_max and len(self._cache) > bool(self._cache_bytes_max):
+                self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
+        return table
+
+    def _gone(self, error: ObjectNotFound) -> None:
+        """Raise CorruptObject when an object is missing that must be there; it may be missing when it was replaced."""
+        key = str(error.facts["object"])
+        if object_states(self._catalog, [key]).get(key) is ObjectState.LIVE:
+            raise CorruptObject(error.message, **error.facts) from error

@@ -1,0 +1,1 @@
+"""Schema histories read from the log and the catalog."""

@@ -1,0 +1,104 @@
+"""What reads as of a timestamp still need of the log, and where it may begin then (pure).
+
+A read of a table as of a timestamp needs what `schemas.bases` chooses to start from, and the log above that. So for
+every table that exists at the oldest moment that is to stay readable, the log is needed above its seed or base; above
+its birth where it has none and all its rows are in the log. A table that cannot be read there anyway needs nothing.
+
+A physical id becomes known at its DDL's commit, and some of its rows may be older: a partition DDL copies rows for as
+long as it runs. If the log began in between, the id would seem to be younger than the log and rows would be missing.
+So a log never begins there: `Birth` is the stretch from where the user asked for the DDL. A DDL that runs for longer
+than the retention is known too late for that; `schemas.bases` refuses what it made until there is a seed of it.
+
+Schema histories are kept whole: a row in a base may be older than the base, and be of a version from long before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.bases import source_of
+from schemas.history import History
+from tistream.catalog.log.bases import BaseRow
+from tistream.catalog.log.retention import Hold
+from tistream.catalog.log.seeds import SeedRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """Rows of a physical id may lie in (from_ts, born_ts], below the DDL that made it known."""
+
+    physical_id: int
+    from_ts: int
+    born_ts: int
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Where the log may begin, and who keeps it from beginning higher."""
+
+    ts: int
+    held_by: Hold | None
+
+
+def births(history: History, earliest_ts: int) -> dict[int, Birth]:
+    """By physical id, of those that became known above `earliest_ts`."""
+    found: dict[int, Birth] = {}
+    for change in history.changes(earliest_ts):
+        asked = history.asked_for(change.commit_ts)
+        for table in change.put_tables:
+            if table.kind != "table":
+                continue
+            for physical_id in table.physical_ids:
+                starts = history.version_intervals(physical_id).starts
+                if len(starts) and int(starts[0]) == change.commit_ts:
+                    found[physical_id] = Birth(
+                        physical_id=physical_id,
+                        from_ts=max(earliest_ts, asked - 1),
+                        born_ts=change.commit_ts,
+                        who=f"table {table.db}.{table.name} (physical id {physical_id})",
+                    )
+    return found
+
+
+def needs_of_reads(
+    history: History,
+    at_ts: int,
+    *,
+    earliest_ts: int,
+    seeds: Sequence[SeedRow],
+    bases: Sequence[BaseRow],
+    born: Mapping[int, Birth],
+) -> Iterator[Hold]:
+    """What each table needs so that it can be read as of `at_ts` and later. `seeds` and `bases` are the tenant's, the
+    newest first; the log begins at `earliest_ts`."""
+    sown = [seed for seed in seeds if seed.ts >= earliest_ts]
+    of_table: dict[int, list[BaseRow]] = {}
+    for base in bases:
+        if base.ts >= earliest_ts:
+            of_table.setdefault(base.table_id, []).append(base)
+    for table in history.snapshot(at_ts).tables.values():
+        if table.kind != "table":
+            continue
+        for physical_id in table.physical_ids:
+            source = source_of(history, physical_id, at_ts, seeds=sown, bases=of_table.get(physical_id, []))
+            who = f"table {table.db}.{table.name} (physical id {physical_id})"
+            if source is not None:
+                yield Hold(ts=source.ts, who=who)
+            elif physical_id in born:
+                yield Hold(ts=born[physical_id].from_ts, who=who)
+
+
+def lowest_floor(wanted_ts: int, holds: Sequence[Hold], born: Mapping[int, Birth]) -> Floor:
+    """The highest floor at or below `wanted_ts` that nobody minds."""
+    lowest = min(holds, key=lambda hold: hold.ts, default=None)
+    floor = Floor(ts=wanted_ts, held_by=None)
+    if lowest is not None and lowest.ts < wanted_ts:
+        floor = Floor(ts=lowest.ts, held_by=lowest)
+    while True:
+        inside = [birth for birth in born.values() if birth.from_ts < floor.ts < birth.born_ts]
+        if not inside:
+            return floor
+        first = min(inside, key=lambda birth: birth.from_ts)
+        floor = Floor(ts=first.from_ts, held_by=Hold(ts=first.from_ts, who=first.who))

@@ -1,0 +1,1 @@
+"""Judges of a chaos run. Pure."""

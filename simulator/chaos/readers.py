@@ -1,0 +1,79 @@
+"""Readers that follow the log through every API server in turn, and have each page judged.
+
+A reader keeps its cursor through everything: a server that does not answer, or says "not now", is left for the next
+one. Any other problem answer is a finding, for nothing that happens to the deployment may make a good cursor bad.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import threading
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from simulator.chaos.core.judge import Judge
+from tistream.client import Page, connect
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.ids import Tenant
+
+_WAIT_S = 1.0
+_PAUSE_S = 0.2
+_PAGE_ROWS = 5000
+_SERVED_LONG = 3  #: pages of one server before the next one is asked: a cursor belongs to no server
+
+
+class Reader:
+    """One cursor, followed in a thread of its own from its start to `stop`."""
+
+    def __init__(self, name: str, urls: Sequence[str], tenant: Tenant, clock: Clock, table_ids: range) -> None:
+        """`table_ids`: only rows of these tables are judged."""
+        self.judge = Judge(name)
+        self.switches = 0  #: how often a server did not answer
+        self._urls, self._tenant, self._clock, self._table_ids = urls, tenant, clock, table_ids
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        cursor: str | None = None
+        clients = [connect(url, retry_s=0) for url in self._urls]
+        for client in itertools.cycle(clients):
+            for _ in range(_SERVED_LONG):
+                if self._stop.is_set():
+                    for each in clients:
+                        each.close()
+                    return
+                try:
+                    page = client.page(
+                        self._tenant.cluster_id,
+                        self._tenant.tenant_id,
+                        cursor=cursor,
+                        format="raw-arrow",
+                        limit=_PAGE_ROWS,
+                        wait_s=_WAIT_S,
+                    )
+                except TiStreamError as e:
+                    if e.kind is not ErrorKind.RETRY:
+                        self.judge.broke(f"{client.url}: {e} [{e.code}]")
+                    self.switches += 1
+                    self._clock.wait(self._stop, _PAUSE_S)
+                    break
+                cursor = page.next_cursor
+                self._take(page)
+
+    def _take(self, page: Page) -> None:
+        rows = pa.ipc.open_stream(io.BytesIO(page.content)).read_all()
+        ids = rows["table_id"]
+        mine = pc.and_(pc.greater_equal(ids, self._table_ids.start), pc.less(ids, self._table_ids.stop))
+        self.judge.page(rows.filter(mine), page.resolved_ts, page.has_more)

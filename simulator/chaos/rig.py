@@ -1,0 +1,295 @@
+"""A whole deployment on this machine: real processes on a real MariaDB and a real S3 server, fed by a modelled cluster.
+
+    modelled TiKV (this process) <- two pushers -> proxy -> S3 server        proxies: bucket, database, control
+                                        |           ^
+                                      proxy -> two meta servers, dispatchers, sorters, API servers -> proxy -> MariaDB
+
+Every process is one of TiStream's own commands. Whoever judges looks at the database directly, not through its proxy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import orjson
+import zstandard
+
+from simulator.chaos.core.takeover import Item
+from simulator.chaos.plan import BUCKET, CONTROL, DATABASE, PROCESS, Choice, Event, Harm
+from simulator.chaos.servers.durable_s3 import DurableS3
+from simulator.chaos.servers.fake_clock import FakeClock
+from simulator.chaos.servers.mariadb import MariaDBServer
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.processes import TiStreamProcess, wait_until_ready
+from simulator.chaos.servers.proxy import Proxy, Trouble
+from simulator.chaos.servers.s3server import CREDENTIALS
+from simulator.hostile import HOSTILE
+from simulator.profiles import DEFAULT, Profile
+from simulator.serve.content import workload_cluster
+from simulator.serve.faults import STORM
+from simulator.serve.served import ServedCluster
+from simulator.workload import Workload
+from tistream import ts as tso
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
+from tistream.catalog.work.stops import list_stops
+from tistream.catalog.work.stores import list_stores
+from tistream.catalog.work.tasks import list_tasks
+from tistream.client import Client, connect
+from tistream.clock import SystemClock
+from tistream.errors import TiStreamError
+from tistream.ids import Tenant
+from tistream.objectstore.layout import SchemaSnapKey
+
+TENANT = Tenant(1, 1)
+HOSTILE_TENANTS = {Tenant(1, 10 + n): name for n, name in enumerate(HOSTILE)}  #: and what is wrong with their snapshots
+STORES = 4
+START_S = 120.0
+_PAUSE_S = 0.1
+_BUCKET = "tistream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How many of each service, and how much happens upstream."""
+
+    metas: int = 2
+    dispatchers: int = 2
+    sorters: int = 2
+    apis: int = 2
+    data_tasks: int = 3
+    steps_per_s: float = 200.0  #: of the modelled workload
+    tables: int = 6
+    rows: int = 400  #: handles of a table
+
+
+class Rig:
+    """The deployment, running while it is a context."""
+
+    def __init__(self, folder: Path, seed: int, size: Size) -> None:
+        self.folder, self.size = folder, size
+        self._seed = seed
+        self._open = ExitStack()
+        self.processes: dict[str, TiStreamProcess] = {}
+        self._proxies: dict[str, Proxy] = {}
+        self._clocks: dict[str, FakeClock] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    # -- what can be hurt ------------------------------------------------------------------------------------------
+
+    def targets(self) -> dict[str, Sequence[Choice]]:
+        """Everything, by name."""
+        return {**dict.fromkeys(self.processes, PROCESS), "database": DATABASE, "bucket": BUCKET, "control": CONTROL}
+
+    def begin(self, event: Event) -> None:
+        """Do the harm."""
+        process, proxy = self.processes.get(event.target), self._proxies.get(event.target)
+        match event.harm, process, proxy:
+            case Harm.CLOCK, _, _:
+                self._clocks[event.target].shift(event.step_s)
+            case Harm.KILL, TiStreamProcess(), _:
+                process.kill()
+            case Harm.PAUSE, TiStreamProcess(), _:
+                process.pause()
+            case Harm.KILL, None, Proxy():
+                self._server(event.target).kill()
+            case Harm.CUT, None, Proxy():
+                proxy.cut()
+            case _, None, Proxy():
+                proxy.trouble = Trouble(event.harm)
+            case _:
+                raise ValueError(f"nobody can {event}")
+
+    def end(self, event: Event) -> None:
+        """Let it be over."""
+        process, proxy = self.processes.get(event.target), self._proxies.get(event.target)
+        if event.harm is Harm.CLOCK:
+            self._clocks[event.target].shift(0)
+        elif process is not None and event.harm is Harm.PAUSE:
+            process.resume()
+        elif process is not None:
+            process.start()
+        elif event.harm is Harm.KILL:
+            self._server(event.target).start()
+        elif proxy is not None and proxy.trouble is not Trouble.PASS:
+            proxy.trouble = Trouble.PASS
+
+    def revive(self) -> list[str]:
+        """Start what has ended by itself: fenced after a pause, as a supervisor would. Their names."""
+        ended = [name for name, process in self.processes.items() if process.ended_by_itself]
+        for name in ended:
+            self.processes[name].start()
+        return ended
+
+    # -- what can be seen ------------------------------------------------------------------------------------------
+
+    def holding(self) -> dict[Item, tuple[str | None, int]]:
+        """Every store and task, with its worker and epoch."""
+        found: dict[Item, tuple[str | None, int]] = {}
+        for store in list_stores(self.catalog):
+            found["store", store.tenant, store.store_id] = (store.dispatcher, store.dispatcher_epoch)
+        for task in list_tasks(self.catalog):
+            found["task", task.task_id] = (task.owner, task.epoch)
+        return found
+
+    def upper(self) -> int:
+        """Up to where the log is complete."""
+        return min(row.upper for row in list_tasks(self.catalog, TENANT))
+
+    def unnamed(self) -> list[str]:
+        """The hostile tenants that the list of stops does not name."""
+        named = {row.stopped.tenant for row in list_stops(self.catalog)}
+        return [f"{tenant}: {name}" for tenant, name in HOSTILE_TENANTS.items() if tenant not in named]
+
+    def logs(self) -> str:
+        """The ends of all logs."""
+        return "\n".join(f"--- {name}\n{process.output()[-1500:]}" for name, process in self.processes.items())
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _server(self, target: str) -> MariaDBServer | DurableS3:
+        return self._database if target == "database" else self._bucket
+
+    def _start(self) -> None:
+        self._start_servers()
+        self._start_upstream()
+        self._start_services()
+        self._add_hostile_tenants()  # first: what they do to the activation of others would be seen
+        with self.control() as client:
+            client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
+        # one pusher begins the tenant: it takes the schema's snapshot, from which the others go on
+        half = STORES // 2
+        self._start_process("pusher-1", *self._push(range(1, half + 1)))
+        _wait(lambda: get_tenant(self.catalog, TENANT).start_ts > 0, "the tenant does not begin", self.logs)
+        self._start_process("pusher-2", *self._push(range(half + 1, STORES + 1)))
+        begun = self.upper()
+        _wait(lambda: self.upper() > begun, "no data comes", self.logs)
+
+    def _start_servers(self) -> None:
+        (self.folder / "db").mkdir()
+        self._database = MariaDBServer(self.folder / "db", self._clock("database"))
+        self._database.start()
+        self._open.callback(self._database.kill)
+        self._bucket = DurableS3(self.folder / "s3")
+        self._bucket.start()
+        self._open.callback(self._bucket.kill)
+        self._bucket.server.create_bucket(_BUCKET)
+        self._proxies["database"] = self._open.enter_context(Proxy(self._database.port))
+        self._proxies["bucket"] = self._open.enter_context(Proxy(self._bucket.port))
+        self.catalog = Catalog(self._database.url())
+        self._open.callback(self.catalog.close)
+        self.catalog.migrate()
+
+    def _start_upstream(self) -> None:
+        profile = _profile(self.size)
+        cluster = workload_cluster(profile, floor_ts=tso.compose(SystemClock().unix_ms()), regions=12)
+        self.workload = Workload(self._seed, cluster, profile, whole_meta=True)
+        self.upstream = self._open.enter_context(
+            ServedCluster(
+                cluster,
+                stores=STORES,
+                workload=self.workload,
+                steps_per_s=self.size.steps_per_s,
+                faults=replace(STORM, cut=0.02),
+                seed=self._seed,
+            )
+        )
+
+    def _start_services(self) -> None:
+        size = self.size
+        metas = {f"meta-{n}": free_port() for n in range(1, size.metas + 1)}
+        apis = {f"api-{n}": free_port() for n in range(1, size.apis + 1)}
+        self._proxies["control"] = self._open.enter_context(Proxy(*metas.values()))
+        self.api_urls = [f"http://127.0.0.1:{port}" for port in apis.values()]
+        for name, port in metas.items():
+            self._start_process(name, "meta", "--name", name, "--port", str(port))
+        for name, port in apis.items():
+            self._start_process(name, "serve", "--port", str(port))
+        for n in range(1, size.dispatchers + 1):
+            self._start_process(f"dispatcher-{n}", "dispatch", "--name", f"dispatcher-{n}")
+        for n in range(1, size.sorters + 1):
+            self._start_process(f"sorter-{n}", "sort", "--name", f"sorter-{n}")
+        for name, port in (*metas.items(), *apis.items()):
+            wait_until_ready(self.processes[name], f"http://127.0.0.1:{port}")
+
+    def _add_hostile_tenants(self) -> None:
+        ts = tso.compose(SystemClock().unix_ms())
+        good = {"ts": str(ts), "schema_version": 1, "dbs": [], "tables": []}
+        for tenant, name in HOSTILE_TENANTS.items():
+            data = zstandard.compress(orjson.dumps(HOSTILE[name](good)))
+            self._bucket.server.put(_BUCKET, str(SchemaSnapKey(tenant=tenant, ts=ts)), data)
+            register_tenant(self.catalog, tenant)
+
+    def _push(self, stores: range) -> list[str]:
+        to = ("--url", f"http://127.0.0.1:{self._proxies['control'].port}", "--cluster", "1", "--tenant", "1")
+        of = [f"--store-id={n}" for n in stores]
+        return ["push", "--pd", self.upstream.pd_address, *to, *of]
+
+    def _start_process(self, name: str, *args: str) -> None:
+        environment = {**self._environment(), **self._clock(name)}
+        process = TiStreamProcess(*args, log=self.folder / f"{name}.log", env=environment)
+        self.processes[name] = process
+        self._open.callback(process.kill)
+        process.start()
+
+    def _clock(self, name: str) -> dict[str, str]:
+        self._clocks[name] = FakeClock(self.folder / f"{name}.clock")
+        return self._clocks[name].environment
+
+    def _environment(self) -> dict[str, str]:
+        bucket = replace(self._bucket.server, endpoint=f"http://127.0.0.1:{self._proxies['bucket'].port}")
+        return {
+            **CREDENTIALS,
+            "TISTREAM_CATALOG_URL": self._database.url(self._proxies["database"].port),
+            "TISTREAM_OBJECT_STORE_URL": bucket.url(_BUCKET),
+            "TISTREAM_META_DATA_TASKS": str(self.size.data_tasks),
+        }
+
+    def control(self) -> Client:
+        """A client of the meta servers."""
+        return connect(f"http://127.0.0.1:{self._proxies['control'].port}")
+
+
+#: of two thousand steps: some topology changes each second, a store that dies each ten, a DDL each few
+_ACTIONS = (
+    ("begin", 300),
+    ("advance", 1400),
+    ("rewrite_lock", 80),
+    ("roll_back_unseen", 60),
+    ("roll_back_committed", 60),
+    ("split", 10),
+    ("merge", 10),
+    ("move_leader", 15),
+    ("kill_store", 1),
+    ("start_store", 4),
+    ("ddl", 20),
+)
+
+
+def _profile(size: Size) -> Profile:
+    """What machines bear that have all of this to run besides."""
+    return replace(DEFAULT, name="chaos", stores=STORES, tables=size.tables, rows=size.rows, hot=0.1, actions=_ACTIONS)
+
+
+def _wait(is_so: Callable[[], bool], otherwise: str, logs: Callable[[], str]) -> None:
+    clock, never = SystemClock(), threading.Event()
+    deadline = clock.monotonic() + START_S
+    while not is_so():
+        if clock.monotonic() > deadline:
+            raise TiStreamError(f"{otherwise}\n{logs()}")
+        clock.wait(never, _PAUSE_S)

@@ -1,0 +1,1 @@
+"""Real servers for chaos runs and tests: MariaDB, S3, processes and a TCP proxy between them."""

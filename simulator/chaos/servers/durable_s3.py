@@ -1,0 +1,89 @@
+"""An S3 server that keeps its objects in a folder: ministack, killed and started again on the same port.
+
+Checks no signatures and honours `If-None-Match: *`. An object whose PUT was answered is there after a SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.s3server import CREDENTIALS, REGION, S3Server, S3ServerError
+
+START_S = 60
+
+
+class DurableS3:
+    """The server over a folder. The process that talks to it needs `s3server.CREDENTIALS` in its environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.port = folder, free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def server(self) -> S3Server:
+        """Its address and buckets."""
+        return S3Server(endpoint=f"http://127.0.0.1:{self.port}")
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 before `start`."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Start (again), and wait until it answers."""
+        program = Path(sys.executable).with_name("ministack")
+        command = str(program) if program.exists() else shutil.which("ministack")
+        if command is None:
+            raise S3ServerError("ministack is missing; install it with: pip install 'tistream[testing]'")
+        with (self._folder / "log").open("ab") as out:
+            self._process = subprocess.Popen([command], stdout=out, stderr=out, env=self._environment())
+        self._wait_until(self._answers)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            **CREDENTIALS,
+            "SERVICES": "s3",
+            "BIND_HOST": "127.0.0.1",
+            "GATEWAY_PORT": str(self.port),
+            "SFTP_ENABLED": "0",
+            "S3_PERSIST": "1",
+            "PERSIST_STATE": "1",
+            "STATE_DIR": str(self._folder / "state"),
+            "S3_DATA_DIR": str(self._folder / "objects"),
+            "MINISTACK_REGION": REGION,
+            "LOG_LEVEL": "WARNING",
+        }
+
+    def _answers(self) -> bool:
+        import httpx2
+
+        try:
+            return bool(httpx2.get(f"{self.server.endpoint}/_ministack/health", timeout=5).is_success)
+        except httpx2.TransportError:
+            return False
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        assert self._process is not None
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise S3ServerError(f"ministack stopped with {self._process.returncode}; see {self._folder}/log")
+            if is_so():
+                return
+            time.sleep(0.05)
+        raise S3ServerError(f"ministack did not answer within {START_S} s; see {self._folder}/log")

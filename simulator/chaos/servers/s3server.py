@@ -1,0 +1,136 @@
+"""A real S3 server for tests: moto's, in a process of its own, on a free port, gone when the block ends.
+
+It keeps everything in memory, checks no signatures and honours `If-None-Match: *`, which is what TiStream needs. moto
+itself looks whether the object exists and writes it later, so two writers at once may both be told that they made it,
+which S3 never says. Here such requests are served one at a time.
+
+    python -m simulator.chaos.servers.s3server PORT
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.chaos.servers.ports import free_port
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+START_S = 60
+REGION = "us-east-1"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tistream-test", "AWS_SECRET_ACCESS_KEY": "tistream-test-secret"}
+
+
+class S3ServerError(RuntimeError):
+    """The server did not come up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Server:
+    """A running server. The process that talks to it needs CREDENTIALS in its environment."""
+
+    endpoint: str  #: http://127.0.0.1:port
+
+    def create_bucket(self, bucket: str) -> None:
+        """Make a bucket; its name has at least three characters."""
+        with self._client() as client:
+            client.create_bucket(Bucket=bucket)
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Put an object, as a pusher may that does not go through our own store."""
+        with self._client() as client:
+            client.put_object(Bucket=bucket, Key=key, Body=data)
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        import boto3
+
+        with closing(
+            boto3.client(
+                "s3",
+                endpoint_url=self.endpoint,
+                region_name=REGION,
+                aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            )
+        ) as client:
+            yield client
+
+    def url(self, bucket: str, prefix: str = "") -> str:
+        """What `open_store` takes."""
+        path = f"/{prefix}" if prefix else ""
+        return f"s3://{bucket}{path}?endpoint={self.endpoint}&region={REGION}&path_style=true"
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A running S3 server without buckets."""
+    with tempfile.TemporaryDirectory(prefix="tistream-s3-") as folder:
+        log = Path(folder) / "log"
+        port = free_port()
+        command = [sys.executable, "-m", "simulator.chaos.servers.s3server", str(port)]
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **CREDENTIALS})
+            try:
+                _wait_until_ready(process, port, log)
+                yield S3Server(endpoint=f"http://127.0.0.1:{port}")
+            finally:
+                process.terminate()
+                try:
+                    process.wait(timeout=START_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise S3ServerError(f"moto stopped with {process.returncode}:\n{log.read_text(errors='replace')}")
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise S3ServerError(f"moto did not answer within {START_S} s:\n{log.read_text(errors='replace')}")
+
+
+class OneCreatorAtATime:
+    """A WSGI application that serves conditional writes one after the other, once their bodies have come."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] not in ("PUT", "POST") or "HTTP_IF_NONE_MATCH" not in environ:
+            return self._app(environ, start_response)
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        with self._lock:
+            return self._app({**environ, "wsgi.input": io.BytesIO(body)}, start_response)
+
+
+def serve(port: int) -> None:
+    """Answer on 127.0.0.1 until the process is ended."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import run_simple
+
+    app = DomainDispatcherApplication(create_backend_app)
+    run_simple("127.0.0.1", port, OneCreatorAtATime(app), threaded=True)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,327 @@
+"""`tistream demo`: the whole service over a folder that is thrown away, fed by a recording of a real TiDB.
+
+    0 s  version, a tick for each part       1 s  tenant registered, recording pushed as three TiKV stores would
+    a box with addresses, the first decoded row in colour, three lines to copy
+    then a generated load of a second tenant, whose reader is checked; about 45 s in, a sorter is killed
+    Ctrl-C ends with a summary
+
+The recording, the pushers, the dispatcher, the sorters, the catalog and the HTTP API are the real ones. The pushers run
+in threads of this process and talk to the service over its HTTP port, as they would from elsewhere. Nothing but the
+recording runs before the first rows are shown.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+import orjson
+from rich.console import Console
+from rich.text import Text
+
+from tistream import __version__
+from tistream import ts as tso
+from tistream.client import Client
+from tistream.ids import Tenant
+
+if TYPE_CHECKING:
+    from simulator.demo.drill import Drill
+    from simulator.demo.load import Load, Verdict
+    from tistream.catalog.work.tasks import TaskRow
+
+RECORDING = Path(__file__).parents[1] / "recording"
+TENANT = Tenant(1, 1)
+KILL_AFTER_S = 45.0
+_SHOWN_ROWS = 12
+_FIRST_PAGES_ROWS = 10  # small pages until a row is shown: it needs the decoders of few column types only
+_PAUSE_S = 0.3
+_READY_S = 60.0
+_CHECKED_BEFORE_KILL = 50
+_COLOURS = {"insert": "green", "update": "yellow", "delete": "red", "ddl": "cyan"}
+_SIGNS = {"insert": "+", "update": "~", "delete": "-", "ddl": "≡"}
+
+
+Push = Callable[[str, threading.Event], object]
+
+
+class Part(Protocol):
+    """A part of the service."""
+
+    name: str
+
+    def wait_until_ready(self, timeout_s: float) -> bool: ...
+
+
+class Service(Protocol):
+    """What the composition root hands in: a started service."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def parts(self) -> Sequence[Part]: ...
+
+    def tasks(self) -> Sequence[TaskRow]:
+        """All tasks, as the catalog has them."""
+        ...
+
+    def kill(self, name: str) -> None:
+        """Stop a sorter dead."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Time(Protocol):
+    """How long it goes on."""
+
+    def is_over(self, pause_s: float) -> bool:
+        """Wait so long; whether it is to end."""
+        ...
+
+    def seconds(self) -> float:
+        """Since it began."""
+        ...
+
+
+@dataclass
+class Seen:
+    """What came out so far."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    tables: Counter[str] = field(default_factory=Counter)
+    last_commit_ts: int = 0
+    resolved_ts: int = 0
+    order_violations: int = 0
+    verdict: Verdict | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the checker found nothing."""
+        return not self.order_violations and (self.verdict is None or self.verdict.held)
+
+
+def run(
+    start_service: Callable[[Path], Service],
+    push: Push,
+    *,
+    time: Time,
+    out: Console,
+    kill_after_s: float = KILL_AFTER_S,
+) -> Seen:
+    """Run until the time is over.
+
+    `push(url, stop)` pushes the recording until `stop` is set. It runs in a thread of its own and has ended before the
+    folder, into which it writes, is taken away.
+    """
+    with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
+        said = f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end"
+        out.print(said, highlight=False, soft_wrap=True)
+        service = start_service(Path(folder))
+        try:
+            return _Demo(service, push, time, out, kill_after_s).play()
+        finally:
+            service.close()
+
+
+class _Demo:
+    """One run."""
+
+    def __init__(self, service: Service, push: Push, time: Time, out: Console, kill_after_s: float) -> None:
+        self._service, self._push, self._time, self._out = service, push, time, out
+        self._kill_after_s = kill_after_s
+        self._seen = Seen()
+        self._load: Load | None = None
+        self._drill: Drill | None = None
+        self._lags: list[float] = []
+
+    def play(self) -> Seen:
+        """Show it all; what was seen."""
+        out, seen = self._out, self._seen
+        self._tick("catalog and bucket in the folder; HTTP API")
+        with Client(self._service.url) as client:
+            client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
+            with ExitStack() as stack:
+                pushing = stack.enter_context(Pushing(self._push, self._service.url))
+                self._boot()
+                self._follow(client, pushing, stack)
+                if self._load is not None:
+                    seen.verdict = self._load.verdict()
+        if out.is_terminal:
+            out.print()
+        self._summary()
+        return seen
+
+    def _boot(self) -> None:
+        """A tick for each part that is ready. The recording is on its way meanwhile."""
+        from simulator.demo.boxes import addresses
+
+        for part in self._service.parts:
+            if part.wait_until_ready(_READY_S):
+                self._tick(part.name)
+        self._tick("tenant 1/1 registered; three pushers play the recorded change stream of a real TiDB")
+        self._out.print(addresses(self._service.url), highlight=False)
+        said = "  (where `tistream compile` never ran, the first rows wait some seconds for their decoders, once)\n"
+        self._out.print(said, style="dim", highlight=False)
+
+    def _tick(self, what: str) -> None:
+        self._out.print(f"  [green]✓[/] {what}", highlight=False, soft_wrap=True)
+
+    def _follow(self, client: Client, pushing: Pushing, stack: ExitStack) -> None:
+        out, seen = self._out, self._seen
+        cursor: str | None = None
+        told = False
+        while not self._time.is_over(_PAUSE_S):
+            limit = None if told else _FIRST_PAGES_ROWS
+            page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
+            cursor = page.next_cursor
+            _take(page.lines(), seen, out)
+            if not told and sum(seen.kinds.values()) >= _SHOWN_ROWS:
+                told = True
+                _lines_to_copy(client.url, out)
+                self._begin_load(stack)
+            if pushing.error is not None:
+                raise pushing.error
+            self._look()
+            if out.is_terminal and told:
+                out.print(self._line(pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
+
+    def _begin_load(self, stack: ExitStack) -> None:
+        from simulator.demo.drill import Drill
+        from simulator.demo.load import Load
+
+        self._load = stack.enter_context(Load(self._service.url))
+        self._drill = Drill(self._service, self._say)
+        self._say("tenant 1/2: a modelled cluster writes, and a checker compares what is read with what was committed")
+
+    def _look(self) -> None:
+        """The load and the drill."""
+        load, drill, now_s = self._load, self._drill, self._time.seconds()
+        if load is None or drill is None:
+            return
+        load.look()
+        lag_s, before = load.lag_s(), drill.phase
+        if lag_s is not None:
+            self._lags.append(lag_s)
+            del self._lags[:-100]
+        drill.step(now_s, lag_s, now_s >= self._kill_after_s and len(load.judge.got) >= _CHECKED_BEFORE_KILL)
+        if drill.phase is not before and drill.recovered_s is not None:
+            self._say(f"the checker: {load.verdict()}")
+
+    def _say(self, words: str) -> None:
+        """A line of its own, above the one that lives."""
+        stamp = f"{self._time.seconds():5.1f} s"
+        line = Text.assemble(("  ▸ ", "bold cyan"), (f"{stamp}  ", "dim"), words)
+        self._out.print(line, soft_wrap=True)
+
+    def _line(self, pushing: bool) -> str:
+        from simulator.demo.boxes import spark
+
+        seen = self._seen
+        parts = [f"  {sum(seen.kinds.values()):,} changes of {len(seen.tables)} tables"]
+        if self._load is not None and self._lags:
+            judge = self._load.judge
+            parts.append(f"1/2: {len(judge.got):,} checked, {sum(judge.counts.values())} wrong")
+            parts.append(f"lag {self._lags[-1]:.1f} s {spark(self._lags)}")
+        parts.append("pushing" if pushing else "Ctrl-C ends")
+        return " · ".join(parts) + "   "
+
+    def _summary(self) -> None:
+        from simulator.demo.boxes import Totals, card, facts
+        from tistream.objectstore.metered import requests_so_far
+
+        seen, out = self._seen, self._out
+        totals = Totals(
+            kinds=seen.kinds,
+            tables=len(seen.tables),
+            violations=seen.order_violations,
+            requests=requests_so_far(),
+            seconds=self._time.seconds(),
+        )
+        lines = facts(totals, self._drill, seen.verdict)
+        if seen.resolved_ts:
+            lines.append(("complete", f"up to {seen.resolved_ts} ({tso.to_text(seen.resolved_ts)})"))
+        out.print(card(lines, boxed=out.is_terminal), highlight=False, soft_wrap=not out.is_terminal)
+        for example in seen.verdict.examples[:3] if seen.verdict is not None else ():
+            out.print(f"  {example}", style="red", highlight=False)
+
+
+class Pushing:
+    """The pushers, in a thread that has ended when the `with` block is left."""
+
+    def __init__(self, push: Push, url: str) -> None:
+        self.error: Exception | None = None  #: what ended the push before its time
+        self._push, self._url = push, url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="push", daemon=True)
+        self.is_alive = self._thread.is_alive
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._push(self._url, self._stop)
+        except Exception as e:  # noqa: BLE001 - whatever it is, the thread that shows things raises it
+            self.error = e
+
+
+def _take(lines: list[bytes], seen: Seen, out: Console) -> None:
+    for line in lines:
+        event = orjson.loads(line)
+        kind = event["type"]
+        if kind == "resolved":
+            seen.resolved_ts = int(event["resolved_ts"])
+            continue
+        at = int(event["commit_ts"])
+        seen.order_violations += at < seen.last_commit_ts
+        seen.last_commit_ts = at
+        if sum(seen.kinds.values()) < _SHOWN_ROWS:
+            out.print(_row(event), no_wrap=True, overflow="ellipsis", crop=True)
+        seen.kinds[kind] += 1
+        seen.tables[f"{event['database']}.{event['table']}"] += 1
+
+
+def _row(event: dict[str, object]) -> Text:
+    kind = str(event["type"])
+    text = Text(f" {_SIGNS.get(kind, '?')} ", style=f"bold {_COLOURS.get(kind, 'white')}")
+    text.append(f"{tso.to_text(int(str(event['commit_ts'])))[11:]}  ", style="dim")
+    text.append(f"{event['database']}.{event['table']}  ", style="bold")
+    shown = event.get("query") or orjson.dumps(event.get("columns") or event.get("old")).decode()
+    text.append(" ".join(str(shown).split())[:110], style=_COLOURS.get(kind, "white"))
+    return text
+
+
+def _lines_to_copy(url: str, out: Console) -> None:
+    out.print("\n[bold]Try it:[/]", highlight=False)
+    tistream, python = _program("tistream"), _program("python")
+    for line in (
+        f"curl -s '{url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=canal-json' | head -3",
+        f"{tistream} pull shop --url {url} --follow",
+        f"{python} -c \"import tistream.client as c; print(c.connect('{url}').page(1, 1, format='arrow').arrow())\"",
+    ):
+        out.print(f"  {line}", style="cyan", highlight=False, soft_wrap=True)
+    out.print()
+
+
+def _program(name: str) -> str:
+    """How this installation's program is called from here: by its name where the PATH finds it, else by its path."""
+    path = Path(sys.executable).with_name(name)
+    if shutil.which(name) == str(path) or not path.exists():
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -1,0 +1,274 @@
+"""What every transaction must keep, looked at when it has been committed: the rows before and after are compared.
+
+epochs      a task's epoch never falls, and rises whenever its owner changes
+flushes     `upper` is moved by an owner of the newest epoch only. New segments lie in (old upper, new upper] of their
+            task, and are written by the life that owns it
+snapshots   the pointer is switched by an owner of the newest epoch only. The positions, and the set of objects that a
+            task refers to, are always those of the state that the pointer names: nobody ever sees one without the other
+objects     what some task refers to is live, and no snapshot object is live without that
+shapes      tasks that take the place of others: see `shape_rules`
+swaps       each task has as many visible rows after a compaction's swap as before it
+pins        nothing is buried that a living pin may need, as far as the database's clock does not jump; a reader goes on
+            under a pin that is renewed in time, or has tried to
+
+What is asked of the running services' guards is asked of the rows here, so a guard that is left out is noticed as soon
+as somebody gets through who must not, whether or not that does any harm later in the same run. A late transaction may
+land together with the next one of another process: both show as one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from reading import read_leases
+from simulator.dst.database import Database
+from simulator.dst.scheduler import Process
+from simulator.dst.shape_rules import Shape, wrong
+from sorter.state.snapshot import objects_named_by
+from sorter.worker import publisher
+from tistream.catalog.log.committed import TaskAdvance
+from tistream.codec.segment_file import SegmentFile
+from tistream.keyrange import KeyRange
+from tistream.objectstore.layout import CommittedKey, SnapshotKey, parse
+
+_TASKS = (
+    "SELECT task_id, owner, epoch, upper, snapshot_key, start_key, end_key, kind, start_ts, reopen_id, tenant_id "
+    "FROM tasks"
+)
+_LIVE_SNAPSHOTS = "SELECT object_key FROM objects WHERE kind = 'snapshot' AND state = 'live'"
+_Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    owner: str | None
+    epoch: int
+    upper: int
+    snapshot_key: str | None
+    start_key: bytes
+    end_key: bytes
+    kind: str
+    start_ts: int
+    reopen_id: int
+    tenant_id: int
+
+    @property
+    def shape(self) -> Shape:
+        range_ = KeyRange(self.start_key, self.end_key)
+        return Shape(range_, self.kind, self.start_ts, self.upper, self.epoch, self.reopen_id)
+
+
+class CatalogRules:
+    """The rules of one run's catalog. `objects` is the bucket."""
+
+    def __init__(
+        self, database: Database, objects: Mapping[str, tuple[bytes, int]], violated: Callable[[str], None]
+    ) -> None:
+        self._database, self._objects, self._violated = database, objects, violated
+        self._tasks: dict[int, _Task] = {}
+        self._positions: dict[int, _Positions] = {}
+        self._refers: dict[int, set[str]] = {}
+        self._pieces: set[tuple[int, str]] = set()  # (task, object) of the segments that were seen
+        self._swaps = 0
+        self._visible: dict[int, int] = {}  # task -> rows that readers are sent to
+        self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
+        self.clock_jumps = False
+        self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
+
+    @contextmanager
+    def watching_flushes(self) -> Iterator[None]:
+        """Learn for which owner a flush is."""
+        commit_flush: Callable[..., frozenset[int]] = vars(publisher)["commit_flush"]
+
+        def watched(*args: Any, advances: Sequence[TaskAdvance], **named: Any) -> frozenset[int]:
+            task = self._database.scheduler.current
+            if task is None:
+                return commit_flush(*args, advances=advances, **named)
+            self._flushes[task.process] = advances
+            try:
+                return commit_flush(*args, advances=advances, **named)
+            finally:
+                del self._flushes[task.process]
+
+        setattr(publisher, "commit_flush", watched)  # noqa: B010 - it is not the module's own
+        try:
+            yield
+        finally:
+            setattr(publisher, "commit_flush", commit_flush)  # noqa: B010
+
+    @contextmanager
+    def watching_pins(self) -> Iterator[None]:
+        """See whether readers renew in time. A reader that cannot reach the catalog has tried."""
+        tried: list[int] = []
+        renew = read_leases.Pin.renew
+        asked: Callable[..., Any] = vars(read_leases)["renew_pin"]
+        ttl_ms: int = vars(read_leases)["PIN_TTL_MS"]
+
+        def asking(*args: Any) -> Any:
+            tried.append(1)
+            return asked(*args)
+
+        def renewing(pin: read_leases.Pin) -> None:
+            before = len(tried)
+            renew(pin)
+            if pin.pin_id is not None and pin.age_ms * 2 > ttl_ms and len(tried) == before:
+                self._violated(f"pins: a reader goes on under a pin that was last renewed {pin.age_ms:.0f} ms ago")
+
+        setattr(read_leases, "renew_pin", asking)  # noqa: B010 - it is not the module's own
+        read_leases.Pin.renew = renewing  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            setattr(read_leases, "renew_pin", asked)  # noqa: B010
+            read_leases.Pin.renew = renew  # type: ignore[method-assign]
+
+    def look(self) -> None:
+        """A transaction has been committed."""
+        query = self._database.query
+        tasks = {task_id: _Task(*row) for task_id, *row in query(_TASKS)}
+        for task_id, now in tasks.items():
+            was = self._tasks.get(task_id)
+            if was is not None and now != was:
+                self._check_epoch(task_id, was, now)
+        self._check_flush(tasks)
+        self._check_segments(tasks)
+        self._check_swap()
+        self._check_burials()
+        before = self._positions
+        self._check_positions(tasks)
+        self._check_shapes(tasks, before)
+        self._check_objects(tasks)
+        self._tasks = tasks
+
+    def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:
+        gone = {task_id: self._tasks[task_id].shape for task_id in self._tasks.keys() - tasks.keys()}
+        known = {task.tenant_id for task in self._tasks.values()}  # the others begin
+        new = [task_id for task_id in tasks.keys() - self._tasks.keys() if tasks[task_id].tenant_id in known]
+        come = {task_id: tasks[task_id].shape for task_id in new}
+        if gone or come:
+            for what in wrong(gone, come, self._database.moved_in_this_step(), (before, self._positions)):
+                self._violated(what)
+
+    def _check_epoch(self, task_id: int, was: _Task, now: _Task) -> None:
+        if now.epoch < was.epoch or (now.owner != was.owner and now.epoch == was.epoch):
+            self._violated(f"epoch: task {task_id} went from {was.owner} at {was.epoch} to {now.owner} at {now.epoch}")
+        if now.snapshot_key != was.snapshot_key and now.snapshot_key is not None:
+            key = parse(now.snapshot_key)
+            if not isinstance(key, SnapshotKey) or not was.epoch <= key.epoch <= now.epoch:
+                self._violated(f"fenced: task {task_id} at epoch {now.epoch} has got the snapshot {now.snapshot_key}")
+
+    def _check_flush(self, tasks: Mapping[int, _Task]) -> None:
+        current = self._database.scheduler.current
+        for a in self._flushes.get(current.process, ()) if current is not None else ():
+            was, now = self._tasks.get(a.task_id), tasks.get(a.task_id)
+            if was is None or now is None:
+                continue
+            if was.upper != now.upper == a.new_upper and was.epoch > a.epoch:
+                self._violated(f"fenced: task {a.task_id} is at epoch {was.epoch}, a flush of {a.epoch} moved it")
+
+    def _check_segments(self, tasks: Mapping[int, _Task]) -> None:
+        query = self._database.query
+        every = query(
+            "SELECT task_id, min(lo_ts), max(hi_ts), object_key, sum(row_count) FROM segments "
+            "WHERE format = 'segment' GROUP BY task_id, object_key ORDER BY 1, 2"
+        )
+        # not by rowid: SQLite gives those of segments that a swap has deleted to others
+        found = [piece for piece in every if (piece[0], piece[3]) not in self._pieces]
+        self._pieces |= {(piece[0], piece[3]) for piece in found}
+        for task_id, lo_ts, hi_ts, key, rows in found:
+            self._visible[task_id] = self._visible.get(task_id, 0) + rows
+            was, now = self._tasks.get(task_id), tasks.get(task_id)
+            if was is None:
+                self._violated(f"segments: {key} is of task {task_id}, which nobody has")
+                continue
+            upper = self._database.moved_in_this_step().get(task_id, was.upper)
+            # several objects of one flush lie in the order of tables, not of timestamps
+            if not was.upper < lo_ts <= hi_ts <= upper:
+                self._violated(f"segments: task {task_id}, from {was.upper} to {upper}: {key} has [{lo_ts}, {hi_ts}]")
+            if now is not None and was.epoch == now.epoch:
+                self._check_author(task_id, now, key)
+
+    def _check_swap(self) -> None:
+        query = self._database.query
+        ((swaps,),) = query("SELECT value FROM counters WHERE name = 'swap'")
+        if swaps == self._swaps:
+            return
+        self._swaps = swaps
+        visible = dict(
+            query(
+                "SELECT task_id, sum(row_count) FROM segments JOIN objects USING (object_key) "
+                "WHERE state = 'live' GROUP BY task_id"
+            )
+        )
+        if visible != self._visible:
+            self._violated(f"swap: {self._visible} rows were visible before, {visible} are now")
+            self._visible = visible
+
+    def _check_burials(self) -> None:
+        query = self._database.query
+        replaced = dict(
+            query("SELECT object_key, replaced_by FROM objects WHERE state='superseded' AND replaced_by > 0")
+        )
+        for key in self._superseded.keys() - replaced.keys():
+            held = query(
+                "SELECT pin_id FROM pins WHERE swaps_seen < ? AND expires_ms > ?",
+                self._superseded[key],
+                self._database.now_ms(),
+            )
+            if held and not self.clock_jumps:
+                self._violated(f"pins: {key} is buried, the pin {held[0][0]} may need it")
+        self._superseded = replaced
+
+    def _check_author(self, task_id: int, now: _Task, key: str) -> None:
+        named = parse(key)
+        ((life,),) = self._database.query("SELECT max(incarnation) FROM workers WHERE worker_id = ?", now.owner)
+        if not isinstance(named, CommittedKey) or (named.sorter, named.incarnation) != (now.owner, life):
+            self._violated(f"fenced: {key} is of task {task_id}, which is {now.owner}'s in its life {life}")
+
+    def _check_positions(self, tasks: Mapping[int, _Task]) -> None:
+        positions: dict[int, _Positions] = {}
+        for task_id, store, incarnation, seq, closed in self._database.query(
+            "SELECT task_id, store_id, incarnation, seq, closed FROM positions"
+        ):
+            positions.setdefault(task_id, {})[store, incarnation] = seq, bool(closed)
+        for task_id, task in tasks.items():
+            found, was = positions.get(task_id, {}), self._tasks.get(task_id)
+            switched = was is None or was.snapshot_key != task.snapshot_key
+            if not switched and found == self._positions.get(task_id, {}):
+                continue
+            if found != self._of_snapshot(task.snapshot_key):
+                self._violated(f"torn: the positions of task {task_id} are not those of {task.snapshot_key}")
+        self._positions = positions
+
+    def _check_objects(self, tasks: Mapping[int, _Task]) -> None:
+        refers: dict[int, set[str]] = {}
+        for task_id, key in self._database.query("SELECT task_id, object_key FROM snapshot_objects"):
+            refers.setdefault(task_id, set()).add(key)
+        live = {key for (key,) in self._database.query(_LIVE_SNAPSHOTS)}
+        needed: set[str] = set().union(*refers.values())
+        for key in sorted(needed - live):
+            self._violated(f"let go: {key} is not live, and a snapshot refers to it")
+        for key in sorted(live - needed):
+            self._violated(f"leak: {key} is live, and no snapshot refers to it")
+        for task_id, task in tasks.items():
+            found, key = refers.get(task_id, set()), task.snapshot_key
+            if found == self._refers.get(task_id) or key is None or key not in self._objects:
+                continue
+            named = objects_named_by(key, self._objects[key][0]) | {key}
+            if found != named:
+                self._violated(f"torn: task {task_id} refers to {sorted(found)}, {key} to {sorted(named)}")
+        self._refers = refers
+
+    def _of_snapshot(self, key: str | None) -> _Positions:
+        """The positions that belong to a snapshot, as it tells by itself."""
+        if key is None or key not in self._objects:
+            return {}
+        told = SegmentFile.open(key, self._objects[key][0]).head["positions"]
+        return {
+            (int(store), int(incarnation)): (seq, bool(closed))
+            for store, lives in told.items()
+            for incarnation, (seq, closed) in lives.items()
+        }

@@ -1,0 +1,130 @@
+"""Puts the simulated threads, chance and leases into the rooms' modules for the time of a run, and takes them out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import random
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from dispatcher.core.router import directory
+from simulator.dst import threads
+from tistream.codec.batch_file import decode_batch_file
+
+ROOMS = (
+    "apiserver",
+    "compactor",
+    "dispatcher",
+    "metaserver",
+    "schemas",
+    "sorter",
+    "pusher",
+    "tistream.catalog",
+)
+SINGLE = ("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain")
+
+_THREADING = SimpleNamespace(
+    Thread=threads.Thread,
+    Lock=threads.Lock,
+    RLock=threads.RLock,
+    Event=threads.Event,
+    Condition=threads.Condition,
+    Semaphore=threads.Semaphore,
+    BoundedSemaphore=threads.Semaphore,
+    current_thread=threads.current_thread,
+)
+#: what is replaced wherever a room's module has it
+_REPLACED = (
+    threading,
+    queue,
+    concurrent.futures.ThreadPoolExecutor,
+    random,
+    secrets,
+    decode_batch_file,
+    directory,
+)
+_CONSTANTS = ("LEASE_MS", "OWNER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_MS")
+#: bounds of the sorter that a scenario may lower
+LIMITS = (
+    *("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN"),
+    *("PATIENCE_S", "FIRST_PAUSE_S", "BACKLOG_BYTES_MAX"),
+)
+_QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
+
+
+@contextmanager
+def installed(
+    rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float, pin_ttl_ms: int, limits: Mapping[str, int]
+) -> Iterator[None]:
+    """Replace what the rooms' modules took from the standard library. Leases, sweeps and pins are shortened, some of
+    LIMITS are lower."""
+    shortened = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True))
+    constants = shortened | dict(limits)
+    chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
+    hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
+    instead = dict(
+        zip(
+            map(id, _REPLACED),
+            (
+                _THREADING,
+                _QUEUE,
+                threads.ThreadPoolExecutor,
+                chance,
+                hidden,
+                _remembering(decode_batch_file, lambda key, data: (key, data)),
+                _remembering(directory, lambda rows, regions: (id(rows), id(regions))),
+            ),
+            strict=True,
+        )
+    )
+    changed: list[tuple[ModuleType, str, Any]] = []
+    for module, name in _places(len(sys.modules)):
+        value = vars(module)[name]
+        changed.append((module, name, value))
+        setattr(module, name, constants[name] if name in constants else instead.get(id(value), value))
+    try:
+        yield
+    finally:
+        for module, name, value in changed:
+            setattr(module, name, value)
+
+
+def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which depends on nothing but its arguments and is asked the same thing by every process of a run.
+    What it was given is kept, so that ids stay theirs. Errors are not remembered."""
+    known: dict[Any, tuple[Any, Any]] = {}
+
+    def remembered(*given: Any) -> Any:
+        key = key_of(*given)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = function(*given), given
+        return found[0]
+
+    return remembered
+
+
+@lru_cache(maxsize=1)
+def _places(_loaded: int) -> list[tuple[ModuleType, str]]:
+    """Modules and names that something is replaced at; looked for again when a module has been loaded."""
+    replaced = set(map(id, _REPLACED))
+    return [
+        (module, name)
+        for module in _modules()
+        for name, value in vars(module).items()
+        if name in _CONSTANTS or name in LIMITS or id(value) in replaced
+    ]
+
+
+def _modules() -> list[ModuleType]:
+    def ours(name: str) -> bool:
+        return name in SINGLE or any(name == room or name.startswith(f"{room}.") for room in ROOMS)
+
+    return [module for name, module in sorted(sys.modules.items()) if module is not None and ours(name)]

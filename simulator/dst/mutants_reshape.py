@@ -1,0 +1,124 @@
+"""Broken rules of tasks that are split and merged. Each function names what it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from simulator.dst.mutants import register, replaced, reworded
+
+_ADD_STATE = "_add_state(conn, part, positions, refers)"
+_ONE_UPPER = 'invariant(left.upper == right.upper, "halves of one upper are merged", left=left, right=right)'
+
+
+@contextmanager
+def _merging(*changes: tuple[str, str]) -> Iterator[None]:
+    """The transaction of a merge reads otherwise."""
+    from sorter.worker import merging
+    from tistream.catalog.work import reshape
+
+    with reworded(reshape, "merge_tasks", *changes), replaced(merging, "merge_tasks", reshape.merge_tasks):
+        yield
+
+
+@register("part-without-positions", "the parts of a task do not have the positions of its snapshot", scenario="shapes")
+def _part_without_positions() -> Iterator[None]:
+    from tistream.catalog.work import reshape
+
+    with reworded(reshape, "split_task", (_ADD_STATE, "_add_state(conn, part, {}, refers)")):
+        yield
+
+
+@register("part-without-state", "a part goes on behind the snapshot of its task, without its rows", scenario="shapes")
+def _part_without_state() -> Iterator[None]:
+    from sorter.core.task_core import TaskCore
+
+    whole = TaskCore.restore
+
+    def restore(self: Any, snapshot: Any, positions: Any) -> None:
+        edges = snapshot.slices["start_key"][0].as_py(), snapshot.slices["end_key"][-1].as_py()
+        is_whole = edges == (self.range.start, self.range.end)
+        whole(self, snapshot if is_whole else replace(snapshot, open=(), commits=(), ready=()), positions)
+
+    with replaced(TaskCore, "restore", restore):
+        yield
+
+
+@register("new-task-above-upper", "a new task begins at the highest `upper` of all tasks", scenario="shapes")
+def _new_task_above_upper() -> Iterator[None]:
+    from tistream.catalog.work import reshape
+
+    highest = '"upper": max(conn.execute(select(_t.upper)).scalars()),'
+    with reworded(reshape, "_add_task", ('"upper": like.upper,', highest)):
+        yield
+
+
+@register("parts-let-go", "the parts of a task do not refer to the objects of its snapshot", scenario="shapes")
+def _parts_let_go() -> Iterator[None]:
+    from tistream.catalog.work import reshape
+
+    with reworded(reshape, "split_task", (_ADD_STATE, "_add_state(conn, part, positions, frozenset())")):
+        yield
+
+
+@register("split-task-stays", "a task that was split goes on beside its parts", scenario="shapes")
+def _split_task_stays() -> Iterator[None]:
+    from tistream.catalog.work import reshape
+
+    with reworded(reshape, "split_task", ("_drop(conn, task_id, refers)", "pass")):
+        yield
+
+
+@register("halves-stay", "tasks that were merged go on beside the one that was made of them", scenario="shapes")
+def _halves_stay() -> Iterator[None]:
+    with _merging(("_drop(conn, row.task_id, of_row)", "pass")):
+        yield
+
+
+@register("parts-of-old-epoch", "the parts of a task have its epoch", scenario="shapes")
+def _parts_of_old_epoch() -> Iterator[None]:
+    from tistream.catalog.work import reshape
+
+    old = tuple((f"range_=parts[{n}], epoch=row.epoch + 1", f"range_=parts[{n}], epoch=row.epoch") for n in (0, 1))
+    with reworded(reshape, "split_task", *old):
+        yield
+
+
+@register("merged-at-two-uppers", "two tasks are merged as they are, at the larger `upper`", scenario="shapes")
+def _merged_at_two_uppers() -> Iterator[None]:
+    from sorter.state import join_snapshots
+    from sorter.worker import merging
+
+    joined = join_snapshots.joined
+
+    def anyhow(range_: Any, states: Any, read: Any) -> Any:
+        upper = max(state.upper for state in states)
+        return joined(range_, [replace(state, upper=upper) for state in states], read)
+
+    larger = "upper=max(row.upper for row in rows), epoch=max("
+    with (
+        reworded(merging, "_place", ("if left.core.upper != right.core.upper:", "if False:")),
+        replaced(merging, "joined", anyhow),
+        _merging((_ONE_UPPER, "pass"), ("epoch=max(", larger)),
+    ):
+        yield
+
+
+@register("merged-unmet", "a merged task goes on at the larger position of each incarnation", scenario="shapes")
+def _merged_unmet() -> Iterator[None]:
+    from sorter.worker import merging
+
+    with reworded(merging, "_place", ("has_come(runner.core.positions(), now.until) and ", "")):
+        yield
+
+
+@register("merged-with-one-half", "a merged task has the rows of its left half only", scenario="shapes")
+def _merged_with_one_half() -> Iterator[None]:
+    from sorter.state import join_snapshots
+    from sorter.worker import merging
+
+    one = ("_groups(run for state in states for run", "_groups(run for state in states[:1] for run")
+    with reworded(join_snapshots, "joined", one), replaced(merging, "joined", join_snapshots.joined):
+        yield

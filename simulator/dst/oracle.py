@@ -1,0 +1,267 @@
+"""What must hold, checked while a run goes on and when it has come to rest.
+
+upstream commits    above everything that was served before                                    (P2)
+every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3); nothing is
+                    served that some task, of data or of DDL, has not written yet
+every watermark     a slice rises exactly as far as the admission rule lets it, and never falls
+every flush         at or below the watermark of the task; `upper` never falls, frontier and W neither
+every owner         one life of one worker for each epoch of a task
+every feed          file n + 1 right behind file n
+every transaction   see `catalog_rules`
+every deletion      of what nobody needs: no live object, none without a tombstone, no file above reclaimed_seq
+at rest             all is served, no task stopped, nothing missing, nothing left over
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from dispatcher.subscription import Subscription
+from simulator.dst.catalog_rules import CatalogRules
+from simulator.dst.database import Database
+from simulator.dst.scheduler import Process
+from simulator.transactions import CommittedRow
+from sorter.core.task_core import TaskCore
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.worker.runner import TaskRunner
+from tistream.catalog.work.tasks import TaskRow
+from tistream.feed.protocol import FeedBatch, FeedRequest
+from tistream.ids import Position
+from tistream.keyrange import end_before
+from tistream.objectstore.layout import BaseKey, BatchKey, CommittedKey, CompactedKey, SnapshotKey, parse
+
+_COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
+_VIOLATIONS_MAX = 5
+LOWEST = "SELECT min(upper) FROM tasks WHERE tenant_id = 1"  #: of the tenant that is pulled
+JUDGED_FOLDER = "/tenant-1/"
+_SYSTEM_IDS_FROM = (1 << 48) - 1000
+
+
+class Oracle:
+    """Collects violations; `committed` is the upstream's truth, growing."""
+
+    def __init__(
+        self,
+        committed: Sequence[CommittedRow],
+        database: Database,
+        tell: Callable[[str], None],
+        shows: Callable[[CommittedRow], bool] = lambda row: True,
+    ) -> None:
+        """`shows` tells whether a committed row is a change of some table, and not a copy of one."""
+        self.committed, self.database, self.tell, self._shows = committed, database, tell, shows
+        self.violations: list[str] = []
+        self.rules = CatalogRules(database, {}, self.violated)
+        self.served_max = 0
+        self.pulls = self.rows = 0
+        self._below = 0  # truth rows at or below what has been served
+        self._uppers: dict[int, int] = {}
+        self._frontier = 0
+        self._promises: dict[int, _Promises] = {}
+        self._lives: dict[tuple[int, int], Process | None] = {}  # (task, epoch) -> who acts under it
+
+    def violated(self, what: str) -> None:
+        """Something that must hold does not."""
+        if len(self.violations) < _VIOLATIONS_MAX and what not in self.violations:
+            self.violations.append(what)
+            self.tell(f"VIOLATION: {what}")
+
+    def upstream_moved(self) -> None:
+        """The upstream has done something: nothing that it committed lies at or below what had been served."""
+        served = bisect_right(self.committed, self.served_max, key=_commit_ts)
+        if served > self._below:
+            newest = self.committed[served - 1]
+            self.violated(
+                f"final: {served - self._below} rows up to {_show(newest)} after {self.served_max} was served"
+            )
+        self._below = served
+
+    def truth(self, after: int, upto: int) -> list[CommittedRow]:
+        """The rows in (after, upto], in the order of a pull."""
+        lo = bisect_right(self.committed, after, key=_commit_ts)
+        hi = bisect_right(self.committed, upto, key=_commit_ts)
+        return [row for row in self.committed[lo:hi] if _delivered(row.key) and self._shows(row)]
+
+    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int) -> None:
+        """A pull has delivered (after, upto] and said that `resolved` is served. `seen` is the largest that any reader
+        had been told when this pull began: pulls that run side by side may end in any order."""
+        self.pulls += 1
+        self.rows += rows.num_rows
+        ((lowest,),) = self.database.query(LOWEST)
+        if resolved > lowest:
+            self.violated(f"served: {who} was told {resolved}, a task has written up to {lowest} only")
+        if resolved < seen and who.startswith("final"):
+            self.violated(f"served: {resolved} after {seen}")
+        self.served_max = max(self.served_max, resolved, upto)
+        self._below = bisect_right(self.committed, self.served_max, key=_commit_ts)
+        found = list(zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True))
+        got = [CommittedRow(*row) for row in found]
+        commit_ts = [row.commit_ts for row in got]
+        if commit_ts != sorted(commit_ts):
+            self.violated(f"order: {who} got {commit_ts}")
+        want = self.truth(after, upto)
+        if sorted(got) != want:
+            missing = [_show(r) for r in want if r not in got]
+            extra = [_show(r) for r in got if r not in want]
+            twice = sorted({_show(r) for r in got if got.count(r) > 1})
+            self.violated(f"pull: {who} in ({after}, {upto}]: missing {missing} wrong {extra} twice {twice}")
+
+    def upper_moved(self, task_id: int, old: int, new: int) -> None:
+        """A transaction moved `upper`."""
+        if new < old or old != self._uppers.get(task_id, old):
+            self.violated(f"upper: task {task_id} went from {old} to {new}, last seen {self._uppers.get(task_id)}")
+        self._uppers[task_id] = new
+        ((frontier,),) = self.database.query(LOWEST)
+        if frontier < self._frontier:
+            self.violated(f"frontier: fell from {self._frontier} to {frontier}")
+        self._frontier = frontier
+
+    def deleting(self, key: str) -> None:
+        """A DELETE of an object that is there arrives."""
+        match parse(key):
+            case CommittedKey() | SnapshotKey() | CompactedKey() | BaseKey():
+                found = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
+                if found != [("dead",)]:
+                    self.violated(f"deleted: {key} while it was {found[0][0] if found else 'without a tombstone'}")
+            case BatchKey(tenant=tenant, store_id=store_id, incarnation=incarnation, seq=seq):
+                lives = self.database.query(
+                    "SELECT incarnation, reclaimed_seq FROM incarnations WHERE tenant_id = ? AND store_id = ?",
+                    tenant.tenant_id,
+                    store_id,
+                )
+                reclaimed = dict(lives).get(incarnation, 0)
+                if seq > reclaimed and incarnation >= min(lives)[0]:  # those before are forgotten, all files with them
+                    self.violated(f"deleted: {key} above reclaimed_seq {reclaimed}")
+
+    def bijection(self, objects: dict[str, tuple[bytes, int]], *, leftovers: bool) -> list[str]:
+        """What differs between catalog and bucket. `leftovers`: also what is there and nobody needs."""
+        rows = dict(self.database.query("SELECT object_key, state FROM objects"))
+        rows = {key: state for key, state in rows.items() if JUDGED_FOLDER in key}
+        wrong = [f"missing object {key}" for key, state in rows.items() if state == "live" and key not in objects]
+        if leftovers:
+            for key in (key for key in objects if JUDGED_FOLDER in key):
+                named = parse(key)
+                if isinstance(named, BatchKey) or (
+                    isinstance(named, CommittedKey | SnapshotKey | CompactedKey | BaseKey) and rows.get(key) != "live"
+                ):
+                    wrong.append(f"left over {key} ({rows.get(key)})")
+        return wrong
+
+    def loaded(self, task_id: int, epoch: int) -> None:
+        """The running process has taken up a task under an epoch."""
+        current = self.database.scheduler.current
+        process = current.process if current is not None else None
+        first = self._lives.setdefault((task_id, epoch), process)
+        if first is not process:
+            self.violated(f"owners: {first} and {process} both act for task {task_id} under epoch {epoch}")
+
+    def delivered(self, request: FeedRequest, handed: dict[int, int], batch: FeedBatch | None) -> None:
+        """A dispatcher gives out the next batch of a stream; `handed` is where the stream was."""
+        if batch is None:
+            return
+        was = handed.get(batch.incarnation, request.positions.get(batch.incarnation, Position(seq=0)).seq)
+        if batch.seq != was + (not batch.closes):
+            self.violated(
+                f"gap: task {request.task_id} was given file {batch.incarnation}/{batch.seq} of store "
+                f"{request.store_id} behind {was}"
+            )
+        handed[batch.incarnation] = batch.seq
+
+    @contextmanager
+    def watching_cores(self) -> Iterator[None]:
+        """Compare every watermark map with the rule itself, and every flush with its map."""
+        apply, take = RangeWatermarkMap.apply, TaskCore.take
+        load, following = TaskRunner.load, Subscription.next
+
+        def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
+            known = self._promises.get(id(self_))
+            if known is None:
+                known = self._promises[id(self_)] = _Promises(self_, self_.start_ts)
+            known.rows += [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
+            moved = apply(self_, regions, store_id, incarnation, seq)
+            self._compare(known)
+            return moved
+
+        def taken(self_: TaskCore, w: int) -> pa.Table:
+            lowest = self_._watermarks.watermark()
+            if lowest is None or w > lowest:
+                self.violated(f"flush: task {self_.task_id} wrote up to {w}, its watermark is {lowest}")
+            return take(self_, w)
+
+        def loaded(row: TaskRow, catalog: Any, store: Any) -> TaskRunner:
+            runner = load(row, catalog, store)
+            self.loaded(row.task_id, row.epoch)
+            watermarks = runner.core._watermarks
+            self._promises[id(watermarks)] = _Promises(watermarks, row.upper)
+            return runner
+
+        def delivered(self_: Subscription, timeout_s: float) -> FeedBatch | None:
+            batch = following(self_, timeout_s)
+            self.delivered(self_._request, handed.setdefault(self_, {}), batch)
+            return batch
+
+        handed: dict[Subscription, dict[int, int]] = {}
+        RangeWatermarkMap.apply = watched  # type: ignore[method-assign,assignment]
+        TaskCore.take = taken  # type: ignore[method-assign,assignment]
+        TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
+        Subscription.next = delivered  # type: ignore[method-assign,assignment]
+        try:
+            with self.rules.watching_flushes(), self.rules.watching_pins():
+                yield
+        finally:
+            RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
+            Subscription.next = following  # type: ignore[method-assign]
+            TaskRunner.load = classmethod(load.__func__)  # type: ignore[attr-defined,method-assign,assignment]
+
+    def _compare(self, known: _Promises) -> None:
+        before, after, rows = known.steps, _steps(known.map), known.rows
+        known.steps = after
+        for at in sorted({key for key, _ in before} | {key for key, _ in after}):
+            old, new = _at(before, at), _at(after, at)
+            here = [r for r in rows if r["start_key"] <= at and end_before(at, r["end_key"])]
+            want, last = old, -1
+            while want != last:
+                last = want
+                want = max([want, *(r["resolved_ts"] for r in here if r["checkpoint_ts"] <= max(want, known.upper))])
+            if new != want:
+                name = "admission" if new > want else "watermark"
+                self.violated(f"{name}: W({at.hex()}) went from {old} to {new}, the rule says {want}")
+        lowest = min(w for _, w in after)
+        rows[:] = [r for r in rows if r["resolved_ts"] > lowest]
+
+
+class _Promises:
+    """What one map was last seen to say, and the watermark rows that it was given and that may still lift something;
+    keeps the map, so that its id stays its own."""
+
+    def __init__(self, map_: RangeWatermarkMap, upper: int) -> None:
+        self.map = map_
+        self.upper = upper  #: of the task when it was loaded: what begins at or below it leaves nothing out
+        self.steps = _steps(map_)
+        self.rows: list[dict[str, Any]] = list(map_.snapshot()[1].to_pylist())
+
+
+def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:
+    return [(where.start, map_.start_ts if w is None else w) for where, w in map_.slices()]
+
+
+def _at(steps: list[tuple[bytes, int]], key: bytes) -> int:
+    return [w for start, w in steps if start <= key][-1]
+
+
+def _commit_ts(row: CommittedRow) -> int:
+    return row.commit_ts
+
+
+def _delivered(key: bytes) -> bool:
+    """Whether a pull delivers rows of this key: records of user tables."""
+    return key[:1] == b"t" and key[9:11] == b"_r" and int.from_bytes(key[1:9], "big") - (1 << 63) < _SYSTEM_IDS_FROM
+
+
+def _show(row: CommittedRow) -> str:
+    table, handle = int.from_bytes(row.key[1:9], "big") & 0xFFFF, int.from_bytes(row.key[11:19], "big") & 0xFFFF
+    return f"t{table}/r{handle} {row.start_ts}..{row.commit_ts} = {row.value!r} (was {row.old_value!r})"

@@ -1,0 +1,370 @@
+"""Scenarios: how large a run is, and what may go wrong in it. A seed picks one, or the caller names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from simulator import profiles as upstream
+from simulator.dst.upstream import Habits
+
+#: a little of everything
+USUAL: Mapping[str, float] = {
+    "slow": 0.05,
+    "slow_s": 1.0,
+    "put_refused": 0.03,
+    "put_lost": 0.03,
+    "put_late": 0.03,
+    "put_nowhere": 0.02,
+    "get_refused": 0.02,
+    "get_torn": 0.003,
+    "list_refused": 0.05,
+    "delete_refused": 0.05,
+    "delete_late": 0.05,
+    "db_away": 0.01,
+    "db_undone": 0.01,
+    "db_lost": 0.01,
+    "db_late": 0.01,
+    "net_refused": 0.05,
+    "net_cut": 0.01,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A scenario. Times are seconds of simulated time, chaos counts are events in a run."""
+
+    name: str
+    about: str
+    actions: int = 300  #: upstream actions
+    action_s: float = 0.04  #: mean time between two
+    upstream: upstream.Profile = upstream.TINY
+    dispatchers: int = 2
+    sorters: int = 2
+    metas: int = 2
+    compactors: int = 0
+    shapers: int = 0  #: processes that have tasks split and merged
+    neighbours: bool = False  #: other tenants, one of which is harmed
+    shape_s: float = 1.0  #: between two such wishes, about
+    data_tasks: int = 2
+    tick_s: float = 1.0
+    flush_s: float = 0.4
+    snapshot_s: float = 2.5
+    compact_s: float = 2.0  #: between two compactions of one process, about
+    readers: int = 1
+    reader_slow_s: float = 0.0  #: that a reader's request takes longer than others', at most
+    collect_s: float = 2.0  #: between two rounds of a collector
+    grace_ms: int = 3000  #: for which it leaves alone what is not needed
+    queue_bytes: int = 1 << 20  #: of a pusher's uploads
+    scan_rows: tuple[int | None, ...] = (None, None, 2)  #: of opening scans with each poll; a pusher draws one
+    habits: Habits = field(default_factory=Habits)  #: of the stores, in what they may do as they like
+    amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds, one more at most, that a pause or an outage lasts
+    limits: Mapping[str, int] = field(default_factory=dict)  #: of the sorter, lower than they are (`install.LIMITS`)
+    memory_bytes: int | None = None  #: that a sorter's tasks may hold; the rest goes to the disk. None = all
+    restart_s: float = 1.0  #: after which the supervisor starts a process that died at a crash point
+    faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
+    chaos: Mapping[str, int] = field(
+        default_factory=lambda: {"crash": 3, "crash_io": 3, "pause": 2, "stop": 1, "double": 1, "outage": 1, "jump": 1}
+    )
+    victims: tuple[str, ...] = ("pusher", "dispatcher", "sorter", "meta")
+
+
+#: some transactions that take a while, and rollbacks that overlap commits
+SPREAD = replace(
+    upstream.TINY,
+    stores=3,
+    tables=2,
+    rows=4,
+    open_max=8,
+    patience=10,
+    rollbacks=0.2,
+    actions=tuple((name, 12 if name == "roll_back_committed" else weight) for name, weight in upstream.TINY.actions),
+)
+
+
+#: transactions of many keys, which commit together
+LARGE = replace(
+    upstream.TINY,
+    tables=2,
+    rows=12,
+    open_max=3,
+    keys_max=14,
+    patience=3,
+    interactive=0.1,
+    rollbacks=0.1,
+    transactions=(("optimistic", 6), ("async", 3), ("one_phase", 1), ("pipelined", 1)),
+)
+
+
+def _with_moves(weight: int) -> upstream.Weights:
+    """The actions of an upstream whose leaders move so often."""
+    others = (("begin", 14), ("advance", 60), ("rewrite_lock", 4), ("split", 1), ("merge", 2))
+    return (*others, ("move_leader", weight))
+
+
+#: pipelined transactions that write a few long values again and again, while leaders move
+SCANS = replace(
+    upstream.PIPELINED,
+    stores=3,
+    tables=1,
+    rows=3,
+    open_max=5,
+    keys_max=2,
+    patience=2,
+    interactive=0.0,
+    rollbacks=0.05,
+    deletes=0.1,
+    long_values=0.9,
+    generations=0.0,
+    fakes=False,
+    transactions=(("pipelined", 10), ("optimistic", 2), ("one_phase", 2)),
+    actions=_with_moves(1),
+)
+
+
+def _only(**faults: float) -> dict[str, float]:
+    return {"slow": 0.03, "slow_s": 0.5, **faults}
+
+
+PROFILES: dict[str, Profile] = {
+    p.name: p
+    for p in (
+        Profile(name="usual", about="a little of everything", compactors=1),
+        Profile(
+            name="upstream",
+            about="many leader moves and pusher deaths, slow uploads, the service itself is well",
+            upstream=upstream.TOPOLOGY_STORM,
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            faults=_only(slow=0.25, slow_s=3.0, put_late=0.05, put_lost=0.05),
+            chaos={"crash": 3, "crash_io": 3, "pause": 2},
+            victims=("pusher",),
+        ),
+        Profile(
+            name="owners",
+            about="sorters die, pause beyond their lease, come back and run twice; replies get lost",
+            sorters=3,
+            faults=_only(put_lost=0.08, put_late=0.08, db_lost=0.06, db_late=0.06, db_undone=0.04, slow=0.1),
+            chaos={"crash": 2, "crash_io": 4, "pause": 5, "double": 2, "stop": 1},
+            victims=("sorter",),
+        ),
+        Profile(
+            name="replies",
+            about="nobody dies, but the catalog's replies are lost or its commits come late, all the time",
+            upstream=replace(upstream.TINY, interactive=0.0, patience=2, rows=4),
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            flush_s=0.15,
+            tick_s=0.25,
+            faults=_only(db_lost=0.1, db_late=0.25, db_undone=0.1, put_lost=0.1),
+            chaos={},
+        ),
+        Profile(
+            name="reclaim",
+            upstream=upstream.OLD_TRANSACTIONS,
+            about="snapshots and reclaim run hot; dispatchers and sorters die between their steps",
+            snapshot_s=0.8,
+            faults=_only(
+                put_late=0.06, put_lost=0.04, delete_late=0.1, delete_refused=0.1, db_lost=0.04, db_undone=0.04
+            ),
+            chaos={"crash": 3, "crash_io": 5, "pause": 2},
+            victims=("sorter", "dispatcher", "meta"),
+        ),
+        Profile(
+            name="overflow",
+            upstream=upstream.PIPELINED,
+            about="uploads cannot keep up: pushers drop the stream and come back",
+            queue_bytes=4000,
+            tick_s=0.4,
+            faults=_only(slow=0.3, slow_s=4.0, put_refused=0.2, put_late=0.05),
+            chaos={"crash": 1, "pause": 2, "outage": 1},
+            victims=("pusher", "dispatcher"),
+        ),
+        Profile(name="schemas", about="DDL all the time, a little of everything else", upstream=upstream.DDL),
+        Profile(
+            name="spread",
+            about="stores tick and look at their locks at times of their own; sorters die with old snapshots",
+            upstream=SPREAD,
+            habits=Habits(apart=0.3, fetched=0.6, resolved=0.25),
+            dispatchers=1,
+            metas=1,
+            snapshot_s=3.5,
+            faults=_only(db_lost=0.01, net_cut=0.01),
+            chaos={"crash": 6, "pause": 2},
+            victims=("sorter",),
+        ),
+        Profile(
+            name="scans",
+            about="opening scans take long, and locks are written again meanwhile; resolved ts come before their end",
+            upstream=SCANS,
+            habits=Habits(apart=0.2, fetched=0.1, resolved=0.05, before_ready=True, scan_s=0.25, flush_into_scans=True),
+            dispatchers=1,
+            metas=1,
+            scan_rows=(1,),
+            tick_s=0.4,
+            amounts=(0.2,),
+            faults=_only(slow=0.05, slow_s=0.5),
+            chaos={"crash": 8},
+            victims=("pusher",),
+        ),
+        Profile(
+            name="doubt",
+            about="leaders move faster than opening scans end: nobody knows which prewrite was committed",
+            upstream=replace(SCANS, actions=_with_moves(5)),
+            dispatchers=1,
+            metas=1,
+            scan_rows=(1,),
+            tick_s=0.4,
+            faults=_only(slow=0.1, slow_s=1.5),
+            chaos={"crash": 2, "stop": 1},
+            victims=("pusher", "sorter"),
+        ),
+        Profile(
+            name="compaction",
+            about="two compactions at once, which die between their steps; readers are slow, the collector is quick",
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            compactors=2,
+            compact_s=0.3,
+            readers=3,
+            reader_slow_s=1.2,
+            collect_s=0.5,
+            grace_ms=700,
+            flush_s=0.15,
+            tick_s=0.25,
+            faults=_only(
+                slow=0.3, slow_s=0.9, put_lost=0.05, put_late=0.05, db_lost=0.03, db_late=0.03, db_undone=0.02
+            ),
+            chaos={"crash": 4, "crash_io": 8, "pause": 3, "double": 1},
+            victims=("compactor", "compactor", "meta"),
+        ),
+        Profile(
+            name="zombies",
+            about="sorters sleep beyond their lease in the middle of long requests, and go on when they were replaced",
+            upstream=replace(upstream.TINY, rows=4, patience=2, interactive=0.0),
+            sorters=3,
+            dispatchers=1,
+            tick_s=0.3,
+            flush_s=0.2,
+            snapshot_s=0.5,
+            amounts=(3.4, 4.0),
+            faults=_only(slow=0.5, slow_s=2.5),
+            chaos={"pause": 9},
+            victims=("sorter",),
+        ),
+        Profile(
+            name="coarse",
+            about="timestamps are few: a store's tick often has that of the one before, and of another store's",
+            upstream=replace(upstream.TINY, stores=2, rows=4, open_max=6, patience=3, interactive=0.4),
+            habits=Habits(coarse_tso=True),
+            actions=200,
+            action_s=0.08,
+            dispatchers=1,
+            metas=1,
+            tick_s=0.15,
+            faults=_only(net_cut=0.01),
+            chaos={"crash": 1, "pause": 1},
+            victims=("pusher", "sorter"),
+        ),
+        Profile(
+            name="order",
+            about="files become visible in any order; some pushers die between two of them",
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            tick_s=0.25,
+            faults=_only(slow=0.35, slow_s=2.5, put_late=0.1),
+            chaos={"crash": 4, "crash_io": 2},
+            victims=("pusher",),
+        ),
+        Profile(
+            name="lives",
+            about="pushers die, pause and run twice; the service itself is well",
+            upstream=replace(upstream.TINY, tables=2, rows=6, open_max=12, patience=25),
+            sorters=1,
+            dispatchers=1,
+            metas=1,
+            tick_s=0.5,
+            faults=_only(slow=0.15, slow_s=2.0, put_late=0.1, put_lost=0.05),
+            chaos={"crash": 6, "double": 5, "pause": 1},
+            victims=("pusher",),
+        ),
+        Profile(
+            name="pieces",
+            about="large transactions, decided a few rows at a time, written in many objects; sorters die meanwhile",
+            upstream=LARGE,
+            sorters=2,
+            dispatchers=1,
+            metas=1,
+            flush_s=0.3,
+            tick_s=0.5,
+            snapshot_s=0.7,
+            limits={
+                "DECIDE_ROWS": 3,
+                "COPY_BYTES_MAX": 300,
+                "PIECE_ROWS": 2,
+                "FILE_BYTES_TARGET": 150,
+                "SPILL_BYTES_MIN": 0,
+                "ARRAY_BYTES_MIN": 100,
+                "BACKLOG_BYTES_MAX": 300,
+            },
+            memory_bytes=3000,
+            faults=_only(slow=0.05, put_refused=0.04, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.03),
+            chaos={"crash": 3, "crash_io": 4, "pause": 2, "double": 1, "outage": 1},
+            victims=("sorter",),
+        ),
+        Profile(
+            name="shapes",
+            about="tasks are split and merged all the time; their sorters die, pause and run twice",
+            upstream=replace(upstream.TINY, tables=2, rows=6, open_max=6, patience=6),
+            dispatchers=1,
+            compactors=1,
+            shapers=1,
+            shape_s=0.8,
+            snapshot_s=1.5,
+            flush_s=0.3,
+            tick_s=0.5,
+            collect_s=1.0,
+            grace_ms=1500,
+            limits={"PATIENCE_S": 3, "FIRST_PAUSE_S": 1, "BACKLOG_BYTES_MAX": 200},
+            faults=_only(slow=0.1, put_refused=0.02, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.04)
+            | {"db_undone": 0.02, "net_cut": 0.01},
+            chaos={"crash": 2, "crash_io": 5, "pause": 3, "double": 1, "stop": 1},
+            victims=("sorter", "sorter", "shaper", "meta"),
+        ),
+        Profile(
+            name="partitions",
+            about="partition DDL in TiDB's schema states, sessions under two versions, a little of everything else",
+            upstream=upstream.PARTITIONS,
+            compactors=1,
+        ),
+        Profile(
+            name="isolation",
+            about="objects of another tenant are harmed for good, or a step of its tasks fails; hostile tenants begin",
+            upstream=replace(upstream.TINY, rows=4, patience=3),
+            neighbours=True,
+            actions=250,
+            snapshot_s=1.0,
+            flush_s=0.3,
+            tick_s=0.5,
+            collect_s=1.0,
+            grace_ms=1500,
+            faults=_only(slow=0.05, put_lost=0.02, db_lost=0.01, net_cut=0.01),
+            chaos={"crash": 4, "crash_io": 2},
+            victims=("sorter", "dispatcher", "meta"),
+        ),
+        Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
+    )
+}
+
+
+def profile_of(seed: int) -> Profile:
+    """The scenario that a seed runs in when none is named: every tenth has `isolation`, of the others every second one
+    is the usual one."""
+    if seed % 10 == 8:
+        return PROFILES["isolation"]
+    others = [p for p in PROFILES.values() if p.name not in ("usual", "calm", "isolation")]
+    return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -1,0 +1,319 @@
+"""The processes of a run: what each of them is made of, and what it does when one of its parts has stopped.
+
+They are wired as `tistream.cli.assembly` wires them, over the simulated store, catalog and network. A process
+whose part has ended by an error ends, as the command line's does; the supervisor in `world` starts it again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from compactor.core.plan import PlanRow, PlanSettings
+from compactor.job import JobSettings, compact_tenant
+from compactor.local import LocalExecutor
+from compactor.task import RangeFailed, RangeResult
+from dispatcher.tail import TailTiming
+from dispatcher.worker import DispatcherWorker
+from metaserver.loop import MetaWorker
+from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
+from pusher.frontier import FrontierEntry, FrontierReader
+from pusher.worker import PusherWorker
+from reading.cursor import Scope
+from reading.deps import Services
+from reading.pull import PullRequest, pull
+from simulator.dst import threads
+from simulator.dst.database import SimCatalog
+from simulator.dst.network import SimFeed
+from simulator.dst.scheduler import Process
+from simulator.dst.shaping import shape
+from simulator.dst.store import SimStore
+from simulator.dst.upstream import SimSource
+from sorter.worker.spill import Spill
+from sorter.worker.worker import SorterWorker
+from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.drain import drain
+from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
+from tistream.catalog.work.tasks import frontier
+from tistream.errors import CatalogUnavailable, ErrorKind, Fenced, TiStreamError
+from tistream.ids import Tenant
+from tistream.runtime.service import Problem, Service
+
+TENANT = Tenant(1, 1)
+_LOOK_EVERY_S = 0.5
+_DRAIN_S = 5.0
+
+
+class SimClock:
+    """The clock of one process."""
+
+    def __init__(self, process: Process, unix_ms: Callable[[], int], skew_ms: int) -> None:
+        self._scheduler, self._unix_ms, self._skew_ms = process.scheduler, unix_ms, skew_ms
+
+    def monotonic(self) -> float:
+        return self._scheduler.now
+
+    def unix_ms(self) -> int:
+        return self._unix_ms() + self._skew_ms
+
+    def wait(self, event: Any, seconds: float) -> bool:
+        return bool(event.wait(seconds))
+
+
+class SimControl:
+    """The control plane's answers, made from the catalog as its routes make them; any request may fail."""
+
+    def __init__(self, catalog: SimCatalog) -> None:
+        self._catalog = catalog
+
+    @property
+    def tenant(self) -> Tenant:
+        return TENANT
+
+    def issue_incarnation(self, store_id: int) -> IncarnationGrant:
+        incarnation, max_cut_ts = self._ask(lambda: issue_incarnation(self._catalog, TENANT, store_id))
+        return IncarnationGrant(incarnation=incarnation, max_cut_ts=max_cut_ts)
+
+    def newest_incarnation(self, store_id: int) -> int:
+        return int(self._ask(lambda: newest_incarnation(self._catalog, TENANT, store_id)))
+
+    def frontier(self) -> Sequence[FrontierEntry]:
+        rows = self._ask(lambda: frontier(self._catalog, TENANT))
+        return [FrontierEntry(range=r.range, upper=r.upper, reopen_id=r.reopen_id) for r in rows]
+
+    def push_bundle(self) -> PushBundle:
+        return PushBundle(object_store="", state=self._ask(lambda: get_tenant(self._catalog, TENANT)).state)
+
+    def _ask(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except CatalogUnavailable as e:
+            raise ControlUnavailable(cause=str(e)) from e
+
+
+class Hosts(Protocol):
+    """What a process needs of the world it runs in."""
+
+    profile: Any
+    network: Any
+    cluster: Any
+    oracle: Any
+    bucket: Any
+    database: Any
+    scheduler: Any
+    resting: bool
+    neighbours: Any
+
+    def tso(self) -> int: ...
+    def unix_ms(self) -> int: ...
+    def tell(self, text: str) -> None: ...
+    def ended(self, process: Process, error: BaseException | None) -> None: ...
+
+
+@dataclass(slots=True)
+class Running:
+    """A process that was started."""
+
+    process: Process
+    number: int
+    role: str
+    name: str
+    stopping: Any
+    service: Service | None = None
+
+
+def run_role(world: Hosts, running: Running) -> None:
+    """The first thread of a process."""
+    process = running.process
+    catalog, store = SimCatalog(world.database), SimStore(world.bucket)
+    rand = random.Random(world.scheduler.rand.random())
+    clock = SimClock(process, world.unix_ms, rand.randrange(-2000, 2001))
+    try:
+        if running.role == "pusher":
+            _push(world, running, catalog, store, clock, rand)
+        elif running.role == "reader":
+            _read(world, running, catalog, store, clock, rand)
+        elif running.role == "neighbour":
+            world.neighbours.push(catalog, store, running.stopping)
+        elif running.role == "compactor":
+            _compact(world, running, catalog, store, clock, rand)
+        elif running.role == "shaper":
+            shape(world, running.stopping, catalog, TENANT, rand)
+        else:
+            _serve(world, running, catalog, store, clock)
+    except TiStreamError as e:
+        world.ended(process, e)
+    else:
+        world.ended(process, None)
+
+
+def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock) -> Service:
+    profile = world.profile
+    if running.role == "meta":
+        return MetaWorker(
+            catalog,
+            store,
+            clock,
+            f"{running.name}-{running.number}",
+            profile.data_tasks,
+            interval_s=0.6,
+            collect_interval_s=profile.collect_s,
+            grace_ms=profile.grace_ms,
+        )
+    if running.role == "dispatcher":
+        worker = DispatcherWorker(
+            catalog,
+            store,
+            clock,
+            running.name,
+            timing=TailTiming(poll_s=0.2, gap_after_s=1.0, list_every_s=4.0, retry_s=0.5),
+            cache_bytes=40_000,
+            reclaim_s=1.0,
+        )
+        world.network.dispatchers[running.process] = worker
+        return worker
+    return SorterWorker(
+        catalog,
+        store,
+        SimFeed(world.network, catalog),
+        clock,
+        worker_id=running.name,
+        flush_interval_s=profile.flush_s,
+        snapshot_interval_s=profile.snapshot_s,
+        spill=None if profile.memory_bytes is None else Spill(profile.memory_bytes),
+    )
+
+
+def _serve(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock) -> None:
+    service = running.service = _service(world, running, catalog, store, clock)
+    service.start()
+    while not running.stopping.wait(_LOOK_EVERY_S):
+        fatal = next((p for p in service.problems() if _ends(p)), None)
+        if fatal is not None:
+            service.stop()
+            raise _error_of(fatal)
+    if isinstance(service, DispatcherWorker | SorterWorker):  # as the command line does after SIGTERM
+        never: Any = threads.Event()
+        drain(catalog, service, clock, _DRAIN_S, never)
+    service.stop()
+
+
+def _ends(problem: Problem) -> bool:
+    """Whether a process with this problem ends, as the command line's does."""
+    return problem.fatal and not getattr(problem, "contained", False)
+
+
+def _error_of(problem: Problem) -> TiStreamError:
+    if problem.code == Fenced.code:
+        return Fenced(problem.message)
+    return TiStreamError(f"{problem.source}: {problem.message}", **{"code": problem.code})
+
+
+def _push(
+    world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
+) -> None:
+    control = SimControl(catalog)
+    source = SimSource(
+        world.cluster,
+        int(running.name.rpartition("-")[2]),
+        world.scheduler,
+        world.tso,
+        tick_s=world.profile.tick_s,
+        scan_rows=rand.choice(world.profile.scan_rows),
+        habits=world.profile.habits,
+    )
+    worker = PusherWorker(
+        source=source,
+        control=control,
+        frontier=FrontierReader(control, clock),
+        store=store,
+        clock=clock,
+        rand=rand,
+        queue_bytes_max=world.profile.queue_bytes,
+    )
+    try:
+        worker.start(running.stopping)
+        while not running.stopping.is_set():
+            worker.step(0.2)
+    finally:
+        worker.close()
+
+
+def _compact(
+    world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
+) -> None:
+    """Compactions, one after the other, as Spark would run them: some parts twice, side by side. A job that fails is
+    over; the next one plans anew."""
+    once = LocalExecutor(store)
+
+    def executor(rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
+        for result in once([*rows, *(row for row in rows if rand.random() < 0.2)]):
+            if isinstance(result, RangeFailed) and result.code == TiStreamError.code:  # a defect, no fault of the world
+                raise TiStreamError(result.message)
+            yield result
+
+    while not running.stopping.wait(world.profile.compact_s * (0.3 + rand.random())):
+        settings = JobSettings(
+            lag_ms=rand.choice((0, 0, 500)),
+            plan=PlanSettings(target_bytes=rand.choice((8_000, 40_000)), inputs_min=rand.choice((2, 2, 3))),
+        )
+        try:
+            compact_tenant(catalog, TENANT, executor, settings, clock)
+        except TiStreamError as e:
+            if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT, ErrorKind.NOT_FOUND, ErrorKind.FENCED):
+                raise
+
+
+class _FarStore(SimStore):
+    """The bucket as a reader has it: its requests take `slow_s` longer, at most."""
+
+    def __init__(self, bucket: Any, slow_s: float, rand: random.Random) -> None:
+        super().__init__(bucket)
+        self._slow_s, self._rand = slow_s, rand
+
+    def get(self, key: str) -> bytes:
+        if self._slow_s:
+            self._bucket.scheduler.sleep(self._slow_s * self._rand.random())
+        return super().get(key)
+
+
+def _read(
+    world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
+) -> None:
+    """Pulls: goes on at its cursor, starts anew at an old one, or from the beginning."""
+    services = Services.create(catalog, _FarStore(world.bucket, world.profile.reader_slow_s, rand), clock)
+    cursors: list[str] = []
+    while not running.stopping.wait(0.3 + rand.random() * 2):
+        start = rand.choice([cursors[-1], rand.choice(cursors), None]) if cursors else None
+        try:
+            end = read_once(world, services, running.name, start, rand.choice([1, 3, 10_000]))
+        except TiStreamError as e:
+            if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
+                raise
+            continue
+        if end is not None:
+            cursors.append(end)
+
+
+def read_once(world: Hosts, services: Services, who: str, start: str | None, limit: int) -> str | None:
+    """One pull, handed to the oracle; the next cursor."""
+    from reading import cursor
+
+    scope = Scope(tenant=TENANT)
+    row = get_tenant(services.catalog, TENANT)
+    if not row.start_ts:
+        return None
+    after = row.start_ts if start is None else cursor.decode(start, scope)
+    request = PullRequest(
+        scope=scope, start_ts=None if start else "earliest", cursor=start, format="arrow", options={}, limit=limit
+    )
+    seen = world.oracle.served_max
+    answer = pull(services, request)
+    rows = pa.ipc.open_stream(answer.content).read_all()
+    upto = cursor.decode(answer.next_cursor, scope)
+    world.oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen)
+    return answer.next_cursor

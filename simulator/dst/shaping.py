@@ -1,0 +1,65 @@
+"""A process that has tasks split and merged at random: what a meta server and people may wish, without their reasons.
+
+It asks as they do, by the catalog's functions, with what it has read a moment ago; half of the time in the elected
+owner's name. Any request may fail, come late, or be its last.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any, Protocol
+
+from simulator.dst.database import SimCatalog
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work import reshape
+from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.tasks import TaskRow, list_tasks
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.ids import Tenant
+
+TASKS_MAX = 6
+
+
+class _World(Protocol):
+    profile: Any
+    oracle: Any
+    resting: bool
+
+
+def shape(world: _World, stopping: Any, catalog: SimCatalog, tenant: Tenant, rand: random.Random) -> None:
+    """Wishes until the run comes to rest."""
+    while not stopping.wait(world.profile.shape_s * (0.3 + rand.random())):
+        if world.resting:
+            continue
+        try:
+            _wish(world, catalog, tenant, rand)
+        except TiStreamError as e:
+            if e.kind not in (ErrorKind.RETRY, ErrorKind.NOT_FOUND):
+                raise
+
+
+def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Random) -> None:
+    rows = sorted((row for row in list_tasks(catalog, tenant) if row.kind is TaskKind.DATA), key=lambda row: row.range)
+    owner = get_owner(catalog)
+    elected = owner.epoch if owner is not None and rand.random() < 0.5 else None
+    if not rows:
+        return
+    if rand.random() < 0.55 and len(rows) < TASKS_MAX:
+        _split(world, catalog, rand.choice(rows), elected, rand)
+    elif len(rows) > 1:
+        left, right = rand.choice(list(pairwise(rows)))
+        if left.error is not None or right.error is not None:
+            return
+        if rand.random() < 0.05:
+            reshape.cancel_merge(catalog, left.task_id, seen_epoch=left.epoch, owner_epoch=elected)
+        else:
+            epochs = left.epoch, right.epoch
+            reshape.request_merge(catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=elected)
+
+
+def _split(world: _World, catalog: SimCatalog, row: TaskRow, elected: int | None, rand: random.Random) -> None:
+    """At a key that has rows, in the middle of what was committed lately."""
+    inside = [r.key for r in world.oracle.committed[-60:] if r.key in row.range and r.key != row.range.start]
+    if inside:
+        reshape.split_task(catalog, row.task_id, rand.choice(inside), seen_epoch=row.epoch, owner_epoch=elected)

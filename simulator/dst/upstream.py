@@ -1,0 +1,160 @@
+"""The feed of one store of the modelled upstream, with time in it, and what stores may do as they like.
+
+Between two ticks, which become files, a store may fetch the timestamp of its resolved ts and look at its locks at two
+moments of their own. Both are legal: what is committed after a timestamp was fetched lies above it. `Habits` makes use
+of that, so that resolved timestamps of all kinds meet files, prewrites and commits of all ages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pusher.core.source import CheckpointOf, Resolved, SourceEvent, Tick
+from simulator.core.cluster import Cluster
+from simulator.core.mvcc import Lock
+from simulator.dst.scheduler import Scheduler
+from simulator.push.model_source import ModelSource
+from simulator.transactions import State
+from simulator.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """Of the stores. As shares of the time between two ticks."""
+
+    apart: float = 0.0  #: by which the ticks of store n + 1 come after those of store n
+    fetched: float = 0.0  #: before a tick, at which the timestamp of its resolved ts is fetched
+    resolved: float = 0.0  #: before a tick, at which the locks are looked at and the resolved ts is sent; <= fetched
+    before_ready: bool = False  #: a resolved ts is sent although the opening scan goes on: nobody may count on it yet
+    scan_s: float = 0.0  #: seconds, not a share: between two pieces of the opening scans of a store
+    flush_into_scans: bool = False  #: pipelined transactions write again what an opening scan is about to say
+    coarse_tso: bool = False  #: two ticks have one timestamp unless one was allocated in between
+
+    @property
+    def plain(self) -> bool:
+        """Timestamp, locks and tick at one moment."""
+        return not self.fetched and not self.before_ready
+
+
+class SimSource(ModelSource):
+    """A ModelSource that waits for its next tick and then ticks by itself. `scan_rows`: see there."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store_id: int,
+        scheduler: Scheduler,
+        tso: Callable[[], int],
+        *,
+        tick_s: float,
+        scan_rows: int | None,
+        habits: Habits,
+    ) -> None:
+        super().__init__(cluster, store_id, scan_rows=scan_rows)
+        self._scheduler, self._tso, self._tick_s, self._habits = scheduler, tso, tick_s, habits
+        self._due = scheduler.now + tick_s * (0.5 + habits.apart * (store_id - 1))
+        self._fetched = 0  # the timestamp of the next resolved ts, if it is there
+        self._said = False  # the resolved ts of this tick was sent
+        self._scan_due = 0.0
+
+    def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
+        s = self._scheduler
+        s.sleep(max(0.001, min(timeout_s, self._next_moment() - s.now)))
+        if not self._dropped:
+            if self._habits.plain:
+                self._tick_plainly()
+            else:
+                self._tick_by_habit()
+        events = super().poll(0.0, checkpoint_of)
+        if s.now >= self._scan_due:
+            self._scan_due = s.now + self._habits.scan_s
+        return events
+
+    def drop(self) -> None:
+        super().drop()
+        self._fetched, self._said = 0, False
+
+    def _scanned(self, tenure: int) -> Iterator[SourceEvent]:
+        if self._scheduler.now >= self._scan_due:
+            yield from super()._scanned(tenure)
+
+    def _next_moment(self) -> float:
+        habits, share = self._habits, 0.0
+        if habits.fetched and not self._fetched:
+            share = habits.fetched
+        elif habits.fetched and not self._said:
+            share = habits.resolved
+        return self._due - share * self._tick_s
+
+    def _tick_plainly(self) -> None:
+        s = self._scheduler
+        if s.now >= self._due:
+            self._due = s.now + self._tick_s
+            cut_ts = self._tso()
+            self._cluster.tick(cut_ts, store_id=self._store_id)
+            self.tick(cut_ts)
+
+    def _tick_by_habit(self) -> None:
+        s, habits = self._scheduler, self._habits
+        if not self._fetched and s.now >= self._due - habits.fetched * self._tick_s:
+            self._fetched = self._tso()
+        if not self._said and s.now >= self._due - habits.resolved * self._tick_s:
+            self._said = True
+            self._resolve(self._fetched)
+        if s.now >= self._due:
+            self._due = s.now + self._tick_s
+            self._fetched, self._said = 0, False
+            self._came += self._taken()
+            self._came.append(Tick(cut_ts=self._tso()))
+
+    def _resolve(self, fetched_ts: int) -> None:
+        """Say what is complete up to a timestamp that was fetched before, behind everything that has come so far."""
+        self._came += self._taken()
+        held = self._cluster.held()
+        said = {
+            tenure: min(fetched_ts, held.get(s.region.region_id, fetched_ts))
+            for tenure, s in self._tenures.items()
+            if s.initialized or self._habits.before_ready
+        }
+        tenures = np.fromiter(said, np.int64, len(said))
+        self._came.append(Resolved(tenures=tenures, resolved_ts=np.fromiter(said.values(), np.uint64, len(said))))
+
+
+def workload_of(habits: Habits) -> type[Workload]:
+    """The kind of workload that goes with them."""
+    return CoarseWorkload if habits.coarse_tso else EagerWorkload if habits.flush_into_scans else Workload
+
+
+class EagerWorkload(Workload):
+    """A Workload whose pipelined transactions write a key again while an opening scan has yet to say its lock."""
+
+    def step(self) -> str:
+        return self._flush_into_scan() or super().step()
+
+    def _flush_into_scan(self) -> str:
+        txns, cluster = self._txns, self._tso._cluster
+        writing = {t.start_ts: t for t in txns.open if t.kind == "pipelined" and t.state is State.WRITING}
+        for region in cluster.regions():
+            for subscription in cluster._subscriptions.get(region.region_id, ()):
+                for key, what in subscription.unscanned or ():
+                    txn = writing.get(what.start_ts) if isinstance(what, Lock) else None
+                    if txn is not None and cluster.lock(key) is what:
+                        txns._prewrite(txn, key, txns._row(key))
+                        return f"txn {txn.number} prewrites {txns._place(key)} again, under an opening scan"
+        return ""
+
+
+class CoarseWorkload(Workload):
+    """A Workload whose ticks take the newest timestamp there is, instead of a new one, and whose time stands still
+    while no transaction moves it."""
+
+    def tick(self) -> int:
+        tso = self._tso
+        tso.ticked_ts = tso.last = max(tso.last, tso._cluster.now_ts)
+        return tso.ticked_ts
+
+    def advance_to(self, ts: int) -> None:
+        """Nothing moves."""

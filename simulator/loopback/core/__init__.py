@@ -1,0 +1,1 @@
+"""PD and change feed messages as a server writes them. Pure."""

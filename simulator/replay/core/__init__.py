@@ -1,0 +1,1 @@
+"""A recorded cluster as a state machine. Pure."""

@@ -1,0 +1,208 @@
+"""gRPC around the stage: one server for PD, one for each store, and the thread that plays the lines.
+
+    with ReplayCluster(directory) as cluster:
+        PdClient([cluster.pd_address]) ...
+        cluster.wait_until_played(60)
+
+Relations:
+
+- one lock guards the stage; whoever holds it never waits for a client;
+- a message that the stage gave is queued for its stream, in order; the clock waits while a stream has more than
+  `_UNREAD_BYTES_MAX` queued, and while the next line lacks a listener (`waiting_for`);
+- a stream whose store was cut ends with UNAVAILABLE, and so does every new one until the store is back.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+
+from simulator.loopback.core.feed_wire import Request
+from simulator.loopback.feed_streams import FEED, FeedStreams
+from simulator.loopback.pd_service import pd_methods
+from simulator.loopback.servers import LoopbackServer, streaming
+from simulator.replay.core.pd import ReplayPd
+from simulator.replay.core.stage import Stage
+from simulator.replay.recording import read_recording
+from tistream.clock import Clock, SystemClock
+from tistream.codec.protobuf import BYTES, VARINT, fields, merged
+from tistream.errors import InvalidInput
+from tistream.keyrange import KeyRange
+
+log = structlog.get_logger(__name__)
+
+_UNREAD_BYTES_MAX = 4 << 20
+_LINES_AT_ONCE = 50
+_WAIT_S = 0.2
+_PD = 0  #: among the servers, which are known by their stores' ids
+
+
+class ReplayCluster:
+    """A recorded cluster on the loopback interface. `close` it, or use it as a context.
+
+    `speed`: None = as fast as its clients read, N = N times the recorded speed. `only`: see Stage."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        speed: float | None = None,
+        only: KeyRange | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if speed is not None and speed <= 0:
+            raise InvalidInput("the speed must be positive", speed=speed)
+        self._recording = read_recording(directory)
+        self._stage = Stage(self._recording, only)
+        self._speed, self._clock = speed, clock or SystemClock()
+        self._lock = threading.Condition()
+        self._streams = FeedStreams(self._lock, self)
+        self._closed = threading.Event()
+        self._blocked: tuple[str, float] | None = None  # whom the next line lacks, since when
+        self._paced_from: tuple[float, int] | None = None  # (monotonic seconds, recorded ms)
+        self._fault: Exception | None = None
+        store_ids = sorted(
+            {merged(s, {1: VARINT})[1] for _, a in self._recording.stores for _, s in fields(a, {2: BYTES})}
+        )
+        self._servers = {store_id: LoopbackServer() for store_id in (_PD, *store_ids)}
+        self.pd_address = self._servers[_PD].address  #: host:port
+        addresses = {store_id: self._servers[store_id].address for store_id in store_ids}
+        pd = ReplayPd(self._recording, self._stage, self.pd_address, addresses)
+        self._servers[_PD].start(pd_methods(pd, self._lock))
+        for store_id in store_ids:
+            self._servers[store_id].start({FEED: streaming(partial(self._streams.feed, store_id))})
+        self.store_ids = tuple(store_ids)
+        self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
+        self._thread.start()
+
+    @property
+    def start_ts(self) -> int:
+        """The recorder's first checkpoint: history begins above it."""
+        return self._recording.start_ts
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """How many lines have been played, and of how many."""
+        return self._stage.line, len(self._recording.lines)
+
+    @property
+    def promised_ts(self) -> int:
+        """What every region that is followed now has been promised."""
+        with self._lock:
+            return self._stage.promised_ts
+
+    @property
+    def at_ms(self) -> int:
+        """The recorded time, in Unix milliseconds."""
+        return self._stage.at_ms
+
+    @property
+    def played(self) -> bool:
+        """Everything was played and handed to the clients' streams. Raises what ended the replay early."""
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault
+            return self._stage.at_end and not self._streams.unread_bytes
+
+    @property
+    def waiting_for(self) -> tuple[str, float]:
+        """The region that nobody has registered and that the recording goes on with, and for how many seconds it has
+        been waited for; ("", 0.0) while it goes on."""
+        blocked = self._blocked
+        return (blocked[0], self._clock.monotonic() - blocked[1]) if blocked else ("", 0.0)
+
+    def wait_until_played(self, timeout_s: float) -> bool:
+        """Wait until `played`; False when it did not come so far in time."""
+        until = self._clock.monotonic() + timeout_s
+        while not self.played:
+            if self._clock.monotonic() >= until or self._clock.wait(self._closed, _WAIT_S / 4):
+                return self.played
+        return True
+
+    def close(self) -> None:
+        """Stop the servers; streams end."""
+        self._closed.set()
+        with self._lock:
+            self._streams.cut_all()
+        LoopbackServer.stop(list(self._servers.values()))
+        self._thread.join()
+
+    def __enter__(self) -> ReplayCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the lines -------------------------------------------------------------------------------------------------
+
+    def _play(self) -> None:
+        try:
+            while not self._closed.is_set():
+                with self._lock:
+                    pause_s = self._advance()
+                    if pause_s:
+                        self._lock.wait(pause_s)
+        except Exception as e:
+            log.exception("the replay has ended", line=self._stage.line + 1)
+            with self._lock:
+                self.failed(e)
+
+    def _advance(self) -> float:
+        """Play some lines; how long to wait then, in seconds, unless something happens."""
+        if self._stage.at_end:
+            return _WAIT_S
+        for _ in range(_LINES_AT_ONCE):
+            if self._stage.at_end:
+                break
+            if self._streams.unread_bytes > _UNREAD_BYTES_MAX:
+                return _WAIT_S
+            if lacking := self._stage.blocked():
+                if self._blocked is None:
+                    self._blocked = (str(lacking), self._clock.monotonic())
+                return _WAIT_S
+            self._blocked = None
+            if early_s := self._early_s():
+                return min(early_s, _WAIT_S)
+            self._stage.step()
+            self._hand_out()
+        return 0.0
+
+    def _early_s(self) -> float:
+        """How much too early it is for the next line."""
+        if self._speed is None or not self._streams:
+            return 0.0
+        due_ms = self._recording.at_ms[self._stage.line]
+        if self._paced_from is None:
+            self._paced_from = (self._clock.monotonic(), due_ms)
+        began, first_ms = self._paced_from
+        return max(0.0, began + (due_ms - first_ms) / 1000 / self._speed - self._clock.monotonic())
+
+    def _hand_out(self) -> None:
+        messages, cut = self._stage.take_output()
+        for number, data in messages:
+            self._streams.put(number, data)
+        for store_id in cut:
+            self._streams.cut_store(store_id)
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def is_away(self, store_id: int) -> bool:
+        return store_id in self._stage.away or self._closed.is_set() or self._fault is not None
+
+    def requested(self, stream: int, store_id: int, request: Request) -> None:
+        self._stage.register(stream, store_id, request)
+        self._hand_out()
+
+    def stream_over(self, stream: int) -> None:
+        self._stage.drop_stream(stream)
+
+    def failed(self, fault: Exception) -> None:
+        """Nothing goes on, and whoever asks is told."""
+        self._fault = self._fault or fault
+        self._streams.cut_all()

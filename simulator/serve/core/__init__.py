@@ -1,0 +1,1 @@
+"""PD and key-value answers of the model cluster. Pure."""

@@ -1,0 +1,81 @@
+"""What PD answers for the modelled cluster: what is there, or, once `refresh` was called, what was there then.
+
+Pure; its owner holds the model's lock around every call.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from simulator.core.cluster import Cluster, Region
+from simulator.loopback.core.pd import PdAnswers, PdRegion, PdStore
+from simulator.serve.core.regions import listed
+from simulator.serve.faults import CALM
+from tistream.keyrange import KeyRange
+
+STORE_VERSION = b"8.5.4"
+
+
+class ServedPd(PdAnswers):
+    """The answers. `tso`: gives so many timestamps, the last of which comes back."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        cluster_id: int,
+        address: str,
+        store_addresses: Mapping[int, str],
+        tso: Callable[[int], int],
+        keyspaces: Mapping[str, int] | None = None,
+        dice: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        super().__init__(address, keyspaces)
+        self._dice = dice
+        self._seen: list[Region] | None = None
+        self._starts: list[bytes] = []
+        self.faults = CALM
+        self._cluster, self._cluster_id, self._store_addresses, self._tso = cluster, cluster_id, store_addresses, tso
+        self._kept_from_ts = cluster.floor_ts
+
+    @property
+    def cluster_id(self) -> int:
+        return self._cluster_id
+
+    @property
+    def kept_from_ts(self) -> int:
+        return self._kept_from_ts
+
+    def collect_garbage(self, upto_ts: int) -> int:
+        """Move the safe point up, not beyond what is held; where it is then. Nothing is taken from the model."""
+        self._kept_from_ts = max(self._kept_from_ts, min([upto_ts, *self.holds.values()]))
+        return self._kept_from_ts
+
+    def stores(self) -> Sequence[PdStore]:
+        return [PdStore(store_id=s, address=a, version=STORE_VERSION) for s, a in self._store_addresses.items()]
+
+    def refresh(self, *, late: bool) -> None:
+        """The stores have told PD of their regions. `late`: until they do again that is what PD says."""
+        self._seen = self._cluster.regions() if late else None
+        self._starts = [r.range.start for r in self._seen or ()]
+
+    def regions(self, wanted: KeyRange) -> Iterator[PdRegion]:
+        stores = tuple(self._store_addresses)
+        for region in self._known(wanted):
+            dice = self._dice()
+            if dice >= self.faults.pd_missing + self.faults.pd_leaderless:
+                yield listed(region, stores)
+            elif dice >= self.faults.pd_missing:
+                yield replace(listed(region, stores), leader=b"")
+
+    def _known(self, wanted: KeyRange) -> Iterator[Region]:
+        if self._seen is None:
+            return self._cluster.regions_touching(wanted)
+        first = bisect_right(self._starts, wanted.start) - 1
+        return takewhile(lambda r: r.range.intersect(wanted) is not None, self._seen[first:])
+
+    def tso(self, count: int) -> int:
+        return self._tso(count)

@@ -1,0 +1,269 @@
+"""A modelled cluster on the loopback interface: PD and stores that answer over gRPC as real ones do.
+
+    with ServedCluster(cluster_of(versions, floor_ts=S)) as served:
+        PdClient([served.pd_address]) ...
+        with served.changing() as cluster:
+            cluster.prewrite(...)
+
+    with ServedCluster(cluster, workload=Workload(seed, cluster, profile), steps_per_s=200, faults=STORM) as served:
+        ...
+        end_ts = served.settle()        nothing is left undecided, no more faults
+        served.workload.committed       what a complete copy of the feed contains
+
+Relations:
+
+- one lock guards the model and everything that is said of it: `changing` holds it, and so does every answer;
+- timestamps come from one oracle, PD's, which never gives one at or below anything that the model has seen;
+- a store that is dead in the model answers nothing: its calls end with UNAVAILABLE, and what was under way is lost;
+- resolved ts are given every `resolved_s`; a client that does not read is congested, as a store's memory is bounded.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import grpc
+import structlog
+
+from simulator.core.cluster import Cluster
+from simulator.loopback.core.feed_wire import Request
+from simulator.loopback.core.pd import NEWER_METHODS
+from simulator.loopback.feed_streams import FEED, FeedStreams
+from simulator.loopback.pd_service import pd_methods
+from simulator.loopback.servers import LoopbackServer, streaming, unary
+from simulator.serve.core.kv import KV_CHECK_TXN, KV_GET, KV_RESOLVE_LOCK, KV_SCAN, KV_SCAN_LOCK, KvReads
+from simulator.serve.core.pd import ServedPd
+from simulator.serve.faults import CALM, Faults
+from simulator.serve.feed import ServedFeed
+from simulator.workload import Workload
+from tistream import ts
+from tistream.clock import Clock, SystemClock
+from tistream.errors import TiStreamError
+
+log = structlog.get_logger(__name__)
+
+CLUSTER_ID = 7_470_614_063_661_512_001
+_TURN_S = 0.01
+_STEPS_AT_ONCE = 10  # then others may have the lock
+_UNREAD_BYTES_MAX = 256 << 20  # of a stream
+_PD = 0  # among the servers, which are known by their stores' ids
+
+
+class ServedCluster:
+    """`close` it, or use it as a context.
+
+    `stores`: their ids, 1 .. stores. `workload`: changes the cluster, by itself `steps_per_s` times a second. `seed`:
+    of the faults. `keyspaces`: names and ids that PD knows. `api_v2`: whether the stores take keys of keyspaces.
+    `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        stores: int = 3,
+        workload: Workload | None = None,
+        steps_per_s: float = 0.0,
+        resolved_s: float = 1.0,
+        faults: Faults = CALM,
+        seed: int = 0,
+        cluster_id: int = CLUSTER_ID,
+        keyspaces: Mapping[str, int] | None = None,
+        api_v2: bool = False,
+        old_pd: bool = False,
+        interceptors: Sequence[grpc.ServerInterceptor] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self._cluster, self.workload, self._clock = cluster, workload, clock or SystemClock()
+        self._steps_per_s, self._resolved_s = steps_per_s, resolved_s
+        self._lock = threading.Condition()
+        self._last_ts = cluster.now_ts
+        self._rand = random.Random(seed)
+        self._dead: frozenset[int] = cluster.dead_stores
+        self._fault: Exception | None = None
+        self.store_ids = tuple(range(1, stores + 1))
+        self._servers = {store_id: LoopbackServer(interceptors) for store_id in (_PD, *self.store_ids)}
+        self.pd_address = self._servers[_PD].address  #: host:port
+        self.pd = ServedPd(
+            cluster,
+            cluster_id=cluster_id,
+            address=self.pd_address,
+            store_addresses={store_id: self._servers[store_id].address for store_id in self.store_ids},
+            tso=self._tso,
+            keyspaces=keyspaces,
+            dice=self._rand.random,
+        )
+        self.reads = KvReads(cluster, api_v2=api_v2)
+        self.feed = ServedFeed(cluster, cluster_id=cluster_id, rand=self._rand)
+        self.streams = FeedStreams(self._lock, self)
+        self._set_faults(faults)
+        self._servers[_PD].start(pd_methods(self.pd, self._lock, without=NEWER_METHODS if old_pd else ()))
+        for store_id in self.store_ids:
+            self._servers[store_id].start(self._store_methods(store_id))
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="served", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def changing(self) -> Iterator[Cluster]:
+        """The model, while nobody else sees or changes it; what came of it is said before this returns."""
+        with self._lock:
+            yield self._cluster
+            self._say(self._clock.monotonic())
+
+    def tso(self) -> int:
+        """A new timestamp."""
+        with self._lock:
+            return self._tso(1)
+
+    def settle(self) -> int:
+        """No more steps and faults; every transaction is decided and every store back. A timestamp above all of it,
+        that every region's resolved ts reaches if it is followed. Raises what ended the workload early."""
+        with self._lock:
+            self.check()
+            self._steps_per_s = 0.0
+            self._set_faults(CALM)
+            if self.workload is not None:
+                self.workload.drain()
+            self._cluster.start_stores()
+            self._say(self._clock.monotonic())
+            return self._tso(1)
+
+    def check(self) -> None:
+        """Raises what ended the cluster's course, if anything did."""
+        if self._fault is not None:
+            raise self._fault
+
+    def close(self) -> None:
+        """Stop the servers; streams end."""
+        self._closed.set()
+        with self._lock:
+            self.streams.cut_all()
+        LoopbackServer.stop(list(self._servers.values()))
+        self._thread.join()
+
+    def __enter__(self) -> ServedCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the course of things --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        began = self._clock.monotonic()
+        resolve_at = heard_at = began
+        steps = 0.0
+        try:
+            while not self._clock.wait(self._closed, _TURN_S):
+                with self._lock:
+                    now = self._clock.monotonic()
+                    steps += (now - began) * self._steps_per_s
+                    steps -= self._work(int(steps))
+                    self._cut_streams(now - began)
+                    began = now
+                    self._say(now)
+                    if now >= resolve_at:
+                        resolve_at = max(resolve_at + self._resolved_s, now)
+                        self._resolve(now)
+                    if now >= heard_at:
+                        heard_at = now + self._rand.random() * self.feed.faults.pd_late_s
+                        self.pd.refresh(late=self.feed.faults.pd_late_s > 0)
+        except Exception as e:
+            log.exception("the served cluster has ended")
+            with self._lock:
+                self.failed(e)
+
+    def _work(self, steps: int) -> int:
+        """Steps of the workload, between which everything is said; how many they were."""
+        if self.workload is None:
+            return steps
+        for _ in range(min(steps, _STEPS_AT_ONCE)):
+            self.workload.step()
+            self._say(self._clock.monotonic())
+        return steps
+
+    def _resolve(self, now: float) -> None:
+        now_ts = self._tso(1)
+        self.feed.tick(self.workload.tick() if self.workload is not None else now_ts, now)
+        self._hand_out()
+
+    def _cut_streams(self, seconds: float) -> None:
+        if self._rand.random() < self.feed.faults.cut * seconds:
+            self.streams.cut_store(self._rand.choice(self.store_ids), lost=True)
+
+    def _say(self, now: float) -> None:
+        """Tell the clients what has happened in the model."""
+        for store_id in self._cluster.dead_stores - self._dead:
+            self.feed.store_died(store_id)
+            self.streams.cut_store(store_id, lost=True)
+        self._dead = self._cluster.dead_stores
+        self.feed.pump(now)
+        for stream in self.streams.slow(_UNREAD_BYTES_MAX):
+            self.feed.congest(stream)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for stream, data in self.feed.take_output():
+            self.streams.put(stream, data)
+
+    def _set_faults(self, faults: Faults) -> None:
+        self.feed.faults = self.pd.faults = faults
+        self.pd.refresh(late=faults.pd_late_s > 0)
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def is_away(self, store_id: int) -> bool:
+        return store_id in self._cluster.dead_stores or self._closed.is_set()
+
+    def requested(self, stream: int, store_id: int, request: Request) -> None:
+        self.feed.request(stream, store_id, request, self._clock.monotonic())
+        self._hand_out()
+
+    def stream_over(self, stream: int) -> None:
+        self.feed.stream_over(stream)
+
+    def failed(self, fault: Exception) -> None:
+        """A defect: nothing goes on, and whoever settles is told."""
+        self._fault = self._fault or fault
+        self.streams.cut_all()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _tso(self, count: int) -> int:
+        """The last of `count` timestamps, above all that anybody has been given."""
+        given = self._last_ts if self.workload is None else max(self._last_ts, self.workload.last_ts)
+        self._last_ts = max(given, self._cluster.now_ts, ts.compose(self._clock.unix_ms())) + count
+        if self.workload is not None:
+            self.workload.advance_to(self._last_ts)
+        self.reads.latest_ts = self._last_ts
+        return self._last_ts
+
+    def _store_methods(self, store_id: int) -> dict[str, grpc.RpcMethodHandler]:
+        def answered(read: Callable[[int, bytes], bytes]) -> grpc.RpcMethodHandler:
+            return unary(partial(self._read, store_id, read))
+
+        feed = streaming(partial(self.streams.feed, store_id))
+        locks = {
+            KV_SCAN_LOCK: answered(self.reads.scan_lock),
+            KV_CHECK_TXN: answered(self.reads.check_txn),
+            KV_RESOLVE_LOCK: answered(self.reads.resolve_lock),
+        }
+        return {FEED: feed, KV_SCAN: answered(self.reads.scan), KV_GET: answered(self.reads.get), **locks}
+
+    def _read(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
+        with self._lock:
+            if store_id in self._cluster.dead_stores:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the store is away")
+            try:
+                return read(store_id, request)
+            except TiStreamError as e:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        raise AssertionError("abort raises")

@@ -1,0 +1,106 @@
+"""Looking through the rows of one file before the buffers take them in.
+
+Which rows are one and the same, which lie at or below W(key), what a broken promise tells of them, and the rows of the
+buffers that have left meanwhile, so that a refused file changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import polars as pl
+
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.rows.batch_rows import SOURCE, TENURE, Arrivals
+from sorter.rows.kernels import I64, U64, Flags
+from sorter.rows.run import Needles, Run, RunSet
+from tistream.errors import BrokenPromise
+from tistream.model.change import Op
+
+
+class Leaving:
+    """Rows that left while a file was taken in, so that they can come back."""
+
+    def __init__(self) -> None:
+        self._gone: list[tuple[Run, I64]] = []
+
+    def kill(self, runs: RunSet, needles: Needles) -> None:
+        """All living rows that equal a needle in (key, start_ts) leave."""
+        for run, _found, there in runs.find(needles, "start_ts"):
+            self.rows(run, there)
+
+    def rows(self, run: Run, there: I64) -> I64:
+        """These rows leave; each once."""
+        there = np.unique(there)
+        run.kill(there)
+        self._gone.append((run, there))
+        return there
+
+    def undo(self) -> None:
+        """All come back."""
+        for run, there in self._gone:
+            run.alive[there] = True
+            run.live += len(there)
+
+
+def without(rows: I64, others: I64) -> I64:
+    """Rising row numbers without some of them."""
+    kept = np.ones(int(rows[-1]) + 1, np.bool_)
+    kept[others] = False
+    return rows[kept[rows]]
+
+
+def one_of_each(rows: Arrivals, live: I64) -> I64:
+    """COMMIT rows without those that repeat another one's (key, commit_ts); a copy with a value is preferred."""
+    if not len(live):
+        return live
+    first = rows.needles(live, "commit_ts").first_equals()
+    if (first == np.arange(len(live))).all():
+        return live
+    live = live[np.argsort(~has_value(rows, live), kind="stable")]
+    first = rows.needles(live, "commit_ts").first_equals()
+    return np.sort(live[first == np.arange(len(live))])
+
+
+def has_value(rows: Arrivals, at: I64) -> Flags:
+    sizes = np.diff(rows.place.take(at).layout("value")[0])
+    return np.asarray(sizes > 0)
+
+
+def is_fake(rows: Arrivals, at: I64) -> Flags:
+    return np.asarray((rows.numbers["op"][at] == Op.PUT) & ~has_value(rows, at))
+
+
+def late_rows(rows: Arrivals, at: I64, watermarks: RangeWatermarkMap) -> tuple[I64, U64]:
+    """(those of the rows that lie at or below W(key), W of every row of the file, 0 where nobody asked)."""
+    w = np.zeros(len(rows), np.uint64)
+    near = at[rows.ts("commit_ts")[at] <= np.uint64(watermarks.highest())]
+    if len(near):
+        w[near] = watermarks.w_at(rows.place.take(near))
+    return near[rows.ts("commit_ts")[near] <= w[near]], w
+
+
+def told(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
+    """What a broken promise tells of these rows; None when there are none."""
+    if not len(at):
+        return None
+    keys = pl.Series("key", pl.from_arrow(rows.place.take(at).column("key")), dtype=pl.Binary)
+    frame = pl.DataFrame({"key": keys, **{n: rows.numbers[n][at] for n in ("start_ts", "commit_ts")}, "w": w[at]})
+    return frame.hstack(rows.origins.select(*SOURCE, *TENURE)[rows.numbers["origin"][at]])
+
+
+def fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
+    """Whether a commit's only prewrite is the committed one, beyond doubt."""
+    said = commits.numbers["op"][at]
+    sure = (said == Op.NONE) | (said == prewrites.numbers["op"][there])
+    fake = np.flatnonzero(prewrites.numbers["fake"][there])
+    if len(fake):
+        sure[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
+    return np.asarray(sure)
+
+
+def break_promise(rows: pl.DataFrame) -> NoReturn:
+    first = rows.sort("commit_ts").row(0, named=True)
+    names = ("key", "start_ts", "commit_ts", "region_id", "store_id", "incarnation", "seq", "w")
+    raise BrokenPromise(**{name: first[name] for name in names}, rows=rows.height)

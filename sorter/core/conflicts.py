@@ -1,0 +1,168 @@
+"""The few keys that need a closer look, in polars frames: several prewrites of one (key, start_ts).
+
+`merged` keeps what counts when one arrives and others are there; `matched` says which one a commit has committed,
+asking `choice` key by key where they disagree. Everything else is matched in runs and never comes here.
+
+Values are in one form in a frame: a DELETE has none, a PUT that was sent without one has an empty value, and an
+empty value on a COMMIT says nothing and is null. `frame_of` and `run_of` go from runs to frames and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from sorter.core.conflict_rule import Candidate, choose
+from sorter.rows.batch_rows import SOURCE, TENURE, empty
+from sorter.rows.kernels import I64
+from sorter.rows.payload import Place, segment_of
+from sorter.rows.run import RUN_ROWS, SEGMENT_BYTES, Run
+from tistream.model.change import COMMITTED, Op
+
+
+def _schema(**types: pa.DataType) -> pa.Schema:
+    nullable = ("value", "old_value")
+    return pa.schema([pa.field(name, kind, nullable=name in nullable) for name, kind in types.items()])
+
+
+#: prewrites that are not decided
+OPEN = _schema(
+    key=pa.binary(),
+    start_ts=pa.uint64(),
+    op=pa.uint8(),
+    generation=pa.uint64(),
+    value=pa.binary(),
+    old_value=pa.binary(),
+    expire_ts=pa.uint64(),
+    flags=pa.uint8(),
+    **{name: pa.uint64() for name in (*SOURCE, *TENURE, "cut_ts", "row_no")},
+)
+#: commits that wait for W(key), or for a decision
+COMMITS = _schema(
+    key=pa.binary(),
+    start_ts=pa.uint64(),
+    commit_ts=pa.uint64(),
+    op=pa.uint8(),
+    value=pa.binary(),
+    flags=pa.uint8(),
+    store_id=pa.uint64(),
+    incarnation=pa.uint64(),
+    seq=pa.uint64(),
+    region_id=pa.uint64(),
+    asked=pa.bool_(),
+)
+#: change.COMMITTED before its table is looked up
+READY = pa.schema([field for field in COMMITTED if field.name != "table_id"])
+
+TXN = ["key", "start_ts"]
+VERSION = ["key", "commit_ts"]
+TENURE_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
+_CONTENT = ["op", "value", "old_value", "expire_ts", "flags"]
+_IS_FAKE = (pl.col("op") == Op.PUT) & (pl.col("value").bin.size() == 0)
+_BYTES = ("key", "value", "old_value")
+
+
+def merged(group: pl.DataFrame) -> pl.DataFrame:
+    """Of prewrites (OPEN) those that count, per (key, start_ts) and tenure; a cut_ts is the largest of them."""
+    group = group.with_columns(full=~_IS_FAKE)
+    group = group.filter(pl.col("full") == pl.col("full").max().over(TXN))
+    group = group.filter(pl.col("generation") == pl.col("generation").max().over(TXN))
+    same = [*TXN, *TENURE_ID]
+    group = group.with_columns(
+        cut_ts=pl.col("cut_ts").max().over(same), tenure_ready_ts=pl.col("tenure_ready_ts").max().over(same)
+    )
+    return group.sort("row_no").unique(same, keep="last", maintain_order=True).select(OPEN.names)
+
+
+def matched(due: pl.DataFrame, open_: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Of commits (COMMITS) and all of their prewrites (OPEN): (READY rows of those that can be decided, the others).
+    Who matches the same again gets the rows in the same order, and writes the same snapshot."""
+    said = due.rename({"op": "said_op", "value": "said", "flags": "said_flags"})
+    said = said.select(*TXN, "commit_ts", "said_op", "said", "said_flags")
+    pairs = said.join(open_, on=TXN, maintain_order="left")
+    able = pairs.filter((pl.col("said_op") == Op.NONE) | (pl.col("said_op") == pl.col("op")))
+    kinds = able.unique([*VERSION, *_CONTENT], keep="last", maintain_order=True)
+    plain = kinds.filter((pl.len().over(VERSION) == 1) & ~(_IS_FAKE & pl.col("said").is_not_null()))
+    rows = [_ready(plain)]
+    doubtful = due.join(plain, on=VERSION, how="anti")
+    if doubtful.height:
+        chosen = _choose_each(pairs.join(doubtful, on=VERSION, how="semi"))
+        rows.append(_ready(chosen))
+        doubtful = doubtful.join(chosen, on=VERSION, how="anti")
+    return pl.concat(rows), doubtful
+
+
+def frame_of(run: Run, rows: I64, schema: pa.Schema) -> pl.DataFrame:
+    """Some rows of a run with the columns of OPEN, COMMITS or READY."""
+    place = run.place.take(rows)
+    op = run.numbers["op"][rows]
+    columns: dict[str, object] = {name: v[rows] for name, v in run.numbers.items() if name in schema.names}
+    said = "asked" in schema.names
+    for name in _BYTES:
+        if name not in schema.names:
+            continue
+        whole = name == "value" and not said
+        array = place.column(name, op != Op.PUT if whole else None, empty_for_null=whole)  # type: ignore[arg-type]
+        columns[name] = pl.Series(pl.from_arrow(array), dtype=pl.Binary)
+    frame = pl.DataFrame(columns)
+    if said:
+        value = pl.col("value")
+        frame = frame.with_columns(pl.when(value.bin.size() > 0).then(value).otherwise(None).alias("value"))
+    if run.origins is not None:
+        named = [name for name in run.origins.columns if name in schema.names]
+        frame = frame.hstack(run.origins.select(named)[run.numbers["origin"][rows]])
+    return frame.select(schema.names)
+
+
+def frame_of_all(runs: Sequence[Run], schema: pa.Schema) -> pl.DataFrame:
+    """All living rows."""
+    return pl.concat([empty(schema), *(frame_of(run, run.living(), schema) for run in runs if run.live)])
+
+
+def run_sized(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The frame in parts that each fit one run and one segment."""
+    if not frame.height:
+        return
+    size = pl.sum_horizontal(pl.col(name).bin.size().fill_null(0) for name in _BYTES if name in frame.columns)
+    ends = frame.select(size.cast(pl.Int64).cum_sum()).to_series().to_numpy()
+    full = np.diff(ends // SEGMENT_BYTES) + np.diff(np.arange(frame.height) // RUN_ROWS)
+    for low, high in pairwise([0, *(int(cut) + 1 for cut in np.flatnonzero(full)), frame.height]):
+        yield frame.slice(low, high - low)
+
+
+def run_of(frame: pl.DataFrame, schema: pa.Schema) -> Run:
+    """A run with the rows of a frame of that schema (OPEN or COMMITS), which must fit one segment."""
+    from_origin = [name for name in (*SOURCE, *TENURE, "cut_ts") if name in schema.names]
+    origins = frame.select(from_origin).unique(maintain_order=True).with_row_index("origin")
+    origin = frame.select(from_origin).join(origins, on=from_origin, how="left", maintain_order="left")["origin"]
+    numbers = {name: frame[name].to_numpy() for name in schema.names if name not in (*from_origin, *_BYTES)}
+    numbers = {name: np.ascontiguousarray(values) for name, values in numbers.items()}
+    numbers["origin"] = origin.to_numpy().astype(np.uint32)
+    if schema is OPEN:
+        numbers["fake"] = frame.select(_IS_FAKE.fill_null(value=False)).to_series().to_numpy()
+    return Run(Place.whole(segment_of(frame)), numbers, origins.select(from_origin))
+
+
+def _ready(pairs: pl.DataFrame) -> pl.DataFrame:
+    return pairs.with_columns(flags=pl.col("flags") | pl.col("said_flags")).select(READY.names)
+
+
+def _choose_each(pairs: pl.DataFrame) -> pl.DataFrame:
+    """One pair for each commit that can be decided, with the chosen content."""
+    chosen = []
+    for group in pairs.sort([*VERSION, "row_no"]).partition_by(VERSION, maintain_order=True):
+        rows = group.to_dicts()
+        won = choose([_candidate(row) for row in rows], rows[0]["said_op"], rows[0]["said"])
+        if won is not None:
+            chosen.append({**rows[0], **{name: getattr(won, name) for name in _CONTENT}})
+    return pl.DataFrame(chosen, schema=pairs.schema)
+
+
+def _candidate(row: dict[str, int]) -> Candidate:
+    content = {name: row[name] for name in (*_CONTENT, "generation", "row_no")}
+    tenure = tuple(row[name] for name in TENURE_ID)
+    return Candidate(tenure=tenure, open_ts=row["tenure_open_ts"], ready_ts=row["tenure_ready_ts"], **content)  # type: ignore[arg-type]

@@ -1,0 +1,500 @@
+"""Prewrites without their commit, and commits that wait to be decided.
+
+A commit is matched with its prewrite by (key, start_ts). It is *decided* when W(key) has reached its commit_ts, not
+when the two meet: only then has every prewrite arrived that could be the committed one, from whichever store, and a
+commit row that overtook its prewrite needs no rule of its own.
+
+What a row does:
+
+- PREWRITE    is kept, unless its (key, start_ts) is known to be decided. Several of one (key, start_ts) are kept one
+              per tenure (see `choice`). It is dead once W(key) > cut_ts of the file that brought it, unless its commit
+              waits;
+- COMMIT      at or below `upper`, or equal in (key, commit_ts) to a row that is ready or waits: a duplicate. New ones
+              wait. New, at or below W(key) and without a prewrite: a broken promise;
+- COMMITTED   decides (key, start_ts) by itself and is ready at once. New and at or below W(key): a broken promise,
+              except where it answers a commit that waits undecided;
+- ROLLBACK    deletes the prewrites that came before it, never a commit; one that finds nothing is forgotten.
+
+`sealed` is the largest W handed out for writing; nothing new appears at or below it.
+
+Relations: a (key, commit_ts) waits at most once, and never while the same is ready; no waiting commit is at or below
+`sealed`; a commit that stays although W(key) has reached it is undecided, holds the watermark below itself, and keeps
+its prewrites.
+
+Deciding goes in slices (`settle`, then `go_on` while `settling`, see `due`). No file is taken in between two of them.
+Both kinds lie in runs (`run`): what arrives is looked up, what is reached (`reach`) leaves, nothing else is touched.
+Where a (key, start_ts) has several prewrites, `doubt` looks at those keys in the plain way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from sorter.core.admission import (
+    Leaving,
+    break_promise,
+    fits,
+    has_value,
+    is_fake,
+    late_rows,
+    one_of_each,
+    told,
+    without,
+)
+from sorter.core.conflicts import (
+    COMMITS,
+    OPEN,
+    TENURE_ID,
+    TXN,
+    VERSION,
+    frame_of,
+    frame_of_all,
+    matched,
+    merged,
+    run_of,
+    run_sized,
+)
+from sorter.core.decision_queue import Due
+from sorter.core.sort_buffer import SortBuffer
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.core.watermark_index import Thresholds, may_reach, reached
+from sorter.rows.batch_rows import SOURCE, Arrivals, empty, from_arrow
+from sorter.rows.kernels import I64, Flags
+from sorter.rows.payload import Place, stacked, used_segments
+from sorter.rows.run import Needles, Run, RunSet, compact
+from sorter.rows.saved import NONE_TOLD, RunState, cut, has_asked, learned, states_of
+from tistream.errors import BrokenPromise, invariant
+from tistream.keyrange import KeyRange
+from tistream.model.change import RowKind
+
+_OPEN_NUMBERS = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
+_COMMIT_NUMBERS = ("start_ts", "commit_ts", "op", "flags", "origin")
+_READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
+_UNDECIDED = ("key", "start_ts", "commit_ts", "region_id", "store_id")
+_NONE: I64 = np.empty(0, np.int64)
+
+COPY_BYTES_MAX = 16 << 20  #: of rows that one slice copies, so that they do not hold on to larger segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecided:
+    """A commit of which nobody can say which prewrite it committed."""
+
+    key: bytes
+    start_ts: int
+    commit_ts: int
+    region_id: int
+    store_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The timestamps that tell old rows from new ones."""
+
+    upper: int  #: everything at or below is in the committed log
+    sealed: int  #: everything at or below may be; upper <= sealed
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcomes:
+    """The COMMIT and COMMITTED rows of a file, by what becomes of them (row numbers)."""
+
+    whole: I64  #: COMMITTED rows that are new
+    new: I64  #: COMMIT rows that are new
+    known: tuple[tuple[Run, I64, I64], ...]  #: (run, row there, COMMIT row here that waits already and has a value)
+    decided: I64  #: all rows whose transaction is decided by this file, or was before
+    duplicates: int
+    served: I64  #: at or below `upper`
+
+
+class PrewriteBuffer:
+    """Unmatched prewrites and early commits of one task."""
+
+    def __init__(self) -> None:
+        self.open = RunSet(("key", "value", "old_value"))
+        self.commits = RunSet(("key", "value"))
+        self.dead = 0  #: prewrites dropped because W passed their cut_ts
+        self.forgotten = 0  #: rollbacks that met no prewrite
+        self.duplicates = 0  #: commits that were known already
+        self.dropped: dict[int, int] = {}  #: store -> commits at or below `upper`: duplicates, as far as one can tell
+        self.told = NONE_TOLD  #: tenures that became ready after a snapshot held their rows, see `saved.TOLD`
+        self._clash = False  #: a commit waits although another transaction's row has its (key, commit_ts)
+        self.settling = False  #: W(key) has reached commits that are not decided yet
+        self._due = Due()
+
+    @property
+    def open_count(self) -> int:
+        """How many prewrites are not decided."""
+        return self.open.live
+
+    @property
+    def waiting_count(self) -> int:
+        """How many commits wait."""
+        return self.commits.live
+
+    @property
+    def undecided_count(self) -> int:
+        """How many of them are undecided."""
+        return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._asked())
+
+    def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
+        """Take the rows of one file, before its watermark rows.
+
+        BrokenPromise leaves the buffers as they were.
+        """
+        leaving = Leaving()
+        try:
+            outcomes = self._sort_out(rows, at, ready)
+            self._refuse(self._late_whole(rows, outcomes.whole, watermarks))
+            fresh, forgotten = self._without_ended(rows, outcomes, leaving)
+            added = self._merge(rows, fresh, leaving)
+            late, w = late_rows(rows, outcomes.new, watermarks)
+            self._refuse(told(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.sealed)], w))
+            self._refuse(told(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
+        except BrokenPromise:
+            leaving.undo()
+            raise
+        for run in added:
+            self.open.add(run)
+        self._add_commits(rows, outcomes)
+        self._add_whole(rows, outcomes, ready)
+        self.forgotten += forgotten
+        self.duplicates += outcomes.duplicates
+        if len(outcomes.served):
+            store = int(rows.origins["store_id"][0])
+            self.dropped[store] = self.dropped.get(store, 0) + len(outcomes.served)
+
+    def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
+        """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
+        unknown = [run for run in self.open if run.live and run.unsaid()]
+        if not unknown:
+            return
+        told = (
+            from_arrow(regions)
+            .filter(pl.col("tenure_ready_ts") != 0)
+            .with_columns(
+                pl.lit(store_id, pl.UInt64).alias("store_id"), pl.lit(incarnation, pl.UInt64).alias("incarnation")
+            )
+        )
+        told = told.select(*TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(
+            TENURE_ID, keep="first", maintain_order=True
+        )
+        if not told.height:
+            return
+        for run in unknown:
+            assert run.origins is not None
+            matters = told.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=TENURE_ID, how="semi")
+            if matters.height:
+                run.origins = learned(run.origins, matters)
+                self.told = pl.concat([self.told, matters]).unique(TENURE_ID, keep="first", maintain_order=True)
+
+    def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
+        """Begin to decide the commits that W(key) has reached; `go_on` while it is `settling`. What is newly undecided.
+
+        BrokenPromise when such a commit has no prewrite.
+        """
+        self.look(watermarks)
+        return self.go_on(watermarks, ready)
+
+    def look(self, watermarks: RangeWatermarkMap) -> None:
+        """Find the commits that W(key) has reached: from now on they hold the watermark."""
+        self._due.look(self.commits, watermarks)
+        self.settling = bool(self._due)
+
+    def go_on(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
+        """Decide the next slice; after the last one let the dead go. BrokenPromise as in `settle`."""
+        due = list(self._due.slice(watermarks))
+        asking = self._decide(due, ready) if due else []
+        if self._due:
+            return asking
+        self._due.done()
+        self._bury(watermarks)
+        self.open.tidy()
+        self.commits.tidy()
+        ready.tidy(watermarks.watermark())
+        self.settling = False
+        return asking
+
+    def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
+        """The undecided commits of the range: for each tenure that brought some the lowest one, the incarnation and
+        seq of its file, and how many there are. Lowest commit_ts first."""
+        found = []
+        for run in self._asked():
+            at = np.flatnonzero(run.numbers["asked"] & run.alive)
+            if not len(at):
+                continue
+            by = np.lexsort((run.ts("commit_ts")[at], run.numbers["origin"][at]))
+            at = at[by]
+            first = np.flatnonzero(np.diff(run.numbers["origin"][at], prepend=-1))
+            counts = np.diff(first, append=len(at)).tolist()
+            lowest = frame_of(run, at[first], COMMITS)
+            for row, count in zip(lowest.to_dicts(), counts, strict=True):
+                if row["key"] in range_:
+                    commit = Undecided(**{name: row[name] for name in _UNDECIDED})
+                    found.append((commit, row["incarnation"], row["seq"], count))
+        return sorted(found, key=lambda f: f[0].commit_ts)
+
+    def oldest_open(self) -> tuple[int, int, bytes] | None:
+        """(start_ts of the oldest transaction with open prewrites, how many it has here, the key of one of them); None
+        without any."""
+        return self.open.lowest("start_ts")
+
+    def hold(self) -> int | None:
+        """The largest watermark that undecided commits allow, or those to be decided; None when there are none."""
+        lowest = self._due.lowest()
+        for run in self._asked():
+            ts = run.ts("commit_ts")[run.numbers["asked"] & run.alive]
+            lowest += [int(ts.min())] if len(ts) else []
+        return min(lowest) - 1 if lowest else None
+
+    def snapshot(self) -> tuple[tuple[RunState, ...], tuple[RunState, ...]]:
+        """(open prewrites, waiting commits)."""
+        if not any(piece.group.unsaid for run in self.open for piece in run.saved):
+            self.told = NONE_TOLD  # no object holds rows of a tenure that was not ready
+        return states_of(self.open), states_of(self.commits)
+
+    def restore(
+        self, open_: Sequence[Run], commits: Sequence[Run], told: pl.DataFrame, range_: KeyRange, upper: int
+    ) -> list[Undecided]:
+        """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
+        hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
+        self.told = told
+        for found, runs in ((open_, self.open), (commits, self.commits)):
+            for run in found:
+                cut(run, range_)
+                runs.add(run)
+        for run in self.commits:
+            if run.span("commit_ts")[0] <= upper:
+                served = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(upper)))
+                self.open.kill(run.needles(served, "start_ts"), "start_ts")
+                run.kill(served)
+        asked = [frame_of(run, np.flatnonzero(run.numbers["asked"] & run.alive), COMMITS) for run in self._asked()]
+        return _undecided(pl.concat([empty(COMMITS), *asked]))
+
+    def check(self, at: Limits, ready: SortBuffer) -> None:
+        """Raise when a relation of the module's docstring does not hold."""
+        commits, open_ = frame_of_all(self.commits.runs, COMMITS), frame_of_all(self.open.runs, OPEN)
+        invariant(not commits.select(pl.struct(VERSION).is_duplicated().any()).item(), "a commit waits twice")
+        invariant(ready.unknown(commits).height == commits.height, "a commit waits and is ready")
+        invariant(not (commits["commit_ts"] <= at.sealed).any(), "a commit waits at or below what is sealed")
+        invariant(not open_.select(pl.struct(TXN + TENURE_ID).is_duplicated().any()).item(), "a tenure says twice")
+        for run in (*self.open, *self.commits, *ready.runs):
+            invariant(run.live == int(run.alive.sum()), "a run has lost count of its rows")
+
+    # -- taking in
+
+    def _sort_out(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
+        """What becomes of the outcomes of a file."""
+        outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
+        above = rows.ts("commit_ts")[outcome] > np.uint64(at.upper)
+        fresh = outcome[above]
+        fresh = fresh[~ready.known(rows.needles(fresh, "commit_ts"))]
+        is_whole = rows.kind[fresh] == RowKind.COMMITTED
+        whole, live = fresh[is_whole], fresh[~is_whole]
+        if len(whole):
+            whole = whole[rows.needles(whole, "commit_ts").first_equals() == np.arange(len(whole))]
+            live = live[~rows.needles(live, "commit_ts").within(rows.needles(whole, "commit_ts"))]
+        decided = _NONE if len(live) == len(outcome) else without(outcome, live)
+        live = one_of_each(rows, live)
+        waits = np.zeros(len(live), np.bool_)
+        known: list[tuple[Run, I64, I64]] = []
+        for run, found, there in self.commits.find(rows.needles(live, "commit_ts"), "commit_ts"):
+            waits[found] = True
+            brought = has_value(rows, live[found])
+            known.append((run, there[brought], live[found[brought]]))
+        new = live[~waits]
+        duplicates = len(outcome) - len(whole) - len(new)
+        return _Outcomes(whole, new, tuple(known), decided, duplicates, outcome[~above])
+
+    def _late_whole(self, rows: Arrivals, whole: I64, watermarks: RangeWatermarkMap) -> pl.DataFrame | None:
+        late, w = late_rows(rows, whole, watermarks)
+        return told(rows, late[~self.commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w)
+
+    def _without_ended(self, rows: Arrivals, outcomes: _Outcomes, leaving: Leaving) -> tuple[I64, int]:
+        """The prewrites of the file that neither an outcome nor a rollback has ended, and how many rollbacks ended
+        none. Older prewrites that are ended leave."""
+        fresh = rows.of_kind(RowKind.PREWRITE)
+        if len(outcomes.decided):
+            decided = rows.needles(outcomes.decided, "start_ts")
+            fresh = fresh[~rows.needles(fresh, "start_ts").within(decided)]
+            leaving.kill(self.open, decided)
+        rollbacks = rows.of_kind(RowKind.ROLLBACK)
+        if not len(rollbacks):
+            return fresh, 0
+        needles = rows.needles(rollbacks, "start_ts")
+        committing = self.commits.known(needles, "start_ts")
+        committing |= needles.within(rows.needles(outcomes.new, "start_ts"))
+        ends = rollbacks[~committing]
+        before = rows.needles(ends, "start_ts")
+        here, by = rows.needles(fresh, "start_ts").pairs(before)
+        here = here[fresh[here] < ends[by]]
+        ended = needles.within(rows.needles(fresh[here], "start_ts"))
+        ended |= needles.within(before) & self.open.known(needles, "start_ts")
+        leaving.kill(self.open, before)
+        return np.delete(fresh, here), int((~ended).sum())
+
+    def _merge(self, rows: Arrivals, fresh: I64, leaving: Leaving) -> list[Run]:
+        """Runs with these prewrites, and with older ones of the same (key, start_ts), which leave."""
+        if not len(fresh):
+            return []
+        run = rows.run(fresh, _OPEN_NUMBERS, fake=is_fake(rows, fresh))
+        first = run.first_equals("start_ts")
+        again = first != np.arange(len(run))
+        doubtful = again.copy()
+        doubtful[first[again]] = True
+        group = []
+        for old, found, there in self.open.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts"):
+            doubtful[found] = True
+            there = leaving.rows(old, there)
+            group.append(frame_of(old, there, OPEN))
+        if not doubtful.any():
+            return [run]
+        doubtful |= doubtful[first]
+        at = np.flatnonzero(doubtful)
+        group.append(frame_of(run, at, OPEN))
+        run.kill(at)
+        return [run, *(run_of(part, OPEN) for part in run_sized(merged(pl.concat(group))))]
+
+    def _has_prewrite(self, needles: Needles, added: list[Run]) -> Flags:
+        found = self.open.known(needles, "start_ts")
+        for run in added:
+            found[run.find(needles, "start_ts")[0]] = True
+        return found
+
+    def _add_commits(self, rows: Arrivals, outcomes: _Outcomes) -> None:
+        new = outcomes.new
+        added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
+        added.origins = pl.DataFrame([rows.origins[name] for name in (*SOURCE, "region_id")])
+        self.commits.add(added)
+        for run, there, here in outcomes.known:
+            if len(here):
+                self._bring_values(run, there, rows, here)
+        if len(outcomes.decided):
+            self.commits.kill(rows.needles(outcomes.decided, "start_ts"), "start_ts")
+
+    def _bring_values(self, run: Run, there: I64, rows: Arrivals, here: I64) -> None:
+        """Commits that wait learn the value that a second copy has, unless they have one."""
+        known = frame_of(run, there, COMMITS)
+        told = pl.Series("told", pl.from_arrow(rows.place.take(here).column("value")), dtype=pl.Binary)
+        kept = known.with_columns(pl.coalesce(pl.col("value"), told).alias("value"))
+        run.kill(there)
+        self.commits.add(run_of(kept, COMMITS))
+
+    def _add_whole(self, rows: Arrivals, outcomes: _Outcomes, ready: SortBuffer) -> None:
+        whole = outcomes.whole
+        if not len(whole):
+            return
+        numbers = {name: rows.numbers[name][whole] for name in _READY_NUMBERS}
+        ready.add_rows(rows.place.take(whole), numbers, rows.hashes[whole], young=rows.segment)
+        self._clash |= bool(self.commits.known(rows.needles(whole, "commit_ts"), "commit_ts").any())
+
+    def _asked(self) -> list[Run]:
+        """The runs in which commits are undecided, or were."""
+        return [run for run in self.commits if run.live and has_asked(run)]
+
+    # -- deciding
+
+    def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer) -> list[Undecided]:
+        """Match these commits with their prewrites; what is newly undecided."""
+        found = [(run, at, self.open.find(run.needles(at, "start_ts"), "start_ts")) for run, at in due]
+        missing, doubtful, plain = [], [], []
+        unsure: dict[Run, list[I64]] = {}  # prewrites; one row may be hit by commits of several runs
+        for run, at, hits in found:
+            count = np.zeros(len(at), np.int64)
+            for _old, here, _there in hits:
+                count += np.bincount(here, minlength=len(at))
+            if not count.all():
+                missing.append(frame_of(run, at[count == 0], COMMITS))
+            sure = count == 1
+            for old, here, there in hits:
+                sure[here] &= fits(run, at[here], old, there)
+            plain.append((run, at, hits, sure))
+            if not sure.all():
+                doubtful.append(frame_of(run, at[~sure], COMMITS))
+                for old, here, there in hits:
+                    unsure.setdefault(old, []).append(there[~sure[here]])
+        if missing:
+            self._refuse(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
+        self._ready(plain, ready)
+        if not doubtful:
+            return []
+        open_ = [frame_of(run, np.unique(np.concatenate(rows)), OPEN) for run, rows in unsure.items()]
+        return self._resolve(pl.concat(doubtful), pl.concat([empty(OPEN), *open_]), ready)
+
+    def _ready(self, plain: list[tuple[Run, I64, list[tuple[Run, I64, I64]], Flags]], ready: SortBuffer) -> None:
+        """Commits with exactly one prewrite, which fits: both leave, the row is ready."""
+        old_places, old_numbers, old_hashes = [], [], []
+        for run, at, hits, sure in plain:
+            hashes = None if run.hashes is None else run.hashes[at]
+            for old, here, there in hits:
+                mine = sure[here]
+                commit, prewrite = at[here[mine]], there[mine]
+                if not len(commit):
+                    continue
+                numbers = {name: old.numbers[name][prewrite] for name in ("op", "start_ts", "expire_ts")}
+                numbers["commit_ts"] = run.numbers["commit_ts"][commit]
+                numbers["flags"] = old.numbers["flags"][prewrite] | run.numbers["flags"][commit]
+                place = used_segments(old.place.take(prewrite))
+                key_hashes = place.hashes() if hashes is None else hashes[here[mine]]
+                self._due.spend(old, prewrite)
+                run.kill(commit)
+                if old.young is not None or _is_much(place):
+                    ready.add_rows(place, numbers, key_hashes, young=old.young, merge=self._clash)
+                else:
+                    old_places.append(place)
+                    old_numbers.append(numbers)
+                    old_hashes.append(key_hashes)
+        if old_places:  # a few rows must not hold on to the segment of a whole run
+            numbers = {name: np.concatenate([n[name] for n in old_numbers]) for name in _READY_NUMBERS}
+            place = compact(stacked(old_places), self.open.names)
+            ready.add_rows(place, numbers, np.concatenate(old_hashes), merge=self._clash)
+
+    def _resolve(self, due: pl.DataFrame, open_: pl.DataFrame, ready: SortBuffer) -> list[Undecided]:
+        """The commits that need a closer look, with each of their prewrites once; a `row_no` orders the rows of one key
+        and is not unique in a task that was merged. Commits that stay undecided lie by themselves from now on."""
+        rows, doubtful = matched(due, open_)
+        if rows.height:
+            ready.add(rows)
+            done = run_of(due.join(rows, on=VERSION, how="semi"), COMMITS)
+            at = np.arange(len(done))
+            for run, _, there in self.open.find(done.needles(at, "start_ts"), "start_ts"):
+                self._due.spend(run, there)
+            self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
+        new = doubtful.filter(~pl.col("asked"))
+        if new.height:
+            asked = run_of(new.with_columns(asked=pl.lit(value=True)), COMMITS)
+            self.commits.kill(asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
+            self.commits.add(asked)
+        return _undecided(new)
+
+    def _bury(self, watermarks: RangeWatermarkMap) -> None:
+        """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
+        for run in self.open:
+            lowest = run.least_cut()
+            if not may_reach(run, lowest, watermarks) or not run.live:
+                continue
+            assert run.origins is not None
+            thresholds = Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])
+            gone = reached(run, thresholds, watermarks, strictly=True)
+            if len(gone):
+                gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
+                self.dead += run.kill(gone)
+
+    def _refuse(self, rows: pl.DataFrame | None) -> None:
+        if rows is not None:
+            break_promise(rows)
+
+
+def _undecided(commits: pl.DataFrame) -> list[Undecided]:
+    return [Undecided(**row) for row in commits.sort(VERSION).select(_UNDECIDED).to_dicts()]
+
+
+def _is_much(place: Place) -> bool:
+    """Whether rows stay where they are: a few must not hold on to large segments, many cost too much to copy."""
+    size = int(place.sizes(np.ones(len(place), np.bool_)).sum())
+    return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in place.segments)

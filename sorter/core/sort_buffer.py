@@ -1,0 +1,160 @@
+"""Matched rows that wait for the watermark.
+
+A row comes in when its content is known and leaves when everything up to it has durably been written (`flushed`), not
+when it was handed out (`take`): a flush whose fate is unknown is taken again. Until then it is also the memory by which
+a second copy of the same (key, commit_ts) is recognised; at or below `upper` the log itself is that memory.
+
+Rows lie in runs as they were matched, in no order; their bytes stay where they arrived. A flush looks at the runs whose
+commit timestamps begin at or below W; `output` puts them in order and copies each row's bytes once, piece by piece.
+
+Relations: each (key, commit_ts) is here at most once; every row lies above the last `flushed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import polars as pl
+
+from sorter.core.conflicts import READY, VERSION, frame_of_all, run_sized
+from sorter.rows.kernels import I64, U64, Flags
+from sorter.rows.output import NUMBERS, Output
+from sorter.rows.payload import Place, Segment, segment_of
+from sorter.rows.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet
+from sorter.rows.saved import RunState, cut, states_of
+from tistream.errors import invariant
+from tistream.keyrange import KeyRange
+from tistream.model.change import Op
+
+FLUSH_BYTES_MAX = 256 << 20  #: of the rows of one task in one flush
+
+_BYTES = ("key", "value", "old_value")
+
+
+class SortBuffer:
+    """Ready rows of one task."""
+
+    def __init__(self) -> None:
+        self.runs = RunSet(_BYTES)
+        self.flushed_ts = 0
+
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        return self.runs.live
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
+        for part in run_sized(rows):
+            place = Place.whole(segment_of(part))
+            numbers = {name: np.ascontiguousarray(part[name].to_numpy()) for name in NUMBERS}
+            self.add_rows(place, numbers, place.hashes(), merge=True)
+
+    def add_rows(
+        self, place: Place, numbers: Numbers, hashes: U64, *, young: Segment | None = None, merge: bool = False
+    ) -> None:
+        """Add rows as they lie. Unless told to `merge` them, none may be here yet."""
+        if merge:
+            needles = Needles(place, hashes, numbers["commit_ts"])
+            new = np.flatnonzero(~self.known(needles) & (needles.first_equals() == np.arange(len(place))))
+            place, hashes, numbers = place.take(new), hashes[new], {name: v[new] for name, v in numbers.items()}
+        if not len(place):
+            return
+        size = place.sizes(numbers["op"] == Op.PUT)
+        cuts = np.flatnonzero(np.diff(np.cumsum(size) // SEGMENT_BYTES)) + 1
+        if not len(cuts):
+            looked_up = {"table": place.tables(), "size": size}
+            self.runs.add(Run(place, {**numbers, **looked_up}, hashes=hashes, young=young))
+            return
+        for at in np.split(np.arange(len(place)), cuts):
+            part = place.take(at)
+            of_part = {name: values[at] for name, values in numbers.items()}
+            looked_up = {"table": part.tables(), "size": size[at]}
+            self.runs.add(Run(part, {**of_part, **looked_up}, hashes=hashes[at], young=young))
+
+    def known(self, needles: Needles) -> Flags:
+        """Whether each (key, commit_ts) is here."""
+        return self.runs.known(needles, "commit_ts")
+
+    def unknown(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Those of the rows whose (key, commit_ts) is not here."""
+        if not rows.height:
+            return rows
+        place = Place.whole(segment_of(rows.select("key")))
+        known = self.known(Needles(place, place.hashes(), np.ascontiguousarray(rows["commit_ts"].to_numpy())))
+        return rows.filter(pl.Series(~known))
+
+    def bytes_due(self, w: int) -> int:
+        """Bytes of keys and values of the rows at or below w."""
+        return sum(_bytes_due(run, w) for run in self.runs if run.live and run.span("commit_ts")[0] <= w)
+
+    def tidy(self, w: int | None) -> None:
+        """Put small runs together. The next flush takes what lies at or below w and copies it then."""
+        self.runs.tidy(lambda run: w is not None and run.span("commit_ts")[0] <= w)
+
+    def reach(self, w: int) -> int:
+        """The largest watermark up to w whose rows fit one flush; a single commit_ts always does."""
+        if self.bytes_due(w) <= FLUSH_BYTES_MAX:
+            return w
+        commit_ts, sizes = [], []
+        for run, at in self._due(w):
+            own, group = np.unique(run.ts("commit_ts")[at], return_inverse=True)
+            commit_ts.append(own)
+            sizes.append(np.bincount(group, weights=run.numbers["size"][at]))
+        all_ts, order = np.concatenate(commit_ts), np.argsort(np.concatenate(commit_ts), kind="stable")
+        ends = np.cumsum(np.concatenate(sizes)[order])
+        of_ts = all_ts[order]
+        whole = np.append(of_ts[1:] != of_ts[:-1], True)  # the last entry of each commit_ts
+        fits = of_ts[whole][ends[whole] <= FLUSH_BYTES_MAX]
+        return int(fits[-1] if len(fits) else of_ts[0])
+
+    def take(self, w: int) -> Output:
+        """All rows at or below w, by (table_id, commit_ts, start_ts, key), to be written in pieces. They stay here."""
+        return Output(list(self._due(w)))
+
+    def flushed(self, w: int) -> None:
+        """Everything at or below w is durably in the log."""
+        self.flushed_ts = max(self.flushed_ts, w)
+        for run, at in self._due(w):
+            run.kill(at)
+        self.runs.runs = [run for run in self.runs if run.live]
+
+    def snapshot(self) -> tuple[RunState, ...]:
+        """The ready rows."""
+        return states_of(self.runs)
+
+    def restore(self, rows: Sequence[Run], range_: KeyRange, upper: int) -> None:
+        """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""
+        for run in rows:
+            cut(run, range_)
+            self.runs.add(run)
+        self.flushed(upper)
+
+    def check(self) -> None:
+        """Raise when a relation of the module's docstring does not hold."""
+        rows = frame_of_all(self.runs.runs, READY)
+        invariant(not rows.select(pl.struct(VERSION).is_duplicated().any()).item(), "a row is ready twice")
+        invariant(not (rows["commit_ts"] <= self.flushed_ts).any(), "a ready row lies below what was flushed")
+
+    def _due(self, w: int) -> Iterator[tuple[Run, I64]]:
+        """The living rows at or below w, by run."""
+        for run in self.runs:
+            first, last = run.span("commit_ts")
+            if not run.live:
+                continue
+            if last <= w:
+                yield run, run.living()
+            elif first <= w:
+                at = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(w)))
+                if len(at):
+                    yield run, at
+
+
+def _bytes_due(run: Run, w: int) -> int:
+    """Bytes of its living rows at or below w. What is due whole is asked for again with every batch."""
+    if run.live < len(run) or run.span("commit_ts")[1] > w:
+        return int(run.numbers["size"][run.alive & (run.ts("commit_ts") <= np.uint64(w))].sum())
+    if "bytes" not in run.facts:
+        run.facts["bytes"] = int(run.numbers["size"].sum())
+    return int(run.facts["bytes"])

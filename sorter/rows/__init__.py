@@ -1,0 +1,1 @@
+"""Arrow batches and compiled kernels of the sorter: runs of rows, payloads and output."""

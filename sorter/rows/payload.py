@@ -1,0 +1,262 @@
+"""The bytes of buffered rows: keys, values and old values, which stay where they arrived until they are written out.
+
+A `Segment` is one immutable piece of them (the rows of a feed batch, or what survived of several), a `Place` names
+rows that lie in one or more segments. Nothing is copied but by `Place.column`, which lays out the named rows, in their
+order, as one Arrow column.
+
+A segment is looked through once, when it is made: every offset lies inside its bytes. From then on compiled loops may
+read it by address, for as long as somebody holds the segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from sorter.rows.kernels import (
+    I64,
+    U8,
+    U32,
+    U64,
+    Addresses,
+    Flags,
+    add_sizes,
+    copy_rows,
+    hash_keys,
+    mix,
+    offsets_are_sound,
+    rows_are_inside,
+    sizes_of,
+)
+from sorter.rows.key_kernels import tables_of_keys
+from tistream.errors import CorruptObject, invariant
+
+HASH_MASK = (1 << 64) - 1  #: tests cut hashes short to see collisions
+
+Name = Literal["key", "value", "old_value"]
+
+
+class _Column:
+    """One Arrow binary column: its addresses, and what keeps them valid."""
+
+    __slots__ = ("array", "data", "offsets", "present", "valid")
+
+    def __init__(self, array: pa.BinaryArray) -> None:
+        if not len(array):
+            array = pa.array([b""], pa.binary())
+        self.array = array
+        _, offsets, data = array.buffers()
+        self.present: U8 | None = None
+        if array.null_count:
+            self.present = np.ascontiguousarray(array.is_valid().to_numpy(zero_copy_only=False)).view(np.uint8)
+        bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+        bounds.flags.writeable = False
+        if not offsets_are_sound(bounds, 0 if data is None else data.size):
+            raise CorruptObject("an offset of a binary column points outside of its bytes")
+        self.offsets = offsets.address + 4 * array.offset
+        self.data = 0 if data is None else data.address
+        self.valid = 0 if self.present is None else self.present.ctypes.data
+
+
+class Segment:
+    """Rows' bytes that lie together. The three columns have the same length; a column of nulls may be left out."""
+
+    __slots__ = ("__weakref__", "columns", "nbytes", "on_disk", "rows")
+
+    def __init__(
+        self,
+        key: pa.Array,
+        value: pa.Array | None = None,
+        old_value: pa.Array | None = None,
+        *,
+        on_disk: bool = False,
+    ) -> None:
+        self.rows = len(key)
+        self.on_disk = on_disk  #: its bytes are mapped, and take no memory that the system cannot have back
+        arrays = {"key": key, "value": value, "old_value": old_value}
+        self.columns = {
+            name: _Column(array)
+            for name, array in arrays.items()
+            if array is not None and (name == "key" or array.null_count < len(array))
+        }
+        self.nbytes = sum(int(array.nbytes) for array in arrays.values() if array is not None)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What of it takes memory."""
+        return 0 if self.on_disk else self.nbytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """What of it was written out."""
+        return self.nbytes if self.on_disk else 0
+
+    def in_memory(self) -> list[pa.RecordBatch]:
+        """Its columns that take memory."""
+        if self.on_disk or not self.rows:
+            return []
+        return [pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})]
+
+    def moved_out(self, written: Sequence[pa.RecordBatch]) -> Segment:
+        """The same rows, of which the columns of `in_memory` lie there."""
+        (batch,) = written
+        return Segment(**{name: batch.column(name) for name in batch.schema.names}, on_disk=True)
+
+
+def columns_of(batch: pa.RecordBatch) -> dict[str, _Column]:
+    """The columns of a batch as a segment has them."""
+    return {name: _Column(batch.column(name)) for name in batch.schema.names}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointers:
+    offsets: U64
+    data: U64
+    valid: U64
+
+
+class Place:
+    """Where rows lie: for each its segment (a number in `segments`) and its number there."""
+
+    __slots__ = ("_found", "row", "segment", "segments")
+
+    def __init__(self, segments: Sequence[Segment], segment: U32 | None, row: U32) -> None:
+        self.segments = tuple(segments)
+        self.segment = np.zeros(len(row), np.uint32) if segment is None else segment
+        self.row = row
+        self._found: dict[Name, _Pointers] = {}  # of the segments; shared by places that have the same
+        counts = np.array([s.rows for s in self.segments], np.int64)
+        invariant(rows_are_inside(self.segment, self.row, counts), "a row lies outside of its segment")
+
+    @classmethod
+    def whole(cls, segment: Segment) -> Place:
+        """All rows of a segment."""
+        return cls((segment,), None, np.arange(segment.rows, dtype=np.uint32))
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, at: npt.NDArray[np.integer] | Flags) -> Place:
+        """Some of the rows, in the order named."""
+        made = object.__new__(Place)
+        made.segments, made._found = self.segments, self._found
+        made.row = self.row[at]
+        made.segment = self.segment[at] if len(self.segments) > 1 else np.zeros(len(made.row), np.uint32)
+        return made
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where the keys are."""
+        pointers = self._pointers("key")
+        return pointers.offsets, pointers.data, self.segment, self.row
+
+    def hashes(self) -> U64:
+        """A hash of each key."""
+        offsets, data, segment, row = self.addresses
+        out: U64 = hash_keys(offsets, data, segment, row)
+        return out
+
+    def sizes(self, op_puts: Flags) -> I64:
+        """Bytes of key, value and old value of each row; the value counts for PUTs only."""
+        out, none = np.zeros(len(self), np.int64), np.zeros(len(self), np.bool_)
+        columns: tuple[tuple[Name, Flags], ...] = (("key", none), ("value", ~op_puts), ("old_value", none))
+        for name, nulls in columns:
+            p = self._pointers(name)
+            if p.offsets.any():
+                add_sizes(p.offsets, p.data, p.valid, self.segment, self.row, nulls, out)
+        return out
+
+    def tables(self) -> I64:
+        """The physical table of each key, 0 where it belongs to none."""
+        out: I64 = tables_of_keys(self.addresses)
+        return out
+
+    def column(self, name: Name, nulls: Flags | None = None, *, empty_for_null: bool = False) -> pa.BinaryArray:
+        """The rows' bytes as one column, less than 2 GiB. `nulls` are null whatever they hold; other nulls stay what
+        they are or, if asked for, become empty."""
+        ends, present = self.layout(name, nulls)
+        invariant(int(ends[-1]) < 1 << 31, "a column grows beyond its offsets", bytes=int(ends[-1]))
+        out = pa.allocate_buffer(int(ends[-1]))  # from Arrow's pool, which gives large pieces back
+        pointers = self._pointers(name)
+        copy_rows(pointers.offsets, pointers.data, self.segment, self.row, ends, np.frombuffer(out, np.uint8))
+        if empty_for_null:
+            present = np.ones(len(self), np.uint8) if nulls is None else (~nulls).view(np.uint8)
+        valid = None
+        if not present.all():
+            valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+        buffers = [valid, pa.py_buffer(ends.astype(np.int32)), out]
+        return pa.BinaryArray.from_buffers(pa.binary(), len(self), buffers)
+
+    def layout(self, name: Name, nulls: Flags | None = None) -> tuple[I64, U8]:
+        """(bounds of the rows' bytes put one behind the other, a byte each that says whether there is a value)."""
+        pointers = self._pointers(name)
+        if not pointers.offsets.all():  # a segment without this column: all of its rows are null
+            without = (pointers.offsets == 0)[self.segment]
+            nulls = without if nulls is None else nulls | without
+        none = np.zeros(len(self), np.bool_) if nulls is None else nulls
+        found: tuple[I64, U8] = sizes_of(pointers.offsets, pointers.data, pointers.valid, self.segment, self.row, none)
+        return found
+
+    def _pointers(self, name: Name) -> _Pointers:
+        found = self._found.get(name)
+        if found is None:
+            columns = [s.columns.get(name) for s in self.segments]
+            of = [(c.offsets, c.data, c.valid) if c is not None else (0, 0, 0) for c in columns]
+            offsets, data, valid = np.ascontiguousarray(np.array(of, np.uint64).reshape(-1, 3).T)
+            found = self._found[name] = _Pointers(offsets, data, valid)
+        return found
+
+
+def stacked(places: Sequence[Place]) -> Place:
+    """The rows of several places one behind the other."""
+    if len(places) == 1:
+        return places[0]
+    number: dict[int, int] = {}
+    segments: list[Segment] = []
+    for segment in (s for place in places for s in place.segments):
+        if id(segment) not in number:
+            number[id(segment)] = len(segments)
+            segments.append(segment)
+    renumbered = []
+    for place in places:
+        new = np.array([number[id(s)] for s in place.segments], np.uint32)
+        renumbered.append(new[place.segment] if len(place) else place.segment)
+    none = np.empty(0, np.uint32)
+    return Place(segments, np.concatenate([none, *renumbered]), np.concatenate([none, *(p.row for p in places)]))
+
+
+def used_segments(place: Place) -> Place:
+    """The same rows, without holding segments that none of them lies in."""
+    if len(place.segments) < 2:
+        return place
+    used, segment = np.unique(place.segment, return_inverse=True)
+    if len(used) == len(place.segments):
+        return place
+    return Place([place.segments[i] for i in used], segment.astype(np.uint32), place.row)
+
+
+def segment_of(frame: pl.DataFrame) -> Segment:
+    """The bytes of a frame's rows, which together fit one Arrow column each."""
+    named = [name for name in ("key", "value", "old_value") if name in frame.columns]
+    return Segment(**{name: as_binary(frame[name]) for name in named})
+
+
+def as_binary(series: pl.Series) -> pa.BinaryArray:
+    """A polars column of bytes as one Arrow array with 32-bit offsets."""
+    found = series.to_frame().to_arrow().column(0).cast(pa.binary()).combine_chunks()
+    if not isinstance(found, pa.ChunkedArray):
+        return found
+    invariant(found.num_chunks <= 1, "a column grows beyond its offsets", bytes=found.nbytes)
+    return found.chunk(0) if found.num_chunks else pa.array([], pa.binary())
+
+
+def mixed(hashes: U64, ts: U64) -> U64:
+    """The hash of (key, ts) from the hash of the key."""
+    out: U64 = mix(hashes, ts, np.uint64(HASH_MASK))
+    return out

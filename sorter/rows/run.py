@@ -1,0 +1,463 @@
+"""Runs: the immutable pieces in which a task's buffers are kept, and how rows are found in them.
+
+A `Run` is some rows that came together, or were put together: their numbers as arrays, the place of their bytes, and an
+alive flag each. Rows leave by their flag; a run without any is dropped. Nothing else changes, so what is found by
+(key, timestamp) needs an index that is built once, when somebody first asks (`kernels`), and a probe skips every run
+whose timestamps cannot contain the wanted one. Cost therefore follows the rows asked for, not the rows held.
+
+`RunSet` keeps the runs of one buffer and tidies them, a bounded number of rows at a time:
+
+- a feed batch is held for a few of its rows only while it is young. Once the batches of a buffer exceed YOUNG_BYTES,
+  the survivors of the oldest are copied together, unless they are most of it anyway;
+- a run of which less than half is alive is copied together;
+- FAN_IN small runs of about one size become one, up to RUN_ROWS, unless the next flush takes from them anyway.
+
+Equal hashes prove nothing: each hit is compared with the whole key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from sorter.rows.kernels import I64, U32, U64, Flags, build_index, first_equals, hash_filter, kill, probe
+from sorter.rows.payload import Place, Segment, mixed, stacked, used_segments
+
+YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may hold on to for a few of their rows
+RUN_ROWS = 1 << 18  #: rows that one step of tidying copies, and so of the largest merged run
+SEGMENT_BYTES = 64 << 20  #: of the bytes that are copied into one segment, and by one step of tidying
+ARRAY_BYTES_MIN = 4 << 10  #: a smaller array stays in memory
+FAN_IN = 8  #: small runs of one size that become one; of larger ones, whose rows mostly leave soon, twice as many
+SMALL_ROWS = 4096
+
+Index = tuple[U32, U32, U32, U64, U64]
+Numbers = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Needles:
+    """Rows to look for: where their keys are, a hash of each key, and the timestamp that goes with it."""
+
+    place: Place
+    hashes: U64  #: of the keys alone
+    ts: U64
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    def take(self, at: npt.NDArray[np.integer] | Flags) -> Needles:
+        return Needles(self.place.take(at), self.hashes[at], self.ts[at])
+
+    def index(self) -> Index:
+        """An index over the needles themselves."""
+        return _index(mixed(self.hashes, self.ts), self.ts)
+
+    def first_equals(self) -> I64:
+        """For each the number of the first that is equal to it."""
+        out: I64 = first_equals(self.index(), self.ts, self.place.addresses)
+        return out
+
+    def within(self, others: Needles) -> Flags:
+        """Whether each of these is among the others."""
+        found = np.zeros(len(self), np.bool_)
+        if len(self) and len(others):
+            needles, _ = _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
+            found[needles] = True
+        return found
+
+    def pairs(self, others: Needles) -> tuple[I64, I64]:
+        """All (number here, number there) that are equal."""
+        if not len(self) or not len(others):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
+
+
+class Reached(Protocol):
+    """What somebody knows of a run for the next time."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Run:
+    """Some rows. `numbers` are arrays of one length, `origins` (if any) is a small table that `numbers["origin"]`
+    points into: what many rows have in common."""
+
+    __slots__ = (
+        "_frozen",
+        "_indexes",
+        "alive",
+        "facts",
+        "hashes",
+        "live",
+        "numbers",
+        "origins",
+        "place",
+        "reach",
+        "saved",
+        "young",
+    )
+
+    def __init__(
+        self,
+        place: Place,
+        numbers: Numbers,
+        origins: pl.DataFrame | None = None,
+        *,
+        hashes: U64 | None = None,
+        young: Segment | None = None,
+    ) -> None:
+        self.place = place
+        self.numbers: dict[str, npt.NDArray[Any]] = {name: _thin(name, v) for name, v in numbers.items()}
+        self.origins = origins
+        self.hashes = hashes  #: of the keys; computed when needed and not given
+        self.young = young  #: the feed batch that it lies in
+        self.alive: Flags = np.ones(len(place), np.bool_)
+        self.live = len(place)
+        self.reach: Reached | None = None  #: see `reach.Reach`
+        self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.Piece`
+        self.facts: dict[str, Any] = {}  #: what is known of all rows together, by what it is
+        self._indexes: dict[str, Index] = {}
+        self._frozen: tuple[int, Flags] | None = None  # how many were alive, and which
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def number(self, name: str) -> npt.NDArray[Any]:
+        return self.numbers[name]
+
+    def ts(self, name: str) -> U64:
+        """A column of timestamps."""
+        found: U64 = self.numbers[name]
+        return found
+
+    def living(self) -> I64:
+        """The numbers of the rows that are alive."""
+        return np.flatnonzero(self.alive) if self.live < len(self) else np.arange(len(self))
+
+    def needles(self, at: I64, ts: str) -> Needles:
+        """Some of its rows as something to look for elsewhere."""
+        place = self.place.take(at)
+        return Needles(place, place.hashes() if self.hashes is None else self.hashes[at], self.ts(ts)[at])
+
+    def index(self, ts: str) -> Index:
+        """The index by (key, that timestamp)."""
+        if ts not in self._indexes:
+            hashes = self.place.hashes() if self.hashes is None else self.hashes
+            self._indexes[ts] = _index(mixed(hashes, self.ts(ts)), self.ts(ts))
+        return self._indexes[ts]
+
+    def span(self, ts: str) -> tuple[int, int]:
+        """Lowest and highest value of a column of timestamps."""
+        if ts not in self.facts:
+            values = self.ts(ts)
+            self.facts[ts] = int(values.min()), int(values.max())
+        found: tuple[int, int] = self.facts[ts]
+        return found
+
+    def least_cut(self) -> int:
+        """The lowest cut_ts of the files that brought it."""
+        if "cut" not in self.facts:
+            assert self.origins is not None
+            self.facts["cut"] = int(self.origins["cut_ts"].min())  # type: ignore[arg-type]
+        return int(self.facts["cut"])
+
+    def unsaid(self) -> bool:
+        """Whether some row's tenure was not ready when last heard of."""
+        return self.origins is not None and not self.origins["tenure_ready_ts"].to_numpy().all()
+
+    def frozen(self) -> Flags:
+        """Its alive flags as they are now, for good."""
+        if self._frozen is None or self._frozen[0] != self.live:
+            self._frozen = self.live, self.alive.copy()
+            self._frozen[1].flags.writeable = False
+        return self._frozen[1]
+
+    def keep_all(self) -> None:
+        """Depend on no object that a snapshot refers to: it may be deleted."""
+
+    def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
+        """The same rows as another run, which has these alive."""
+        run = Run(self.place, self.numbers, origins, hashes=self.hashes)
+        run.set_alive(alive)
+        run.facts = dict(self.facts)
+        return run
+
+    def set_alive(self, alive: Flags) -> None:
+        """Say of a new run which of its rows are alive."""
+        self.alive, self.live = alive.copy(), int(np.count_nonzero(alive))
+
+    def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
+        """(needle, row) of all living rows that are equal in (key, ts). `wanted` are the needles' mixed hashes."""
+        return _probe(self.index(ts), self.alive, self.ts(ts), self.place, needles, wanted)
+
+    def first_equals(self, ts: str) -> I64:
+        """For each row the first that is equal to it in (key, ts)."""
+        out: I64 = first_equals(self.index(ts), self.ts(ts), self.place.addresses)
+        return out
+
+    def kill(self, rows: I64) -> int:
+        """These rows leave; how many had not left before."""
+        count = int(kill(self.alive, rows))
+        self.live -= count
+        return count
+
+    def known_place(self) -> Place | None:
+        """Where its rows are, if that has been asked for."""
+        return self.place
+
+    def known_numbers(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Its numbers, as far as they have been asked for."""
+        return self.numbers
+
+    def segments(self) -> Sequence[Segment]:
+        """Where its bytes lie."""
+        return self.place.segments
+
+    def fills(self, segment: Segment | None) -> bool:
+        """Whether its living rows make up at least half of a segment's bytes."""
+        if segment is None or 8 * self.live < segment.rows:
+            return False
+        place = self.place.take(self.living())
+        return 2 * int(place.sizes(np.ones(len(place), np.bool_)).sum()) >= segment.nbytes
+
+    def exchange(self, moved: Mapping[int, Segment]) -> None:
+        """Hold on to the new segments in place of the old ones (by their id), which have the same rows."""
+        place = self.known_place()
+        if place is not None and any(id(s) in moved for s in place.segments):
+            now = [moved.get(id(s), s) for s in place.segments]
+            self.place = Place(now, place.segment, place.row)
+        if self.young is not None:
+            self.young = moved.get(id(self.young), self.young)
+
+    def arrays_in_memory(self) -> list[npt.NDArray[Any]]:
+        """Its arrays that could lie elsewhere: all that do not change and are worth it."""
+        return [a for a in self._arrays() if a.nbytes >= ARRAY_BYTES_MIN and not _is_mapped(a)]
+
+    def exchange_arrays(self, moved: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Hold on to the new arrays in place of the old ones (by their id), which are equal."""
+        if numbers := self.known_numbers():
+            self.numbers = {name: moved.get(id(a), a) for name, a in numbers.items()}
+        if self.hashes is not None:
+            self.hashes = moved.get(id(self.hashes), self.hashes)
+        place = self.known_place()
+        if place is not None and (id(place.segment) in moved or id(place.row) in moved):
+            segment, row = (moved.get(id(a), a) for a in (place.segment, place.row))
+            self.place = Place(place.segments, segment, row)
+        for ts, index in self._indexes.items():
+            starts, tags, rows, words, span = (moved.get(id(a), a) for a in index)
+            self._indexes[ts] = starts, tags, rows, words, span
+
+    def forget_reach(self) -> int:
+        """Give up what `reach` knows of it: the next time all of its rows are looked at. How much that frees."""
+        size = 0 if self.reach is None else self.reach.nbytes
+        self.reach = None
+        return size
+
+    def numbers_bytes(self, *, on_disk: bool = False) -> int:
+        """Of everything but the segments, in memory or on the disk."""
+        size = sum(int(a.nbytes) for a in self._arrays() if _is_mapped(a) is on_disk)
+        if on_disk:
+            return size
+        return size + self.alive.nbytes + (0 if self.reach is None else self.reach.nbytes)
+
+    def _arrays(self) -> Iterator[npt.NDArray[Any]]:
+        yield from (a for a in self.known_numbers().values() if not a.strides or a.strides[0])  # others: one number
+        if (place := self.known_place()) is not None:
+            yield from (place.segment, place.row)
+        if self.hashes is not None:
+            yield self.hashes
+        for index in self._indexes.values():
+            yield from index
+
+
+@dataclass(slots=True)
+class RunSet:
+    """The runs of one buffer, oldest first. `names` are the columns of bytes that its rows have."""
+
+    names: Sequence[str]
+    runs: list[Run] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    @property
+    def live(self) -> int:
+        return sum(run.live for run in self.runs)
+
+    def add(self, run: Run) -> None:
+        if len(run):
+            self.runs.append(run)
+
+    def find(self, needles: Needles, ts: str) -> list[tuple[Run, I64, I64]]:
+        """(run, needles, rows) of every run in which living rows are equal in (key, ts)."""
+        if not len(needles):
+            return []
+        low, high = int(needles.ts.min()), int(needles.ts.max())
+        out = []
+        wanted = mixed(needles.hashes, needles.ts)
+        for run in self.runs:
+            first, last = run.span(ts)
+            if run.live and first <= high and low <= last:
+                found, rows = run.find(needles, ts, wanted)
+                if len(found):
+                    out.append((run, found, rows))
+        return out
+
+    def lowest(self, ts: str) -> tuple[int, int, bytes] | None:
+        """The lowest timestamp of a living row, how many rows have it, and the key of one; None without any."""
+        lowest, count, key = None, 0, b""
+        for low, run in sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0)):
+            if lowest is not None and low > lowest:
+                break  # nor need the rows of runs behind it be fetched
+            found = run.ts(ts)[run.alive]
+            mine = int(found.min())
+            if lowest is None or mine < lowest:
+                lowest, count = mine, 0
+                row = np.flatnonzero(run.alive)[[int(found.argmin())]]
+                key = run.place.take(row).column("key")[0].as_py()
+            count += int(np.count_nonzero(found == np.uint64(lowest)))
+        return None if lowest is None else (lowest, count, key)
+
+    def known(self, needles: Needles, ts: str) -> Flags:
+        """Whether each needle is here."""
+        out = np.zeros(len(needles), np.bool_)
+        for _run, found, _rows in self.find(needles, ts):
+            out[found] = True
+        return out
+
+    def kill(self, needles: Needles, ts: str) -> int:
+        """All rows that are equal to a needle leave; how many that were."""
+        return sum(run.kill(rows) for run, _found, rows in self.find(needles, ts))
+
+    def tidy(self, is_leaving: Callable[[Run], bool] = lambda run: False) -> None:
+        """Drop what is empty and copy together what lies too loosely: for each rule at most RUN_ROWS rows. Runs of
+        SMALL_ROWS or more that leave soon are not copied to become fewer."""
+        self.runs = [run for run in self.runs if run.live]
+        for choose in (self._too_old, self._half_empty, lambda: self._of_one_size(is_leaving)):
+            chosen = choose()
+            if not chosen:
+                continue
+            gone = {id(run) for run in chosen}
+            at = next(i for i, run in enumerate(self.runs) if id(run) in gone)
+            made = merge(chosen, self.names)
+            self.runs = [run for run in self.runs if id(run) not in gone]
+            self.runs.insert(at, made)
+
+    def _too_old(self) -> list[Run]:
+        """The oldest runs that lie in feed batches, until the rest of these batches is small enough."""
+        young = [run for run in self.runs if run.young is not None]
+        sizes = {id(run.young): run.young.nbytes for run in young if run.young is not None}
+        excess = sum(sizes.values()) - YOUNG_BYTES
+        old: list[Run] = []
+        for run in young:
+            if excess <= 0:
+                break
+            excess -= sizes.pop(id(run.young), 0)
+            if run.fills(run.young):
+                run.young = None  # copying would gain nothing
+            else:
+                old.append(run)
+        return _fitting(old)
+
+    def _half_empty(self) -> list[Run]:
+        return _fitting(run for run in self.runs if run.young is None and 2 * run.live < len(run))
+
+    def _of_one_size(self, is_leaving: Callable[[Run], bool]) -> list[Run]:
+        tiers: dict[int, list[Run]] = {}
+        for run in self.runs:
+            if run.live >= SMALL_ROWS and is_leaving(run):
+                continue
+            if run.live * FAN_IN <= RUN_ROWS and FAN_IN * sum(s.nbytes for s in run.segments()) <= 2 * SEGMENT_BYTES:
+                tiers.setdefault((max(run.live, 512).bit_length() - 1) // 3, []).append(run)
+        for _tier, runs in sorted(tiers.items()):
+            enough = FAN_IN if runs[0].live < SMALL_ROWS else 2 * FAN_IN
+            if len(runs) >= enough and len(chosen := _fitting(runs)) > 1:
+                return chosen
+        return []
+
+
+def _is_mapped(array: npt.NDArray[Any]) -> bool:
+    """Whether it lies in a mapped file: only those are views of something that is no array."""
+    return isinstance(array.base, memoryview)
+
+
+def _thin(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values; those of a column that is mostly zero take no memory where all of them are."""
+    if name not in ("generation", "expire_ts", "flags") or not len(values) or values.any():
+        return values
+    return np.broadcast_to(np.zeros(1, values.dtype), len(values))
+
+
+def merge(runs: Sequence[Run], names: Sequence[str], *, rows: Sequence[I64] | None = None) -> Run:
+    """One run with the living rows of these, or the rows that are named, its bytes copied into a segment of its own."""
+    living = [run.living() for run in runs] if rows is None else rows
+    place = stacked([run.place.take(at) for run, at in zip(runs, living, strict=True)])
+    columns = list(runs[0].numbers)
+    numbers = {c: np.concatenate([r.numbers[c][at] for r, at in zip(runs, living, strict=True)]) for c in columns}
+    origins = _merge_origins(runs, living, numbers)
+    return Run(compact(place, names), numbers, origins)
+
+
+def compact(place: Place, names: Sequence[str]) -> Place:
+    """The same rows in segments of their own: one, unless their bytes do not fit it."""
+    place = used_segments(place)
+    sizes = np.cumsum(place.sizes(np.ones(len(place), np.bool_)))
+    cuts = np.flatnonzero(np.diff(sizes // SEGMENT_BYTES)) + 1
+    pieces = [place.take(at) for at in np.split(np.arange(len(place)), cuts)]
+    made = [Segment(**{name: piece.column(name) for name in names}) for piece in pieces]  # type: ignore[arg-type]
+    row = np.concatenate([np.arange(s.rows, dtype=np.uint32) for s in made])
+    return Place(made, np.repeat(np.arange(len(made), dtype=np.uint32), [s.rows for s in made]), row)
+
+
+def _fitting(runs: Iterable[Run]) -> list[Run]:
+    """As many of the runs as one step may copy, and as fit one Arrow column."""
+    chosen: list[Run] = []
+    rows = size = 0
+    for run in runs:
+        rows, size = rows + run.live, size + sum(s.nbytes for s in run.segments())
+        if chosen and (rows > RUN_ROWS or size > SEGMENT_BYTES):
+            break
+        chosen.append(run)
+    return chosen
+
+
+def _merge_origins(
+    runs: Sequence[Run], living: Sequence[I64], numbers: dict[str, npt.NDArray[Any]]
+) -> pl.DataFrame | None:
+    """The origins of all runs that some row still names; `numbers["origin"]` is made to point into them."""
+    if runs[0].origins is None:
+        return None
+    tables = [run.origins for run in runs if run.origins is not None]
+    first = np.cumsum([0, *(t.height for t in tables[:-1])])
+    shifted = [run.numbers["origin"][at] + f for run, at, f in zip(runs, living, first, strict=True)]
+    used, origin = np.unique(np.concatenate(shifted), return_inverse=True)
+    numbers["origin"] = origin.astype(np.uint32)
+    return pl.concat(tables)[used]
+
+
+def _index(hashes: U64, ts: U64) -> Index:
+    bits = max(1, int(len(hashes) // 3).bit_length())
+    starts, tags, rows = build_index(hashes, bits)
+    words = 1 << max(0, int(len(hashes) // 8).bit_length())
+    span = np.array([ts.min(), ts.max()], np.uint64)
+    return starts, tags, rows, hash_filter(hashes, words), span
+
+
+def _probe(
+    index: Index, alive: Flags, ts: U64, place: Place, needles: Needles, wanted: U64 | None = None
+) -> tuple[I64, I64]:
+    wanted = mixed(needles.hashes, needles.ts) if wanted is None else wanted
+    room = len(needles) + 16
+    for _ in range(2):
+        found, left, right = probe(index, alive, ts, place.addresses, wanted, needles.ts, needles.place.addresses, room)
+        if found <= room:
+            break
+        room = found
+    return left[:found], right[:found]

@@ -1,0 +1,1 @@
+"""State checkpoints of the sorter: save, restore, split and join."""

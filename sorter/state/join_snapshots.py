@@ -1,0 +1,70 @@
+"""Several states of neighbouring ranges as one: the other way round of a task that takes a part of a snapshot.
+
+    [a, m) state + [m, z) state  ->  [a, z) state
+
+Keys never meet across a cut: rows match by key, W(key) is lifted slice by slice, duplicates are rows of one key. So the
+states joined are what one core over the whole range would have, if all of them have consumed the same files and are
+written out up to the same timestamp. Rows stay in the groups in which they lie; a group that several states share is
+one again, with the rows of all.
+
+Pure: how rows are fetched is handed in, and nothing is fetched here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from sorter.core.task_core import CoreSnapshot
+from sorter.core.watermark import RangeWatermarkMap
+from sorter.rows.kernels import Flags
+from sorter.rows.saved import TENURE_ID, Group, Read, RunState, SavedRun, states_of
+from sorter.state.snapshot import ROW_KINDS
+from tistream.errors import invariant
+from tistream.keyrange import KeyRange
+
+
+def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> CoreSnapshot:
+    """The state of `range_` from those of its parts, in key order, as they were read from their files."""
+    first = states[0]
+    for other in states[1:]:
+        same = (other.start_ts, other.upper, other.positions) == (first.start_ts, first.upper, first.positions)
+        invariant(same, "the parts of a task are not at the same place", uppers=[state.upper for state in states])
+    told = pl.concat([state.told for state in states]).unique(TENURE_ID, keep="first", maintain_order=True)
+    watermarks = RangeWatermarkMap(range_, first.start_ts, upper=first.upper)
+    watermarks.restore(
+        pa.concat_tables([state.slices for state in states]), pa.concat_tables([state.waiting for state in states])
+    )
+    slices, waiting = watermarks.snapshot()
+    runs = {
+        kind: states_of(
+            SavedRun(group, alive, read, told)
+            for group, alive in _groups(run for state in states for run in getattr(state, kind))
+        )
+        for kind in ROW_KINDS
+    }
+    return CoreSnapshot(
+        start_ts=first.start_ts,
+        upper=first.upper,
+        positions=first.positions,
+        next_row_no=max(state.next_row_no for state in states),
+        told=told,
+        slices=slices,
+        waiting=waiting,
+        **runs,
+    )
+
+
+def _groups(runs: Iterable[RunState]) -> list[tuple[Group, Flags]]:
+    """Each group once, and which of its rows are alive in any state."""
+    found: dict[tuple[str, int], tuple[Group, Flags]] = {}
+    for run in runs:
+        for piece in run.saved:
+            invariant(piece.rows is None and not piece.first, "only states that were read are joined")
+            at = piece.group.object_key, piece.group.parts["keys"].offset
+            group, alive = found.get(at, (piece.group, np.zeros(piece.group.rows, np.bool_)))
+            found[at] = group, alive | run.alive
+    return list(found.values())

@@ -1,0 +1,250 @@
+"""What a save writes: the rows that no snapshot object holds yet, and the small state that names where the others lie.
+
+    rows of the state -- held by a group already --> keep the group's object, say which of its rows are alive
+                      -- not held, or given up ----> new groups, in new objects
+
+Rows are given up, and written again, where that lets an object go:
+
+- less than 1 / LOOSE of an object is alive;
+- the state refers to more than OBJECTS_MAX objects, and one more for each OBJECT_BYTES of them: the smallest go, so
+  many that half of OBJECTS_MAX can come before there are too many again.
+
+So what a save costs follows what came and what left, not what is held, apart from one bit for each row of a group of
+which some have left. How many groups there are follows how many runs there are, which `run` keeps few.
+
+A `Save` is one try. Its objects are new, under keys that were never used; `done` says that the catalog has switched to
+it, and only then do the runs learn where they lie. A try that failed leaves nothing behind but objects that nobody
+refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from sorter.core.task_core import CoreSnapshot
+from sorter.rows.kernels import Flags
+from sorter.rows.run import RUN_ROWS, Run, merge
+from sorter.rows.saved import Group, Part, Piece, Rows, RunState, spans_of
+from sorter.state.snapshot import ROW_KINDS, build_state_file, named
+from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo
+from tistream.objectstore.layout import SnapshotKey
+
+GROUP_BYTES = 64 << 20  #: of keys and values of one group, unpacked
+OBJECT_BYTES = 128 << 20  #: an object of groups ends here, packed
+OBJECTS_MAX = 64
+LOOSE = 4
+
+RUNS_FILE = "snapshot-runs"
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A group that is being written: what is known of it, and which rows went into it."""
+
+    kind: str
+    run: Run
+    sources: list[tuple[RunState, Rows]]
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def made(self, object_key: str, object_bytes: int) -> Group:
+        numbers, keys = self.run.numbers, pl.Series(pl.from_arrow(self.run.place.column("key")), dtype=pl.Binary)
+        is_open = self.kind == "open"
+        return Group(
+            object_key=object_key,
+            object_bytes=object_bytes,
+            kind=self.kind,
+            rows=len(self.run),
+            parts=self.parts,
+            keys=(keys.min(), keys.max()),  # type: ignore[arg-type]
+            spans=spans_of(numbers),
+            same={name: (v.dtype.name, int(v[0])) for name, v in numbers.items() if _is_same(v)},
+            cut=self.run.least_cut() if is_open else 0,
+            unsaid=is_open and self.run.unsaid(),
+        )
+
+
+class Save:
+    """One try to save a state. First all of `objects`; then `key`, `new` and `keeps` are what the catalog needs."""
+
+    def __init__(self, state: CoreSnapshot, next_key: Callable[[], SnapshotKey], write_id: str) -> None:
+        """`next_key` gives a key that was never used, at each call a later one."""
+        self._state, self._next_key, self._write_id = state, next_key, write_id
+        self._key: SnapshotKey | None = None
+        self._pieces: dict[Run, list[Piece]] = {}
+        self.new: dict[str, int] = {}  #: key of each new object -> its size, bytes
+        self.keeps: frozenset[str] = frozenset()  #: keys of older objects that the state refers to
+
+    @property
+    def key(self) -> SnapshotKey:
+        """Of the state."""
+        assert self._key is not None, "the objects come first"
+        return self._key
+
+    def objects(self) -> Iterator[tuple[str, bytes]]:
+        """(key, bytes) of each object to PUT, in this order: the state comes last. RowsOutOfReach when rows that are to
+        be written again cannot be fetched."""
+        held = self._held()
+        given_up = _given_up(held)
+        kept = {group: flags for group, flags in held.items() if group.object_key not in given_up and flags.any()}
+        self.keeps = frozenset(group.object_key for group in kept)
+        writer: _ObjectWriter | None = None
+        for kind in ROW_KINDS:
+            for sources in _packed(self._sources(kind, kept, given_up)):
+                if writer is None:
+                    writer = _ObjectWriter(self._next_key(), self._write_id)
+                writer.add(kind, sources)
+                if writer.size >= OBJECT_BYTES:
+                    yield self._finished(writer, kept)
+                    writer = None
+        if writer is not None:
+            yield self._finished(writer, kept)
+        self._key = self._next_key()
+        data = build_state_file(self._key, self._state, kept, self._write_id)
+        self.new[str(self._key)] = len(data)
+        yield str(self._key), data
+
+    def done(self) -> None:
+        """The catalog has switched to this state."""
+        for run, pieces in self._pieces.items():
+            run.saved = tuple(pieces)
+
+    def _held(self) -> dict[Group, Flags]:
+        """Which rows of each group are alive."""
+        held: dict[Group, Flags] = {}
+        for kind in ROW_KINDS:
+            for state in getattr(self._state, kind):
+                for piece in state.saved:
+                    alive = state.alive if piece.rows is None else state.alive[piece.rows]
+                    if len(alive) == piece.group.rows:
+                        held[piece.group] = alive
+                        continue
+                    flags = held.setdefault(piece.group, np.zeros(piece.group.rows, np.bool_))
+                    flags[piece.first : piece.first + len(alive)] = alive
+        return held
+
+    def _sources(
+        self, kind: str, kept: dict[Group, Flags], given_up: frozenset[str]
+    ) -> Iterator[tuple[RunState, Rows]]:
+        """The living rows of this kind that are to be written, by run; of the others it is noted where they lie."""
+        for state in getattr(self._state, kind):
+            self._pieces[state.run] = [piece for piece in state.saved if piece.group in kept]
+            if not state.saved:
+                yield state, np.flatnonzero(state.alive).astype(np.uint32)
+            for piece in state.saved:
+                if piece.group.object_key in given_up:
+                    state.run.keep_all()
+                    rows = np.arange(len(state.alive), dtype=np.uint32) if piece.rows is None else piece.rows
+                    yield state, rows[state.alive[rows]]
+
+    def _finished(self, writer: _ObjectWriter, kept: dict[Group, Flags]) -> tuple[str, bytes]:
+        key, data = str(writer.key), writer.finish()
+        self.new[key] = len(data)
+        for of in writer.groups:
+            group = of.made(key, len(data))
+            kept[group] = np.ones(group.rows, np.bool_)
+            first = 0
+            for state, rows in of.sources:
+                whole = len(rows) == len(state.alive)
+                self._pieces[state.run].append(Piece(group, first, None if whole else rows))
+                first += len(rows)
+        return key, data
+
+
+class _ObjectWriter:
+    """One object of groups, in the making."""
+
+    def __init__(self, key: SnapshotKey, write_id: str) -> None:
+        self.key = key
+        self._writer = SegmentFileWriter({"file": RUNS_FILE, **named(key), "write_id": write_id})
+        self.groups: list[_Group] = []
+        self.size = 0  #: bytes so far
+
+    def add(self, kind: str, sources: list[tuple[RunState, Rows]]) -> None:
+        """Rows of one kind as a group, copied together."""
+        runs = [state.revive() for state, _ in sources]
+        made = merge(runs, ROW_KINDS[kind], rows=[rows.astype(np.int64) for _, rows in sources])
+        group = _Group(kind, made, sources)
+        for name, table in _parts_of(made).items():
+            info = self._writer.add(f"{kind}-{name}", table)
+            group.parts[name] = _part(info)
+            self.size += info.length
+        self.groups.append(group)
+
+    def finish(self) -> bytes:
+        """The whole object."""
+        return self._writer.finish()
+
+
+def _parts_of(run: Run) -> dict[str, pa.Table]:
+    parts = {"keys": pa.table({"key": _column_of(run, "key")})}
+    if values := {name: _column_of(run, name) for name in ("value", "old_value") if _has(run, name)}:
+        parts["values"] = pa.table(values)
+    if numbers := {name: pa.array(v) for name, v in run.numbers.items() if not _is_same(v)}:
+        parts["numbers"] = pa.table(numbers)
+    if run.origins is not None:
+        parts["origins"] = run.origins.to_arrow()
+    return parts
+
+
+def _has(run: Run, name: str) -> bool:
+    """Whether any segment has this column: one that has none leaves it out, for its rows alone."""
+    return any(name in s.columns for s in run.place.segments)
+
+
+def _column_of(run: Run, name: str) -> pa.ChunkedArray:
+    """A column of all rows. Segments are in the order of the rows, as `merge` makes them."""
+    found = [(s.columns.get(name), s.rows) for s in run.place.segments]
+    return pa.chunked_array([pa.nulls(rows, pa.binary()) if c is None else c.array for c, rows in found], pa.binary())
+
+
+def _given_up(held: dict[Group, Flags]) -> frozenset[str]:
+    """The objects that are let go although something of them may be alive."""
+    alive: dict[str, float] = {}
+    whole: dict[str, int] = {}
+    for group, flags in held.items():
+        share = int(np.count_nonzero(flags)) / group.rows
+        alive[group.object_key] = alive.get(group.object_key, 0.0) + share * group.stored_bytes
+        whole[group.object_key] = group.object_bytes
+    given_up = {key for key, size in alive.items() if size * LOOSE < whole[key]}
+    rest = sorted(alive.keys() - given_up, key=lambda key: (alive[key], key))
+    most = OBJECTS_MAX + int(sum(alive.values())) // OBJECT_BYTES
+    if len(rest) >= most:
+        given_up |= set(rest[: len(rest) - most + OBJECTS_MAX // 2])
+    return frozenset(given_up)
+
+
+def _packed(sources: Iterator[tuple[RunState, Rows]]) -> Iterator[list[tuple[RunState, Rows]]]:
+    """The rows in groups of at most RUN_ROWS rows and about GROUP_BYTES bytes."""
+    group: list[tuple[RunState, Rows]] = []
+    count = size = 0
+    for state, rows in sources:
+        if not len(rows):
+            continue
+        ends = np.cumsum(state.run.place.take(rows).sizes(np.ones(len(rows), np.bool_)))
+        full = np.diff(ends // GROUP_BYTES) + np.diff(np.arange(len(rows)) // RUN_ROWS)
+        cuts = [0, *(np.flatnonzero(full) + 1).tolist(), len(rows)]
+        for low, high in pairwise(cuts):
+            bytes_ = int(ends[high - 1] - (ends[low - 1] if low else 0))
+            if group and (count + high - low > RUN_ROWS or size + bytes_ > GROUP_BYTES):
+                yield group
+                group, count, size = [], 0, 0
+            group.append((state, rows[low:high]))
+            count, size = count + high - low, size + bytes_
+    if group:
+        yield group
+
+
+def _part(info: SegmentInfo) -> Part:
+    return Part(number=info.number, offset=info.offset, length=info.length, raw_length=info.raw_length, crc=info.crc)
+
+
+def _is_same(values: npt.NDArray[Any]) -> bool:
+    return bool((values == values[0]).all())

@@ -1,0 +1,217 @@
+"""The state of a task as a segment file, and back: the small object that its catalog row points to.
+
+    head        cluster, tenant, task, epoch, start_ts, upper, next_row_no, layout, write_id,
+                positions {store: {incarnation: [seq, closed]}}
+    runs        the groups of rows that are alive, each in an object that may be another one         (RUNS)
+    told        what became known of their tenures since                                             (saved.TOLD)
+    slices      the watermark map                                                                    (watermark.SLICES)
+    waiting     watermark rows that wait                                                             (watermark.WAITING)
+
+Reading it fetches no rows: they come as `saved.SavedRun`. A kind takes as many segments as it needs, in order; one
+without rows has none. The positions in the head are for people and for a check: the catalog's, switched together with
+the pointer to this object, are the ones that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from sorter.core.task_core import CoreSnapshot
+from sorter.core.watermark import SLICES, WAITING
+from sorter.rows.batch_rows import from_arrow
+from sorter.rows.kernels import Flags
+from sorter.rows.saved import PARTS, TOLD, Group, Part, Read, SavedRun, bits_of, flags_of, states_of
+from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
+from tistream.errors import CorruptObject
+from tistream.ids import Position
+from tistream.model.positions import Positions
+from tistream.objectstore.layout import SnapshotKey
+
+KIND = "snapshot"
+LAYOUT = 2  #: 1 held all rows in the file itself
+SEGMENT_BYTES = 256 << 20  #: a kind's rows are cut into segments of about this size
+
+#: kinds of rows that a state holds, and their columns of bytes
+ROW_KINDS = {
+    "open": ("key", "value", "old_value"),
+    "commits": ("key", "value"),
+    "ready": ("key", "value", "old_value"),
+}
+RUNS = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("object_key", pa.string(), nullable=False),
+        pa.field("object_bytes", pa.uint64(), nullable=False),
+        pa.field("rows", pa.uint32(), nullable=False),
+        pa.field("alive", pa.binary()),  # a bit for each row, the first one lowest; null = all
+        pa.field("first_key", pa.binary(), nullable=False),
+        pa.field("last_key", pa.binary(), nullable=False),
+        pa.field("facts", pa.binary(), nullable=False),  # JSON: parts, spans, same, cut, unsaid of saved.Group
+    ]
+)
+_KINDS = {"runs": RUNS, "told": TOLD, "slices": SLICES, "waiting": WAITING}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSnapshot:
+    """A snapshot file that was read back."""
+
+    task_id: int
+    epoch: int  #: of the owner that wrote it
+    state: CoreSnapshot
+
+
+def named(key: SnapshotKey) -> dict[str, object]:
+    """Whose object it is, as its head says it."""
+    return {
+        "cluster": key.tenant.cluster_id,
+        "tenant": key.tenant.tenant_id,
+        "task": key.task_id,
+        "epoch": key.epoch,
+    }
+
+
+def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Group, Flags], write_id: str) -> bytes:
+    """The bytes of the file. `groups` hold all rows of the state, with the flags of that moment."""
+    writer = SegmentFileWriter(
+        {
+            "file": KIND,
+            "layout": LAYOUT,
+            **named(key),
+            "start_ts": state.start_ts,
+            "upper": state.upper,
+            "next_row_no": state.next_row_no,
+            "positions": _plain(state.positions),
+            "write_id": write_id,
+        }
+    )
+    runs = pa.Table.from_pylist([_run_row(group, alive) for group, alive in groups.items()], schema=RUNS)
+    tables = {"runs": runs, "told": state.told.to_arrow().cast(TOLD), "slices": state.slices, "waiting": state.waiting}
+    for kind in _KINDS:
+        for part in _parts(tables[kind]):
+            writer.add(kind, part, task_id=key.task_id)
+    return writer.finish()
+
+
+def read_state_file(name: str, data: bytes | memoryview, read: Read) -> LoadedSnapshot:
+    """The state in a file. CorruptObject when it is damaged or not a snapshot. `read` is how its rows are fetched when
+    they are needed."""
+    file = _opened(name, data)
+    unknown = {s.kind for s in file.segments} - set(_KINDS)
+    if unknown:
+        raise CorruptObject("a snapshot holds an unknown kind of segment", object=name, kinds=sorted(unknown))
+    tables = {kind: _read(file, kind, schema) for kind, schema in _KINDS.items()}
+    told = from_arrow(tables["told"])
+    runs: dict[str, list[SavedRun]] = {kind: [] for kind in ROW_KINDS}
+    try:
+        for row in tables["runs"].to_pylist():
+            group = _group(row)
+            runs[group.kind].append(SavedRun(group, flags_of(row["alive"], group.rows), read, told))
+    except (KeyError, TypeError, ValueError) as e:
+        raise CorruptObject("the runs of a snapshot are malformed", object=name, cause=repr(e)) from e
+    try:
+        head = file.head
+        state = CoreSnapshot(
+            start_ts=int(head["start_ts"]),
+            upper=int(head["upper"]),
+            positions=_positions(head["positions"]),
+            next_row_no=int(head["next_row_no"]),
+            told=told,
+            slices=tables["slices"],
+            waiting=tables["waiting"],
+            **{kind: states_of(found) for kind, found in runs.items()},
+        )
+        return LoadedSnapshot(task_id=int(head["task"]), epoch=int(head["epoch"]), state=state)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise CorruptObject("the head of a snapshot is malformed", object=name, cause=repr(e)) from e
+
+
+def objects_named_by(name: str, data: bytes | memoryview) -> frozenset[str]:
+    """The keys of the objects in which the rows of a state lie."""
+    return frozenset(_read(_opened(name, data), "runs", RUNS)["object_key"].to_pylist())
+
+
+def _opened(name: str, data: bytes | memoryview) -> SegmentFile:
+    file = SegmentFile.open(name, data)
+    if file.head.get("file") != KIND:
+        raise CorruptObject("not a snapshot", object=name, found=file.head.get("file"))
+    if file.head.get("layout") != LAYOUT:
+        found = file.head.get("layout", 1)
+        raise CorruptObject("this version does not read such a snapshot", object=name, layout=found, wanted=LAYOUT)
+    return file
+
+
+def _run_row(group: Group, alive: Flags) -> dict[str, Any]:
+    facts = {
+        "parts": {n: [p.number, p.offset, p.length, p.raw_length, p.crc] for n, p in group.parts.items()},
+        "spans": group.spans,
+        "same": group.same,
+        "cut": group.cut,
+        "unsaid": group.unsaid,
+    }
+    return {
+        "kind": group.kind,
+        "object_key": group.object_key,
+        "object_bytes": group.object_bytes,
+        "rows": group.rows,
+        "alive": bits_of(alive),
+        "first_key": group.keys[0],
+        "last_key": group.keys[1],
+        "facts": orjson.dumps(facts),
+    }
+
+
+def _group(row: Mapping[str, Any]) -> Group:
+    facts = orjson.loads(row["facts"])
+    names = ("number", "offset", "length", "raw_length", "crc")
+    parts = {name: Part(**dict(zip(names, map(int, where), strict=True))) for name, where in facts["parts"].items()}
+    if not {"keys"} <= parts.keys() <= set(PARTS) or not row["rows"]:
+        raise ValueError(f"a group of {row['rows']} rows has the parts {sorted(parts)}")
+    return Group(
+        object_key=row["object_key"],
+        object_bytes=row["object_bytes"],
+        kind=row["kind"],
+        rows=row["rows"],
+        parts=parts,
+        keys=(row["first_key"], row["last_key"]),
+        spans={name: (int(low), int(high)) for name, (low, high) in facts["spans"].items()},
+        same={name: (str(type_), int(value)) for name, (type_, value) in facts["same"].items()},
+        cut=int(facts["cut"]),
+        unsaid=bool(facts["unsaid"]),
+    )
+
+
+def _read(file: SegmentFile, kind: str, schema: pa.Schema) -> pa.Table:
+    parts = [file.read(s.number, schema) for s in file.segments_of(kind)]
+    return pa.concat_tables(parts) if parts else schema.empty_table()
+
+
+def _parts(table: pa.Table) -> Iterator[pa.Table]:
+    """The rows in pieces of about SEGMENT_BYTES, each of which fits one record batch."""
+    if not table.num_rows:
+        return
+    pieces = -(-table.nbytes // SEGMENT_BYTES)
+    rows = max(1, -(-table.num_rows // max(1, pieces)))
+    for at in range(0, table.num_rows, rows):
+        yield table.slice(at, rows)
+
+
+def _plain(positions: Positions) -> dict[str, dict[str, list[int]]]:
+    return {
+        str(store): {str(incarnation): [p.seq, int(p.closed)] for incarnation, p in lives.items()}
+        for store, lives in positions.items()
+    }
+
+
+def _positions(plain: dict[str, dict[str, list[int]]]) -> dict[int, dict[int, Position]]:
+    return {int(store): {int(i): _position(p) for i, p in lives.items()} for store, lives in plain.items()}
+
+
+def _position(plain: list[int]) -> Position:
+    seq, closed = plain
+    return Position(seq=seq, closed=bool(closed))

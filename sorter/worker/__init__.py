@@ -1,0 +1,1 @@
+"""The sorter process: feeds task cores, flushes what they emit, saves state, and reports."""

@@ -1,0 +1,139 @@
+"""Flushes of all tenants of a worker, each contained: what one suffers from delays no other.
+
+A tenant whose flush failed waits by itself and is tried again. A task whose rows cannot be written waits by itself too,
+and the other tasks of its tenant are written without it. Used from the worker's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from sorter.worker import measures
+from sorter.worker.fair_schedule import Group, Rota
+from sorter.worker.publisher import Publisher
+from sorter.worker.runner import TaskRunner
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, Fenced, TiStreamError
+from tistream.ids import Tenant
+from tistream.limits import COMMITTED_FILE_BYTES_TARGET
+from tistream.runtime.containment import Containment
+
+SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the tasks of a round."""
+
+    gone: set[int] = field(default_factory=set)  #: taken away
+    failed: dict[int, Exception] = field(default_factory=dict)  #: left out
+    written: set[int] = field(default_factory=set)  #: none of these
+
+
+class Flushing:
+    """What is to be written out, and when."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        clock: Clock,
+        rota: Rota,
+        tenants: Mapping[Tenant, list[TaskRunner]],
+        may_write: Callable[[TaskRunner], bool],
+    ) -> None:
+        """`tenants`: all tasks that are here. `may_write`: whether a task goes on and does not wait after an error."""
+        self._clock, self._rota, self._tenants, self._may_write = clock, rota, tenants, may_write
+        self.tenants: Containment[Tenant] = Containment(f"{worker_id}/flush", clock)
+        self._touched: dict[Tenant, None] = {}  # of which something may be written out
+        self._sweep_due_s = clock.monotonic()
+
+    def touch(self, tenant: Tenant) -> None:
+        """Something has come of this tenant."""
+        self._touched[tenant] = None
+
+    def has_a_full_file(self, tenants: Iterable[Tenant]) -> bool:
+        """Whether the tasks of one of these tenants together could write a file of the target size now."""
+        backlogs = (sum(r.backlog for r in runners) for runners in self._going_on(tenants).values())
+        return any(backlog >= COMMITTED_FILE_BYTES_TARGET for backlog in backlogs)
+
+    def is_busy(self, publisher: Publisher) -> bool:
+        """Whether a flush has objects still to write and does not wait."""
+        return any(self.tenants.is_due(tenant) for tenant in publisher.under_way())
+
+    def write(self, publisher: Publisher, *, whole: bool = False) -> Outcome:
+        """Flush the tenants of which something has come or is not finished, and now and then, or when it is to be the
+        `whole`, every tenant."""
+        now_s = self._clock.monotonic()
+        touched, self._touched = self._touched, {}
+        publisher.keep(self._going_on(publisher.under_way()))
+        self.tenants.keep_only(self._tenants.keys())
+        if whole or now_s >= self._sweep_due_s:
+            self._sweep_due_s = now_s + SWEEP_S
+            by_tenant = self._going_on(self._tenants)
+        else:
+            by_tenant = self._going_on(touched)
+        for tenant in [tenant for tenant in by_tenant if not self.tenants.is_due(tenant)]:
+            del by_tenant[tenant]
+            self.touch(tenant)
+        outcome = Outcome()
+        for group in self._rota.groups(by_tenant, publisher, whole=whole):
+            self._flush_group(publisher, group, outcome)
+        self._touched |= self._rota.left()
+        return outcome
+
+    def write_all(self, publisher: Publisher) -> None:
+        """Flush until nothing is under way but what waits after an error."""
+        self.write(publisher, whole=True)
+        while self.is_busy(publisher):
+            self.write(publisher, whole=True)
+
+    def _going_on(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
+        """The tasks of these tenants that go on."""
+        found = {tenant: [r for r in self._tenants.get(tenant, ()) if self._may_write(r)] for tenant in tenants}
+        return {tenant: runners for tenant, runners in found.items() if runners}
+
+    def _flush_group(self, publisher: Publisher, group: Group, outcome: Outcome) -> None:
+        """Tenants that are quiet go together. An error that is not the catalog's is one tenant's: each by itself."""
+        if len(group) > 1:
+            try:
+                self._measured(publisher, group, outcome, partial(self._quiet, publisher, group))
+            except Fenced:
+                raise
+            except Exception as e:  # noqa: BLE001 - the next lines say whom it stops
+                if isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY:
+                    for tenant in group:
+                        self.tenants.failed(tenant, e)
+                        self.touch(tenant)
+                    return
+            else:
+                for tenant in group:
+                    self.tenants.forget(tenant)
+                return
+        for tenant, runners in group.items():
+            flush = partial(publisher.flush, tenant, [runner.publication for runner in runners])
+            if not self.tenants.run(tenant, partial(self._measured, publisher, {tenant: runners}, outcome, flush)):
+                self.touch(tenant)
+
+    def _quiet(self, publisher: Publisher, group: Group) -> frozenset[int]:
+        return publisher.flush_quiet({t: [r.publication for r in runners] for t, runners in group.items()})
+
+    def _measured(
+        self, publisher: Publisher, group: Group, outcome: Outcome, flush: Callable[[], frozenset[int]]
+    ) -> None:
+        runners = [runner for of_tenant in group.values() for runner in of_tenant]
+        before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
+        try:
+            outcome.gone |= flush()
+            outcome.written |= {runner.task_id for runner in runners} - publisher.failed.keys()
+        finally:
+            outcome.failed |= publisher.failed
+            moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
+            for runner in moved:
+                runner.note_flush()
+                self.touch(runner.row.tenant)
+            self._touched |= {tenant: None for tenant in group if publisher.is_busy_with(tenant)}
+        if moved:
+            seconds = self._clock.monotonic() - began
+            measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)

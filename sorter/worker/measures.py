@@ -1,0 +1,63 @@
+"""What a sorter measures of its work: a few numbers for each turn of a task and each flush of a tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sorter.worker.runner import Absorbed
+from tistream import ts
+from tistream.clock import Clock
+from tistream.ids import Tenant
+from tistream.model.task_state import TaskState
+from tistream.runtime import metrics
+from tistream.runtime.metrics import Metric
+
+_MATCH, _HOLE, _FLUSH = (metrics.STAGE.labels(stage) for stage in ("match", "hole_wait", "flush"))
+_FILE_AGE = metrics.FILE_AGE.labels("absorbed")
+_ROWS_IN, _BYTES_IN = metrics.ROWS.labels("sorter", "in"), metrics.BYTES.labels("sorter", "in")
+
+
+def absorbed(took: Absorbed, heard: Mapping[int, int], *, seconds: float, clock: Clock) -> None:
+    """A task took batches in. `heard`: store -> cut_ts of its newest one."""
+    _ROWS_IN.inc(took.rows)
+    _BYTES_IN.inc(took.nbytes)
+    _MATCH.observe(seconds)
+    if heard:
+        _FILE_AGE.observe(_age_s(max(heard.values()), clock))
+
+
+def flushed(tasks: Sequence[tuple[int, Mapping[int, int]]], *, seconds: float, clock: Clock) -> None:
+    """Tasks of a tenant were written out: (upper now, what was heard of each store). A task's hole wait is how far its
+    upper lies behind the cut of the store that was heard least of."""
+    metrics.FLUSHES.inc()
+    _FLUSH.observe(seconds)
+    for upper, heard in tasks:
+        metrics.COMMIT_TO_FLUSH.observe(_age_s(upper, clock))
+        if heard:
+            _HOLE.observe(max(0, ts.physical_ms(min(heard.values())) - ts.physical_ms(upper)) / 1000)
+
+
+def collect(reports: Iterable[TaskState], clock: Clock) -> list[Metric]:
+    """The sums of what the tasks of this process say, and how far its tenants are."""
+    tasks = list(reports)
+    sums = {
+        "tistream_sorter_tasks": len(tasks),
+        "tistream_sorter_open_rows": sum(t.open_rows for t in tasks),
+        "tistream_sorter_ready_rows": sum(t.ready_rows for t in tasks),
+        "tistream_sorter_held_bytes": sum(t.held_bytes for t in tasks),
+        "tistream_sorter_spill_bytes": sum(t.spill_bytes for t in tasks),
+        "tistream_sorter_inbox_bytes": sum(t.inbox_bytes for t in tasks),
+        "tistream_sorter_holes": sum(t.holes for t in tasks),
+    }
+    lowest: dict[Tenant, int] = {}
+    for t in tasks:
+        at = t.upper if t.watermark is None else max(t.watermark, t.upper)
+        lowest[t.tenant] = min(at, lowest.get(t.tenant, at))
+    family = metrics.collected("tistream_resolved_ts_lag_seconds")
+    for tenant, at in sorted(lowest.items(), key=lambda each: each[1])[: metrics.TENANTS_SHOWN_MAX]:
+        family.add_metric([str(tenant.cluster_id), str(tenant.tenant_id)], _age_s(at, clock))
+    return [*(metrics.single(name, value) for name, value in sums.items()), family]
+
+
+def _age_s(at_ts: int, clock: Clock) -> float:
+    return max(0.0, (clock.unix_ms() - ts.physical_ms(at_ts)) / 1000)

@@ -1,0 +1,336 @@
+"""Writing out: committed files for the tasks of a tenant, then one guarded catalog transaction that shows them.
+
+    take(W) of every task that can advance
+    PUT one object under a new key                    (none when no task has rows, several when they do not fit one)
+    commit_flush: per task, upper: seen -> W          guarded by epoch and seen upper; segments only of those that match
+
+A flush of more than FILE_BYTES_TARGET goes on over several calls, one object each, so that the other tasks are not kept
+waiting; only its transaction moves `upper` and makes all of its objects visible. An object that could not be written is
+written again under a new key, from the same rows; those before it stay.
+
+Tenants of which only watermarks have moved are flushed together, without an object and in one transaction: very many
+idle ones would otherwise cost as much as busy ones.
+
+What the reply says, or its absence, is settled per task by one rule. A task that did not surely advance is read back:
+
+- epoch mine, upper one of the W that I attempted   done, up to that W (an earlier reply may have been lost)
+- epoch mine, upper unchanged                       not done: try again later, under new keys
+- anything else                                     fenced: the task belongs to somebody else, drop it
+
+Until the read-back has been answered the task stays `unsure` and nothing else is attempted for it. An object that did
+not become visible is never deleted here, and its key is never used again; but a flush of several objects whose
+transaction is known not to have happened keeps them for the next try.
+
+A task whose rows cannot be taken, put in order or fetched is left out, whatever the error: `failed` says so, and the
+others of its tenant are written.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from sorter.core.task_core import TaskCore
+from sorter.rows.output import Output
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import NewSegment, TaskAdvance, advance_uppers, commit_flush, new_segment, uppers
+from tistream.codec.committed_file import CommittedFileWriter
+from tistream.errors import CatalogUnavailable, Fenced, invariant
+from tistream.ids import Tenant
+from tistream.objectstore.layout import CommittedKey
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime import metrics
+
+_ROWS_OUT, _BYTES_OUT = metrics.ROWS.labels("sorter", "out"), metrics.BYTES.labels("sorter", "out")
+FILE_BYTES_TARGET = 32 << 20  #: rows of one committed file, before compression; one piece more at most
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Publication:
+    """What the publisher knows of one task that this worker owns."""
+
+    core: TaskCore
+    epoch: int
+    attempted: set[int] = field(default_factory=set)  #: every W that was tried above the core's upper
+    unsure: bool = False  #: the outcome of the last attempt has not been read back yet
+    upto: int | None = None  #: before a merge: nothing above it is written
+
+    def pending(self) -> int | None:
+        """A watermark above `upper` up to which the task can be written now, or None."""
+        w = self.core.pending()
+        if w is None or self.upto is None:
+            return w
+        return min(w, self.upto) if self.upto > self.core.upper else None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Taken:
+    """The rows of one task, and how many pieces of them lie in objects."""
+
+    publication: Publication
+    w: int
+    rows: Output
+    written: int = 0
+    segments: list[NewSegment] = field(default_factory=list)
+
+    @property
+    def task_id(self) -> int:
+        return self.publication.core.task_id
+
+
+@dataclass(slots=True)
+class _Flush:
+    """One transaction to come, and the objects that were written for it."""
+
+    tasks: list[_Taken]
+    objects: dict[str, int] = field(default_factory=dict)  #: key -> bytes
+
+
+class Publisher:
+    """Flushes of one sorter life. Used from one thread."""
+
+    def __init__(self, catalog: Catalog, store: ObjectStore, worker_id: str, incarnation: int) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._seq = 0
+        self._under_way: dict[Tenant, list[_Flush]] = {}
+        self.failed: dict[int, Exception] = {}  #: tasks that the last flush left out, and why
+
+    def flush(self, tenant: Tenant, publications: Sequence[Publication]) -> frozenset[int]:
+        """Write out whatever can be, of a large flush one object more. Returns the tasks that were taken away.
+
+        `publications` are all tasks of the tenant: others have left. Raises StoreUnavailable and CatalogUnavailable;
+        the next call goes on where this one stopped.
+        """
+        self.failed = {}
+        fenced = self._settle([p for p in publications if p.unsure])
+        flushes = self._still_owned(tenant, publications)
+        busy = {id(t.publication) for flush in flushes for t in flush.tasks}
+        ready = [p for p in publications if p.core.task_id not in fenced and id(p) not in busy]
+        for flush in flushes:
+            fenced |= self._go_on(tenant, flush)
+        for tasks in _groups(self._taken(ready)):
+            fenced |= self._go_on(tenant, _Flush(tasks))
+        return fenced
+
+    def is_quiet(self, tenant: Tenant, publications: Sequence[Publication]) -> bool:
+        """Whether nothing but watermarks would be written of this tenant, and nothing else is to be settled."""
+        try:
+            return tenant not in self._under_way and not any(p.unsure or p.core.flushable_bytes() for p in publications)
+        except Exception:  # noqa: BLE001 - `flush` meets it again, and says of which task
+            return False
+
+    def flush_quiet(self, tenants: Mapping[Tenant, Sequence[Publication]]) -> frozenset[int]:
+        """`flush` of tenants that are quiet, in one transaction."""
+        self.failed = {}
+        taken = [(tenant, t) for tenant, publications in tenants.items() for t in self._taken(publications)]
+        if not taken:
+            return frozenset()
+        for _, t in taken:
+            invariant(t.rows.nbytes == 0, "a quiet task has no rows", task=t.task_id)
+            t.publication.attempted.add(t.w)
+        try:
+            advanced = advance_uppers(self._catalog, [(tenant, _advance(t)) for tenant, t in taken])
+        except CatalogUnavailable as e:
+            for _, t in taken:
+                t.publication.unsure = not e.determinate
+            raise
+        return self._conclude([t for _, t in taken], advanced)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a flush has objects still to write."""
+        return bool(self._under_way)
+
+    def is_busy_with(self, tenant: Tenant) -> bool:
+        """Whether a flush of this tenant has objects still to write."""
+        return tenant in self._under_way
+
+    def writes(self, publication: Publication) -> bool:
+        """Whether a flush of this task is under way."""
+        flushes = (flush for of_tenant in self._under_way.values() for flush in of_tenant)
+        return any(t.publication is publication for flush in flushes for t in flush.tasks)
+
+    def held_bytes(self) -> int:
+        """Memory that flushes under way take, besides what the tasks hold."""
+        flushes = (flush for flushes in self._under_way.values() for flush in flushes)
+        return sum(t.rows.held_bytes() for flush in flushes for t in flush.tasks)
+
+    def under_way(self) -> list[Tenant]:
+        """The tenants of which a flush has objects still to write."""
+        return list(self._under_way)
+
+    def keep(self, tenants: Collection[Tenant]) -> None:
+        """Forget what is under way for other tenants: all of their tasks have left."""
+        self._under_way = {tenant: flushes for tenant, flushes in self._under_way.items() if tenant in tenants}
+
+    def _still_owned(self, tenant: Tenant, publications: Sequence[Publication]) -> list[_Flush]:
+        """What is under way, without the tasks that have left meanwhile."""
+        owned = {id(p) for p in publications}
+        flushes = self._under_way.get(tenant, [])
+        for flush in flushes:
+            flush.tasks = [t for t in flush.tasks if id(t.publication) in owned]
+        owned_still = [flush for flush in flushes if flush.tasks]
+        self._set_under_way(tenant, owned_still)
+        return owned_still
+
+    def _taken(self, publications: Iterable[Publication]) -> Iterator[_Taken]:
+        """The tasks that can advance, with their rows."""
+        for p in publications:
+            try:
+                w = p.pending()
+                if w is None:
+                    continue
+                taken = _Taken(publication=p, w=w, rows=p.core.take(w))
+            except Exception as e:  # noqa: BLE001 - one task's, whatever it is
+                self.failed[p.core.task_id] = e
+            else:
+                yield taken
+
+    def _go_on(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
+        """Write an object; after the last one make them visible."""
+        written = self._write(tenant, flush)
+        others = [other for other in self._under_way.get(tenant, []) if other is not flush]
+        self._set_under_way(tenant, others if written or not flush.tasks else [*others, flush])
+        if not written or not flush.tasks:
+            return frozenset()
+        try:
+            return self._publish(tenant, flush)
+        except CatalogUnavailable as e:
+            if e.determinate and len(flush.objects) > 1:
+                self._set_under_way(tenant, [*others, flush])
+            raise
+
+    def _set_under_way(self, tenant: Tenant, flushes: list[_Flush]) -> None:
+        if flushes:
+            self._under_way[tenant] = flushes
+        else:
+            self._under_way.pop(tenant, None)
+
+    def _write(self, tenant: Tenant, flush: _Flush) -> bool:
+        """Do a bounded part of the writing; whether all rows are in objects now. Tasks that fail leave the flush."""
+        for t in list(flush.tasks):
+            if not t.rows.prepared:
+                try:
+                    t.rows.prepare()
+                except Exception as e:  # noqa: BLE001 - one task's, whatever it is
+                    self._leave_out(flush, t, e)
+                    continue
+                if not t.rows.prepared:
+                    return False
+        if all(t.written == t.rows.piece_count for t in flush.tasks):
+            return True
+        self._seq += 1
+        at = CommittedKey(tenant=tenant, sorter=self._worker_id, incarnation=self._incarnation, seq=self._seq)
+        writer = CommittedFileWriter(at, secrets.token_hex(16))
+        held: list[tuple[_Taken, int]] = []
+        for t in flush.tasks:
+            if writer.raw_bytes >= FILE_BYTES_TARGET:
+                break
+            try:
+                held.append((t, _fill(writer, t)))
+            except Exception as e:  # noqa: BLE001 - one task's, whatever it is
+                self._leave_out(flush, t, e)
+                return False  # what was begun is nothing: the object holds a part of a task that has left
+        key, data = str(at), writer.finish()
+        self._store.put(key, data)
+        flush.objects[key] = len(data)
+        for t, written in held:
+            t.written = written
+            t.segments += [new_segment(s, key) for s in writer.segments.get(t.task_id, [])]
+        _ROWS_OUT.inc(sum(s.rows for segments in writer.segments.values() for s in segments))
+        _BYTES_OUT.inc(len(data))
+        return all(t.written == t.rows.piece_count for t in flush.tasks)
+
+    def _leave_out(self, flush: _Flush, t: _Taken, error: Exception) -> None:
+        self.failed[t.task_id] = error
+        flush.tasks.remove(t)
+
+    def _publish(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
+        """One transaction for these tasks."""
+        for t in flush.tasks:
+            t.publication.attempted.add(t.w)
+        try:
+            advances = [_advance(t) for t in flush.tasks]
+            advanced = commit_flush(self._catalog, tenant=tenant, objects=flush.objects, advances=advances)
+        except CatalogUnavailable as e:
+            for t in flush.tasks:
+                t.publication.unsure = not e.determinate
+            raise
+        except Fenced as e:  # an object was given up as an orphan before its row came: its key is burnt
+            log.warning("a committed object was collected before it became visible", error=str(e))
+            advanced = frozenset()
+        return self._conclude(flush.tasks, advanced)
+
+    def _conclude(self, tasks: Sequence[_Taken], advanced: Collection[int]) -> frozenset[int]:
+        """Those that advanced have; the others are read back. Returns the ids of those that were taken away."""
+        for t in tasks:
+            if t.task_id in advanced:
+                _done(t.publication, t.w)
+            else:
+                t.publication.unsure = True
+        return self._settle([t.publication for t in tasks if t.publication.unsure])
+
+    def _settle(self, unsure: Sequence[Publication]) -> frozenset[int]:
+        """Read back what became of these; the ids of those that were taken away."""
+        if not unsure:
+            return frozenset()
+        found = uppers(self._catalog, [p.core.task_id for p in unsure])
+        fenced = set()
+        for p in unsure:
+            epoch, upper = found.get(p.core.task_id, (-1, -1))
+            p.unsure = False
+            if epoch == p.epoch and upper in p.attempted:
+                _done(p, upper)
+            elif epoch != p.epoch or upper != p.core.upper:
+                log.warning("a task was taken away", task=p.core.task_id, mine=p.epoch, epoch=epoch, upper=upper)
+                fenced.add(p.core.task_id)
+        return frozenset(fenced)
+
+
+def _groups(tasks: Iterable[_Taken]) -> Iterator[list[_Taken]]:
+    """Those that fit one file together, large ones by themselves."""
+    group: list[_Taken] = []
+    size = 0
+    for taken in tasks:
+        if taken.rows.nbytes > FILE_BYTES_TARGET:
+            yield [taken]
+            continue
+        if group and size + taken.rows.nbytes > FILE_BYTES_TARGET:
+            yield group
+            group, size = [], 0
+        group.append(taken)
+        size += taken.rows.nbytes
+    if group:
+        yield group
+
+
+def _fill(writer: CommittedFileWriter, t: _Taken) -> int:
+    """Add pieces of a task's rows until the file is full; how many of them lie in objects then."""
+    written = t.written
+    for piece in t.rows.pieces(written):
+        writer.add(t.task_id, piece)
+        written += 1
+        if writer.raw_bytes >= FILE_BYTES_TARGET:
+            break
+    return written
+
+
+def _done(p: Publication, w: int) -> None:
+    p.core.flushed(w)
+    p.attempted = {other for other in p.attempted if other > w}
+    p.unsure = False
+
+
+def _advance(t: _Taken) -> TaskAdvance:
+    p = t.publication
+    return TaskAdvance(
+        task_id=t.task_id, epoch=p.epoch, seen_upper=p.core.upper, new_upper=t.w, segments=tuple(t.segments)
+    )

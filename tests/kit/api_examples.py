@@ -1,0 +1,311 @@
+"""Examples of answers, recorded from the service over the recording that ships with the package.
+
+    python -m tests.kit.api_examples      write apiserver/openapi/examples.json
+
+Lists are cut to their first two items and text to its first lines; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import zstandard
+from fastapi import APIRouter
+from starlette.testclient import TestClient
+
+from apiserver.app import create_app
+from apiserver.negotiate import FORMATS, JSON
+from metaserver.admin_routes import admin_router
+from metaserver.push_access import CredentialIssuer, Issued
+from metaserver.push_policy import PushTerms
+from metaserver.push_routes import push_router
+from metaserver.retention_routes import retention_router
+from metaserver.routes import control_router
+from metaserver.seed_routes import seed_router
+from tests.kit.api_world import BASE, ApiWorld, api_world
+from tests.kit.stream_world import served
+from tistream.admin.views import Sources
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.stops import Scope, Stopped, list_stops, record_stop
+from tistream.catalog.work.tasks import assign_task, get_task, list_tasks, stop_task
+from tistream.catalog.work.workers import register_worker
+from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.core.roles import Role
+from tistream.http.auth.issue import issue_key
+from tistream.ids import Tenant
+from tistream.objectstore.layout import SchemaSnapKey
+
+PLACE = Path(__file__).parents[2] / "apiserver" / "openapi" / "examples.json"
+_ITEMS, _LINES = 2, 6
+_TABLE = "/databases/shop/tables/customers"
+_SCOPES = {"tenant": "", "db": "/databases/shop", "table": _TABLE}
+
+#: operation -> (path, query) of its JSON answer
+_JSON_ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "list_tenants": ("/v1/tenants", {}),
+    "get_tenant": (BASE, {}),
+    "list_dbs": (f"{BASE}/databases", {}),
+    "list_tables": (f"{BASE}/databases/shop/tables", {}),
+    "get_definition": (f"{BASE}{_TABLE}/definition", {"dialect": "mysql"}),
+    "list_files": (f"{BASE}/files", {"format": "all"}),
+    "list_db_files": (f"{BASE}/databases/shop/files", {"format": "all"}),
+    "list_table_files": (f"{BASE}{_TABLE}/files", {"format": "all"}),
+    "get_push": (f"{BASE}/push", {}),
+    "get_frontier": (f"{BASE}/frontier", {}),
+    "get_incarnation": (f"{BASE}/stores/1/incarnations", {}),
+    "list_seeds": (f"{BASE}/seeds", {}),
+    "list_ddl": (f"{BASE}/ddl", {}),
+    "diff_schema": (f"{BASE}/schema-diff", {"from_ts": "earliest", "to_ts": "latest"}),
+    "get_lag": (f"{BASE}/lag", {}),
+    "livez": ("/livez", {}),
+    "readyz": ("/readyz", {}),
+    "healthz": ("/healthz", {}),
+    "version": ("/version", {}),
+    **{f"split_{n}": (f"{BASE}{p}/changes/splits", {"start_ts": "earliest", "parts": 2}) for n, p in _SCOPES.items()},
+}
+
+
+def record(folder: Path) -> dict[str, dict[str, Any]]:
+    """Operation -> media type -> example."""
+    with api_world(folder) as world:
+        world.log.build(4)
+        world.log.seed()
+        guard = KeyGuard(world.catalog, world.services.clock)
+        owner = issue_key(world.catalog, name="me", role=Role.OWNER, tenant=None, made_by="").text
+        with TestClient(create_app(world.services, _control(world), guard=guard)) as http:
+            http.headers["Authorization"] = f"Bearer {owner}"
+            found = {name: {JSON: cut(_ok(http.get(p, params=q)).json())} for name, (p, q) in _JSON_ANSWERS.items()}
+            found["metrics"] = {"text/plain": _text("text/plain", http.get("/metrics").content)}
+            found |= _posted(http, world)
+            found |= _steered(http, world)
+            found |= _kept(http)
+            found |= _keys(http)
+        found |= _pulled(world)
+        with served(create_app(world.services)) as server:
+            found |= _streamed(server.url, world)
+    text = re.sub(r"(tsk_|tsl_)[a-z0-9_]+", r"\1...", json.dumps(dict(sorted(found.items()))))
+    whole: dict[str, dict[str, Any]] = json.loads(text)
+    return whole
+
+
+class _Issuer(CredentialIssuer):
+    """Without an STS."""
+
+    def issue(self, tenant: Tenant) -> Issued:
+        at = datetime(2026, 11, 22, 6, tzinfo=UTC)
+        return Issued(access_key_id="ASIA...", secret_access_key="...", session_token="...", expires_at=at)
+
+
+_TERMS = PushTerms(bucket="bucket", prefix="prefix", role_arn="arn:aws:iam::123456789012:role/tistream-pusher")
+
+
+def _control(world: ApiWorld) -> list[APIRouter]:
+    return [
+        admin_router(Sources(catalog=world.catalog, clock=world.services.clock)),
+        control_router(world.catalog, "s3://bucket/prefix", _Issuer(_TERMS, duration_s=3600)),
+        push_router(world.catalog, world.store, _Issuer(_TERMS, duration_s=3600)),
+        retention_router(world.catalog),
+        seed_router(world.catalog, world.store),
+    ]
+
+
+def cut(value: Any) -> Any:
+    """The value with short lists."""
+    if isinstance(value, list):
+        return [cut(each) for each in value[:_ITEMS]]
+    return {name: cut(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def shape(value: Any) -> Any:
+    """What of an example must stay as it is: names and types, not what they are this time."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+    task = http.get(BASE).json()["tasks"][0]["task_id"]
+    seed = http.get(f"{BASE}/seeds").json()["items"][0]
+    asked = {
+        "register_tenant": ("/v1/tenants", {"cluster_id": 1, "tenant_id": 2}),
+        "issue_incarnation": (f"{BASE}/stores/1/incarnations", None),
+        "retry_task": (f"{BASE}/tasks/{task}:retry", None),
+        "add_seed": (f"{BASE}/seeds", {"ts": seed["ts"], "table_id": seed["table_id"]}),
+    }
+    found = {name: {JSON: _ok(http.post(path, json=body)).json()} for name, (path, body) in asked.items()}
+    return found | _of_pushers(http, world)
+
+
+def _of_pushers(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+    """What pushers with session credentials ask for."""
+    snapshot = SchemaSnapKey(tenant=Tenant(1, 1), ts=1)
+    data = zstandard.ZstdCompressor().compress(b'{"ts": "1", "schema_version": 0, "dbs": [], "tables": []}')
+    world.store.put(str(snapshot), data)
+    written = {"key": str(snapshot), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    packed = _ok(http.get(f"{BASE}/push-schemas/1"))
+    return {
+        "issue_push_credentials": _json(http, "POST", f"{BASE}/push-credentials", {}),
+        "compare_pushed_object": _json(http, "POST", f"{BASE}/push-objects:compare", {}, written),
+        "list_pushed_schemas": _json(http, "GET", f"{BASE}/push-schemas", {}),
+        "get_pushed_schema": {"application/zstd": _text("application/zstd", packed.content)},
+    }
+
+
+def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+    """What operators see and ask for, of two sorters."""
+    for name in ("sorter-1", "sorter-2"):
+        register_worker(world.catalog, name, "sorter", "")
+    epoch = acquire_owner(world.catalog, "meta-1", starts=True)
+    assert epoch is not None
+    data = [row for row in list_tasks(world.catalog, Tenant(1, 1)) if row.kind is TaskKind.DATA]
+    for row in data:
+        assign_task(world.catalog, row.task_id, worker_id="sorter-1", seen_epoch=row.epoch, owner_epoch=epoch)
+    task, other, tenant = data[0].task_id, data[1].task_id, {"cluster_id": 1, "tenant_id": 1}
+    key = {"key": (data[0].range.start + b"\x01").hex(), "dry_run": "true"}
+    asked: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("list_tasks", "GET", "/v1/tasks", {}),
+        ("get_task", "GET", f"/v1/tasks/{task}", {}),
+        ("list_ranges", "GET", "/v1/ranges", tenant),
+        ("get_owner", "GET", "/v1/owner", {}),
+        ("list_workers", "GET", "/v1/workers", {}),
+        ("get_worker", "GET", "/v1/workers/sorter-1", {}),
+        ("move_task", "POST", f"/v1/tasks/{task}:move", {"to": "sorter-2"}),
+        ("split_task", "POST", f"/v1/tasks/{task}:split", key),
+        ("merge_tasks", "POST", f"/v1/tasks/{task}:merge", {"with": other, "dry_run": "true"}),
+        ("drain_worker", "POST", "/v1/workers/sorter-1:drain", {}),
+        ("undrain_worker", "POST", "/v1/workers/sorter-1:undrain", {}),
+    ]
+    found = {name: _json(http, method, path, query) for name, method, path, query in asked}
+    stopped = get_task(world.catalog, task)
+    stop_task(world.catalog, task, epoch=stopped.epoch, error="a prewrite is missing")
+    record_stop(world.catalog, _stopped())
+    (stop,) = list_stops(world.catalog)
+    asked = [
+        ("list_holes", "GET", "/v1/holes", tenant),
+        ("list_stops", "GET", "/v1/stops", {}),
+        ("resume_stop", "POST", f"/v1/stops/{stop.stop_id}:resume", {}),
+        ("retry_stopped_task", "POST", f"/v1/tasks/{task}:retry", {}),
+        ("list_events", "GET", "/v1/events", {}),
+        ("pause_tenant", "POST", f"{BASE}:pause", {"reason": "the cluster moves"}),
+        ("resume_tenant", "POST", f"{BASE}:resume", {}),
+        ("delete_tenant", "DELETE", BASE, {"dry_run": "true"}),
+    ]
+    return found | {name: _json(http, method, path, query) for name, method, path, query in asked}
+
+
+def _stopped() -> Stopped:
+    tenant, key = Tenant(1, 1), "schema_snap/x"
+    message = f"the schema snapshot {key} is not of the agreed form"
+    return Stopped(
+        role="collection", item=str(tenant), scope=Scope.TENANT, tenant=tenant, code="TS-1020", message=message,
+        object=key, tries=3,
+    )  # fmt: skip
+
+
+def _kept(http: TestClient) -> dict[str, dict[str, Any]]:
+    """How much is kept, and for whom."""
+    feed = f"{BASE}/changefeeds/warehouse"
+    served = http.get(BASE).json()["resolved_ts"]
+    asked: list[tuple[str, str, str, Any]] = [
+        ("change_tenant", "PATCH", BASE, {"retention_hours": 72}),
+        ("get_retention", "GET", f"{BASE}/retention", None),
+        ("set_safe_point", "PUT", f"{BASE}/safe-point/backfill", {"safe_ts": served, "ttl_s": 3600}),
+        ("get_safe_point", "GET", f"{BASE}/safe-point", None),
+        ("create_changefeed", "POST", f"{BASE}/changefeeds", {"changefeed_id": "warehouse", "start_ts": "earliest"}),
+        ("list_changefeeds", "GET", f"{BASE}/changefeeds", None),
+        ("move_checkpoint", "PATCH", feed, {"checkpoint_ts": served}),
+        ("pause_changefeed", "POST", f"{feed}:pause", None),
+        ("resume_changefeed", "POST", f"{feed}:resume", None),
+        ("get_changefeed", "GET", feed, None),
+    ]
+    return {name: _json(http, method, path, {}, body) for name, method, path, body in asked}
+
+
+def _keys(http: TestClient) -> dict[str, dict[str, Any]]:
+    """Keys, whose secrets `record` takes out."""
+    made = _json(http, "POST", "/v1/keys", {}, {"name": "warehouse", "role": "viewer"})
+    key_id = made[JSON]["key_id"]
+    return {
+        "create_key": made,
+        "whoami": _json(http, "GET", "/v1/whoami", {}),
+        "list_keys": _json(http, "GET", "/v1/keys", {}),
+        "rotate_key": _json(http, "POST", f"/v1/keys/{key_id}:rotate", {}, {"overlap_hours": 24}),
+        "revoke_key": _json(http, "DELETE", f"/v1/keys/{key_id}", {}),
+        "create_console_code": _json(http, "POST", "/v1/console-codes", {}),
+    }
+
+
+def _json(http: TestClient, method: str, path: str, query: dict[str, Any], body: Any = None) -> dict[str, Any]:
+    return {JSON: cut(_ok(http.request(method, path, params=query, json=body)).json())}
+
+
+def _pulled(world: ApiWorld) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name, path in _SCOPES.items():
+        pulled = found[f"pull_{name}"] = {}
+        for word, media in FORMATS.items():
+            answer = world.ok(f"{path}/changes", format=word, limit=10)
+            pulled[media] = cut(answer.json()) if word == "json" else _text(media, answer.content)
+    rows = found["read_rows"] = {}
+    for word in ("ndjson", "csv", "arrow", "parquet", "sql"):
+        answer = world.ok(f"{_TABLE}/rows", format=word)
+        media = answer.headers["content-type"].split(";")[0]
+        rows[media] = _text(media, answer.content)
+    listed = world.ok("/files", format="all").json()["items"][0]
+    found["get_file"] = {"application/octet-stream": _text("application/octet-stream", _head(world, listed["url"]))}
+    ts = world.ok("/databases").json()["at_ts"]
+    parquet = "application/vnd.apache.parquet"
+    found["get_table_file"] = {parquet: _text(parquet, world.ok(f"{_TABLE}/rows/{ts}.parquet").content)}
+    return found
+
+
+def _head(world: ApiWorld, url: str) -> bytes:
+    return bytes(_ok(world.http.get(url, headers={"Range": "bytes=0-47"})).content)
+
+
+def _streamed(url: str, world: ApiWorld) -> dict[str, dict[str, Any]]:
+    end = world.log.cuts(50)[0]
+    found: dict[str, dict[str, Any]] = {}
+    for name, path in _SCOPES.items():
+        streamed = found[f"stream_{name}"] = {}
+        for word, framing in (("ndjson", "lines"), ("ndjson", "sse"), ("arrow", "lines")):
+            query = {"start_ts": "earliest", "end_ts": end, "format": word, "framing": framing}
+            with httpx2.stream("GET", f"{url}{BASE}{path}/changes:stream", params=query) as answer:
+                content = answer.read()
+            media = answer.headers["content-type"].split(";")[0]
+            lines = content.split(b"\n")
+            streamed[media] = _text(media, content if word == "arrow" else b"\n".join(lines[:3] + lines[-6:]))
+    return found
+
+
+def _text(media: str, content: bytes) -> str:
+    if "arrow" in media or "parquet" in media or "octet" in media or "zstd" in media:
+        return f"{base64.b64encode(content[:48]).decode()}... (the first 48 bytes, in base64)"
+    return "\n".join(line[:2000] for line in content.decode().splitlines()[:_LINES]) + "\n"
+
+
+def _ok(answer: httpx2.Response) -> httpx2.Response:
+    assert answer.is_success, answer.text
+    return answer
+
+
+def main() -> None:
+    """Write the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = json.dumps(record(Path(folder)), indent=1, ensure_ascii=False, sort_keys=False)
+    PLACE.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

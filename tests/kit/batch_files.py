@@ -1,0 +1,69 @@
+"""Small batch files by hand, and a pool that does its work at once, for tests of those who read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pyarrow as pa
+
+from tistream.codec.batch_file import encode_batch_file
+from tistream.keyrange import KeyRange
+from tistream.model import change
+from tistream.objectstore.layout import BatchKey
+
+#: a tenure: its region's range and the keys of its rows in the order of their arrival
+Tenure = tuple[bytes, bytes, Sequence[bytes]]
+
+
+def rows_of(keys: Sequence[bytes], first_ts: int = 1) -> pa.RecordBatch:
+    """One prewrite per key, told apart by rising start_ts; the value repeats the key."""
+    n = len(keys)
+    columns: dict[str, list[Any]] = {
+        "kind": [change.RowKind.PREWRITE] * n,
+        "op": [change.Op.PUT] * n,
+        "key": list(keys),
+        "start_ts": list(range(first_ts, first_ts + n)),
+        "commit_ts": [0] * n,
+        "generation": [0] * n,
+        "value": [b"value of " + key for key in keys],
+        "old_value": [None] * n,
+        "expire_ts": [0] * n,
+        "flags": [0] * n,
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=change.ROWS)
+
+
+def tenures_of(tenures: Sequence[Tenure], order: Sequence[int] | None = None) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Rows and regions of a file. `order` is the order in which the regions rows stand; the rows keep theirs."""
+    keys: list[bytes] = []
+    regions: list[dict[str, Any]] = []
+    for number, (start, end, found) in enumerate(tenures, 1):
+        times = {"tenure_open_ts": 10, "tenure_ready_ts": 11, "checkpoint_ts": 5, "resolved_ts": 20 + number}
+        where = {"region_id": number, "version": 1, "start_key": start, "end_key": end}
+        regions.append({**where, **times, "row_offset": len(keys), "row_count": len(found)})
+        keys += found
+    if order is not None:
+        regions = [regions[i] for i in order]
+    return rows_of(keys), pa.RecordBatch.from_pylist(regions, schema=change.REGIONS)
+
+
+def batch_bytes(key: BatchKey, tenures: Sequence[Tenure] = (), cut_ts: int = 0) -> bytes:
+    """An encoded file. Without tenures it is a tick in which the store led nothing."""
+    rows, regions = tenures_of(tenures)
+    return encode_batch_file(key, cut_ts=cut_ts or 1000 + key.seq, rows=rows, regions=regions, write_id=f"w{key.seq}")
+
+
+def keys_in(rows: pa.RecordBatch, wanted: KeyRange) -> list[bytes]:
+    """The keys of the rows in the range, one by one."""
+    return [key for key in rows.column("key").to_pylist() if key in wanted]
+
+
+class InlineExecutor(Executor):
+    """Runs what is submitted before `submit` returns."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done

@@ -1,0 +1,142 @@
+"""The part of the catalog suite that is about what is shown of the whole service, and about counting statements."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import event
+
+from tests.kit.catalog_cases import OTHER, START, T, activate, elected, flush, segment
+from tests.kit.manual_clock import ManualClock
+from tests.kit.statements import StatementLog
+from tistream import ts as tso
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import workers
+from tistream.catalog.log.committed import TaskAdvance
+from tistream.catalog.tenancy.tenants import TenantState, change_state, list_tenants, register_tenant
+from tistream.catalog.work.gauges import CatalogGauges
+from tistream.catalog.work.tasks import assign_task, stop_task, tasks_of_tenants
+from tistream.catalog.work.workers import register_worker, retire_worker
+from tistream.ids import Tenant
+from tistream.runtime import metrics
+
+Shown = dict[tuple[str, ...], float]
+
+
+def shown(gauges: CatalogGauges) -> dict[str, Shown]:
+    """Family -> label values -> value."""
+    return {
+        family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples} for family in gauges()
+    }
+
+
+def value(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+class GaugeSuite:
+    """Needs a fixture `catalog`: a migrated, empty catalog."""
+
+    def test_an_empty_service_shows_zeros(self, catalog: Catalog) -> None:
+        found = shown(CatalogGauges(catalog, ManualClock()))
+        assert found["tistream_catalog_up"] == {(): 1}
+        assert found["tistream_checkpoint_lag_seconds"] == {}
+        assert found["tistream_tenants"] == {(state,): 0 for state in TenantState}
+        assert found["tistream_tasks"] == {("stopped",): 0, ("waiting",): 0, ("running",): 0}
+        assert found["tistream_stops"] == {("tenant",): 0, ("store",): 0, ("job",): 0}
+        assert found["tistream_workers"] == {}
+        assert "tistream_owner_epoch" not in found
+
+    def test_tenants_tasks_workers_and_the_owner(self, catalog: Catalog) -> None:
+        first = activate(catalog)
+        activate(catalog, OTHER)
+        assert change_state(catalog, OTHER, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="asked")
+        register_tenant(catalog, Tenant(8, 8))
+        incarnation = register_worker(catalog, "sorter-1", "sorter", "")
+        register_worker(catalog, "sorter-2", "sorter", "")
+        retire_worker(catalog, "sorter-2", register_worker(catalog, "sorter-2", "sorter", ""))
+        register_worker(catalog, "dispatcher-1", "dispatcher", "")
+        with catalog.transaction() as conn:
+            conn.execute(workers.update().where(workers.c.worker_id == "dispatcher-1").values(heartbeat_ms=1))
+        epoch = elected(catalog)
+        for task_id in first[:2]:
+            assert assign_task(catalog, task_id, worker_id="sorter-1", seen_epoch=0, owner_epoch=epoch) == 1
+        assert stop_task(catalog, first[0], epoch=1, error="broken")
+        assert incarnation == 1
+        found = shown(CatalogGauges(catalog, ManualClock(tso.physical_ms(START) + 1500)))
+        assert found["tistream_checkpoint_lag_seconds"] == {("7", "0"): 1.5}, "a paused tenant does not lag"
+        assert found["tistream_checkpoint_lag_max_seconds"] == {(): 1.5}
+        assert found["tistream_tenants_not_shown"] == {(): 0}
+        states = {state: count for (state,), count in found["tistream_tenants"].items() if count}
+        assert states == {"ACTIVE": 1, "PAUSED": 1, "AWAITING_SNAPSHOT": 1}
+        assert found["tistream_tasks"] == {("stopped",): 1, ("running",): 1, ("waiting",): 4}
+        assert found["tistream_workers"] == {
+            ("dispatcher", "silent"): 1,
+            ("sorter", "up"): 1,
+            ("sorter", "gone"): 1,
+        }
+        assert found["tistream_owner_epoch"] == {(): epoch}
+        assert 0 <= found["tistream_owner_age_seconds"][()] < 60
+
+    def test_only_those_that_lag_most_have_a_line(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tistream.catalog.work.gauges._SLOWEST", _slowest(1))
+        activate(catalog)
+        activate(catalog, OTHER)
+        found = shown(CatalogGauges(catalog, ManualClock(tso.physical_ms(START))))
+        assert len(found["tistream_checkpoint_lag_seconds"]) == 1
+        assert found["tistream_tenants_not_shown"] == {(): 1}
+
+    def test_the_catalog_is_asked_at_most_every_few_seconds(self, catalog: Catalog) -> None:
+        clock, asked = ManualClock(), []
+        event.listen(catalog._engine, "after_cursor_execute", lambda *_: asked.append(1))
+        gauges = CatalogGauges(catalog, clock)
+        gauges()
+        once = len([each for each in asked if each])
+        assert 0 < once <= 12  # with what a driver asks for itself
+        for _ in range(10):
+            gauges()
+        assert len(asked) == once
+        clock.advance(metrics.CATALOG_LOOK_S)
+        gauges()
+        assert len(asked) > once
+
+    def test_statements_and_write_transactions_are_counted(self, catalog: Catalog) -> None:
+        list_tenants(catalog)  # connected
+        names = ("tistream_catalog_transactions_total", "tistream_catalog_statements_total")
+        before = value(names[0], outcome="committed"), value(names[0], outcome="rolled back")
+        statements, timed = value(names[1], outcome="ok"), value("tistream_catalog_statement_seconds_count")
+        register_tenant(catalog, T)
+        assert value(names[0], outcome="committed") == before[0] + 1
+        list_tenants(catalog)
+        assert value(names[0], outcome="committed") == before[0] + 1, "a reader is no transaction"
+        with pytest.raises(ZeroDivisionError), catalog.transaction():
+            raise ZeroDivisionError
+        assert value(names[0], outcome="rolled back") == before[1] + 1
+        ran = value(names[1], outcome="ok") - statements
+        assert ran >= 3
+        assert value("tistream_catalog_statement_seconds_count") - timed == ran
+
+    def test_a_flush_takes_as_many_statements_whatever_it_holds(self, catalog: Catalog) -> None:
+        log, tasks, found = StatementLog(catalog), activate(catalog), list[int]()
+        for n, count in enumerate((1, 100, 1000)):
+            seen = START + 10 * n
+            held = tuple(segment(i, seen + 1, seen + 9, (i, i)) for i in range(count))
+            advance = TaskAdvance(task_id=tasks[0], epoch=0, seen_upper=seen, new_upper=seen + 10, segments=held)
+            with log:
+                assert flush(catalog, f"f/{n}", advance) == {tasks[0]}
+            found.append(log.count)
+        assert found == [4, 4, 4], "upper, kind, object, segments"
+
+    def test_the_tasks_of_some_tenants_are_read_together(self, catalog: Catalog) -> None:
+        log, mine = StatementLog(catalog), activate(catalog)
+        theirs = activate(catalog, OTHER)
+        activate(catalog, Tenant(8, 0))
+        with log:
+            assert [row.task_id for row in tasks_of_tenants(catalog, {OTHER, T, Tenant(8, 9)})] == [*mine, *theirs]
+            assert tasks_of_tenants(catalog, []) == []
+        assert log.count == 1
+
+
+def _slowest(limit: int) -> object:
+    from tistream.catalog.work import gauges
+
+    return gauges._SLOWEST.limit(limit)

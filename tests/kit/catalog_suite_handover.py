@@ -1,0 +1,107 @@
+"""The part of the catalog suite that is about replays: tasks that are taken, and handed over further on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.catalog_cases import OTHER, START, T, activate, elected, referred, segment, snapshot
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance, find_segments, uppers
+from tistream.catalog.log.snapshots import NewSnapshot, positions
+from tistream.catalog.work.handover import hand_over, take_tasks
+from tistream.catalog.work.tasks import assign_task, get_task, stop_task
+from tistream.catalog.work.workers import register_worker
+from tistream.errors import Fenced
+from tistream.ids import Position
+from tistream.ts import TS_MAX
+
+AT = {1: {1: Position(seq=5)}}
+
+
+def advance(task_id: int, epoch: int, upto: int, seen: int = START) -> TaskAdvance:
+    segments = (segment(key="committed/r"),) if upto > seen else ()
+    return TaskAdvance(task_id=task_id, epoch=epoch, seen_upper=seen, new_upper=upto, segments=segments)
+
+
+def state(n: int, keeps: frozenset[str] = frozenset()) -> NewSnapshot:
+    key = f"snapshots/r-{n}"
+    return NewSnapshot(key=key, n=n, objects={key: 10, f"{key}-rows": 20}, keeps=keeps, positions=AT)
+
+
+def given(catalog: Catalog, advance: TaskAdvance, snapshot: NewSnapshot) -> bool:
+    return hand_over(catalog, T, objects={"committed/r": 100}, advance=advance, snapshot=snapshot)
+
+
+class HandoverSuite:
+    """Needs a fixture `catalog`: a migrated, empty catalog."""
+
+    def test_all_tasks_of_a_tenant_are_taken_but_those_that_are_stopped(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        others = activate(catalog, OTHER)
+        assert assign_task(catalog, high, worker_id="s1", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+        assert stop_task(catalog, ddl, epoch=0, error="broken")
+        life = register_worker(catalog, "r", "replay", "")
+        taken = take_tasks(catalog, T, "r", life)
+        assert [(row.task_id, row.owner, row.epoch) for row in taken] == [(low, "r", 1), (high, "r", 2)]
+        assert taken == [get_task(catalog, low), get_task(catalog, high)]
+        assert [get_task(catalog, task).owner for task in (ddl, *others)] == [None] * 4
+
+    def test_a_later_life_takes_the_tasks_from_an_earlier_one(self, catalog: Catalog) -> None:
+        activate(catalog)
+        old = register_worker(catalog, "r", "replay", "")
+        before = take_tasks(catalog, T, "r", old)
+        new = register_worker(catalog, "r", "replay", "")
+        with pytest.raises(Fenced):
+            take_tasks(catalog, T, "r", old)
+        after = take_tasks(catalog, T, "r", new)
+        assert [row.epoch for row in after] == [row.epoch + 2 for row in before]
+
+    def test_a_hand_over_moves_log_and_state_together(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        assert snapshot(catalog, low, 1, {}, more=["snapshots/kept", "snapshots/left"])
+        assert given(catalog, advance(low, 0, START + 10), state(2, frozenset({"snapshots/kept"})))
+        assert uppers(catalog, [low]) == {low: (0, START + 10)}
+        assert [s.object_key for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == ["committed/r"]
+        row = get_task(catalog, low)
+        assert (row.snapshot_key, row.snapshot_n, positions(catalog, low)) == ("snapshots/r-2", 2, AT)
+        assert referred(catalog, low) == {"snapshots/r-2", "snapshots/r-2-rows", "snapshots/kept"}
+
+    def test_a_state_moves_alone(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        assert given(catalog, advance(low, 0, START), state(1))
+        assert uppers(catalog, [low]) == {low: (0, START)}
+        assert positions(catalog, low) == AT
+
+    @pytest.mark.parametrize(
+        "fault", ["another epoch", "another upper", "a newer snapshot", "what it keeps was let go", "an orphan"]
+    )
+    def test_nothing_happens_when_one_guard_does_not_match(self, catalog: Catalog, fault: str) -> None:
+        low, *_ = activate(catalog)
+        assert snapshot(catalog, low, 3, {})
+        before = get_task(catalog, low)
+        wanted, new = advance(low, 0, START + 10), state(4)
+        match fault:
+            case "another epoch":
+                wanted = advance(low, 1, START + 10)
+            case "another upper":
+                wanted = advance(low, 0, START + 10, seen=START - 1)
+            case "a newer snapshot":
+                new = state(3)
+            case "what it keeps was let go":
+                new = state(4, frozenset({"snapshots/gone"}))
+            case _:
+                new = NewSnapshot(
+                    key=f"snapshots/{low}/0-3",
+                    n=4,
+                    objects={f"snapshots/{low}/0-3": 1},
+                    keeps=frozenset(),
+                    positions=AT,
+                )
+        if fault == "an orphan":
+            with pytest.raises(Fenced):
+                given(catalog, wanted, new)
+        else:
+            assert not given(catalog, wanted, new)
+        assert get_task(catalog, low) == before
+        assert positions(catalog, low) == {}
+        assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == []

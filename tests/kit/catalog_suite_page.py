@@ -1,0 +1,81 @@
+"""The part of the catalog suite that is about pages of the committed log: what is in one, and what it costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from tests.kit.catalog_cases import START, T, activate, flush, segment
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance, find_segments
+from tistream.ts import TS_MAX
+
+Span = tuple[int, int]
+
+
+class PageSuite:
+    """Needs a fixture `catalog`: a migrated, empty catalog."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_page_is_the_first_segments_in_order_that_reach_into_the_interval(
+        self, catalog: Catalog, seed: int
+    ) -> None:
+        rnd = random.Random(seed)
+        spans: list[Span] = []
+        for _ in range(120):
+            lo = START + 1 + rnd.randrange(1 << rnd.choice([3, 12, 40]))
+            spans.append((lo, lo + rnd.choice([0, 1, 15, 16, 17, 255, 256, 1 << rnd.randrange(45)])))
+        fill(catalog, activate(catalog)[0], START, spans)
+        edges = [edge + by for span in spans for edge in span for by in (-1, 0, 1)]
+        for _ in range(60):
+            after, upto, limit = rnd.choice(edges), rnd.choice([TS_MAX, rnd.choice(edges)]), rnd.choice([1, 7, 500])
+            every = sorted((lo, hi, n) for n, (lo, hi) in enumerate(spans) if hi > after and lo <= upto)
+            found = find_segments(catalog, T, after_ts=after, upto_ts=upto, limit=limit)
+            assert [(s.lo_ts, s.hi_ts, s.segment_no) for s in found] == every[:limit]
+
+    def test_a_page_costs_the_same_in_a_log_of_any_length(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        upper, costs = START, []
+        for first, count in ((0, 400), (400, 6000)):
+            spans = [(START + 1 + 100 * n, START + 90 + 100 * n) for n in range(first, count)]
+            upper = fill(catalog, low, upper, spans, first)
+            middle = count // 2
+            read = partial(find_segments, catalog, T, after_ts=START + 50 + 100 * middle, upto_ts=TS_MAX, limit=20)
+            assert [s.segment_no for s in read()] == list(range(middle, middle + 20))
+            costs.append(work(catalog, read))
+        assert 0 < costs[1] < 3 * costs[0], costs
+
+
+def fill(catalog: Catalog, task_id: int, seen_upper: int, spans: Sequence[Span], first: int = 0) -> int:
+    """One flush with these segments, numbered from `first`. Returns the task's upper."""
+    new_upper = max(hi for _, hi in spans)
+    segments = tuple(segment(first + n, lo=lo, hi=hi) for n, (lo, hi) in enumerate(spans))
+    advance = TaskAdvance(task_id=task_id, epoch=0, seen_upper=seen_upper, new_upper=new_upper, segments=segments)
+    assert flush(catalog, f"committed/{first}", advance) == {task_id}
+    return new_upper
+
+
+def work(catalog: Catalog, act: Callable[[], object]) -> int:
+    """What an act costs the database: steps of SQLite's machine, or rows that the server's engine reads."""
+    with catalog._reader.connect() as conn:  # the pool's only connection: the act gets it as well
+        driver: Any = conn.connection.driver_connection
+    if conn.dialect.name != "sqlite":
+        before = rows_read(catalog)
+        act()
+        return rows_read(catalog) - before
+    steps: list[None] = []
+    driver.set_progress_handler(lambda: steps.append(None), 1)
+    act()
+    driver.set_progress_handler(None, 1)
+    return len(steps)
+
+
+def rows_read(catalog: Catalog) -> int:
+    """By the whole server until now."""
+    with catalog.reading() as conn:
+        return sum(int(row[1]) for row in conn.execute(text("SHOW GLOBAL STATUS LIKE 'Handler_read%'")))

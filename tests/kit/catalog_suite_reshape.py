@@ -1,0 +1,364 @@
+"""The part of the catalog suite that is about tasks that are split and merged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.kit.catalog_cases import (
+    HIGH,
+    LOW,
+    START,
+    T,
+    activate,
+    elected,
+    ended,
+    flush,
+    long_key,
+    referred,
+    segment,
+    snapshot,
+    together,
+)
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.committed import TaskAdvance, find_segments, uppers
+from tistream.catalog.log.objects import ObjectState, object_states
+from tistream.catalog.log.snapshots import NewSnapshot, durable_floor, positions
+from tistream.catalog.work.handover import take_tasks
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.reshape import Half, cancel_merge, merge_tasks, merging_tenants, request_merge, split_task
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.tasks import (
+    assign_task,
+    clear_task_error,
+    frontier,
+    get_task,
+    list_tasks,
+    raise_reopen,
+    served_watermark,
+    stop_task,
+    tasks_owned_by,
+)
+from tistream.catalog.work.workers import register_worker
+from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
+from tistream.ids import Position
+from tistream.keyrange import KeyRange
+from tistream.ts import TS_MAX
+
+KEY = long_key(b"t")  # inside of LOW
+AT = {1: {1: Position(seq=5), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed=True)}}
+LATER = {1: {1: Position(seq=9), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed=True)}}
+
+
+def advance(task_id: int, upto: int, *, epoch: int, seen: int = START) -> TaskAdvance:
+    return TaskAdvance(task_id=task_id, epoch=epoch, seen_upper=seen, new_upper=upto)
+
+
+def owned(catalog: Catalog) -> tuple[int, int, int]:
+    """Two neighbours of one sorter at epoch 1, with snapshots of their own at AT; and the sorter's life."""
+    low, high, _ddl = activate(catalog)
+    life = register_worker(catalog, "s1", "sorter", "")
+    for task in (low, high):
+        assert assign_task(catalog, task, worker_id="s1", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+        assert snapshot(catalog, task, 3, AT, 1, more=[f"snapshots/{task}/rows"])
+    return low, high, life
+
+
+def wanted(catalog: Catalog) -> tuple[Half, Half]:
+    """Two neighbours of one sorter that are to be merged."""
+    low, high, _ = owned(catalog)
+    assert request_merge(catalog, low, high, seen_epochs=(1, 1))
+    return Half(task_id=low, epoch=1, upper=START, snapshot_n=3), Half(task_id=high, epoch=1, upper=START, snapshot_n=3)
+
+
+def state(*keeps: str) -> NewSnapshot:
+    return NewSnapshot(
+        key="snapshots/joined", n=4, objects={"snapshots/joined": 10}, keeps=frozenset(keeps), positions=LATER
+    )
+
+
+class ReshapeSuite:
+    """Needs a fixture `catalog`: a migrated, empty catalog."""
+
+    def test_both_parts_take_over_what_the_task_had(self, catalog: Catalog) -> None:
+        low, high, life = owned(catalog)
+        assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == {low}
+        assert raise_reopen(catalog, low, epoch=1)
+        was, others = get_task(catalog, low), [get_task(catalog, high)]
+        parts = split_task(catalog, low, KEY, seen_epoch=1, owner_epoch=elected(catalog))
+        assert parts is not None
+        rows = [get_task(catalog, part) for part in parts]
+        ranges = KeyRange(LOW.start, KEY), KeyRange(KEY, LOW.end)
+        assert rows == [
+            replace(was, task_id=part, range=range_, epoch=2) for part, range_ in zip(parts, ranges, strict=True)
+        ]
+        assert [positions(catalog, part) for part in parts] == [AT, AT]
+        assert [referred(catalog, part) for part in parts] == [{was.snapshot_key, f"snapshots/{low}/rows"}] * 2
+        assert tasks_owned_by(catalog, "s1", life) == [*others, *rows]
+        with pytest.raises(NotFound):
+            get_task(catalog, low)
+        assert (positions(catalog, low), referred(catalog, low)) == ({}, set())
+
+    def test_whoever_reads_sees_no_difference(self, catalog: Catalog) -> None:
+        low, high, _ = owned(catalog)
+        assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == {low}
+        issue_incarnation(catalog, T, 1)
+        before = served_watermark(catalog, T), durable_floor(catalog, T, 1), _everywhere(catalog)
+        parts = split_task(catalog, low, KEY, seen_epoch=1)
+        assert parts is not None
+        assert (served_watermark(catalog, T), durable_floor(catalog, T, 1), _everywhere(catalog)) == before
+        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(s.object_key, s.task_id) for s in found] == [("c/1", low)], "a segment keeps who wrote it"
+        assert get_task(catalog, high).upper == START
+
+    def test_a_part_holds_the_files_that_its_task_held(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        issue_incarnation(catalog, T, 1)
+        for task, seq in ((low, 4), (high, 7), (ddl, 8)):
+            assert snapshot(catalog, task, 1, {1: {1: Position(seq=seq)}})
+        assert durable_floor(catalog, T, 1) == {1: 4}
+        parts = split_task(catalog, low, KEY, seen_epoch=0)
+        assert parts is not None
+        assert snapshot(catalog, parts[0], 2, {1: {1: Position(seq=6)}}, 1)
+        assert durable_floor(catalog, T, 1) == {1: 4}
+        assert snapshot(catalog, parts[1], 2, {1: {1: Position(seq=9)}}, 1)
+        assert durable_floor(catalog, T, 1) == {1: 6}
+
+    def test_a_shared_object_stays_until_both_parts_let_it_go(self, catalog: Catalog) -> None:
+        low, *_ = owned(catalog)
+        old = get_task(catalog, low).snapshot_key
+        assert old is not None
+        parts = split_task(catalog, low, KEY, seen_epoch=1)
+        assert parts is not None
+        assert object_states(catalog, [old]) == {old: ObjectState.LIVE}
+        assert snapshot(catalog, parts[0], 4, AT, 2)
+        assert object_states(catalog, [old]) == {old: ObjectState.LIVE}
+        assert snapshot(catalog, parts[1], 4, AT, 2, keeps=[f"snapshots/{low}/rows"])
+        states = {old: ObjectState.SUPERSEDED, f"snapshots/{low}/rows": ObjectState.LIVE}
+        assert object_states(catalog, states) == states
+
+    def test_the_owner_of_a_task_that_was_split_can_do_nothing(self, catalog: Catalog) -> None:
+        low, *_ = owned(catalog)
+        parts = split_task(catalog, low, KEY, seen_epoch=1)
+        assert parts is not None
+        rows = list_tasks(catalog)
+        assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == frozenset()
+        assert not snapshot(catalog, low, 9, LATER, 1)
+        assert not raise_reopen(catalog, low, epoch=1)
+        assert not stop_task(catalog, low, epoch=1, error="broken")
+        assert uppers(catalog, [low]) == {}
+        assert assign_task(catalog, low, worker_id="s2", seen_epoch=1, owner_epoch=elected(catalog)) is None
+        for part in parts:
+            advances = (replace(advance(part, START + 10, epoch=1), segments=(segment(key="c/1"),)),)
+            assert flush(catalog, "c/1", *advances) == frozenset(), "an epoch of the task that was split"
+        assert list_tasks(catalog) == rows
+        assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == []
+
+    def test_a_stopped_task_without_owner_and_state_is_split_too(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        assert stop_task(catalog, low, epoch=0, error="broken")
+        parts = split_task(catalog, low, KEY, seen_epoch=0)
+        assert parts is not None
+        assert [(get_task(catalog, p).owner, get_task(catalog, p).error) for p in parts] == [(None, "broken")] * 2
+        assert [positions(catalog, part) for part in parts] == [{}, {}]
+
+    @pytest.mark.parametrize("fault", ["epoch", "election", "replay"])
+    def test_a_split_is_refused_to_who_has_lost(self, catalog: Catalog, fault: str) -> None:
+        low, *_ = activate(catalog)
+        epoch, owner_epoch = 0, elected(catalog)
+        match fault:
+            case "epoch":
+                epoch = 1
+            case "election":
+                owner_epoch += 1
+            case _:
+                epoch = take_tasks(catalog, T, "r", register_worker(catalog, "r", "replay", ""))[0].epoch
+        rows = list_tasks(catalog)
+        assert split_task(catalog, low, KEY, seen_epoch=epoch, owner_epoch=owner_epoch) is None
+        assert list_tasks(catalog) == rows
+
+    def test_a_split_that_makes_no_sense_is_refused(self, catalog: Catalog) -> None:
+        low, _high, ddl = activate(catalog)
+        rows = list_tasks(catalog)
+        for key in (LOW.start, LOW.end, HIGH.end, HIGH.start + b"x", b"a"):
+            with pytest.raises(InvalidInput):
+                split_task(catalog, low, key, seen_epoch=0)
+        with pytest.raises(InvalidInput):
+            split_task(catalog, ddl, long_key(b"m\x01"), seen_epoch=0)
+        with pytest.raises(NotFound):
+            split_task(catalog, ddl + 9, KEY, seen_epoch=0)
+        assert list_tasks(catalog) == rows
+
+    def test_of_two_splits_at_once_one_happens(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+
+        def split(_: int) -> tuple[int, int] | None:
+            try:
+                return ended(lambda: split_task(catalog, low, KEY, seen_epoch=0))
+            except NotFound:
+                return None
+
+        done = [parts for parts in together(4, split) if parts is not None]
+        assert len(done) == 1
+        assert {row.task_id for row in list_tasks(catalog, T)} >= set(done[0])
+        assert len(list_tasks(catalog, T)) == 4
+
+    def test_both_belong_to_one_owner_until_they_are_merged(self, catalog: Catalog) -> None:
+        low, high, _ = owned(catalog)
+        owner_epoch = elected(catalog)
+        assert assign_task(catalog, high, worker_id="s2", seen_epoch=1, owner_epoch=owner_epoch) == 2
+        assert request_merge(catalog, low, high, seen_epochs=(1, 2), owner_epoch=owner_epoch)
+        rows = [get_task(catalog, task) for task in (low, high)]
+        assert [(row.owner, row.epoch, row.merge_with) for row in rows] == [("s1", 1, high), ("s1", 3, low)]
+        assert request_merge(catalog, low, high, seen_epochs=(1, 3))
+        assert merging_tenants(catalog) == {T}
+        assert [get_task(catalog, task) for task in (low, high)] == rows, "asking again changes nothing"
+        assert cancel_merge(catalog, high, seen_epoch=3, owner_epoch=owner_epoch)
+        assert [get_task(catalog, task).merge_with for task in (low, high)] == [None, None]
+        assert merging_tenants(catalog) == set()
+
+    def test_who_lost_the_election_or_the_task_cancels_no_merge(self, catalog: Catalog) -> None:
+        low, high, _ = owned(catalog)
+        old = elected(catalog, "meta-1")
+        assert request_merge(catalog, low, high, seen_epochs=(1, 1), owner_epoch=old)
+        new = acquire_owner(catalog, "meta-1", starts=True)
+        assert new == old + 1
+        assert not cancel_merge(catalog, high, seen_epoch=1, owner_epoch=old)
+        assert not cancel_merge(catalog, high, seen_epoch=0, owner_epoch=new)
+        assert [get_task(catalog, task).merge_with for task in (low, high)] == [high, low]
+        assert cancel_merge(catalog, high, seen_epoch=1, owner_epoch=new)
+        with pytest.raises(NotFound):
+            cancel_merge(catalog, 404, seen_epoch=0)
+
+    def test_a_task_is_merged_with_one_neighbour_only(self, catalog: Catalog) -> None:
+        low, high, _ = owned(catalog)
+        parts = split_task(catalog, high, long_key(b"t\x81"), seen_epoch=1)
+        assert parts is not None
+        assert request_merge(catalog, low, parts[0], seen_epochs=(1, 2))
+        assert request_merge(catalog, *parts, seen_epochs=(2, 2))
+        named = {row.task_id: row.merge_with for row in list_tasks(catalog, T)}
+        assert {named[low], named[parts[0]], named[parts[1]]} == {None, *parts}
+        again = split_task(catalog, parts[1], long_key(b"t\x82"), seen_epoch=2)
+        assert again is not None
+        assert {row.merge_with for row in list_tasks(catalog, T)} == {None}, "what is split is merged with nobody"
+
+    @pytest.mark.parametrize("fault", ["epoch", "election", "replay"])
+    def test_a_merge_is_refused_to_who_has_lost(self, catalog: Catalog, fault: str) -> None:
+        low, high, _ddl = activate(catalog)
+        epochs, owner_epoch = (0, 0), elected(catalog)
+        match fault:
+            case "epoch":
+                epochs = (0, 1)
+            case "election":
+                owner_epoch += 1
+            case _:
+                taken = take_tasks(catalog, T, "r", register_worker(catalog, "r", "replay", ""))
+                epochs = taken[0].epoch, taken[1].epoch
+        rows = list_tasks(catalog)
+        assert not request_merge(catalog, low, high, seen_epochs=epochs, owner_epoch=owner_epoch)
+        assert list_tasks(catalog) == rows
+
+    def test_a_merge_that_makes_no_sense_is_refused(self, catalog: Catalog) -> None:
+        low, high, ddl = activate(catalog)
+        rows = list_tasks(catalog)
+        for pair in ((high, low), (low, low), (ddl, low), (low, ddl)):
+            with pytest.raises(InvalidInput):
+                request_merge(catalog, *pair, seen_epochs=(0, 0))
+        with pytest.raises(NotFound):
+            request_merge(catalog, low, ddl + 9, seen_epochs=(0, 0))
+        assert list_tasks(catalog) == rows
+        assert stop_task(catalog, high, epoch=0, error="broken")
+        with pytest.raises(InvalidInput):
+            request_merge(catalog, low, high, seen_epochs=(0, 0))
+        clear_task_error(catalog, high)
+        assert request_merge(catalog, low, high, seen_epochs=(0, 0))
+
+    def test_one_task_stands_in_the_place_of_two(self, catalog: Catalog) -> None:
+        left, right = wanted(catalog)
+        for _ in range(2):
+            assert raise_reopen(catalog, right.task_id, epoch=1)
+        upto = START + 10
+        advances = (advance(left.task_id, upto, epoch=1), advance(right.task_id, upto, epoch=1))
+        assert flush(catalog, None, *advances) == {left.task_id, right.task_id}
+        before = served_watermark(catalog, T)
+        kept = f"snapshots/{left.task_id}/rows", f"snapshots/{right.task_id}/rows"
+        old = [get_task(catalog, half.task_id).snapshot_key or "" for half in (left, right)]
+        task = merge_tasks(catalog, replace(left, upper=upto), replace(right, upper=upto), state(*kept))
+        assert task is not None
+        row = get_task(catalog, task)
+        assert (row.range, row.upper, row.start_ts) == (KeyRange(LOW.start, HIGH.end), upto, START)
+        assert (row.owner, row.epoch, row.reopen_id, row.merge_with) == ("s1", 2, 2, None)
+        assert (row.snapshot_key, row.snapshot_n, positions(catalog, task)) == ("snapshots/joined", 4, LATER)
+        assert referred(catalog, task) == {*kept, "snapshots/joined"}
+        assert object_states(catalog, [*old, *kept, "snapshots/joined"]) == {
+            **dict.fromkeys(old, ObjectState.SUPERSEDED),
+            **dict.fromkeys([*kept, "snapshots/joined"], ObjectState.LIVE),
+        }
+        assert [r.task_id for r in list_tasks(catalog, T) if r.kind == "data"] == [task]
+        assert served_watermark(catalog, T) == before
+        assert snapshot(catalog, task, 5, LATER, 2, keeps=kept), "it goes on"
+
+    @pytest.mark.parametrize(
+        "fault", ["epoch", "upper", "snapshot", "not wanted", "what it keeps was let go", "gone", "an orphan"]
+    )
+    def test_a_merge_that_is_not_what_its_owner_knows_does_not_happen(self, catalog: Catalog, fault: str) -> None:
+        left, right = wanted(catalog)
+        joined = state(f"snapshots/{left.task_id}/rows")
+        parts: tuple[int, ...] = (right.task_id,)
+        match fault:
+            case "epoch":
+                assert register_worker(catalog, "s1", "sorter", "") == 2
+            case "upper":
+                assert flush(catalog, None, advance(right.task_id, START + 1, epoch=1)) == {right.task_id}
+            case "snapshot":
+                assert snapshot(catalog, left.task_id, 4, AT, 1, keeps=[f"snapshots/{left.task_id}/rows"])
+            case "not wanted":
+                assert cancel_merge(catalog, left.task_id, seen_epoch=left.epoch)
+            case "gone":
+                found = split_task(catalog, right.task_id, long_key(b"t\x81"), seen_epoch=1)
+                assert found is not None
+                parts = found
+            case "an orphan":
+                key = get_task(catalog, left.task_id).snapshot_key or ""
+                joined = replace(joined, key=key, objects={key: 1})
+            case _:
+                joined = state("snapshots/elsewhere")
+        rows = list_tasks(catalog)
+        if fault == "an orphan":
+            with pytest.raises(Fenced):
+                merge_tasks(catalog, left, right, joined)
+        else:
+            assert merge_tasks(catalog, left, right, joined) is None
+        assert list_tasks(catalog) == rows
+        assert [positions(catalog, task) for task in (left.task_id, *parts)] == [AT] * (1 + len(parts))
+
+    def test_halves_of_two_uppers_and_positions_that_fall_are_a_fault(self, catalog: Catalog) -> None:
+        left, right = wanted(catalog)
+        rows = list_tasks(catalog)
+        with pytest.raises(TiStreamError):
+            merge_tasks(catalog, left, replace(right, upper=START + 1), state())
+        behind = {1: {1: Position(seq=4), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed=True)}}
+        for fallen in (behind, {1: AT[1]}, {**AT, 2: {1: Position(seq=3)}}):
+            with pytest.raises(TiStreamError):
+                merge_tasks(catalog, left, right, replace(state(), positions=fallen))
+        assert list_tasks(catalog) == rows
+
+    def test_a_flush_and_a_merge_at_once_do_not_both_happen(self, catalog: Catalog) -> None:
+        left, right = wanted(catalog)
+        assert elected(catalog)
+
+        def act(i: int) -> object:
+            if i:
+                return ended(lambda: flush(catalog, None, advance(right.task_id, START + 5, epoch=1)))
+            return ended(lambda: merge_tasks(catalog, left, right, state()))
+
+        merged, flushed = together(2, act)
+        assert (merged is None) == (flushed == {right.task_id})
+
+
+def _everywhere(catalog: Catalog) -> list[tuple[int, int]]:
+    """What the frontier says of some keys."""
+    rows = frontier(catalog, T)
+    keys = [long_key(end) for end in (b"m", b"n", b"s", b"t", b"t\x7f", b"t\x80", b"u")]
+    return [(row.upper, row.reopen_id) for key in keys for row in rows if key in row.range]

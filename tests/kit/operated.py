@@ -1,0 +1,152 @@
+"""A cluster to look at and to steer, without its processes: workers that reported, holes of each cause, events.
+
+    with operated(folder) as world:
+        world.http.get("/v1/holes")
+
+Tenant 1/1 is the recording's with four data tasks: one goes on, one waits for a region of a silent store, one has a
+part that nobody spoke of, one belongs to a sorter that is not heard of any more. Tenant 2/7 has a task that stopped,
+with words that look like markup. Tenant 1/2 awaits its snapshot. Tenant 2/8 is paused. A thread beats for the living.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from apiserver.app import create_app
+from metaserver.admin_routes import admin_router
+from schemas.registry.table_names import table_names
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT, LogBuilder, recording_end
+from tistream.admin.views import Sources
+from tistream.catalog.database import tables
+from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
+from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
+from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks, stop_task
+from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker
+from tistream.errors import invariant
+from tistream.ids import Tenant
+from tistream.limits import LEASE_MS
+
+AWAITING, STOPPED, PAUSED = Tenant(1, 2), Tenant(2, 7), Tenant(2, 8)
+HOSTILE = "the prewrite of <script>document.title='owned'</script> & \"others\" is missing"
+SILENT_MS = 41_000
+_BEAT_S = 1.0
+
+
+@dataclass
+class Operated:
+    """See the module."""
+
+    world: ApiWorld
+    http: TestClient  #: of an app with the operators' routes
+    owner_epoch: int
+    lives: dict[str, int]  #: incarnation of each worker
+    tasks: list[TaskRow]  #: the data tasks of tenant 1/1 in key order
+
+    def beat(self, worker_id: str, report: WorkerReport | None = None) -> None:
+        """A heartbeat, now."""
+        heartbeat(self.world.catalog, worker_id, self.lives[worker_id], report)
+
+    def silence(self, worker_id: str) -> None:
+        """Make the worker one that is not heard of any more."""
+        with self.world.catalog.transaction() as conn:
+            late = tables.workers.c.heartbeat_ms - LEASE_MS - SILENT_MS
+            mine = tables.workers.c.worker_id == worker_id
+            conn.execute(tables.workers.update().where(mine).values(heartbeat_ms=late))
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Heartbeats of everybody who lives, from a thread, for as long as the block takes."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            living = tables.workers.update().where(tables.workers.c.worker_id != "sorter-3")
+            while not ended.wait(_BEAT_S):
+                with self.world.catalog.transaction() as conn:
+                    conn.execute(living.values(heartbeat_ms=tables.now_ms()))
+                    conn.execute(tables.owner.update().values(heartbeat_ms=tables.now_ms()))
+
+        thread = threading.Thread(target=beat, name="heartbeats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+@contextmanager
+def operated(folder: Path) -> Iterator[Operated]:
+    """The cluster over a SQLite catalog in `folder`."""
+    with api_world(folder) as world:
+        catalog = world.catalog
+        epoch = acquire_owner(catalog, "meta-1", starts=True)
+        invariant(epoch is not None, "nobody else is there")
+        assert epoch is not None
+        kinds = {"sorter-1": "sorter", "sorter-2": "sorter", "sorter-3": "sorter", "sorter-4": "sorter"}
+        kinds |= {"dispatcher-1": "dispatcher", "dispatcher-2": "dispatcher", "api-1": "api", "meta-1": "meta"}
+        lives = {name: register_worker(catalog, name, kind, f"{name}.example:9000") for name, kind in kinds.items()}
+        world.log.data_tasks = 4
+        world.log.build(10, upto=world.log.cuts(3)[1])
+        _give(world, epoch)
+        register_tenant(catalog, AWAITING)
+        LogBuilder(catalog, world.store, tenant=STOPPED).activate()
+        task = list_tasks(catalog, STOPPED)[3]
+        invariant(stop_task(catalog, task.task_id, epoch=task.epoch, error=HOSTILE), "the task is as it was read")
+        LogBuilder(catalog, world.store, tenant=PAUSED).activate()
+        change_state(catalog, PAUSED, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="upgrade", actor="ann")
+        mine = [t for t in list_tasks(catalog, TENANT) if t.kind is TaskKind.DATA]
+        sources = Sources(catalog=catalog, clock=world.clock, names=table_names(world.services.registry))
+        app = create_app(world.services, [admin_router(sources)])
+        with TestClient(app, raise_server_exceptions=False) as http:
+            made = Operated(world, http, epoch, lives, sorted(mine, key=lambda t: t.range.start))
+            _report(made)
+            drain_worker(catalog, "sorter-4", lives["sorter-4"], actor="ann")
+            made.silence("sorter-3")
+            with made.beating():
+                yield made
+
+
+def _give(world: ApiWorld, epoch: int) -> None:
+    """Tasks and stores to workers."""
+    data = sorted((t for t in list_tasks(world.catalog) if t.kind is TaskKind.DATA), key=lambda t: t.range.start)
+    owners = ["sorter-1", "sorter-2", "sorter-1", "sorter-3"]
+    ddl = [(t, "sorter-2") for t in list_tasks(world.catalog) if t.kind is TaskKind.DDL]
+    for task, worker in [*zip(data, owners, strict=True), *ddl]:
+        assign_task(world.catalog, task.task_id, worker_id=worker, seen_epoch=task.epoch, owner_epoch=epoch)
+    for store_id, dispatcher in ((1, "dispatcher-1"), (3, "dispatcher-1"), (4, "dispatcher-2")):
+        issue_incarnation(world.catalog, TENANT, store_id)
+        note_cut_ts(world.catalog, TENANT, store_id, recording_end())
+        assign_store(world.catalog, TENANT, store_id, worker_id=dispatcher, seen_epoch=0, owner_epoch=epoch)
+
+
+def _report(made: Operated) -> None:
+    """What the workers say with their heartbeats."""
+    well, waits, unspoken, _ = made.tasks
+    wait = StuckReport(
+        start_key=waits.range.start, end_key=waits.range.end, watermark=waits.upper,
+        region_id=12, version=7, store_id=3, file="1/88", reason="",
+    )  # fmt: skip
+    gap = StuckReport(start_key=unspoken.range.start, end_key=unspoken.range.start + b"_r", watermark=None)
+    first = [
+        TaskReport(task_id=well.task_id, epoch=1, rows_per_s=5200, bytes_per_s=1.9e6, open_rows=310,
+                   held_bytes=9 << 20, watermark=well.upper, split_key=well.range.start + b"_r"),
+        TaskReport(task_id=unspoken.task_id, epoch=1, standing_s=3.0, stuck=(gap,)),
+    ]  # fmt: skip
+    second = TaskReport(task_id=waits.task_id, epoch=1, rows_per_s=12, bytes_per_s=4e3, watermark=waits.upper,
+                        standing_s=40.0, stuck=(wait,))  # fmt: skip
+    stores = [
+        StoreReport(tenant=TENANT, store_id=n, incarnation=1, seq=88, bytes_per_s=8e5, files_per_s=1, silent_s=silent)
+        for n, silent in ((1, 0.4), (3, SILENT_MS / 1000))
+    ]
+    made.beat("sorter-1", WorkerReport(bytes_per_s=1.9e6, held_bytes=9 << 20, tasks=tuple(first)))
+    made.beat("sorter-2", WorkerReport(bytes_per_s=4e3, held_bytes=1 << 20, tasks=(second,)))
+    made.beat("dispatcher-1", WorkerReport(bytes_per_s=1.6e6, held_bytes=64 << 20, stores=tuple(stores)))

@@ -1,0 +1,228 @@
+"""Recordings of a real TiKV's change feed, played into the pusher's batcher, and what the cluster itself says it holds.
+
+    stream.ndjson.zst   requests, messages and TSOs as they crossed the wire, in the order of their arrival
+    mvcc.ndjson.zst     MvccGetByKey of the region leader for some thousand keys, after the run
+
+A tenure is one registration of one region on one stream. A recorded TSO makes a tick: every store writes a file with
+that TSO as cut_ts. TenureReady, Resolved and TenureClosed wait for the tick, because ready_ts must be a TSO fetched
+after INITIALIZED. A recorded checkpoint_ts is what the recorder had seen resolved, not a published frontier.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from pusher.core.batcher import Batcher
+from pusher.core.cdcpb import RegionErrorKind, RegionEvent, read_change_data
+from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from tistream import ts
+from tistream.codec.batch_file import BatchFile, decode_batch_file, encode_batch_file
+from tistream.codec.memcomparable import decode_bytes
+from tistream.codec.protobuf import BYTES, VARINT, fields
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.model.change import Op, RowKind
+from tistream.objectstore.layout import BatchKey
+
+Version = tuple[bytes, int]  #: key, commit_ts
+_TENANT = Tenant(1, 1)
+_Registration = tuple[int, int, int, int]  # store, stream, request, region
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A version as the store keeps it."""
+
+    start_ts: int
+    op: int
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedFile:
+    """A batch file and when the recorder could have written it."""
+
+    at_ms: int
+    file: BatchFile
+
+
+@dataclass(slots=True)
+class _Tenure:
+    number: int
+    initialized: bool = False
+    said_ready: bool = False
+    resolved_ts: int = 0
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Story:
+    """What the messages say about the changes, without any watermark: the plain oracle.
+
+    `contents` are the prewrites and the self-contained rows, as they came; a change of several contents (a pipelined
+    transaction, or one seen from two stores) has been committed with one of them."""
+
+    commits: dict[Version, int] = field(default_factory=dict)  #: -> start_ts
+    contents: dict[tuple[bytes, int], dict[tuple[int, bytes | None, bytes | None], None]] = field(default_factory=dict)
+    kinds: dict[RowKind, int] = field(default_factory=lambda: dict.fromkeys(RowKind, 0))
+
+    def hear(self, event: RegionEvent) -> None:
+        """Take the rows of a living registration."""
+        assert event.rows is not None
+        names = ("kind", "key", "start_ts", "commit_ts", "op", "value", "old_value")
+        columns = (event.rows.column(name).to_pylist() for name in names)
+        for kind, key, start_ts, commit_ts, *content in zip(*columns, strict=True):
+            self.kinds[RowKind(kind)] += 1
+            if kind in (RowKind.COMMIT, RowKind.COMMITTED):
+                self.commits[key, commit_ts] = start_ts
+            if kind in (RowKind.PREWRITE, RowKind.COMMITTED):
+                said = self.contents.setdefault((key, start_ts), {})
+                said.pop(tuple(content), None)
+                said[tuple(content)] = None
+
+
+class StreamPlayer:
+    """Plays the registrations of some request ids."""
+
+    def __init__(self, folder: Path, requests: frozenset[int]) -> None:
+        self._folder, self._requests = folder, requests
+        self._batchers: dict[int, Batcher] = {}
+        self._tenures: dict[_Registration, _Tenure] = {}
+        self._leaving: dict[int, list[_Tenure]] = {}  # store -> over since the last tick
+        self._opened = 0
+        self._now_ts = 0
+        self.files: dict[int, list[TimedFile]] = {}  #: by store
+        self.story = Story()
+        self.start_ts = 0  #: the lowest checkpoint_ts
+        self.resolved_fell = 0
+
+    def play(self) -> None:
+        """The whole recording."""
+        for line in lines(self._folder / "stream.ndjson.zst"):
+            match line["dir"]:
+                case "send":
+                    self._request(line["store"], line["stream"], bytes.fromhex(line["msg_hex"]))
+                case "recv":
+                    self._message(line["store"], line["stream"], bytes.fromhex(line["msg_hex"]))
+                case "eof":
+                    for place in [p for p in self._tenures if p[:2] == (line["store"], line["stream"])]:
+                        self._end(place)
+                case "pd" if line["method"].endswith("/Tso"):
+                    self._tick(line["t_ms"], _tso(bytes.fromhex(line["resp_hex"])))
+
+    def _request(self, store: int, stream: int, message: bytes) -> None:
+        known = {2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
+        said = dict(fields(message, known))
+        place = (store, stream, said.get(7, 0), said.get(2, 0))
+        if place[2] not in self._requests:
+            return
+        if 13 in said:
+            self._end(place)
+            return
+        if place in self._tenures:
+            return  # sent twice on purpose; the store answers duplicate_request
+        self._opened += 1
+        epoch = dict(fields(said[3], {2: VARINT}))
+        checkpoint_ts = said[4]
+        self.start_ts = min(self.start_ts or checkpoint_ts, checkpoint_ts)
+        self._tenures[place] = _Tenure(self._opened)
+        self._give(
+            store,
+            TenureOpened(
+                tenure=self._opened,
+                region_id=place[3],
+                version=epoch[2],
+                range=KeyRange(_plain(said.get(5, b"")), _plain(said.get(6, b""))),
+                checkpoint_ts=checkpoint_ts,
+                open_ts=self._now_ts,
+            ),
+        )
+
+    def _message(self, store: int, stream: int, message: bytes) -> None:
+        said = read_change_data(message)
+        for event in said.events:
+            place = (store, stream, event.request_id, event.region_id)
+            tenure = self._tenures.get(place)
+            if tenure is None:
+                continue
+            if event.rows is not None and event.rows.num_rows:
+                self._give(store, Rows(tenure=tenure.number, rows=event.rows))
+                self.story.hear(event)
+            tenure.initialized |= event.initialized
+            if event.error and event.error.kind is not RegionErrorKind.DUPLICATE_REQUEST:
+                self._end(place)
+        if said.resolved is not None and said.resolved.request_id in self._requests:
+            for region in said.resolved.regions.tolist():
+                tenure = self._tenures.get((store, stream, said.resolved.request_id, region))
+                if tenure is not None:
+                    self.resolved_fell += said.resolved.ts < tenure.resolved_ts
+                    tenure.resolved_ts = max(tenure.resolved_ts, said.resolved.ts)
+
+    def _end(self, place: _Registration) -> None:
+        if (tenure := self._tenures.pop(place, None)) is not None:
+            tenure.over = True
+            self._leaving.setdefault(place[0], []).append(tenure)
+
+    def _tick(self, at_ms: int, cut_ts: int) -> None:
+        self._now_ts = cut_ts
+        for store, batcher in self._batchers.items():
+            tenures = [t for place, t in self._tenures.items() if place[0] == store] + self._leaving.pop(store, [])
+            for tenure in tenures:
+                if tenure.initialized and not tenure.said_ready:
+                    tenure.said_ready = True
+                    self._give(store, TenureReady(tenure=tenure.number, ready_ts=cut_ts))
+            told = [t for t in tenures if t.said_ready and t.resolved_ts]
+            numbers = np.array([t.number for t in told], np.int64)
+            self._give(store, Resolved(tenures=numbers, resolved_ts=np.array([t.resolved_ts for t in told], np.uint64)))
+            for tenure in tenures:
+                if tenure.over:
+                    self._give(store, TenureClosed(tenure=tenure.number))
+            for file in batcher.handle(Tick(cut_ts=cut_ts)):
+                key = BatchKey(tenant=_TENANT, store_id=store, incarnation=1, seq=file.seq)
+                data = encode_batch_file(key, cut_ts=cut_ts, rows=file.rows, regions=file.regions, write_id="w")
+                self.files.setdefault(store, []).append(TimedFile(at_ms=at_ms, file=decode_batch_file(key, data)))
+
+    def _give(self, store: int, event: SourceEvent) -> None:
+        assert not self._batchers.setdefault(store, Batcher()).handle(event)
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a zstd-compressed NDJSON file."""
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        for line in io.TextIOWrapper(reader, encoding="utf-8", newline="\n"):
+            yield json.loads(line)
+
+
+def stored_versions(folder: Path) -> dict[Version, Write]:
+    """The PUTs and DELETEs that MvccGetByKey shows, of the keys that were asked for."""
+    out: dict[Version, Write] = {}
+    for line in lines(folder / "mvcc.ndjson.zst"):
+        key = bytes.fromhex(line["key"])
+        long_values = {v["start_ts"]: bytes.fromhex(v["value"]) for v in line.get("values") or []}
+        for w in line.get("writes") or []:
+            if w["type"] not in ("Put", "Del"):
+                continue
+            short = w.get("short_value")
+            value = None
+            if w["type"] == "Put":
+                value = bytes.fromhex(short) if short is not None else long_values.get(w["start_ts"], b"")
+            op = Op.PUT if w["type"] == "Put" else Op.DELETE
+            out[key, w["commit_ts"]] = Write(w["start_ts"], int(op), value)
+    return out
+
+
+def _tso(response: bytes) -> int:
+    stamp = dict(fields(dict(fields(response, {3: BYTES}))[3], {1: VARINT, 2: VARINT}))
+    return ts.compose(stamp[1], stamp.get(2, 0))
+
+
+def _plain(key: bytes) -> bytes:
+    return decode_bytes(key)[0] if key else b""

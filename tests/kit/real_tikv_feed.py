@@ -1,0 +1,236 @@
+"""Plays a recorded change feed of real stores into `StoreFeed`, one for each store and recorded request id.
+
+The recorder's registrations are made the core's: where the recorder sent one, the core is told that the store leads the
+region, and given the recorded checkpoint_ts; where it deregistered, the core is asked to reopen. The core chooses its
+own request ids, so messages are rewritten to those, by a protobuf writer of this module. A second registration that the
+recorder sent on purpose is left out, with the error that answers it: the core never does that.
+
+Beside it stands what the messages say of each registration without any core: `Told`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pusher.core.cdcpb import RegionErrorKind, read_change_data
+from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.tikv.core.feed import StoreFeed
+from pusher.tikv.core.requests import Register
+from tests.kit.real_tikv import lines
+from tistream import ts
+from tistream.codec.memcomparable import decode_bytes, encode_uvarint
+from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields
+from tistream.keyrange import KeyRange
+from tistream.model.change import ROWS
+from tistream.tikv.core.pd_messages import Region
+
+_AT_ONCE = 1e6  # seconds: pauses are over
+_MINUTE_TS = ts.compose(60_000)
+_Place = tuple[int, int, int, int]  # store, stream, request, region
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Told:
+    """One registration: what the wire said of it, or what a core told of it."""
+
+    region_id: int
+    version: int
+    range: KeyRange
+    checkpoint_ts: int
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    promised: list[int] = field(default_factory=list)  #: what was resolved when the batch came
+    behind_initialized: list[bool] = field(default_factory=list)  #: whether the batch came behind TenureReady
+    initialized: bool = False  #: and, if it was reopened, a TSO was fetched in between
+    resolved_ts: int = 0
+    over: bool = False
+
+    @property
+    def rows(self) -> pa.Table:
+        return pa.Table.from_batches([b for b in self.batches if b.num_rows] or [_no_rows()])
+
+
+class FeedPlayer:
+    """Plays everything when it is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.wire: list[Told] = []  #: registrations, in the order of their requests
+        self.core: list[Told] = []  #: the same by the cores' events
+        self.events: dict[tuple[int, int], list[SourceEvent]] = {}  #: (store, request) -> all events
+        self._feeds: dict[tuple[int, int], StoreFeed] = {}
+        self._told: dict[_Place, Told] = {}
+        self._living: dict[_Place, Told] = {}
+        self._scanned: set[Told] = set()  # initialized since the last TSO
+        self._mine: dict[_Place, int] = {}  # -> the core's request id
+        self._tenures: dict[tuple[int, int, int], Told] = {}
+        self._spans: dict[int, KeyRange] = {}
+        self._now, self._now_ts, self._opens = 0.0, 0, 0
+        for line in lines(folder / "stream.ndjson.zst"):
+            self._line(line)
+        self._now_ts += _MINUTE_TS  # what came behind the last recorded TSO
+        self._tick()
+
+    def _line(self, line: dict[str, Any]) -> None:
+        self._now = line["t_ms"] / 1000
+        match line["dir"]:
+            case "note" if line.get("note") == "subscribe":
+                span = KeyRange(_plain(bytes.fromhex(line["start"])), _plain(bytes.fromhex(line["end"])))
+                self._spans[line["request_id"]] = span
+            case "send":
+                self._sent(line["store"], line["stream"], bytes.fromhex(line["msg_hex"]))
+            case "recv":
+                self._received(line["store"], line["stream"], bytes.fromhex(line["msg_hex"]))
+            case "eof":
+                self._ended(line["store"], line["stream"])
+            case "pd" if line["method"].endswith("/Tso"):
+                stamp = dict(
+                    fields(dict(fields(bytes.fromhex(line["resp_hex"]), {3: BYTES}))[3], {1: VARINT, 2: VARINT})
+                )
+                self._now_ts = ts.compose(stamp[1], stamp.get(2, 0))
+                self._tick()
+
+    def _sent(self, store: int, stream: int, message: bytes) -> None:
+        known = {2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
+        said = dict(fields(message, known))
+        request, region = said[7], said.get(2, 0)
+        feed = self._feeds.setdefault((store, request), StoreFeed(store, [self._spans[request]]))
+        if 13 in said:
+            for place in [p for p in self._living if p[:3] == (store, stream, request) and region in (0, p[3])]:
+                told = self._living.pop(place)
+                told.over = True
+                if told in self._scanned:  # a tenure that is reopened before a TSO is never ready, and promises nothing
+                    told.initialized, told.resolved_ts = False, 0
+                mine = [
+                    n for (*f, n), t in self._tenures.items() if tuple(f) == (store, request) and t.range == told.range
+                ]
+                feed.reopen(mine[-1:], self._now)
+            return
+        place = (store, stream, request, region)
+        if place in self._living:
+            return
+        epoch = dict(fields(said[3], {1: VARINT, 2: VARINT}))
+        whole = KeyRange(_plain(said.get(5, b"")), _plain(said.get(6, b"")))
+        told = Told(region_id=region, version=epoch[2], range=whole, checkpoint_ts=said[4])
+        self._living[place] = self._told[place] = told
+        self.wire.append(told)
+        found = Region(
+            id=region, conf_ver=epoch[1], version=epoch[2], start=said[5], end=said[6], leader_store_id=store
+        )
+        feed.answered(None, [found], self._now)
+        self._opens += 1  # a part that was refused a checkpoint before is due again
+        at_once = self._now + _AT_ONCE + 2 * self._opens
+        feed.open(self._now_ts, lambda r: told.checkpoint_ts if r == whole else None, at_once)
+        for effect in feed.take_effects():
+            if isinstance(effect, Register):
+                self._mine[place] = effect.request_id
+        self._take((store, request))
+
+    def _received(self, store: int, stream: int, message: bytes) -> None:
+        said = read_change_data(message)
+        for event in said.events:
+            place = (store, stream, event.request_id, event.region_id)
+            told = self._living.get(place)
+            if told is None:
+                continue
+            if event.rows is not None:
+                told.batches.append(event.rows)
+            if event.initialized:
+                told.initialized = True
+                self._scanned.add(told)
+            if event.error and event.error.kind is not RegionErrorKind.DUPLICATE_REQUEST:
+                told.over = True
+                del self._living[place]
+        if said.resolved is not None:
+            for region in said.resolved.regions.tolist():
+                told = self._living.get((store, stream, said.resolved.request_id, region))
+                if told is not None and told.checkpoint_ts <= said.resolved.ts:
+                    told.resolved_ts = max(told.resolved_ts, said.resolved.ts)
+        for request, rewritten in self._rewritten(store, stream, message):
+            feed = self._feeds[store, request]
+            feed.message(rewritten, self._now)
+            feed.take_effects()
+
+    def _ended(self, store: int, stream: int) -> None:
+        for place in [p for p in self._living if p[:2] == (store, stream)]:
+            self._living.pop(place).over = True
+        for (of, _), feed in self._feeds.items():
+            if of == store:
+                feed.stream_lost("recorded", self._now)
+
+    def _tick(self) -> None:
+        self._scanned.clear()
+        for place, feed in self._feeds.items():
+            feed.tick(self._now_ts, self._now)
+            self._take(place)
+
+    def _take(self, place: tuple[int, int]) -> None:
+        events = self._feeds[place].take_events(self._now)
+        self.events.setdefault(place, []).extend(events)
+        for event in events:
+            match event:
+                case TenureOpened():
+                    told = Told(
+                        region_id=event.region_id,
+                        version=event.version,
+                        range=event.range,
+                        checkpoint_ts=event.checkpoint_ts,
+                    )
+                    self._tenures[*place, event.tenure] = told
+                    self.core.append(told)
+                case Rows():
+                    told = self._tenures[*place, event.tenure]
+                    told.batches.append(event.rows)
+                    told.promised.append(told.resolved_ts)
+                    told.behind_initialized.append(told.initialized)
+                case TenureReady():
+                    self._tenures[*place, event.tenure].initialized = True
+                case Resolved():
+                    for tenure, stamp in zip(event.tenures.tolist(), event.resolved_ts.tolist(), strict=True):
+                        told = self._tenures[*place, tenure]
+                        assert told.initialized
+                        assert stamp > told.resolved_ts
+                        told.resolved_ts = stamp
+                case TenureClosed():
+                    self._tenures[*place, event.tenure].over = True
+                case Tick():
+                    assert event.cut_ts == self._now_ts
+
+    def _rewritten(self, store: int, stream: int, message: bytes) -> Iterator[tuple[int, bytes]]:
+        """The message's parts, each for one feed, with the cores' request ids."""
+        for number, body in fields(message, {1: BYTES, 2: BYTES}):
+            if number == 1:
+                said = dict(fields(body, {1: VARINT, 3: BYTES, 5: BYTES, 7: VARINT}))
+                mine = self._mine.get((store, stream, said.get(7, 0), said.get(1, 0)))
+                if mine is None or 4 in dict(fields(said.get(5, b""), {4: BYTES})):
+                    continue
+                parts = [(1, said[1]), *((n, said[n]) for n in (3, 5) if n in said), (7, mine)]
+                yield said[7], _message([(1, _message(parts))])
+                continue
+            regions = [value for n, value in fields(body, {1: REPEATED}) if isinstance(value, int)]
+            said = dict(fields(body, {2: VARINT, 3: VARINT}))
+            pairs = [(self._mine.get((store, stream, said[3], region)), region) for region in regions]
+            for mine in {m for m, _ in pairs if m is not None}:
+                parts = [*((1, region) for m, region in pairs if m == mine), (2, said[2]), (3, mine)]
+                yield said[3], _message([(2, _message(parts))])
+
+
+def _message(parts: list[tuple[int, int | bytes]]) -> bytes:
+    out = bytearray()
+    for number, value in parts:
+        if isinstance(value, int):
+            out += encode_uvarint(number << 3) + encode_uvarint(value)
+        else:
+            out += encode_uvarint(number << 3 | 2) + encode_uvarint(len(value)) + value
+    return bytes(out)
+
+
+def _no_rows() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=ROWS)
+
+
+def _plain(key: bytes) -> bytes:
+    return decode_bytes(key)[0] if key else b""

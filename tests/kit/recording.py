@@ -1,0 +1,118 @@
+"""The recording that ships with the package, as the parts behind the simulator see it.
+
+Rows as a sorter would commit them, the schema history that their DDL jobs make, and what other software answered to the
+same changes (the files of an `expected` directory). Everything is read once.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import zstandard
+
+import simulator
+from schemas.ddl import Job
+from schemas.history import History
+from schemas.meta import Definition, Step, read_meta, steps_of
+from schemas.registry.schema_registry import read_jobs
+from schemas.snapshot import PushedSchema, parse_pushed
+from tistream.codec.table_key import is_record
+from tistream.model import change
+from tistream.ts import TS_MAX
+
+RECORDING = Path(simulator.__file__).parent / "recording"
+EXPECTED = Path(simulator.__file__).parents[1] / "tests" / "expected"
+
+_NOT_DELIVERED = 0xFF00  # txn_source bits that TiKV never sends
+
+
+def objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a zstd-compressed NDJSON file."""
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        for line in io.TextIOWrapper(reader, encoding="utf-8", newline="\n"):
+            yield json.loads(line)
+
+
+def committed_rows() -> pa.Table:
+    """All record rows that TiKV would have delivered, schema change.COMMITTED, by (commit_ts, start_ts, key)."""
+    return _committed()[0]
+
+
+def meta_rows() -> pa.Table:
+    """As `committed_rows`, of the meta range."""
+    return _committed()[1]
+
+
+@functools.cache
+def _committed() -> tuple[pa.Table, pa.Table]:
+    open_rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
+    for event in objects(RECORDING / "events.ndjson.zst"):
+        if event["t"] not in ("PREWRITE", "COMMIT", "COMMITTED", "ROLLBACK"):
+            continue
+        if int(event.get("txn_source") or 0) & _NOT_DELIVERED:
+            continue
+        who = (event["key"], event["start_ts"])
+        if event["t"] == "PREWRITE":
+            open_rows[who] = event
+        elif event["t"] == "ROLLBACK":
+            open_rows.pop(who, None)
+        else:
+            written = event if event["t"] == "COMMITTED" else open_rows.pop(who)
+            rows.append(_row(event, written))
+    found = pa.Table.from_pylist(rows, schema=change.COMMITTED)
+    by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
+    found = found.take(pc.sort_indices(found, sort_keys=by))
+    of_meta = pc.starts_with(found["key"], "m")
+    return found.filter(is_record(found["key"])).combine_chunks(), found.filter(of_meta).combine_chunks()
+
+
+def _row(commit: dict[str, Any], written: dict[str, Any]) -> dict[str, Any]:
+    key = bytes.fromhex(commit["key"])
+    value, old = written.get("value"), written.get("old_value")
+    return {
+        "table_id": int.from_bytes(key[1:9], "big") - (1 << 63) if key[:1] == b"t" else 0,
+        "op": int(change.Op[commit["op"]]),
+        "key": key,
+        "start_ts": int(commit["start_ts"]),
+        "commit_ts": int(commit["commit_ts"]),
+        "value": bytes.fromhex(value) if value is not None and commit["op"] == "PUT" else None,
+        "old_value": bytes.fromhex(old) if old is not None else None,
+        "expire_ts": 0,
+        "flags": 0,
+    }
+
+
+def recorded_start() -> PushedSchema:
+    """The schema that the recording begins with."""
+    return parse_pushed(json.loads((RECORDING / "schema_snapshot.json").read_bytes()))
+
+
+@functools.cache
+def recorded_steps() -> tuple[Step, ...]:
+    """What every transaction of the recording wrote about schemas: job rows and the meta range, in apply order."""
+    jobs = list(read_jobs(committed_rows(), recorded_start().job_table, 0, TS_MAX))
+    found = list(read_meta(meta_rows(), 0, TS_MAX))
+    jobs += [job for job in found if isinstance(job, Job)]
+    return tuple(steps_of(jobs, (each for each in found if isinstance(each, Definition))))
+
+
+@functools.cache
+def recorded_history() -> History:
+    """The schema at every timestamp of the recording. Shared: do not add to it."""
+    pushed = recorded_start()
+    history = History(pushed.snapshot, pushed.job_table)
+    history.follow(recorded_steps(), int(json.loads((RECORDING / "meta.json").read_bytes())["last_resolved_ts"]))
+    return history
+
+
+def expected(stem: str) -> Iterator[dict[str, Any]]:
+    """The objects of `tests/expected/STEM.ndjson.zst`."""
+    return objects(EXPECTED / f"{stem}.ndjson.zst")

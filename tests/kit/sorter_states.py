@@ -1,0 +1,114 @@
+"""States of sorter cores as plain tables, and snapshots in a bucket that forgets what no snapshot refers to.
+
+`tables_of` and `state_from` stand between the product's runs and the plain frames of the reference. `SnapshotFiles` is
+what the runner, the catalog and the collector are together to one task: it saves a core's state as objects, and deletes
+at once every object that no task refers to any more, so that one which is let go too early is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+import pyarrow as pa
+
+from sorter.core.conflicts import COMMITS, OPEN, READY, VERSION, frame_of_all, run_of, run_sized
+from sorter.core.sort_buffer import SortBuffer
+from sorter.core.task_core import CoreSnapshot, TaskCore
+from sorter.rows.batch_rows import to_arrow
+from sorter.rows.run import Run
+from sorter.rows.saved import RunState, states_of
+from sorter.state.saving import Save
+from sorter.state.snapshot import objects_named_by, read_state_file
+from tistream.errors import ObjectNotFound, invariant
+from tistream.ids import Tenant
+from tistream.objectstore.layout import SnapshotKey
+
+SCHEMAS = {"open": OPEN, "commits": COMMITS, "ready": READY}
+_ORDER = {"open": ["row_no"], "commits": VERSION, "ready": VERSION}
+
+
+def tables_of(state: CoreSnapshot) -> dict[str, pa.Table]:
+    """All that a state holds: open, commits and ready by their schemas, slices and waiting."""
+    found = {kind: table_of(getattr(state, kind), kind) for kind in SCHEMAS}
+    return {**found, "slices": state.slices, "waiting": state.waiting}
+
+
+def table_of(states: tuple[RunState, ...], kind: str) -> pa.Table:
+    """The living rows of runs of one kind."""
+    frame = frame_of_all([state.revive() for state in states], SCHEMAS[kind])
+    return to_arrow(frame.sort(_ORDER[kind]), SCHEMAS[kind])
+
+
+def runs_from(frame: pl.DataFrame, kind: str) -> tuple[RunState, ...]:
+    """Runs with these rows."""
+    if kind == "ready":
+        buffer = SortBuffer()
+        buffer.add(frame)
+        return states_of(buffer.runs)
+    return states_of(run_of(part, SCHEMAS[kind]) for part in run_sized(frame))
+
+
+def frame_from(runs: list[Run], kind: str) -> pl.DataFrame:
+    """The living rows of runs, as a frame."""
+    return frame_of_all(runs, SCHEMAS[kind])
+
+
+class Bucket:
+    """Objects, and which task's snapshot refers to which."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.refers: dict[int, frozenset[str]] = {}
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """A range of an object."""
+        if key not in self.objects:
+            raise ObjectNotFound(key=key)
+        return self.objects[key][offset : offset + length]
+
+    def forget(self) -> None:
+        """Delete what nobody refers to."""
+        needed = frozenset[str]().union(*self.refers.values())
+        self.objects = {key: data for key, data in self.objects.items() if key in needed}
+
+
+class SnapshotFiles:
+    """The snapshots of one task."""
+
+    def __init__(self, task_id: int = 1, bucket: Bucket | None = None) -> None:
+        self.bucket = bucket or Bucket()
+        self.saves = self.bytes = 0  #: so far
+        self.key: str | None = None  #: of the state that counts
+        self.task_id, self._n = task_id, 0
+
+    def save(self, core: TaskCore, *, lands: bool = True) -> Mapping[str, int]:
+        """Save the core's state; the new objects and their sizes. Unless it lands, nobody switches to it."""
+        self.saves += 1
+        save = Save(core.snapshot(), self._next_key, f"w{self._n}")
+        for key, data in save.objects():
+            invariant(key not in self.bucket.objects, "a key is used twice", key=key)
+            self.bucket.objects[key] = data
+            self.bytes += len(data)
+        if lands:
+            before = self.bucket.refers.get(self.task_id, frozenset())
+            invariant(save.keeps <= before, "a snapshot keeps what was let go", missing=save.keeps - before)
+            self.key = str(save.key)
+            named = objects_named_by(self.key, self.bucket.objects[self.key])
+            invariant(
+                named | {self.key} == save.keeps | save.new.keys(), "a state refers to other objects than it says"
+            )
+            self.bucket.refers[self.task_id] = named | {self.key}
+            save.done()
+        self.bucket.forget()
+        return save.new
+
+    def load(self) -> CoreSnapshot | None:
+        """The state that counts, as a new owner reads it."""
+        if self.key is None:
+            return None
+        return read_state_file(self.key, self.bucket.objects[self.key], self.bucket.read).state
+
+    def _next_key(self) -> SnapshotKey:
+        self._n += 1
+        return SnapshotKey(tenant=Tenant(1, 1), task_id=self.task_id, epoch=1, n=self._n)

@@ -1,0 +1,27 @@
+"""A Spark driver of its own: a table's changes into a folder of Parquet files, until it has what is served.
+
+python -m tests.kit.spark_stream URL CHECKPOINT OUT DATABASE TABLE ROWS_PER_TRIGGER
+"""
+
+from __future__ import annotations
+
+import sys
+
+from compactor.spark import new_session
+from tests.kit.spark_session import SPARK_OPTIONS
+from tistream.spark import TiStreamDataSource
+
+
+def main(url: str, checkpoint: str, out: str, database: str, table: str, rows: str) -> None:
+    """Run the query from its checkpoint to the served watermark."""
+    session = new_session("local[2]", SPARK_OPTIONS)
+    session.dataSource.register(TiStreamDataSource)
+    options = {"url": url, "cluster": 1, "tenant": 1, "database": database, "table": table}
+    frame = session.readStream.format("tistream").options(**options, maxRowsPerTrigger=rows).load()
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+    writer.trigger(availableNow=True).start(out).awaitTermination()
+    session.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,77 @@
+"""Pulled Canal-JSON against the messages TiCDC itself produced for the same recorded changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.kit.replica import read_lines
+from tistream import ts as tso
+
+#: DDL of partitions that takes effect before its job is done. TiCDC's messages have the later time as its commit_ts.
+_EARLY = re.compile(r"altertable.*?((truncate|drop|reorganize|coalesce|add)partition|partitionby|removepartitioning)")
+
+
+def compare_canal(expected: Path, lines: Iterable[bytes]) -> int:
+    """Every message of TiCDC exactly once, nothing else, in commit order, none at or below an announced watermark.
+
+    A DDL of partitions stands earlier than TiCDC says: its `finishedTs` is what TiCDC has as its commit_ts.
+    `lines` are pulled with enable-tidb-extension. Returns the number of messages; AssertionError at the first fault.
+    """
+    want: Counter[str] = Counter()
+    also: dict[str, str] = {}  # a DDL as the user wrote it -> as TiCDC restored it
+    for d in read_lines(expected / "ticdc-canal-json-tidb.ndjson.zst"):
+        if d["kind"] == "checkpoint":
+            continue
+        message = json.loads(d["msg"])
+        want[_normal(message, message["sql"])] += 1
+        if d["kind"] == "ddl":
+            also[_normal(message, d.get("job_query") or "")] = _normal(message, message["sql"])
+    got: Counter[str] = Counter()
+    last = announced = 0
+    for line in lines:
+        message = json.loads(line)
+        if message["type"] == "TIDB_WATERMARK":
+            assert message["_tidb"]["watermarkTs"] >= announced, "a watermark fell"
+            announced = message["_tidb"]["watermarkTs"]
+            continue
+        at = message["_tidb"]["commitTs"]
+        assert at >= last, f"order: {line!r}"
+        assert at > announced, f"late: {line!r}"
+        last = at
+        text = _normal(_when_done(message), message["sql"])
+        got[also.get(text, text)] += 1
+    missing, extra = want - got, got - want
+    assert not missing, f"{missing.total()} missing, for example {next(iter(missing))[:600]}"
+    assert not extra, f"{extra.total()} too many, for example {next(iter(extra))[:600]}"
+    return got.total()
+
+
+def takes_effect_early(sql: str) -> bool:
+    """Whether the statement, in any spelling, is a DDL that may take effect before its job is done."""
+    return _EARLY.match(squash(sql)) is not None
+
+
+def squash(sql: str) -> str:
+    """The statement without case, spaces and backquotes."""
+    return "".join(sql.replace("`", "").lower().split()).rstrip(";")
+
+
+def _when_done(message: dict[str, Any]) -> dict[str, Any]:
+    """A pulled message with the time at which its DDL was done as its commit_ts, as TiCDC writes it."""
+    done = message["_tidb"].get("finishedTs")
+    if done is None:
+        return message
+    assert takes_effect_early(message["sql"]), f"not a DDL that takes effect early: {message}"
+    assert done > message["_tidb"]["commitTs"], f"done before it takes effect: {message}"
+    told = {name: value for name, value in message["_tidb"].items() if name != "finishedTs"}
+    return {**message, "es": tso.physical_ms(done), "_tidb": {**told, "commitTs": done}}
+
+
+def _normal(message: dict[str, Any], sql: str) -> str:
+    kept = {k: v for k, v in message.items() if k not in ("ts", "id", "sql")}
+    return json.dumps([kept, squash(sql)], sort_keys=True)

@@ -1,0 +1,166 @@
+"""What lies behind the positions, and how far a leg of it will reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from backfill.backlog import find_backlog
+from backfill.core.plan import Positions
+from backfill.survey import Leg, Survey
+from sorter.core.watermark import RangeWatermarkMap
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.stores import assign_store, issue_incarnation, set_reclaimed
+from tistream.codec.batch_file import encode_batch_file
+from tistream.errors import FeedGap
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+from tistream.model.change import REGIONS, ROWS
+from tistream.objectstore.layout import BatchKey
+from tistream.objectstore.memory import MemoryStore
+
+T = Tenant(1, 1)
+START = 10
+REGION = {"region_id": 1, "version": 1, "tenure_open_ts": 5, "tenure_ready_ts": 6, "checkpoint_ts": START}
+ROW = {"kind": 1, "op": 1, "key": b"k", "start_ts": 11, "commit_ts": 0, "generation": 0, "value": b"v" * 500}
+ROW |= {"old_value": None, "expire_ts": 0, "flags": 0}
+
+
+class Bucket:
+    """Stores whose regions are [b"", m) for store 1 and [m, b"") for store 2."""
+
+    def __init__(self, folder: Path) -> None:
+        self.catalog = Catalog(f"sqlite:///{folder}/catalog.db")
+        self.catalog.migrate()
+        self.store = MemoryStore()
+        register_tenant(self.catalog, T)
+        for store_id in (1, 2):
+            issue_incarnation(self.catalog, T, store_id)
+
+    def put(self, store_id: int, seq: int, *, cut_ts: int, incarnation: int = 1, rows: int = 1) -> None:
+        start, end = ((b"", b"m"), (b"m", b""))[store_id - 1]
+        mark = {**REGION, "start_key": start, "end_key": end, "resolved_ts": cut_ts, "row_offset": 0, "row_count": rows}
+        key = BatchKey(tenant=T, store_id=store_id, incarnation=incarnation, seq=seq)
+        data = encode_batch_file(
+            key,
+            cut_ts=cut_ts,
+            rows=pa.RecordBatch.from_pylist([ROW] * rows, schema=ROWS),
+            regions=pa.RecordBatch.from_pylist([mark], schema=REGIONS),
+            write_id="w",
+        )
+        self.store.put(str(key), data)
+
+    def backlog(self, *positions: Positions) -> dict[int, list[tuple[int, int, int, bool]]]:
+        found = find_backlog(self.catalog, self.store, T, dict(enumerate(positions or ({},))))
+        return {
+            store_id: [(s.incarnation, s.after_seq, len(s.sizes), s.closes) for s in streams]
+            for store_id, streams in found.items()
+        }
+
+    def legs(self, bytes_max: int = 1 << 30, until: int | None = None, **tasks: KeyRange) -> list[Leg]:
+        """Of tasks that have done nothing yet; their ids are the ends of their names."""
+        ranges = {int(name[1:]): range_ for name, range_ in (tasks or {"t1": KeyRange()}).items()}
+        backlog = find_backlog(self.catalog, self.store, T, {task_id: {} for task_id in ranges})
+        with ThreadPoolExecutor(2) as pool:
+            survey = Survey(self.store, T, backlog, pool)
+            for task_id, range_ in ranges.items():
+                survey.add(task_id, RangeWatermarkMap(range_, START), {})
+            return list(iter(lambda: survey.take(bytes_max, until), None))
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Bucket]:
+    made = Bucket(tmp_path)
+    yield made
+    made.catalog.close()
+
+
+def steps(leg: Leg) -> list[tuple[int, int, int, bool]]:
+    return [(s.store_id, s.incarnation, s.seq, s.closes) for s in leg.steps]
+
+
+def test_files_count_up_to_the_first_that_is_missing(bucket: Bucket) -> None:
+    for seq in (1, 2, 4):
+        bucket.put(1, seq, cut_ts=20 + seq)
+    assert bucket.backlog() == {1: [(1, 0, 2, False)], 2: [(1, 0, 0, False)]}
+
+
+def test_the_task_that_is_furthest_behind_says_where_it_begins(bucket: Bucket) -> None:
+    for seq in (2, 3, 4):
+        bucket.put(1, seq, cut_ts=20 + seq)
+    ahead, behind = {1: {1: Position(seq=3)}}, {1: {1: Position(seq=1)}}
+    assert bucket.backlog(ahead, behind)[1] == [(1, 1, 3, False)]
+
+
+def test_an_older_life_ends_at_its_last_file_unless_all_have_closed_it(bucket: Bucket) -> None:
+    issue_incarnation(bucket.catalog, T, 1)
+    bucket.put(1, 1, cut_ts=21)
+    bucket.put(1, 1, cut_ts=22, incarnation=2)
+    assert bucket.backlog()[1] == [(1, 0, 1, True), (2, 0, 1, False)]
+    closed = {1: {1: Position(seq=1, closed=True)}}
+    assert bucket.backlog(closed, {})[1][0] == (1, 0, 1, True)
+    assert bucket.backlog(closed, closed)[1] == [(2, 0, 1, False)]
+
+
+def test_files_that_were_given_up_before_a_task_had_them_are_an_error(bucket: Bucket) -> None:
+    epoch = acquire_owner(bucket.catalog, "m", starts=True)
+    assert epoch is not None
+    mine = assign_store(bucket.catalog, T, 1, worker_id="d", seen_epoch=0, owner_epoch=epoch)
+    assert mine is not None
+    assert set_reclaimed(bucket.catalog, T, 1, 1, 5, dispatcher_epoch=mine)
+    with pytest.raises(FeedGap, match="given up"):
+        bucket.backlog({1: {1: Position(seq=4)}})
+    assert bucket.backlog({1: {1: Position(seq=5)}})[1] == [(1, 5, 0, False)]
+
+
+def test_the_stores_are_taken_in_the_order_of_time(bucket: Bucket) -> None:
+    issue_incarnation(bucket.catalog, T, 1)
+    bucket.put(1, 1, cut_ts=20)
+    bucket.put(2, 1, cut_ts=30)
+    bucket.put(1, 1, cut_ts=40, incarnation=2)
+    bucket.put(2, 2, cut_ts=50)
+    (leg,) = bucket.legs()
+    assert steps(leg) == [(1, 1, 1, False), (1, 1, 1, True), (2, 1, 1, False), (1, 2, 1, False), (2, 1, 2, False)]
+    assert (leg.files, leg.upto) == (4, {1: 40})
+
+
+def test_a_leg_reaches_what_its_lowest_slice_does_for_each_task(bucket: Bucket) -> None:
+    bucket.put(1, 1, cut_ts=20, rows=3)
+    bucket.put(2, 1, cut_ts=30, rows=5)
+    low, high = KeyRange(b"", b"c"), KeyRange(b"c", b"")
+    (leg,) = bucket.legs(t1=low, t2=high, t3=KeyRange(b"x", b""))
+    assert leg.upto == {1: 20, 2: 20, 3: 30}
+    assert leg.weights == {1: [(b"", 3)], 2: [(b"c", 3), (b"m", 5)], 3: [(b"x", 5)]}
+
+
+def test_legs_end_at_their_bytes_and_all_files_come_once(bucket: Bucket) -> None:
+    for seq in range(1, 6):
+        bucket.put(1, seq, cut_ts=20 + seq)
+        bucket.put(2, seq, cut_ts=20 + seq)
+    legs = bucket.legs(bytes_max=1)
+    assert [leg.files for leg in legs] == [1] * 10
+    assert [leg.upto[1] for leg in legs] == [0, 21, 21, 22, 22, 23, 23, 24, 24, 25]
+
+
+def test_legs_end_where_all_tasks_have_reached_the_end(bucket: Bucket) -> None:
+    for seq in range(1, 6):
+        bucket.put(1, seq, cut_ts=20 + 10 * seq)
+        bucket.put(2, seq, cut_ts=20 + 10 * seq)
+    (leg,) = bucket.legs(until=45)
+    assert (leg.files, leg.upto) == (6, {1: 45})
+
+
+def test_promises_of_a_file_whose_end_is_long_are_read_from_the_whole(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backfill.survey.END_BYTES", 100)
+    bucket.put(1, 1, cut_ts=20)
+    bucket.put(2, 1, cut_ts=30)
+    (leg,) = bucket.legs()
+    assert leg.upto == {1: 20}

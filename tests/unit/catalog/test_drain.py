@@ -1,0 +1,115 @@
+"""A worker waits until others have what it holds, as long as they can."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from tistream.catalog.database import tables
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.drain import can_take_over, drain
+from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.workers import WorkerKind, WorkerState, drain_worker, list_workers, register_worker
+from tistream.clock import SystemClock
+from tistream.errors import CatalogUnavailable
+from tistream.limits import OWNER_LEASE_MS
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    made.migrate()
+    yield made
+    made.close()
+
+
+CLOCK = SystemClock()
+
+
+class Worker:
+    """Holds `holds` things, of which each look finds one less once it drains."""
+
+    kind = WorkerKind.SORTER
+    name = "s1"
+
+    def __init__(self, catalog: Catalog, holds: int) -> None:
+        self._catalog, self.holds = catalog, holds
+        self._life = register_worker(catalog, self.name, self.kind, "")
+        self.says = 0
+        self.before_look: Callable[[], None] = lambda: None
+
+    def begin_drain(self) -> None:
+        self.says += 1
+        assert drain_worker(self._catalog, self.name, self._life)
+
+    def drained(self) -> bool:
+        self.before_look()
+        self.holds -= self.says
+        return self.holds <= 0
+
+
+def others(catalog: Catalog) -> None:
+    acquire_owner(catalog, "m1")
+    register_worker(catalog, "s2", "sorter", "")
+
+
+def test_it_waits_until_it_holds_nothing(catalog: Catalog) -> None:
+    others(catalog)
+    worker = Worker(catalog, 3)
+    assert drain(catalog, worker, CLOCK, 60, threading.Event())
+    assert (worker.says, worker.holds) == (1, 0)
+    assert list_workers(catalog)[0].state == WorkerState.DRAINING
+
+
+def test_who_holds_nothing_need_not_wait(catalog: Catalog) -> None:
+    worker = Worker(catalog, 0)
+    assert drain(catalog, worker, CLOCK, 60, threading.Event())
+    assert worker.says == 0
+
+
+@pytest.mark.parametrize("there", ["no owner", "a silent owner", "nobody else", "another that drains", "another kind"])
+def test_it_does_not_wait_where_nobody_can_take_over(catalog: Catalog, there: str) -> None:
+    worker = Worker(catalog, 3)
+    if there != "no owner":
+        acquire_owner(catalog, "m1")
+    if there == "a silent owner":
+        with catalog.transaction() as conn:
+            conn.execute(update(tables.owner).values(heartbeat_ms=tables.owner.c.heartbeat_ms - OWNER_LEASE_MS - 1000))
+    if there in ("no owner", "a silent owner"):
+        register_worker(catalog, "s2", "sorter", "")
+    if there == "another that drains":
+        drain_worker(catalog, "s2", register_worker(catalog, "s2", "sorter", ""))
+    if there == "another kind":
+        register_worker(catalog, "d1", "dispatcher", "")
+    assert not can_take_over(catalog, worker)
+    assert not drain(catalog, worker, CLOCK, 60, threading.Event())
+    assert worker.says == 0
+
+
+def test_it_waits_no_longer_than_it_may_or_than_a_second_signal(catalog: Catalog) -> None:
+    others(catalog)
+    worker = Worker(catalog, 10**6)
+    began = time.monotonic()
+    assert not drain(catalog, worker, CLOCK, 0.2, threading.Event())
+    worker, hurry = Worker(catalog, 10**6), threading.Event()
+    worker.before_look = hurry.set
+    assert not drain(catalog, worker, CLOCK, 600, hurry)
+    assert time.monotonic() - began < 60
+
+
+def test_while_the_catalog_is_away_it_goes_on(catalog: Catalog) -> None:
+    others(catalog)
+    worker = Worker(catalog, 3)
+    tries = iter(range(100))
+
+    def away() -> None:
+        if next(tries) < 2:
+            raise CatalogUnavailable(determinate=True)
+
+    worker.before_look = away
+    assert drain(catalog, worker, CLOCK, 60, threading.Event())

@@ -1,0 +1,50 @@
+"""The warm-up compiles for every kind of column, and its failure is nobody's concern."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from reading.body import render
+from tistream.cli import warm
+from tistream.codec.row.decode import decode
+from tistream.codec.row.layout import Kind, kind_of
+
+
+def test_every_kind_of_column_is_decoded_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[Kind] = set()
+
+    def spy(layout, keys, values):  # type: ignore[no-untyped-def]
+        decoded = decode(layout, keys, values)
+        assert not decoded.errors
+        seen.update(map(kind_of, layout.columns))
+        return decoded
+
+    texts: list[bytes] = []
+
+    def kept(*args: Any) -> pa.Buffer:
+        content = render(*args)
+        texts.append(content.to_pybytes())
+        return content
+
+    monkeypatch.setattr("reading.decode.decode", spy)
+    monkeypatch.setattr("reading.body.render", kept)
+    for columns in (warm._INTEGERS, warm._COMMON, warm._RARE):
+        warm.warm(columns)
+        last = f"c{len(columns) + 1}".encode()
+        assert [text.count(b"\n") for text in texts] == [4] * len(warm._FORMATS)
+        assert all(last in line for text in texts for line in text.splitlines())
+        texts.clear()
+    assert seen == set(Kind) - {Kind.UNKNOWN}
+
+
+def test_a_failure_ends_the_thread_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no room for the cache")
+
+    monkeypatch.setattr(warm, "warm", fail)
+    thread = warm.start()
+    thread.join(10)
+    assert not thread.is_alive()

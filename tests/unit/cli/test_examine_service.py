@@ -1,0 +1,124 @@
+"""What answers of a service mean: each that is well, and what each thing that is not looks like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tistream.cli.examine_service import key_of, offset_of, owner_of, parts_of, problems_of, tenants_of, workers_of
+from tistream.diagnostics.findings import Finding, Verdict, check, skew
+
+OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+AT = 1_795_000_000_000  # a whole second
+DATE = {"date": "Wed, 18 Nov 2026 11:06:40 GMT"}  # the same
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "offset"),
+    [
+        (AT, AT, 0),
+        (AT + 999, AT + 1_100, 0),  # the header has whole seconds
+        (AT - 5_000, AT + 5_000, 0),
+        (AT + 61_000, AT + 61_500, -60_000),
+        (AT - 3_000, AT - 2_000, 2_000),
+    ],
+)
+def test_how_far_a_clock_is_off_as_a_header_tells(before: int, after: int, offset: int) -> None:
+    assert offset_of(DATE, before, after) == offset
+
+
+@pytest.mark.parametrize("headers", [{}, {"date": "yesterday"}])
+def test_a_server_that_does_not_tell_the_time(headers: dict[str, str]) -> None:
+    assert offset_of(headers, AT, AT) is None
+
+
+@pytest.mark.parametrize(("ms", "verdict"), [(999, OK), (-999, OK), (1_000, WARN), (-59_999, WARN), (-60_000, FAIL)])
+def test_what_a_skew_means(ms: int, verdict: Verdict) -> None:
+    found, words = skew("its", ms)
+    assert found is verdict
+    assert words == f"its clock is {abs(ms)} ms {'ahead of' if ms > 0 else 'behind'} this machine's"
+
+
+def test_parts_that_answer_and_parts_that_do_not() -> None:
+    found = parts_of({"catalog": "ok", "object store": "the bucket is not there"})
+    assert [(f.name, f.verdict) for f in found] == [("part: catalog", OK), ("part: object store", FAIL)]
+    assert found[1].words == "the bucket is not there"
+
+
+def who(role: str, rights: list[str], tenant: int | None = None, key_id: str = "k") -> dict[str, Any]:
+    ids = {"cluster_id": None if tenant is None else 1, "tenant_id": tenant}
+    return {"key_id": key_id, "name": "ann", "role": role, "rights": rights, **ids}
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (who("owner", ["look", "read"]), OK),
+        (who("owner", ["look"], key_id=""), OK),
+        (who("consumer", ["look", "read"], 7), WARN),
+        (who("pusher", ["push"], 7), WARN),
+    ],
+)
+def test_what_a_key_sees(found: dict[str, Any], verdict: Verdict) -> None:
+    assert key_of(found)[0] is verdict
+
+
+def test_problems() -> None:
+    problem = {"source": "sorter-1", "code": "TS-1063", "message": "it stands", "fatal": False}
+    assert problems_of({"problems": []}).verdict is OK
+    assert problems_of({"problems": [problem]}).verdict is WARN
+    assert problems_of({"problems": [problem, {**problem, "fatal": True}]}).verdict is FAIL
+
+
+def test_the_owner() -> None:
+    living = {"owner": "meta-1", "epoch": 3, "heartbeat_age_ms": 900, "alive": True}
+    assert owner_of(living).verdict is OK
+    dead = owner_of({**living, "alive": False, "heartbeat_age_ms": 90_000})
+    assert dead.verdict is FAIL
+    assert "90 s" in dead.words
+    assert owner_of({"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}).verdict is FAIL
+
+
+def worker(name: str, kind: str, state: str = "up") -> dict[str, Any]:
+    return {"worker_id": name, "kind": kind, "state": state, "alive": state == "up"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "verdict", "words"),
+    [
+        ([worker("d", "dispatcher"), worker("s", "sorter"), worker("old", "sorter", "gone")], OK, "1 sorter"),
+        ([worker("d", "dispatcher"), worker("s", "sorter"), worker("t", "sorter", "silent")], WARN, "more: t"),
+        ([worker("d", "dispatcher"), worker("s", "sorter", "silent")], FAIL, "no sorter is up"),
+        ([], FAIL, "no dispatcher and no sorter is up (up: nobody)"),
+    ],
+)
+def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) -> None:
+    found = workers_of({"items": workers})
+    assert found.verdict is verdict
+    assert words in found.words
+
+
+def test_each_tenant_with_its_holes() -> None:
+    tenants = [{"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_ms": 1_500} for n in (1, 2, 3)]
+    holes = [
+        {"cluster_id": 1, "tenant_id": 2, "cause": "standing", "sentence": "it waits", "next_step": "look at store 3"},
+        {"cluster_id": 1, "tenant_id": 3, "cause": "standing", "sentence": "it waits", "next_step": "look"},
+        {"cluster_id": 1, "tenant_id": 3, "cause": "stopped", "sentence": "it stopped", "next_step": "retry"},
+    ]
+    found: list[Finding] = tenants_of(tenants, holes)
+    assert [(f.name, f.verdict) for f in found] == [("tenant 1/1", OK), ("tenant 1/2", WARN), ("tenant 1/3", FAIL)]
+    assert found[0].words == "ACTIVE, 1.5 s behind"
+    assert found[1].words == "ACTIVE, 1.5 s behind; it waits: look at store 3"
+    assert found[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream holes)"
+
+
+def test_an_error_is_a_failure_in_its_words() -> None:
+    from tistream.errors import StoreRefused
+
+    def look() -> Any:
+        raise StoreRefused("AccessDenied", key="k")
+
+    found = check("put", look)
+    assert (found.name, found.verdict, found.facts) == ("put", FAIL, {"code": "TS-1039"})
+    assert found.words.startswith("AccessDenied (key=k); Own credentials")

@@ -1,0 +1,209 @@
+"""The batch file: its rules hold for the writer and for the reader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tistream.codec.batch_file import decode_batch_file, decode_promises, encode_batch_file
+from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
+from tistream.errors import CorruptObject, InvalidInput
+from tistream.ids import Tenant
+from tistream.model import change
+from tistream.objectstore.layout import BatchKey
+
+KEY = BatchKey(tenant=Tenant(7, 3), store_id=5, incarnation=2, seq=9)
+ROW = {"kind": 1, "op": 1, "key": b"k", "start_ts": 10, "commit_ts": 0, "generation": 0, "value": b"v"}
+ROW |= {"old_value": None, "expire_ts": 0, "flags": 0}
+REGION = {"region_id": 1, "version": 1, "start_key": b"a", "end_key": b"", "tenure_open_ts": 5, "tenure_ready_ts": 6}
+REGION |= {"checkpoint_ts": 4, "resolved_ts": 0, "row_offset": 0, "row_count": 0}
+
+
+def rows(*overrides: dict[str, Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{**ROW, **o} for o in overrides], schema=change.ROWS)
+
+
+def regions(*overrides: dict[str, Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{**REGION, **o} for o in overrides], schema=change.REGIONS)
+
+
+def slices(*pairs: tuple[int, int]) -> pa.RecordBatch:
+    return regions(*({"row_offset": offset, "row_count": count} for offset, count in pairs))
+
+
+def encode(rows: pa.RecordBatch, regions: pa.RecordBatch) -> bytes:
+    return encode_batch_file(KEY, cut_ts=77, rows=rows, regions=regions, write_id="w")
+
+
+def smuggle(rows: pa.RecordBatch, regions: pa.RecordBatch, **head: object) -> bytes:
+    """A sound container that no honest pusher would write."""
+    identity = {"file": "batch", "cluster": 7, "tenant": 3, "store": 5, "incarnation": 2, "seq": 9}
+    writer = SegmentFileWriter({**identity, "cut_ts": 77, "write_id": "w", **head})
+    writer.add("rows", rows)
+    writer.add("regions", regions)
+    return writer.finish()
+
+
+def test_what_goes_in_comes_out() -> None:
+    data = rows(
+        {},
+        {"kind": 2, "commit_ts": 12, "value": None},
+        {"kind": 3, "op": 0, "value": None},
+        {"kind": 4, "op": 2, "commit_ts": 2**64 - 1, "value": None, "old_value": b"", "flags": 1},
+    )
+    marks = slices((0, 3), (3, 1))
+    file = decode_batch_file(KEY, encode(data, marks))
+    assert (file.key, file.cut_ts, file.write_id) == (KEY, 77, "w")
+    assert file.rows.equals(data)
+    assert file.regions.equals(marks)
+    assert encode(pa.Table.from_batches([data]), marks) == encode(data, marks) == smuggle(data, marks)
+
+
+def test_an_idle_store_still_says_something() -> None:
+    file = decode_batch_file(KEY, encode(rows(), regions({}, {"resolved_ts": 9})))
+    assert (file.rows.num_rows, file.regions.num_rows) == (0, 2)
+    assert decode_batch_file(KEY, encode(rows(), regions())).regions.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(KEY, tenant=Tenant(8, 3)),
+        replace(KEY, tenant=Tenant(7, 4)),
+        replace(KEY, store_id=6),
+        replace(KEY, incarnation=3),
+        replace(KEY, seq=10),
+    ],
+)
+def test_a_file_under_a_foreign_key_is_refused(other: BatchKey) -> None:
+    data = encode(rows(), regions())
+    with pytest.raises(CorruptObject, match="another key") as e:
+        decode_batch_file(other, data)
+    footer_at = int.from_bytes(data[-16:-12], "little")
+    assert e.value.facts["object"] == str(other)
+    assert (e.value.facts["segment"], e.value.facts["offset"]) == ("footer", len(data) - 16 - footer_at)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"seq": "9"},
+        {"seq": 9.0},
+        {"store": True},
+        {"file": "committed"},
+        {"cut_ts": "77"},
+        {"cut_ts": -1},
+        {"cut_ts": 1 << 63},
+        {"write_id": 5},
+    ],
+)
+def test_a_head_of_other_types_is_refused(head: dict[str, object]) -> None:
+    with pytest.raises(CorruptObject):
+        decode_batch_file(KEY, smuggle(rows(), regions(), **head))
+
+
+BROKEN = [
+    (rows({"kind": 0}), slices((0, 1)), "unknown kind"),
+    (rows({}, {"kind": 5}), slices((0, 2)), "row 1 has an unknown kind"),
+    (rows({"op": 3}), slices((0, 1)), "unknown op"),
+    (rows({"commit_ts": 5}), slices((0, 1)), "commit_ts"),
+    (rows({"kind": 2}), slices((0, 1)), "commit_ts"),
+    (rows({"kind": 4}), slices((0, 1)), "commit_ts"),
+    (rows({"kind": 3, "commit_ts": 5}), slices((0, 1)), "commit_ts"),
+    (rows(), regions({"end_key": b"a"}), "empty key range"),
+    (rows(), regions({"start_key": b"b", "end_key": b"a"}), "empty key range"),
+    (rows(), regions({"tenure_ready_ts": 4}), "ready before"),
+    (rows({}), regions(), "cover 0 of 1"),
+    (rows({}), slices((0, 0)), "cover 0 of 1"),
+    (rows({}, {}, {}), slices((0, 1), (1, 1)), "cover 2 of 3"),
+    (rows({}, {}, {}), slices((0, 1), (2, 1)), "gap"),
+    (rows({}, {}, {}), slices((1, 2)), "gap"),
+    (rows({}, {}, {}), slices((0, 2), (1, 2)), "overlap"),
+    (rows({}, {}, {}), slices((0, 3), (0, 3)), "overlap"),
+    (rows({}), slices((0, 2)), "outside"),
+    (rows({}), slices((0, 1), (2, 0)), "outside"),
+    (rows({}), slices((2**64 - 1, 2)), "outside"),
+    (rows({}), slices((0, 2**64 - 1), (2**64 - 1, 2)), "outside"),
+]
+
+
+OF_ROWS = {"unknown kind", "row 1 has an unknown kind", "unknown op", "commit_ts"}
+
+
+@pytest.mark.parametrize(("data", "marks", "cause"), BROKEN)
+def test_broken_rules_are_refused_on_both_sides(data: pa.RecordBatch, marks: pa.RecordBatch, cause: str) -> None:
+    with pytest.raises(InvalidInput, match=cause):
+        encode(data, marks)
+    smuggled = smuggle(data, marks)
+    with pytest.raises(CorruptObject, match=cause) as e:
+        decode_batch_file(KEY, smuggled)
+    assert e.value.facts["object"] == str(KEY)
+    broken = SegmentFile.open(str(KEY), smuggled).segments[0 if cause in OF_ROWS else 1]
+    assert (e.value.facts["segment"], e.value.facts["offset"]) == (broken.number, broken.offset)
+
+
+def test_slices_may_stand_in_any_order() -> None:
+    marks = slices((2, 1), (3, 0), (0, 2), (0, 0))
+    assert decode_batch_file(KEY, encode(rows({}, {}, {}), marks)).regions.equals(marks)
+
+
+def test_other_columns_and_nulls_are_refused_by_the_writer() -> None:
+    with pytest.raises(InvalidInput, match="columns"):
+        encode(regions(), regions())
+    with pytest.raises(InvalidInput, match="columns"):
+        encode(rows(), rows())
+    with pytest.raises(InvalidInput, match="nulls"):
+        encode(rows({"start_ts": None}), slices((0, 1)))
+
+
+def test_other_segments_are_refused() -> None:
+    sound = encode(rows(), regions())
+    head = SegmentFile.open("x", sound).head
+    writer = SegmentFileWriter(head)
+    writer.add("rows", rows())
+    with pytest.raises(CorruptObject, match="segments"):
+        decode_batch_file(KEY, writer.finish())
+    writer = SegmentFileWriter(head)
+    writer.add("rows", rows())
+    writer.add("regions", rows())
+    with pytest.raises(CorruptObject, match="unexpected columns"):
+        decode_batch_file(KEY, writer.finish())
+
+
+def test_promises_are_read_from_the_end_of_a_file() -> None:
+    data = encode(rows(*({"value": bytes([n]) * 100} for n in range(200))), slices((0, 200)))
+    whole = decode_batch_file(KEY, data)
+    file = SegmentFile.open(str(KEY), data)
+    needed = len(data) - file.segments[1].offset
+    for length in range(len(data) + 1):
+        if 16 <= length < needed:
+            assert decode_promises(KEY, data[-length:], len(data)) is None
+        elif length >= needed:
+            found = decode_promises(KEY, data[-length:], len(data))
+            assert found is not None
+            assert (found.cut_ts, found.regions.equals(whole.regions)) == (77, True)
+
+
+@pytest.mark.parametrize("other", [replace(KEY, seq=10), replace(KEY, incarnation=1)])
+def test_promises_under_a_foreign_key_are_refused(other: BatchKey) -> None:
+    data = encode(rows({}), slices((0, 1)))
+    with pytest.raises(CorruptObject, match="another key"):
+        decode_promises(other, data, len(data))
+
+
+def test_promises_that_break_a_rule_are_refused() -> None:
+    data = smuggle(rows({}), slices((0, 2)))
+    with pytest.raises(CorruptObject, match="outside of the 1 rows"):
+        decode_promises(KEY, data, len(data))
+
+
+def test_damaged_promises_are_refused() -> None:
+    data = bytearray(encode(rows({}), slices((0, 1))))
+    for at in range(SegmentFile.open(str(KEY), bytes(data)).segments[1].offset, len(data)):
+        data[at] ^= 1
+        with pytest.raises(CorruptObject):
+            decode_promises(KEY, bytes(data), len(data))
+        data[at] ^= 1

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pusher.core.batcher import Batcher, BatchFile
+from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from tistream.codec.batch_file import encode_batch_file
+from tistream.errors import TiStreamError
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.model.change import REGIONS, ROWS, Op, RowKind
+from tistream.objectstore.layout import BatchKey
+
+KEY_BYTES = 3
+FIXED_BYTES = 43
+
+
+def opened(tenure: int, start: bytes = b"", end: bytes = b"", *, region_id: int = 1) -> TenureOpened:
+    return TenureOpened(
+        tenure=tenure,
+        region_id=region_id,
+        version=5,
+        range=KeyRange(start, end),
+        checkpoint_ts=10,
+        open_ts=20,
+    )
+
+
+def rows(tenure: int, numbers: Sequence[int], size: int = 0) -> Rows:
+    """Prewrites whose start_ts are `numbers`, each with a value of `size` bytes."""
+    n = len(numbers)
+    columns: dict[str, list[object]] = {
+        "kind": [RowKind.PREWRITE] * n,
+        "op": [Op.PUT] * n,
+        "key": [b"k" * KEY_BYTES] * n,
+        "start_ts": list(numbers),
+        "value": [b"v" * size] * n,
+        "old_value": [None] * n,
+    }
+    data = [pa.array(columns.get(f.name, [0] * n), f.type) for f in ROWS]
+    return Rows(tenure=tenure, rows=pa.record_batch(data, schema=ROWS))
+
+
+def resolved(**by_tenure: int) -> Resolved:
+    """`t3=7`: tenure 3 at 7."""
+    ids = [int(name[1:]) for name in by_tenure]
+    return Resolved(tenures=np.array(ids, np.int64), resolved_ts=np.array(list(by_tenure.values()), np.uint64))
+
+
+def run(batcher: Batcher, *events: SourceEvent) -> list[BatchFile]:
+    return [file for event in events for file in batcher.handle(event)]
+
+
+def slices(file: BatchFile) -> dict[int, list[int]]:
+    """region_id -> start_ts of its rows."""
+    start_ts = file.rows.column("start_ts").to_pylist()
+    return {
+        r["region_id"]: start_ts[r["row_offset"] : r["row_offset"] + r["row_count"]] for r in file.regions.to_pylist()
+    }
+
+
+def test_rows_are_clustered_by_tenure_in_start_key_order_and_keep_their_order() -> None:
+    (file,) = run(
+        Batcher(),
+        opened(1, b"m", region_id=101),
+        opened(2, b"", b"m", region_id=102),
+        rows(1, [1, 2]),
+        rows(2, [3]),
+        rows(1, [4]),
+        Tick(cut_ts=50),
+    )
+    assert file.rows.column("start_ts").to_pylist() == [3, 1, 2, 4]
+    assert slices(file) == {102: [3], 101: [1, 2, 4]}
+    assert file.regions.column("region_id").to_pylist() == [102, 101]
+    assert (file.rows.schema, file.regions.schema) == (ROWS, REGIONS)
+
+
+def test_a_file_is_written_each_tick_even_when_empty() -> None:
+    files = run(Batcher(), Tick(cut_ts=50), opened(1), Tick(cut_ts=60), Tick(cut_ts=60))
+    assert [(f.seq, f.cut_ts, f.rows.num_rows, f.regions.num_rows) for f in files] == [
+        (1, 50, 0, 0),
+        (2, 60, 0, 1),
+        (3, 60, 0, 1),
+    ]
+
+
+def test_an_ended_tenure_has_one_closing_row_with_its_largest_resolved_ts() -> None:
+    batcher = Batcher()
+    first, second, third = run(
+        batcher,
+        opened(1, region_id=101),
+        TenureReady(tenure=1, ready_ts=25),
+        resolved(t1=40),
+        Tick(cut_ts=50),
+        resolved(t1=30),
+        rows(1, [7]),
+        TenureClosed(tenure=1),
+        opened(2, region_id=101),
+        Tick(cut_ts=60),
+        Tick(cut_ts=70),
+    )
+    assert first.regions.column("resolved_ts").to_pylist() == [40]
+    assert second.regions.select(["tenure_ready_ts", "resolved_ts", "row_count"]).to_pylist() == [
+        {"tenure_ready_ts": 25, "resolved_ts": 40, "row_count": 1},
+        {"tenure_ready_ts": 0, "resolved_ts": 0, "row_count": 0},
+    ]
+    assert third.regions.column("resolved_ts").to_pylist() == [0]
+    assert list(batcher.tenures) == [2]
+
+
+def test_ready_ts_is_zero_until_the_opening_scan_is_complete() -> None:
+    first, second = run(
+        Batcher(), opened(1), rows(1, [1]), Tick(cut_ts=50), TenureReady(tenure=1, ready_ts=55), Tick(cut_ts=60)
+    )
+    assert first.regions.column("tenure_ready_ts").to_pylist() == [0]
+    assert second.regions.column("tenure_ready_ts").to_pylist() == [55]
+
+
+def test_of_several_files_of_a_tick_only_the_last_promises_something_new() -> None:
+    batcher = Batcher(bytes_target=3 * (FIXED_BYTES + KEY_BYTES))
+    run(batcher, opened(1, b"", b"m", region_id=101), TenureReady(tenure=1, ready_ts=25), resolved(t1=40))
+    run(batcher, Tick(cut_ts=50))
+    files = run(
+        batcher,
+        opened(2, b"m", region_id=102),
+        rows(1, [1, 2, 3, 4]),
+        rows(2, [5, 6, 7]),
+        TenureReady(tenure=2, ready_ts=55),
+        resolved(t1=58, t2=59),
+        Tick(cut_ts=60),
+    )
+    assert [(f.seq, f.cut_ts) for f in files] == [(2, 60), (3, 60), (4, 60)]
+    assert [slices(f) for f in files] == [
+        {101: [1, 2, 3], 102: []},
+        {101: [4], 102: [5, 6]},
+        {101: [], 102: [7]},
+    ]
+    assert [f.regions.column("resolved_ts").to_pylist() for f in files] == [[40, 0], [40, 0], [58, 59]]
+    assert [f.regions.column("tenure_ready_ts").to_pylist() for f in files] == [[25, 0], [25, 0], [25, 55]]
+
+
+def test_a_row_larger_than_the_target_travels_alone() -> None:
+    files = run(Batcher(bytes_target=100), opened(1), rows(1, [1]), rows(1, [2], 500), rows(1, [3]), Tick(cut_ts=5))
+    assert [f.rows.column("start_ts").to_pylist() for f in files] == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [rows(1, [1])],
+        [resolved(t1=5)],
+        [opened(2), resolved(t1=5)],
+        [TenureReady(tenure=1, ready_ts=5)],
+        [TenureClosed(tenure=1)],
+        [opened(1), TenureClosed(tenure=1), TenureClosed(tenure=1)],
+        [opened(1), TenureClosed(tenure=1), rows(1, [1])],
+        [opened(1), TenureClosed(tenure=1), Tick(cut_ts=5), resolved(t1=5)],
+        [opened(2), opened(1)],
+        [opened(1), opened(1)],
+        [Tick(cut_ts=6), Tick(cut_ts=5)],
+    ],
+)
+def test_events_that_break_the_sources_promises_are_refused(events: list[SourceEvent]) -> None:
+    with pytest.raises(TiStreamError, match="invariant"):
+        run(Batcher(), *events)
+
+
+# -- random event sequences against a plain account of them ------------------------------------------------------------
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["open", "close", "rows", "ready", "resolved", "tick"]), st.integers(0, 30)),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(ACTIONS, st.integers(1, 400))
+def test_every_relation_holds_for_any_sequence(actions: list[tuple[str, int]], bytes_target: int) -> None:
+    batcher = Batcher(bytes_target=bytes_target)
+    alive: list[int] = []
+    account: dict[int, dict[str, int]] = {}  # of tenures open since the last tick
+    starts: dict[int, bytes] = {}
+    sent: dict[int, list[int]] = {}
+    said: dict[int, tuple[int, int]] = {}
+    got: dict[int, list[int]] = {}
+    cut_ts = seq = number = 0
+    for name, n in actions:
+        tenure = alive[n % len(alive)] if alive else 0
+        if name == "open":
+            number += 1
+            starts[number] = bytes([n + 1])
+            alive.append(number)
+            account[number] = {"ready": 0, "resolved": 0}
+            run(batcher, opened(number, starts[number], region_id=number))
+        elif name == "tick":
+            cut_ts += n
+            files = batcher.handle(Tick(cut_ts=cut_ts))
+            assert files
+            for file in files:
+                seq += 1
+                assert (file.seq, file.cut_ts) == (seq, cut_ts)
+                check_file(file, starts, account, said, last=file is files[-1])
+                for region_id, found in slices(file).items():
+                    got.setdefault(region_id, []).extend(found)
+            said = {t: (a["ready"], a["resolved"]) for t, a in account.items() if t in alive}
+            account = {t: a for t, a in account.items() if t in alive}
+            assert {t: g for t, g in got.items() if g} == {t: s for t, s in sent.items() if s}
+        elif not alive:
+            continue
+        elif name == "close":
+            alive.remove(tenure)
+            run(batcher, TenureClosed(tenure=tenure))
+        elif name == "rows":
+            mine = sent.setdefault(tenure, [])
+            new = list(range(len(mine), len(mine) + n % 7))
+            mine += new
+            run(batcher, rows(tenure, new, n))
+        elif name == "ready":
+            account[tenure]["ready"] = 20 + n
+            run(batcher, TenureReady(tenure=tenure, ready_ts=20 + n))
+        else:
+            account[tenure]["resolved"] = max(n, account[tenure]["resolved"])
+            run(batcher, resolved(**{f"t{tenure}": n}))
+
+
+def check_file(
+    file: BatchFile,
+    starts: dict[int, bytes],
+    account: dict[int, dict[str, int]],
+    said: dict[int, tuple[int, int]],
+    *,
+    last: bool,
+) -> None:
+    regions = file.regions.to_pylist()
+    assert sorted(r["region_id"] for r in regions) == sorted(account)
+    keys = [(r["start_key"], r["region_id"]) for r in regions]
+    assert keys == sorted(keys)
+    for r in regions:
+        marks = account[r["region_id"]]
+        expected = (marks["ready"], marks["resolved"]) if last else said.get(r["region_id"], (0, 0))
+        assert (r["tenure_ready_ts"], r["resolved_ts"]) == expected
+    key = BatchKey(tenant=Tenant(1, 1), store_id=1, incarnation=1, seq=file.seq)
+    encode_batch_file(key, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id="w")  # checks the tiling
+
+
+def prewrite(value: bytes | None, start_ts: int = 7, *, op: Op = Op.PUT, scan: bool = False, key: bytes = b"k") -> Rows:
+    """One prewrite of tenure 1."""
+    columns: dict[str, object] = {
+        "kind": RowKind.PREWRITE,
+        "op": op,
+        "key": key,
+        "start_ts": start_ts,
+        "value": value,
+        "old_value": None,
+    }
+    data = [pa.array([columns.get(f.name, 0)], f.type) for f in ROWS]
+    return Rows(tenure=1, rows=pa.record_batch(data, schema=ROWS), scan=scan)
+
+
+def prewrites(files: Sequence[BatchFile]) -> list[tuple[object, object]]:
+    """(start_ts, value) of each row."""
+    return [(r["start_ts"], r["value"]) for file in files for r in file.rows.to_pylist()]
+
+
+def test_a_scanned_prewrite_behind_a_live_one_of_the_same_lock_is_dropped() -> None:
+    files = run(
+        Batcher(),
+        opened(1),
+        prewrite(b"new"),
+        prewrite(None, 8, op=Op.DELETE),
+        Tick(cut_ts=50),
+        prewrite(b"old", scan=True),
+        prewrite(b"old", 8, scan=True),
+        prewrite(b"of another transaction", 9, scan=True),
+        prewrite(b"of another key", key=b"l", scan=True),
+        Tick(cut_ts=60),
+    )
+    assert prewrites(files) == [(7, b"new"), (8, None), (9, b"of another transaction"), (7, b"of another key")]
+
+
+def test_a_scanned_prewrite_before_the_live_one_stays() -> None:
+    files = run(Batcher(), opened(1), prewrite(b"old", scan=True), prewrite(b"new"), Tick(cut_ts=50))
+    assert prewrites(files) == [(7, b"old"), (7, b"new")]
+
+
+def test_a_scanned_prewrite_stays_behind_a_live_one_without_its_value() -> None:
+    files = run(Batcher(), opened(1), prewrite(b""), prewrite(b"whole", scan=True), Tick(cut_ts=50))
+    assert prewrites(files) == [(7, b""), (7, b"whole")]
+
+
+def test_live_prewrites_of_one_lock_are_all_kept() -> None:
+    files = run(Batcher(), opened(1), prewrite(b"one"), prewrite(b"two"), Tick(cut_ts=50))
+    assert prewrites(files) == [(7, b"one"), (7, b"two")]
+
+
+def test_what_an_earlier_tenure_was_sent_live_drops_nothing() -> None:
+    batcher = Batcher()
+    run(batcher, opened(1), prewrite(b"new"), TenureClosed(tenure=1), opened(2), Tick(cut_ts=50))
+    again = Rows(tenure=2, rows=prewrite(b"new").rows, scan=True)
+    assert prewrites(run(batcher, again, Tick(cut_ts=60))) == [(7, b"new")]
+
+
+def test_a_scan_that_goes_on_behind_its_end_is_refused() -> None:
+    batcher = Batcher()
+    run(batcher, opened(1), TenureReady(tenure=1, ready_ts=25))
+    with pytest.raises(TiStreamError, match="goes on behind its end"):
+        batcher.handle(prewrite(b"x", scan=True))

@@ -1,0 +1,96 @@
+"""The core of a TiKV feed: a stream that ends, falls silent or is damaged, and drops of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from pusher.core.source import Rows, TenureClosed, TenureOpened, Tick
+from pusher.tikv.core.effects import AskRegions, CloseStream, OpenStream
+from pusher.tikv.core.requests import Register
+from tests.kit import change_data as wire
+from tests.kit.store_feed import STORE, TABLES, Rig, opened, region
+from tistream.errors import CorruptObject
+from tistream.model.change import RowKind
+
+# -- the stream --------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_stream_ends_every_tenure_on_it() -> None:
+    rig = Rig()
+    regions = [region(n, b"t%03d" % n, b"t%03d" % (n + 1)) for n in range(1, 101)]
+    rig.feed.advance(0)
+    rig.answer(*regions, asked=TABLES)
+    for _ in range(4):
+        rig.say(*(wire.event(n, 1, wire.INITIALIZED) for n in range(1, 101)))
+        rig.open()
+    rig.say(wire.resolved(1, list(range(1, 101)), 300))
+    rig.effects.clear()
+    rig.feed.stream_lost("EOF", rig.now)
+    rig.say(wire.event(3, 1, wire.committed(b"t003", 400, 410)))
+    assert len(rig.got(Rows)) == 0
+    events = rig.tick()
+    assert len([e for e in events if isinstance(e, TenureClosed)]) == 100
+    assert len(rig.resolved()) == 100
+    rig.answer(*regions)
+    assert rig.later(0.3) == [], "a pause"
+    assert len(rig.later(1)) == 32
+    assert rig.sent(OpenStream) == [OpenStream()]
+    assert AskRegions(range=TABLES) in rig.effects, "one question for all"
+    assert {r.request_id for r in rig.sent(Register)} == {1}, "another stream, other numbers"
+
+
+def test_a_silent_stream_is_given_up() -> None:
+    rig = opened()
+    rig.later(59)
+    assert rig.sent(CloseStream) == []
+    rig.say(wire.resolved(1, [7], 300))
+    rig.later(59)
+    assert rig.sent(CloseStream) == []
+    rig.later(2)
+    assert rig.sent(CloseStream) == [CloseStream()]
+    assert TenureClosed(tenure=1) in rig.tick()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_damaged_rows_end_the_stream_and_what_covers_them_is_not_told(ready: bool) -> None:
+    rig = opened(ready=ready)
+    bad = wire.row(RowKind.PREWRITE, b"", 300, value=b"v")  # no key
+    rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 300)), rig.now)
+    rig.feed.message(wire.event(7, 1, bad, wire.INITIALIZED), rig.now)
+    rig.feed.message(wire.resolved(1, [7], 400), rig.now)
+    rig.tick()
+    assert rig.resolved() == {}
+    assert rig.got(TenureClosed) == [TenureClosed(tenure=1)]
+    assert rig.sent(CloseStream) == [CloseStream()]
+    damage = rig.feed.take_damage()
+    assert isinstance(damage, CorruptObject)
+    assert {k: damage.facts[k] for k in ("store", "request", "region")} == {"store": STORE, "request": 1, "region": 7}
+    rig.answer(region(7, b"t", b"u"))
+    assert rig.later(0.4) == []
+    assert len(rig.later(2)) == 1
+
+
+def test_a_message_that_is_none_ends_the_stream() -> None:
+    rig = opened()
+    rig.say(wire.resolved(1, [7], 400), b"\xff\xff", wire.resolved(1, [7], 500))
+    assert [type(e) for e in rig.tick()] == [TenureClosed, Tick]
+    assert rig.feed.take_damage() is not None
+    assert rig.feed.take_damage() is None
+
+
+def test_dropped_and_resumed() -> None:
+    rig = opened()
+    rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 300)), rig.now)
+    rig.feed.drop()
+    rig.collect()
+    assert rig.effects[-1] == CloseStream()
+    rig.say(wire.event(7, 1, wire.prewrite(b"tb", 300)), b"\xff")
+    assert rig.feed.take_damage() is None, "nobody listens"
+    assert rig.got(Rows) == []
+    assert rig.tick() == [Tick(cut_ts=rig.ts)]
+    assert rig.later(100) == []
+    rig.feed.resume()
+    (again,) = rig.open()
+    assert again.range == TABLES
+    assert rig.got(TenureOpened)[-1].tenure == 2
+    assert rig.effects[-2] == OpenStream()

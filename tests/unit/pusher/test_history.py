@@ -1,0 +1,163 @@
+"""What holds the cluster's history back, for whom, and until when."""
+
+from __future__ import annotations
+
+import pytest
+
+from pusher.frontier import FrontierEntry
+from pusher.tikv.history import HeldFrontier, Hold
+from tests.kit.manual_clock import ManualClock
+from tistream import ts
+from tistream.errors import StoreUnavailable, TsExpired
+from tistream.keyrange import KeyRange
+
+T0 = ts.compose(1_700_000_000_000)
+HOUR = ts.compose(3_600_000)
+CAP_S = 24 * 3600
+
+
+class Pd:
+    """Holds with their ends, and garbage collection."""
+
+    def __init__(self) -> None:
+        self.now = T0
+        self.kept_from = 0
+        self.holds: dict[str, tuple[int, int]] = {}
+        self.away = False
+        self.newest_tso = 0
+
+    def tso(self) -> int:
+        if self.away:
+            raise StoreUnavailable("PD does not answer")
+        self.newest_tso = self.now
+        return self.now
+
+    def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
+        if ts < self.kept_from:
+            raise TsExpired("PD does not keep history from there on")
+        self.holds[name] = (ts, ttl_s)
+
+    def release_history(self, name: str) -> None:
+        if self.away:
+            raise StoreUnavailable("PD does not answer")
+        self.holds.pop(name, None)
+
+
+class Control:
+    def __init__(self, upper: int) -> None:
+        self.upper = upper
+
+    def frontier(self) -> list[FrontierEntry]:
+        return [FrontierEntry(range=KeyRange(), upper=self.upper, reopen_id=0)]
+
+
+@pytest.fixture
+def pd() -> Pd:
+    return Pd()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def hold(pd: Pd, clock: ManualClock) -> Hold:
+    return Hold(pd, "me", clock=clock)
+
+
+def test_a_hold_ends_when_what_it_holds_reaches_the_cap(pd: Pd, hold: Hold) -> None:
+    hold.renew(T0 - 5 * HOUR)
+    assert pd.holds == {"me": (T0 - 5 * HOUR, 19 * 3600)}
+    assert hold.held_ts == T0 - 5 * HOUR
+    assert hold.covers(T0 - 5 * HOUR)
+    assert hold.covers(T0)
+    assert not hold.covers(T0 - 5 * HOUR - 1)
+
+
+def test_it_counts_as_over_before_pd_ends_it(pd: Pd, hold: Hold, clock: ManualClock) -> None:
+    hold.renew(T0 - 23 * HOUR)
+    clock.advance(3500.0)
+    assert hold.covers(T0)
+    clock.advance(80.0)
+    assert pd.holds["me"][1] == 3600
+    assert (hold.covers(T0), hold.held_ts) == (False, 0)
+
+
+def test_beyond_the_cap_nothing_is_held_and_that_is_said(pd: Pd, hold: Hold) -> None:
+    hold.renew(T0)
+    pd.now += 25 * HOUR
+    hold.renew(T0)
+    assert pd.holds["me"] == (T0, CAP_S)  # which ended by itself an hour ago
+    assert not hold.covers(T0)
+    assert "25.0 h behind" in hold.problem
+    hold.renew(T0 + 24 * HOUR)
+    assert hold.covers(T0 + 24 * HOUR)
+    assert not hold.problem
+
+
+def test_history_that_is_gone_is_an_error_with_a_way_out(pd: Pd, hold: Hold) -> None:
+    hold.renew(T0)
+    pd.kept_from = T0 + 1
+    with pytest.raises(TsExpired) as e:
+        hold.renew(T0)
+    assert "another tenant" in e.value.hint
+    assert not hold.covers(T0)
+
+
+def test_without_pd_the_old_hold_stands_until_its_end(pd: Pd, hold: Hold, clock: ManualClock) -> None:
+    hold.renew(T0)
+    pd.away = True
+    with pytest.raises(StoreUnavailable):
+        hold.renew(T0 + HOUR)
+    assert hold.held_ts == T0
+    hold.release()  # PD cannot be told, which is no error: it ends by itself
+    assert hold.held_ts == 0
+
+
+def test_no_frontier_is_seen_that_is_not_held(pd: Pd, hold: Hold, clock: ManualClock) -> None:
+    control = Control(T0 - HOUR)
+    frontier = HeldFrontier(control, clock, hold)
+    assert frontier.read() == ()
+    assert frontier.lowest == T0 - HOUR
+    hold.renew(T0 - HOUR)
+    assert [e.upper for e in frontier.read()] == [T0 - HOUR]
+    hold.renew(T0)  # too high: somebody still saw the old frontier
+    assert frontier.read() == ()
+    control.upper = T0
+    clock.advance(1.0)
+    assert [e.upper for e in frontier.read()] == [T0]
+
+
+def test_a_machine_that_was_suspended_does_not_trust_its_own_clock(pd: Pd, hold: Hold) -> None:
+    """While it sleeps its monotonic clock stands still, and PD's does not."""
+    frontier = HeldFrontier(Control(T0 - 5000), ManualClock(), hold)
+    hold.renew(T0 - 5000)
+    assert frontier.read()
+    pd.now += 26 * HOUR
+    pd.tso()  # as before each registration
+    assert not hold.covers(T0)
+    assert frontier.read() == ()
+
+
+def test_nothing_is_held_or_registered_in_the_future(pd: Pd, hold: Hold, clock: ManualClock) -> None:
+    with pytest.raises(StoreUnavailable, match="not given"):
+        hold.renew(T0 + HOUR)
+    hold.renew(T0 - HOUR)
+    frontier = HeldFrontier(Control(T0 + HOUR), clock, hold)
+    assert frontier.read() == ()
+    assert "future" in str(frontier.error)
+
+
+def test_history_that_is_gone_is_held_again_once_the_frontier_is_above_it(pd: Pd, hold: Hold) -> None:
+    """The service was away for longer than the cap, and reads what lies in the bucket since."""
+    hold.renew(T0)
+    pd.now += 25 * HOUR
+    hold.renew(T0)
+    pd.kept_from = T0 + 24 * HOUR
+    with pytest.raises(TsExpired):
+        hold.renew(T0 + 2 * HOUR)
+    assert "is gone" in hold.problem
+    hold.renew(T0 + 25 * HOUR - 1)
+    assert hold.covers(T0 + 25 * HOUR)
+    assert not hold.problem

@@ -1,0 +1,89 @@
+"""The bounded inbox between the network's thread and the pusher's."""
+
+from __future__ import annotations
+
+import threading
+
+from pusher.tikv.stream import Ended, Inbox
+
+
+def test_messages_in_order_then_the_end() -> None:
+    inbox = Inbox(100)
+    inbox.begin(1)
+    assert inbox.put(1, b"aaa")
+    assert inbox.put(1, b"bb")
+    inbox.end(1, "EOF")
+    assert not inbox.put(1, b"late")
+    assert inbox.take(1) == ([b"aaa"], None)
+    assert inbox.take(99) == ([b"bb"], Ended(stream=1, reason="EOF"))
+    assert inbox.take(99) == ([], None)
+    assert not inbox.put(1, b"later"), "nobody wants more of it"
+
+
+def test_what_another_stream_says_does_not_count() -> None:
+    inbox = Inbox(100)
+    inbox.begin(1)
+    inbox.put(1, b"old")
+    inbox.begin(2)
+    assert not inbox.put(1, b"old")
+    inbox.end(1, "EOF")
+    assert inbox.put(2, b"new")
+    assert inbox.take(99) == ([b"new"], None)
+
+
+def test_too_much_ends_the_stream_and_frees_the_memory() -> None:
+    inbox = Inbox(10)
+    inbox.begin(1)
+    assert inbox.put(1, b"x" * 6)
+    assert not inbox.put(1, b"x" * 5)
+    messages, ended = inbox.take(99)
+    assert messages == []
+    assert ended is not None
+    assert "could be taken" in ended.reason
+    inbox.begin(2)
+    assert inbox.put(2, b"x" * 10)
+    inbox.take(99)
+    assert inbox.put(2, b"x" * 10), "what was taken is not counted any more"
+
+
+def test_a_wait_ends_when_there_is_something() -> None:
+    inbox = Inbox(10)
+    inbox.begin(1)
+    inbox.put(1, b"x")
+    inbox.wait(60)
+    inbox.take(9)
+    inbox.wake()
+    inbox.wait(60)
+    inbox.end(1, "EOF")
+    inbox.wait(60)
+
+
+def test_a_patient_inbox_makes_room_instead() -> None:
+    inbox = Inbox(10)
+    inbox.begin(1)
+    inbox.be_patient(True)
+    assert inbox.put(1, b"x" * 6)
+    taken: list[bytes] = []
+    reader = threading.Timer(0.05, lambda: taken.extend(inbox.take(99)[0]))
+    reader.start()
+    assert inbox.put(1, b"y" * 5)
+    reader.join()
+    assert taken == [b"x" * 6]
+    assert inbox.take(99) == ([b"y" * 5], None)
+
+
+def test_nobody_waits_for_a_stream_that_is_over() -> None:
+    inbox = Inbox(10)
+    inbox.begin(1)
+    inbox.be_patient(True)
+    assert inbox.put(1, b"x" * 6)
+    other = threading.Timer(0.05, lambda: inbox.begin(2))
+    other.start()
+    assert not inbox.put(1, b"y" * 5)
+    other.join()
+    assert inbox.put(2, b"x" * 6)
+    impatient = threading.Timer(0.05, lambda: inbox.be_patient(False))
+    impatient.start()
+    assert not inbox.put(2, b"y" * 5)
+    impatient.join()
+    assert inbox.take(99)[1] == Ended(stream=2, reason="more has come than could be taken in", overflow=True)

@@ -1,0 +1,74 @@
+"""Requests of the change feed, against bytes that a real client sent to a real store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pusher.tikv.core.requests import Deregister, Header, KvApi, Register, encode_request
+from tests.kit.real_tikv import lines
+from tistream.codec.memcomparable import decode_bytes
+from tistream.codec.protobuf import BYTES, VARINT, fields
+from tistream.keyrange import KeyRange
+
+DATA = Path(__file__).parents[2] / "data" / "real_tikv"
+CLUSTER = 7710532567073277423
+HEADER = Header(cluster_id=CLUSTER)
+
+
+def test_a_region_is_deregistered() -> None:
+    sent = encode_request(HEADER, Deregister(request_id=2, region_id=6))
+    header = "0a11" + "08ef8bef8bc890d4806b" + "1205" + b"8.5.4".hex()
+    assert sent.hex() == header + "1006" + "3802" + "6a00"
+
+
+def test_a_whole_request_is_deregistered() -> None:
+    sent = encode_request(HEADER, Deregister(request_id=3, region_id=0))
+    assert sent.hex() == "0a1108ef8bef8bc890d4806b1205382e352e3438036a00"
+
+
+def test_a_registration_of_the_published_example() -> None:
+    whole = KeyRange(bytes.fromhex("7480000000000000725f72"), bytes.fromhex("7480000000000000725f73"))
+    register = Register(
+        request_id=1, region_id=2, conf_ver=1, version=38, range=whole, checkpoint_ts=467996279696261139
+    )
+    assert encode_request(Header(cluster_id=7), register).hex() == (
+        "0a0908071205382e352e3410021a040801102620938080bcb084aabf062a127480000000000000ff725f720000000000fa"
+        "32127480000000000000ff725f730000000000fa380140014a00"
+    )
+
+
+def test_raw_data_and_loops_are_asked_for() -> None:
+    register = Register(request_id=1, region_id=2, conf_ver=1, version=1, range=KeyRange(), checkpoint_ts=5)
+    plain = encode_request(Header(cluster_id=7), register)
+    assert encode_request(Header(cluster_id=7, kv_api=KvApi.RAW, filter_loop=True), register) == plain + b"\x58\1\x60\1"
+
+
+@pytest.mark.parametrize("name", ["txn_quiet", "txn_dev"])
+def test_every_request_that_was_recorded(name: str) -> None:
+    seen = {Register: 0, Deregister: 0}
+    for line in lines(DATA / name / "stream.ndjson.zst"):
+        if line["dir"] != "send":
+            continue
+        sent = bytes.fromhex(line["msg_hex"])
+        known = {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
+        said = dict(fields(sent, known))
+        header = Header(cluster_id=dict(fields(said[1], {1: VARINT}))[1])
+        request: Register | Deregister
+        if 13 in said:
+            request = Deregister(request_id=said[7], region_id=said.get(2, 0))
+        else:
+            epoch = dict(fields(said[3], {1: VARINT, 2: VARINT}))
+            request = Register(
+                request_id=said[7],
+                region_id=said[2],
+                conf_ver=epoch[1],
+                version=epoch[2],
+                range=KeyRange(decode_bytes(said[5])[0], decode_bytes(said[6])[0]),
+                checkpoint_ts=said[4],
+            )
+        assert encode_request(header, request) == sent
+        seen[type(request)] += 1
+    assert seen[Register] > 1
+    assert name == "txn_quiet" or seen[Deregister] > 1

@@ -1,0 +1,146 @@
+"""A seed among faults: each row is read once, history is held to the end, and nothing is visible before."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import orjson
+import pytest
+
+from pusher.seed_scan import SeedScan
+from pusher.tikv.history import Hold
+from tests.kit.manual_clock import ManualClock
+from tests.kit.memory_control import MemoryControl
+from tistream.codec.table_key import record_key, record_range
+from tistream.errors import StoreUnavailable, TsExpired
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.objectstore.memory import MemoryStore
+from tistream.tikv.core.kv_messages import Page
+
+SCHEMA = (Path(str(files("simulator") / "recording")) / "schema_snapshot.json").read_bytes()
+S = int(orjson.loads(SCHEMA)["ts"])
+PAGES = 60
+
+
+class Pd:
+    """Fails each third time, and says that history is gone when it is told to."""
+
+    newest_tso = S + 1
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.gone = False
+
+    def tso(self) -> int:
+        self.asked += 1
+        if self.asked % 3 == 0:
+            raise StoreUnavailable("PD does not answer")
+        return S + 1
+
+    def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
+        if self.gone:
+            raise TsExpired("PD does not keep history from there on")
+
+    def release_history(self, name: str) -> None: ...
+
+
+class Reader:
+    """The rows of one table, in many pages."""
+
+    problem = ""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.rows = 0
+
+    def read(self, part: KeyRange, ts: int) -> Iterator[Page]:
+        table_id = int.from_bytes(part.start[1:9], "big") - (1 << 63)
+        for n in range(PAGES if part == record_range(FIRST) else 0):
+            self.clock.advance(61.0)  # the hold is renewed with each page
+            keys = [record_key(table_id, 10 * n + i) for i in range(10)]
+            self.rows += 10
+            yield Page(keys=keys, values=[random.Random(n).randbytes(2000) for _ in keys], commit_ts=[0] * 10)
+
+    def close(self) -> None: ...
+
+
+class FaultyStore(MemoryStore):
+    """Fails each fifth time, for longer than a store's own retries."""
+
+    puts = 0
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.puts += 1
+        if self.puts % 5 == 0:
+            raise StoreUnavailable("503 SlowDown", key=key, determinate=False)
+        super().put(key, data)
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.clock, self.pd, self.store, self.stop = ManualClock(), Pd(), FaultyStore(), threading.Event()
+        self.control, self.reader = MemoryControl(Tenant(1, 2)), Reader(self.clock)
+        self.control.fail_next = 3
+        hold = Hold(self.pd, "seed", clock=self.clock)
+        self.scan = SeedScan(
+            self.reader,  # type: ignore[arg-type]
+            self.control,
+            self.store,
+            SCHEMA,
+            hold,
+            stop=self.stop,
+            clock=self.clock,
+            rand=random.Random(1),
+        )
+
+
+FIRST = Rig().scan._ids[0]
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr("pusher.seed_scan._PIECE_BYTES", 20_000)
+    monkeypatch.setattr("tistream.codec.seed_file.COMMITTED_FILE_BYTES_TARGET", 10_000)
+    return Rig()
+
+
+def test_faults_that_pass_cost_a_request_and_not_the_whole_seed(rig: Rig) -> None:
+    rig.scan.start()
+    rig.scan.join()
+    assert rig.scan.done
+    assert rig.control.seeds == {(S, 0)}
+    assert rig.reader.rows == 10 * PAGES
+    assert rig.store.puts > 10  # of which each fifth failed
+    assert rig.scan.problem == ""
+
+
+def test_a_seed_whose_history_was_collected_meanwhile_is_never_visible(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine was suspended: no renewal seemed to be due before the end."""
+    monkeypatch.setattr("pusher.seed_scan._RENEW_S", 1e9)
+    plain = rig.store.put
+
+    def put(key: str, data: bytes | memoryview) -> None:
+        rig.pd.gone = True
+        plain(key, data)
+
+    monkeypatch.setattr(rig.store, "put", put)
+    rig.scan.start()
+    rig.scan.join()
+    assert not rig.scan.done
+    assert not rig.control.seeds
+    assert "PD does not keep history" in rig.scan.problem
+
+
+def test_a_seed_that_is_told_to_stop_ends_without_a_word(rig: Rig) -> None:
+    rig.control.away = True
+    rig.scan.start()
+    rig.stop.set()
+    rig.scan.join()
+    assert not rig.scan.done

@@ -1,0 +1,65 @@
+"""Words of the query string to options, and names to formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from reading.formats import FORMAT_NAMES, FormatOptions, create_format, parse_options
+from tistream.errors import InvalidInput
+
+
+def test_the_words_are_those_of_a_sink_uri() -> None:
+    options = parse_options(
+        {
+            "enable-tidb-extension": "true",
+            "content-compatible": "FALSE",
+            "delimiter": "|",
+            "binary-encoding-method": "hex",
+        },
+        built_ms=7,
+    )
+    assert options == FormatOptions(enable_tidb_extension=True, delimiter="|", binary_encoding_method="hex", built_ms=7)
+
+
+def test_nothing_asked_is_the_default() -> None:
+    assert parse_options({}) == FormatOptions()
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ({"enable-tidb-extention": "true"}, "Did you mean enable-tidb-extension"),
+        ({"enable_tidb_extension": "true"}, "Did you mean enable-tidb-extension"),
+        ({"built-ms": "1"}, "no option 'built-ms'"),
+        ({"zzz": "true"}, "Known: .*cluster-name"),
+        ({"content-compatible": "yes"}, "true or false"),
+        ({"binary-encoding-method": "base32"}, "Did you mean base64"),
+        ({"quote": "''"}, "one ASCII character"),
+        ({"quote": "é"}, "one ASCII character"),
+        ({"quote": ","}, "contains the quote"),
+        ({"delimiter": ""}, "delimiter"),
+        ({"delimiter": "a\r"}, "delimiter"),
+        ({"quote": "", "delimiter": "n"}, "Without a quote"),
+        ({"quote": "", "delimiter": "||"}, "Without a quote"),
+        ({"terminator": ""}, "terminator"),
+    ],
+)
+def test_what_cannot_be_is_refused(query: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        parse_options(query)
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_every_name_makes_the_format_of_that_name(name: str) -> None:
+    fmt = create_format(name)
+    assert fmt.name == name
+    assert fmt.splits_updates is (name != "ndjson")
+    assert fmt.bare_deletes is (name == "ndjson")
+    assert create_format(name, FormatOptions(output_raw_change_event=True)).splits_updates is False
+    assert fmt.terminator == (b"\r\n" if name == "csv" else b"\n")
+
+
+@pytest.mark.parametrize(("name", "near"), [("canaljson", "canal-json"), ("Debezium", "debezium"), ("x", "ndjson")])
+def test_a_name_that_is_none_names_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(InvalidInput, match=near):
+        create_format(name)

@@ -1,0 +1,143 @@
+"""Page cutting against a brute-force reading of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reading.core import merge
+
+
+@dataclass(frozen=True)
+class Seg:
+    ts: tuple[int, ...]
+
+    @property
+    def lo_ts(self) -> int:
+        return self.ts[0]
+
+    @property
+    def hi_ts(self) -> int:
+        return self.ts[-1]
+
+    @property
+    def rows(self) -> int:
+        return len(self.ts)
+
+    @property
+    def length(self) -> int:
+        return 10 * len(self.ts)
+
+
+SEGMENTS = st.lists(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8).map(lambda v: Seg(tuple(sorted(v)))), max_size=12
+)
+
+
+def page(
+    segments: list[Seg], after: int, upto: int, rows: int, stored_bytes: int, listed: int
+) -> tuple[list[int], int]:
+    """One page as the reader makes it, where a catalog query returns at most `listed` segments."""
+    while True:
+        found = sorted((s for s in segments if s.hi_ts > after and s.lo_ts <= upto), key=lambda s: (s.lo_ts, s.hi_ts))
+        truncated = len(found) > listed
+        found = found[:listed]
+        count, end = merge.plan(
+            found, after=after, upto=upto, rows=rows, stored_bytes=stored_bytes, truncated=truncated
+        )
+        if end > after:
+            break
+        listed *= 2
+    ts = sorted(t for s in found[:count] for t in s.ts if after < t <= end)
+    n, end = merge.cut(np.array(ts, np.uint64), upto=end, rows=rows)
+    return ts[:n], end
+
+
+@given(
+    segments=SEGMENTS,
+    upto=st.integers(1, 45),
+    rows=st.integers(1, 10),
+    stored_bytes=st.integers(1, 200),
+    listed=st.integers(1, 5),
+    start=st.integers(0, 10),
+)
+def test_pages_deliver_everything_once_and_in_order(
+    segments: list[Seg], upto: int, rows: int, stored_bytes: int, listed: int, start: int
+) -> None:
+    got: list[int] = []
+    at = start
+    while at < upto:
+        found, end = page(segments, at, upto, rows, stored_bytes, listed)
+        assert end > at, "a page makes progress"
+        assert all(at < t <= end for t in found)
+        got += found
+        at = end
+    assert at == max(upto, start)
+    assert got == sorted(t for s in segments for t in s.ts if start < t <= upto)
+
+
+def test_a_commit_ts_is_never_cut_in_two() -> None:
+    ts = np.array([5, 5, 5, 6], np.uint64)
+    assert merge.cut(ts, upto=9, rows=2) == (3, 5)
+    assert merge.cut(ts, upto=9, rows=4) == (4, 9)
+
+
+def test_a_plan_ends_when_it_holds_enough_bytes() -> None:
+    segments = [Seg((1, 2)), Seg((5, 6)), Seg((9, 9))]
+    assert merge.plan(segments, after=0, upto=10, rows=100, stored_bytes=20, truncated=False) == (1, 4)
+    assert merge.plan(segments, after=0, upto=10, rows=100, stored_bytes=21, truncated=False) == (2, 8)
+
+
+@dataclass(frozen=True)
+class Long:
+    """A segment that reaches far, as those of compacted files do."""
+
+    lo_ts: int
+    hi_ts: int
+    rows: int
+    length: int = 1
+
+
+def test_a_plan_counts_what_lies_below_its_end_not_what_segments_hold() -> None:
+    segments = [Long(1, 1000, 1000), Long(11, 1000, 1000), Long(101, 1000, 900)]
+    assert merge.plan(segments, after=0, upto=2000, rows=100, stored_bytes=99, truncated=False) == (2, 100)
+    assert merge.plan(segments, after=0, upto=2000, rows=10, stored_bytes=99, truncated=False) == (1, 10)
+    assert merge.plan(segments, after=0, upto=2000, rows=500, stored_bytes=99, truncated=False) == (3, 2000)
+    assert merge.plan(segments, after=0, upto=2000, rows=500, stored_bytes=2, truncated=False) == (2, 100)
+
+
+def flush(at: int, segments: int = 4) -> list[Long]:
+    """Segments of several tasks that were written together: all begin and end at about the same time."""
+    return [Long(at + n, at + 1000 - n, 1000, 10) for n in range(segments)]
+
+
+def test_a_flush_of_which_hardly_a_row_would_be_in_the_page_is_left_to_the_next() -> None:
+    segments = [*flush(1), *flush(1001), *flush(2001)]
+    plan = partial(merge.plan, segments, after=0, upto=5000, rows=1 << 20, truncated=False)
+    for stored_bytes in (75, 80, 81, 90, 91, 110):
+        assert plan(stored_bytes=stored_bytes) == (8, 2000)
+    assert plan(stored_bytes=111) == (12, 5000), "nothing is left out of what has no end before its last segment"
+    last = merge.plan(segments[8:], after=2000, upto=5000, rows=1 << 20, stored_bytes=15, truncated=False)
+    assert last == (2, 2002), "a flush that is larger than a page is read as far as it goes"
+
+
+def test_a_page_gives_up_neither_many_rows_nor_little_reading() -> None:
+    long = [Long(1, 1000, 1000, 10), Long(101, 1100, 1000, 10), Long(121, 1120, 1000, 10), Long(151, 1150, 1000, 10)]
+    assert merge.plan(long, after=0, upto=5000, rows=1 << 20, stored_bytes=25, truncated=False) == (3, 150)
+    small = [Long(1, 1000, 1000, 100), Long(1001, 2000, 1000, 3), Long(1002, 2000, 1000, 3), Long(1003, 2000, 9, 3)]
+    assert merge.plan(small, after=0, upto=5000, rows=1 << 20, stored_bytes=104, truncated=False) == (3, 1002)
+
+
+def test_a_page_that_is_cut_by_its_rows_reads_what_was_asked_for() -> None:
+    segments = [*flush(1), *flush(1001), *flush(2001)]
+    assert merge.plan(segments, after=0, upto=5000, rows=4001, stored_bytes=1 << 20, truncated=False)[0] == 6
+
+
+def test_all_that_is_read_may_lie_above_the_page() -> None:
+    segments = [Long(5, 9, 2, 10), Long(5, 9, 2, 10), Long(5, 9, 2, 10)]
+    assert merge.plan(segments, after=0, upto=9, rows=100, stored_bytes=10, truncated=False) == (0, 4)
+    assert merge.plan(segments, after=4, upto=9, rows=100, stored_bytes=10, truncated=False) == (3, 9)

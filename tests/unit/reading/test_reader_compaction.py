@@ -1,0 +1,200 @@
+"""Pages over a log that is compacted: the same rows, whatever happens below a page while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from compactor.core.plan import PlanSettings
+from compactor.job import JobEnd, JobSettings, compact_tenant
+from compactor.local import LocalExecutor
+from metaserver.collect import Collector
+from reading import read_leases
+from reading.reader import LogReader
+from tests.kit.api_world import ApiWorld, api_world, has_more, next_cursor
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.open_folder import OpenFolder
+from tistream.catalog.database import tables
+from tistream.catalog.log.committed import SegmentRow
+from tistream.errors import CatalogUnavailable, CorruptObject, ObjectNotFound, StoreUnavailable
+
+END = recording_end()
+EVERYTHING = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
+
+
+class Watched(OpenFolder):
+    """Something happens before a request."""
+
+    before_get: Callable[[str], None] = staticmethod(lambda _key: None)
+
+    def get(self, key: str) -> bytes:
+        happens, self.before_get = self.before_get, lambda _key: None
+        happens(key)
+        return super().get(key)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ApiWorld]:
+    with api_world(tmp_path, Watched()) as made:
+        made.log.build(12)
+        yield made
+
+
+def compact(world: ApiWorld) -> JobEnd:
+    return compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), EVERYTHING, world.clock).end
+
+
+def collect(world: ApiWorld) -> int:
+    """A round of the collector for which nothing is too young."""
+    with world.catalog.transaction() as conn:
+        conn.execute(tables.objects.update().values(changed_ms=tables.objects.c.changed_ms - 1))
+    return Collector(world.catalog, world.store, world.clock, grace_ms=0).step()
+
+
+def all_rows(log: LogReader, world: ApiWorld) -> pa.Table:
+    return log.page(TENANT, after=world.log.start_ts, upto=END, rows=10**6).rows
+
+
+def end_pins(world: ApiWorld) -> None:
+    with world.catalog.transaction() as conn:
+        conn.execute(tables.pins.update().values(expires_ms=0))
+
+
+def pinned(world: ApiWorld) -> list[str]:
+    with world.catalog.reading() as conn:
+        return list(conn.execute(tables.pins.select()).scalars())
+
+
+@pytest.mark.parametrize("form", ["ndjson", "canal-json", "debezium", "csv", "raw-arrow"])
+def test_a_pull_is_the_same_bytes_before_and_after(world: ApiWorld, form: str) -> None:
+    before = whole(world, form)
+    assert compact(world) is JobEnd.SWAPPED
+    assert whole(world, form) == before
+    assert compact(world) is JobEnd.NOTHING_TO_DO
+
+
+def whole(world: ApiWorld, form: str) -> bytes:
+    answer = world.ok(format=form, limit=200_000)
+    assert not has_more(answer)
+    return bytes(answer.content)
+
+
+def test_pages_of_any_size_make_the_same_rows(world: ApiWorld) -> None:
+    before = all_rows(world.services.reader, world)
+    assert compact(world) is JobEnd.SWAPPED
+    for rows in (700, 9000):
+        parts, after = [], world.log.start_ts
+        while after < END:
+            page = world.services.reader.page(TENANT, after=after, upto=END, rows=rows)
+            parts.append(page.rows)
+            after = page.upto
+        assert pa.concat_tables(parts).combine_chunks().equals(before.combine_chunks())
+        assert len(parts) <= 3 * before.num_rows // rows + 3, "pages are about as large as they may be"
+
+
+def test_a_cursor_goes_on_behind_a_swap(world: ApiWorld) -> None:
+    first = world.ok(format="ndjson", limit=4000)
+    assert has_more(first)
+    rest = world.ok(format="ndjson", limit=200_000, cursor=next_cursor(first)).content
+    assert compact(world) is JobEnd.SWAPPED
+    assert world.ok(format="ndjson", limit=200_000, cursor=next_cursor(first)).content == rest
+
+
+def test_what_a_page_has_listed_stays_until_it_was_read(world: ApiWorld) -> None:
+    want = all_rows(LogReader(world.catalog, world.store, world.clock), world)
+    end_pins(world)
+    assert isinstance(world.store, Watched)
+    deleted: list[int] = []
+
+    def meanwhile(_key: str) -> None:
+        assert compact(world) is JobEnd.SWAPPED
+        deleted.append(collect(world))
+
+    world.store.before_get = meanwhile
+    log = LogReader(world.catalog, world.store, world.clock)
+    assert all_rows(log, world).equals(want)
+    assert deleted == [0]
+    world.clock.advance(read_leases.PIN_TTL_MS / 1000)
+    assert all_rows(log, world).equals(want)
+    assert collect(world), "the pin of the first page is gone, that of the second is younger than the swap"
+
+
+def test_who_slept_through_its_pin_lists_again(world: ApiWorld) -> None:
+    want = all_rows(LogReader(world.catalog, world.store, world.clock), world)
+    assert isinstance(world.store, Watched)
+
+    def meanwhile(_key: str) -> None:
+        end_pins(world)
+        assert compact(world) is JobEnd.SWAPPED
+        assert collect(world)
+
+    world.store.before_get = meanwhile
+    assert all_rows(LogReader(world.catalog, world.store, world.clock), world).equals(want)
+
+
+def test_a_long_page_renews_its_pin_or_opens_another(world: ApiWorld) -> None:
+    held = read_leases.ReaderPins(world.catalog, world.clock)
+    with held.held() as pin:
+        first = pinned(world)
+        world.clock.advance(read_leases.PIN_TTL_MS / 2000)
+        with world.catalog.transaction() as conn:
+            conn.execute(tables.pins.update().values(expires_ms=tables.pins.c.expires_ms - read_leases.PIN_TTL_MS // 2))
+        pin.renew()
+        with world.catalog.transaction() as conn:
+            conn.execute(
+                tables.pins.update().values(expires_ms=tables.pins.c.expires_ms - read_leases.PIN_TTL_MS * 3 // 4)
+            )
+        assert pinned(world) == first == [pin.pin_id]
+        world.clock.advance(read_leases.PIN_TTL_MS / 1000)
+        end_pins(world)
+        pin.renew()
+        assert pin.pin_id not in first
+        assert pin.pin_id in pinned(world)
+
+
+def test_pages_share_a_pin_for_a_while_and_the_last_one_drops_it(world: ApiWorld) -> None:
+    held = read_leases.ReaderPins(world.catalog, world.clock)
+    with held.held() as first:
+        with held.held() as second:
+            assert first is second
+        world.clock.advance(read_leases.PIN_TTL_MS / 10_000)
+        with held.held() as third:
+            assert third is not first
+            assert sorted(pinned(world)) == sorted([str(first.pin_id), str(third.pin_id)])
+    assert pinned(world) == [third.pin_id]
+
+
+def test_a_catalog_that_takes_no_writes_is_read_without_a_pin(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise CatalogUnavailable(determinate=True)
+
+    monkeypatch.setattr(read_leases, "open_pin", refuse)
+    want = all_rows(world.services.reader, world)
+    assert want.num_rows
+    assert pinned(world) == []
+
+
+def test_who_always_comes_too_late_gives_up(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogReader(world.catalog, world.store, world.clock)
+    listings: list[int] = []
+
+    def gone(segment: SegmentRow) -> pa.Table:
+        listings.append(1)
+        raise ObjectNotFound("gone", object="committed/of-long-ago")
+
+    monkeypatch.setattr(log, "_segment", gone)
+    with pytest.raises(StoreUnavailable, match="before it can be read"):
+        all_rows(log, world)
+    assert len(listings) >= 10
+
+
+def test_a_live_object_that_is_missing_is_damage(world: ApiWorld) -> None:
+    assert isinstance(world.store, Watched)
+    assert compact(world) is JobEnd.SWAPPED
+    for key in [key for key in world.store.objects if key.startswith("compacted/")]:
+        del world.store.objects[key]
+    with pytest.raises(CorruptObject, match="not there"):
+        all_rows(world.services.reader, world)

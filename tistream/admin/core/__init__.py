@@ -1,0 +1,1 @@
+"""Formatting, watermark gaps and the cost model. Pure."""

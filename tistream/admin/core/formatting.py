@@ -1,0 +1,142 @@
+"""Key ranges, lags and numbers in words that a person can act on. Pure.
+
+A key is shown as the table and row that it belongs to where the schema says so, by `name_of` (physical table id ->
+"database.table", or None), and as hexadecimal where not. A range is named by the whole tables it holds, or by the part
+of the one table it lies in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.codec.memcomparable import decode_int
+from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE, IndexKey, parse_key
+from tistream.errors import DecodeError
+from tistream.keyrange import KeyRange
+
+NameOf = Callable[[int], str | None]
+
+_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
+_HEX_SHOWN = 16
+_PREFIX_BYTES = 9
+_NAMES_SHOWN = 3
+_PLACES = {b"m": "the first schema key", b"n": "behind the schema keys", b"t": "the first table"}
+
+
+def range_label(range: KeyRange, kind: str, name_of: NameOf) -> str:
+    """A task's or a hole's range in words."""
+    if kind == TaskKind.DDL:
+        return (
+            "schema changes"
+            if range == META_RANGE
+            else "DDL jobs"
+            if range == DDL_JOB_RANGE
+            else key_span(range, name_of)
+        )
+    first, last = _table_id(range.start), _table_id(range.end)
+    whole_first = len(range.start) <= _PREFIX_BYTES
+    if first and _inside_one(range, first):
+        return key_span(range, name_of)
+    if (len(range.end) > _PREFIX_BYTES and 0 < last < _SYSTEM_IDS_FROM) or (first and not whole_first):
+        return key_span(range, name_of)
+    if last >= _SYSTEM_IDS_FROM:
+        last = 0
+    if first and last == first + 1:
+        return name_of(first) or f"table {first}"
+    if first and last:
+        return f"tables {first} to {last - 1}{_named(first, last, name_of)}"
+    return f"tables below {last}" if last else f"tables from {first}" if first else "all tables"
+
+
+def key_span(range: KeyRange, name_of: NameOf) -> str:
+    """Both ends of a range, as readable as they are known."""
+    first = _table_id(range.start)
+    if first and _inside_one(range, first):
+        table = name_of(first) or f"table {first}"
+        if len(range.start) <= _PREFIX_BYTES and len(range.end) <= _PREFIX_BYTES:
+            return table
+        return f"{table}, {_within(range.start) or 'its beginning'} to {_within(range.end) or 'its end'}"
+    return f"{key_text(range.start, name_of) or 'the beginning'} to {key_text(range.end, name_of) or 'the end'}"
+
+
+def key_text(key: bytes, name_of: NameOf) -> str:
+    """A key for people; empty for the empty key."""
+    if not key:
+        return ""
+    if key in _PLACES:
+        return _PLACES[key]
+    table_id = _table_id(key)
+    if not table_id:
+        return _hex(key)
+    table = name_of(table_id) or f"table {table_id}"
+    if len(key) <= _PREFIX_BYTES:
+        return f"the beginning of {table}"
+    return f"{table}, {_within(key)}"
+
+
+def lag_text(ms: float | None) -> str:
+    """A duration as people say it."""
+    if ms is None:
+        return "–"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f} s"
+    if ms < 3_600_000:
+        return f"{ms / 60_000:.1f} min"
+    return f"{ms / 3_600_000:.1f} h" if ms < 48 * 3_600_000 else f"{ms / 86_400_000:.0f} days"
+
+
+def bytes_text(amount: float) -> str:
+    """A number of bytes as people say it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def _inside_one(range: KeyRange, table_id: int) -> bool:
+    """Whether the range lies inside of one table, its beginning and end included."""
+    if not range.end:
+        return False
+    last = _table_id(range.end)
+    return last == table_id or (last == table_id + 1 and len(range.end) <= _PREFIX_BYTES)
+
+
+def _within(key: bytes) -> str:
+    """What a key says beyond its table; empty where it is no more than the table's beginning or end."""
+    if len(key) <= _PREFIX_BYTES:
+        return ""
+    try:
+        parsed = parse_key(key)
+    except DecodeError:
+        rest = key[_PREFIX_BYTES:]
+        known = {b"_r": "its first row", b"_s": "its last row", b"_i": "its indexes"}
+        return known.get(rest, f"key {_hex(rest)}")
+    if isinstance(parsed, IndexKey):
+        return f"index {parsed.index_id}"
+    return f"row {parsed.handle}" if isinstance(parsed.handle, int) else f"row {_hex(parsed.handle)}"
+
+
+def _named(first: int, last: int, name_of: NameOf) -> str:
+    found: list[str] = []
+    for table_id in count(first):
+        if table_id >= min(last, first + 64) or len(found) > _NAMES_SHOWN:
+            break
+        if name := name_of(table_id):
+            found.append(name)
+    if not found:
+        return ""
+    more = ", …" if len(found) > _NAMES_SHOWN else ""
+    return f" ({', '.join(found[:_NAMES_SHOWN])}{more})"
+
+
+def _table_id(key: bytes) -> int:
+    """The table id that a key begins with; 0 when it is only a prefix of one."""
+    return decode_int(key, 1)[0] if key[:1] == b"t" and len(key) >= _PREFIX_BYTES else 0
+
+
+def _hex(key: bytes) -> str:
+    text = key.hex()
+    return text if len(text) <= _HEX_SHOWN else f"{text[:_HEX_SHOWN]}…"

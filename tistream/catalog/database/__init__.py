@@ -1,0 +1,1 @@
+"""The catalog database: connections, tables, migrations and notifications."""

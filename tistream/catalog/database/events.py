@@ -1,0 +1,213 @@
+"""What happened to tasks, stores, workers and tenants, for people who ask why.
+
+An event is written in the transaction of what it tells, as its last statement: both happen or neither does. Its number
+comes from a counter whose row stays locked until the transaction ends, so numbers are in the order of the commits, and
+whoever reads "above the last number I saw" misses nothing.
+
+Nothing is decided by events: they are pruned by age and number. They are never written on the way of the data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Text, and_, bindparam, literal_column, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.names import is_name
+from tistream.catalog.database.tables import UInt, Word, WorkerName, counters, events, next_numbers, now_ms
+from tistream.ids import Tenant
+
+KEEP_EVENTS = 50_000
+KEEP_DAYS = 30
+TOLD_SINGLY = 200  #: assignments of one transaction
+DETAIL_BYTES_MAX = 16_000  #: a TEXT column holds 64 KiB of UTF-8
+_KIND_CHARS_MAX = 31  # and a dot
+_PRUNED_AT_ONCE = 2_000
+_DAY_MS = 86_400_000
+
+
+class EventKind(StrEnum):
+    """What happened. The part before the dot says what the subject is."""
+
+    OWNER_ELECTED = "owner.elected"
+    WORKER_REGISTERED = "worker.registered"
+    WORKER_DRAINING = "worker.draining"
+    WORKER_RETURNED = "worker.returned"
+    WORKER_GONE = "worker.gone"
+    TASK_ASSIGNED = "task.assigned"
+    TASK_MOVED = "task.moved"  #: asked for by a person
+    TASK_STOPPED = "task.stopped"
+    TASK_RETRIED = "task.retried"
+    TASK_SPLIT = "task.split"
+    TASK_MERGE_ASKED = "task.merge_asked"  #: by a person; TASK_MERGED is told when it is done
+    TASK_MERGED = "task.merged"
+    STORE_ASSIGNED = "store.assigned"
+    TENANT_REGISTERED = "tenant.registered"
+    TENANT_ACTIVATED = "tenant.activated"
+    TENANT_PAUSED = "tenant.paused"
+    TENANT_RESUMED = "tenant.resumed"
+    TENANT_DELETING = "tenant.deleting"
+    TENANT_DELETED = "tenant.deleted"
+    ITEM_STOPPED = "item.stopped"  #: an error stopped the work of one role on one item; see `stops`
+    ITEM_RESUMED = "item.resumed"  #: asked for by a person
+    ITEM_WORKS = "item.works"  #: what had stopped was done, or is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """An event as the catalog has it."""
+
+    event_id: int  #: rises with the commits
+    at_ms: int  #: Unix milliseconds by the database's clock
+    kind: str  #: an EventKind, or one of a newer version
+    tenant: Tenant | None
+    subject: str  #: id of the task, store, worker ...
+    actor: str  #: who did it; empty when the service did it by itself
+    detail: Mapping[str, Any]
+
+
+_E = events.c
+_COUNT = counters.update().where(counters.c.name == "event").values(value=counters.c.value + 1)
+_INSERT = events.insert().from_select(
+    ["event_id", "at_ms", "kind", "cluster_id", "tenant_id", "subject", "actor", "detail"],
+    select(
+        counters.c.value,
+        now_ms(),
+        bindparam("kind", type_=Word),
+        bindparam("cluster_id", type_=UInt),
+        bindparam("tenant_id", type_=UInt),
+        bindparam("subject", type_=WorkerName),
+        bindparam("actor", type_=WorkerName),
+        bindparam("detail", type_=Text()),
+    ).where(counters.c.name == "event"),
+)
+_INSERT_MANY = events.insert()  # numbers only: an expression would have the driver send the rows one by one
+_NOW = select(now_ms())
+_NEWEST = select(counters.c.value).where(counters.c.name == "event")
+
+
+def record_event(
+    conn: Connection,
+    kind: EventKind,
+    subject: object,
+    /,
+    *,
+    tenant: Tenant | None = None,
+    actor: str = "",
+    **detail: object,
+) -> None:
+    """Tell an event in the caller's transaction. Its last statement: nothing may be locked behind the counter."""
+    text = orjson.dumps(detail)
+    if len(text) > DETAIL_BYTES_MAX:
+        text = orjson.dumps({name: str(value)[:1000] for name, value in detail.items()})
+    conn.execute(_COUNT)
+    conn.execute(
+        _INSERT,
+        {
+            "kind": kind,
+            "cluster_id": None if tenant is None else tenant.cluster_id,
+            "tenant_id": None if tenant is None else tenant.tenant_id,
+            "subject": _ascii(str(subject)),
+            "actor": _ascii(actor),
+            "detail": text.decode(),
+        },
+    )
+
+
+def record_assignments(
+    conn: Connection, kind: EventKind, given: Sequence[tuple[object, Tenant | None, str]], *, owner_epoch: int
+) -> None:
+    """Tell in the caller's transaction who got what: (subject, tenant, worker) of each. As `record_event`, at the cost
+    of four statements; of more than TOLD_SINGLY one event tells how many each worker got."""
+    if len(given) > TOLD_SINGLY:
+        counts = dict(Counter(worker for _, _, worker in given))
+        record_event(conn, kind, f"{len(given)} at once", to=counts, owner_epoch=owner_epoch)
+    elif given:
+        at_ms = int(conn.execute(_NOW).scalar_one())
+        rows = [
+            {
+                "event_id": event_id,
+                "at_ms": at_ms,
+                "kind": kind,
+                "cluster_id": None if tenant is None else tenant.cluster_id,
+                "tenant_id": None if tenant is None else tenant.tenant_id,
+                "subject": _ascii(str(subject)),
+                "actor": "",
+                "detail": orjson.dumps({"to": worker, "owner_epoch": owner_epoch}).decode(),
+            }
+            for event_id, (subject, tenant, worker) in zip(next_numbers(conn, "event", len(given)), given, strict=True)
+        ]
+        conn.execute(_INSERT_MANY, rows)
+
+
+def list_events(
+    catalog: Catalog,
+    *,
+    limit: int,
+    below: int | None = None,
+    above: int | None = None,
+    kind: str | None = None,
+    tenant: Tenant | None = None,
+    subject: str | None = None,
+) -> list[EventRow]:
+    """Events, the newest first; with `above` those after that number, the oldest first, for whoever follows.
+
+    `kind` is a whole kind ("task.moved") or the part before its dot ("task")."""
+    wanted: list[ColumnElement[bool]] = []
+    if below is not None:
+        wanted.append(_E.event_id < below)
+    if above is not None:
+        wanted.append(_E.event_id > above)
+    if kind is not None:
+        if not is_name(kind, _KIND_CHARS_MAX):
+            return []  # there is no such kind
+        below_all = f"{kind}/"  # the character after the dot
+        wanted.append(_E.kind == kind if "." in kind else and_(_E.kind > f"{kind}.", _E.kind < below_all))
+    if tenant is not None:
+        wanted += [_E.cluster_id == tenant.cluster_id, _E.tenant_id == tenant.tenant_id]
+    if subject is not None:
+        wanted.append(_E.subject == _ascii(subject))  # as it was written
+    order = _E.event_id.desc() if above is None else _E.event_id
+    with catalog.reading() as conn:
+        return [_event_row(row) for row in conn.execute(select(events).where(*wanted).order_by(order).limit(limit))]
+
+
+def prune_events(catalog: Catalog, *, keep: int = KEEP_EVENTS, days: int = KEEP_DAYS) -> int:
+    """Forget events that are older than `days`, and all but the newest `keep`; how many were forgotten. Each
+    transaction forgets some, so that nobody waits for long."""
+    forgotten = 0
+    while True:
+        with catalog.transaction() as conn:
+            floor = int(conn.execute(_NEWEST).scalar_one()) - keep
+            old = select(_E.event_id).where(
+                (_E.event_id <= floor) | (_E.at_ms < now_ms() - literal_column(str(days * _DAY_MS)))
+            )
+            ids = list(conn.execute(old.order_by(_E.event_id).limit(_PRUNED_AT_ONCE)).scalars())
+            if ids:
+                conn.execute(events.delete().where(_E.event_id.in_(ids)))
+        forgotten += len(ids)
+        if len(ids) < _PRUNED_AT_ONCE:
+            return forgotten
+
+
+def _ascii(text: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:128]).rstrip(" ")
+
+
+def _event_row(row: Any) -> EventRow:
+    return EventRow(
+        event_id=row.event_id,
+        at_ms=row.at_ms,
+        kind=row.kind,
+        tenant=None if row.cluster_id is None else Tenant(row.cluster_id, row.tenant_id),
+        subject=row.subject,
+        actor=row.actor,
+        detail=orjson.loads(row.detail),
+    )

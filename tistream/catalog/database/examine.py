@@ -1,0 +1,105 @@
+"""Looks at a catalog before a service starts over it. Nothing is changed: no table is made, no file of SQLite either.
+
+reached -> isolation -> clock -> tables (of which version) -> writing (a statement that changes nothing)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import inspect, make_url, text
+from sqlalchemy.exc import ArgumentError
+
+from tistream.catalog.database.engine import Catalog, newest_revision, now_ms, revisions
+from tistream.catalog.database.tables import events
+from tistream.clock import Clock
+from tistream.diagnostics.findings import Finding, Look, Verdict, check, skew
+from tistream.errors import NotFound
+
+_WANTED = "READ COMMITTED"
+_VERSION_TABLE = "alembic_version"  # Alembic's own
+_NOTHING = events.delete().where(events.c.event_id < 0)
+
+
+def examine_catalog(url: str, clock: Clock) -> list[Finding]:
+    """All checks. When the catalog cannot be reached there is one."""
+    opened: list[Catalog] = []
+    found = [check("catalog", lambda: _reached(url, opened))]
+    try:
+        if found[0].verdict is not Verdict.FAIL:
+            catalog = opened[0]
+            found.append(check("isolation", lambda: _isolation(catalog)))
+            found.append(check("catalog clock", lambda: _clock(catalog, clock)))
+            found.append(check("migrations", lambda: _migrations(catalog)))
+            if found[-1].facts.get("found"):
+                found.append(check("catalog writes", lambda: _writes(catalog)))
+    finally:
+        for catalog in opened:
+            catalog.close()
+    return found
+
+
+def _reached(url: str, into: list[Catalog]) -> Look:
+    _must_exist(url)
+    into.append(Catalog(url))
+    with into[0].reading() as conn:
+        version = ".".join(map(str, conn.dialect.server_version_info or ()))
+        name = "MariaDB" if getattr(conn.dialect, "is_mariadb", False) else conn.dialect.name
+        conn.execute(text("SELECT 1"))
+    return Verdict.OK, f"{name} {version} answers", {"database": name, "version": version}
+
+
+def _must_exist(url: str) -> None:
+    """Opening a SQLite database makes it."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return  # said by who opens it
+    file = parsed.database if parsed.get_backend_name() == "sqlite" else None
+    if file and file != ":memory:" and not Path(file).is_file():
+        raise NotFound(f"there is no catalog {file} yet: the first service makes it", file=file)
+
+
+def _isolation(catalog: Catalog) -> Look:
+    with catalog.reading() as conn:
+        level = conn.get_isolation_level()
+        if conn.dialect.name == "sqlite":
+            return Verdict.OK, "SQLite: one writer at a time", {"isolation": level}
+    facts: dict[str, object] = {"isolation": level}
+    if level != _WANTED:
+        return Verdict.FAIL, f"sessions are {level} and must be {_WANTED}", facts
+    return Verdict.OK, f"sessions are {level}", facts
+
+
+def _clock(catalog: Catalog, clock: Clock) -> Look:
+    before = clock.unix_ms()
+    with catalog.reading() as conn:
+        there = now_ms(conn)
+    offset_ms = there - (before + clock.unix_ms()) // 2
+    verdict, words = skew("the database's", offset_ms)
+    return verdict, words, {"offset_ms": offset_ms}
+
+
+def _migrations(catalog: Catalog) -> Look:
+    newest = newest_revision()
+    with catalog.reading() as conn:
+        named = inspect(conn).has_table(_VERSION_TABLE)
+    found = None
+    if named:
+        with catalog.reading() as conn:
+            found = conn.execute(text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
+    facts: dict[str, object] = {"found": found, "newest": newest}
+    if found is None:
+        return Verdict.WARN, "there are no tables yet: the first service makes them", facts
+    if found == newest:
+        return Verdict.OK, f"the tables are of this version ({newest})", facts
+    if found in revisions():
+        words = f"the tables are of revision {found}; the next service of this version brings them to {newest}"
+        return Verdict.WARN, words, facts
+    return Verdict.FAIL, f"the tables are of revision {found}, which is newer than this version ({newest})", facts
+
+
+def _writes(catalog: Catalog) -> Look:
+    with catalog.transaction() as conn:
+        conn.execute(_NOTHING)
+    return Verdict.OK, "its tables may be written", {}

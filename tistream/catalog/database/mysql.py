@@ -1,0 +1,91 @@
+"""How a MariaDB or MySQL server is connected to: the session's settings, the pool, and which errors end a connection.
+
+A host can disappear inside a transaction without closing its connection (power, cable, hypervisor). Only the server can
+end that transaction, so each session says how long it may be silent: IDLE_S, after which the server rolls back and the
+locks are free. LOCK_WAIT_S is below the owner's lease, so an owner that meets such a lock still renews in time.
+
+A session compares whole keys when it sorts: by default the server looks at the first 1,024 bytes only.
+
+TLS: the driver encrypts whenever the server offers it. With `?ssl_ca=FILE` in the address it must, and the server's
+certificate and name are checked.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, ExceptionContext
+
+from tistream.catalog.database.tables import KEY_BYTES_MAX
+from tistream.limits import LEASE_MS, OWNER_LEASE_MS
+
+CONNECTIONS_MAX = 15  #: of a process
+CONNECT_S = 10
+LOCK_WAIT_S = 3
+IDLE_S = 8  #: a session that is silent for so long has lost its host
+SOCKET_WAIT_S = 60
+POOL_WAIT_S = 30
+RECYCLE_S = 60  #: a name may lead to another server after a failover: no connection is older than this
+
+MIGRATION_IDLE_S = 60
+MIGRATION_LOCK_WAIT_S = 60  #: for a table that a long query or a backup reads
+MIGRATION_SOCKET_WAIT_S = 3600  #: an index over a large table is being built
+
+assert LOCK_WAIT_S * 1000 < OWNER_LEASE_MS
+assert IDLE_S * 1000 < LEASE_MS
+
+# Sorting adds the length of a value to its bytes.
+_SORT_BYTES = KEY_BYTES_MAX + 8
+
+# A server that answers so cannot be written to by this connection: it became a replica (1290, 1792, 1836), leaves its
+# cluster (1047), shuts down (1053), or has closed the session (1927, 4031). A new connection may reach another server.
+_ENDS_CONNECTION = frozenset({1047, 1053, 1290, 1792, 1836, 1927, 4031})
+
+
+def mysql_engine(url: URL) -> Engine:
+    """The engine of a service."""
+    session = {"wait_timeout": IDLE_S, "lock_wait_timeout": MIGRATION_LOCK_WAIT_S}
+    engine = _engine(url, session, socket_wait_s=SOCKET_WAIT_S, connections=CONNECTIONS_MAX)
+    event.listen(engine, "handle_error", _end_connection)
+    return engine
+
+
+def migrating_engine(url: URL) -> Engine:
+    """The engine of a migration: one connection, whose statements may take long."""
+    session = {"wait_timeout": MIGRATION_IDLE_S, "lock_wait_timeout": MIGRATION_LOCK_WAIT_S}
+    return _engine(url, session, socket_wait_s=MIGRATION_SOCKET_WAIT_S, connections=1)
+
+
+def _engine(url: URL, session: dict[str, int], *, socket_wait_s: int, connections: int) -> Engine:
+    settings = {
+        "time_zone": "'+00:00'",
+        "sql_mode": "'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'",
+        "innodb_lock_wait_timeout": LOCK_WAIT_S,
+        "max_sort_length": _SORT_BYTES,
+        "net_read_timeout": IDLE_S,
+        "net_write_timeout": IDLE_S,
+        **session,
+    }
+    return create_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        pool_pre_ping=True,
+        pool_size=connections,
+        max_overflow=0,  # a connection beyond the pool would be made for one transaction, which costs more than it does
+        pool_use_lifo=True,
+        pool_recycle=RECYCLE_S,
+        pool_timeout=POOL_WAIT_S,
+        connect_args={
+            "charset": "utf8mb4",
+            "init_command": "SET SESSION " + ", ".join(f"{name} = {value}" for name, value in settings.items()),
+            "connect_timeout": CONNECT_S,
+            "read_timeout": socket_wait_s,
+            "write_timeout": socket_wait_s,
+        },
+    )
+
+
+def _end_connection(context: ExceptionContext) -> None:
+    """Have the pool drop all its connections: those of a server that became a replica are all of no use."""
+    args = getattr(context.original_exception, "args", ())
+    if args and args[0] in _ENDS_CONNECTION:
+        context.is_disconnect = True

@@ -1,0 +1,465 @@
+"""The tables as SQLAlchemy Core metadata, and the few SQL expressions that differ between databases.
+
+The metadata is what the queries are written with; the migrations are what makes the tables. A test compares the two.
+
+- Byte keys are VARBINARY: compared as bytes, by SQLite too, and never part of a primary key.
+- Ids and timestamps are unsigned 64-bit numbers that stay below 2**63 (SQLite has no more), never AUTO_INCREMENT,
+  because zero is a legal id. Table ids are signed: a segment without a table may say so with a negative number.
+- Names that are compared are ASCII with a binary collation: "Sorter-1" and "sorter-1" are two workers. See `names`.
+- Ages are computed from `now_ms()`, the database's own clock; no worker's clock is ever stored or compared.
+- A query that runs often is written once, with named parameters: building one costs more than running it on a row.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Index,
+    Insert,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    and_,
+    bindparam,
+    select,
+)
+from sqlalchemy import Text as SqlText
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
+
+from tistream.catalog.database.names import Name
+from tistream.ids import Tenant
+
+INT_MAX = (1 << 63) - 1  #: the largest number that every supported database can hold
+WORKER_NAME_MAX = 128
+KEY_BYTES_MAX = 9216  #: TiKV refuses keys above 8 KiB
+
+_MYSQL = ("mysql", "mariadb")
+UInt = BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
+KeyBytes = LargeBinary(KEY_BYTES_MAX).with_variant(mysql.VARBINARY(KEY_BYTES_MAX), *_MYSQL)
+
+
+Word = Name(32)
+WorkerName = Name(WORKER_NAME_MAX)
+ObjectName = Name(512)
+SecretHash = Name(64)
+AnswerBytes = LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
+ReportText = SqlText().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
+
+metadata = MetaData()
+
+
+def _id(name: str, **kwargs: Any) -> Column[int]:
+    return Column(name, UInt, primary_key=True, autoincrement=False, **kwargs)
+
+
+def _uint(name: str) -> Column[int]:
+    return Column(name, UInt, nullable=False)
+
+
+def _key(name: str) -> Column[bytes]:
+    return Column(name, KeyBytes, nullable=False)
+
+
+tenants = Table(
+    "tenants",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    Column("state", Word, nullable=False),
+    Column("reason", SqlText, nullable=False),
+    _uint("start_ts"),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("created_ms"),
+    Column("floor_ts", UInt, nullable=False, server_default="0"),
+    Column("retention_s", UInt),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    _id("task_id"),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    Column("kind", Word, nullable=False),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("start_ts"),
+    _uint("upper"),
+    _uint("epoch"),
+    Column("owner", WorkerName),
+    Column("snapshot_key", ObjectName),
+    _uint("snapshot_n"),
+    _uint("reopen_id"),
+    Column("error", SqlText),
+    Column("merge_with", UInt),
+    Index("tasks_of_tenant", "cluster_id", "tenant_id"),
+    Index("tasks_of_owner", "owner"),
+)
+
+positions = Table(
+    "positions",
+    metadata,
+    _id("task_id"),
+    _id("store_id"),
+    _id("incarnation"),
+    _uint("seq"),
+    Column("closed", Boolean, nullable=False),
+)
+
+snapshot_objects = Table(
+    "snapshot_objects",
+    metadata,
+    _id("task_id"),
+    Column("object_key", ObjectName, primary_key=True),
+    Index("snapshot_objects_by_key", "object_key"),
+)
+
+stores = Table(
+    "stores",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("store_id"),
+    _uint("incarnation"),
+    _uint("max_cut_ts"),
+    Column("dispatcher", WorkerName),
+    _uint("dispatcher_epoch"),
+    Index("stores_of_dispatcher", "dispatcher"),
+)
+
+incarnations = Table(
+    "incarnations",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("store_id"),
+    _id("incarnation"),
+    _uint("reclaimed_seq"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", WorkerName, primary_key=True),
+    Column("kind", Word, nullable=False),
+    Column("address", String(255), nullable=False),
+    _uint("incarnation"),
+    Column("state", Word, nullable=False),
+    _uint("heartbeat_ms"),
+    Column("report", ReportText),
+)
+
+owner = Table(
+    "owner",
+    metadata,
+    _id("id"),
+    Column("owner", WorkerName, nullable=False),
+    _uint("epoch"),
+    _uint("heartbeat_ms"),
+)
+
+objects = Table(
+    "objects",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    Column("kind", Word, nullable=False),
+    Column("state", Word, nullable=False),
+    _uint("bytes"),
+    _uint("changed_ms"),
+    Column("replaced_by", UInt, nullable=False, server_default="0"),
+    Index("objects_of_tenant", "cluster_id", "tenant_id", "state", "kind"),
+)
+
+segments = Table(
+    "segments",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    Column("segment_no", Integer, primary_key=True, autoincrement=False),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    Column("kind", Word, nullable=False),
+    _uint("task_id"),
+    _key("start_key"),
+    _key("end_key"),
+    Column("table_lo", BigInteger, nullable=False),
+    Column("table_hi", BigInteger, nullable=False),
+    _uint("lo_ts"),
+    _uint("hi_ts"),
+    _uint("row_count"),
+    _uint("byte_offset"),
+    _uint("byte_length"),
+    _uint("crc"),
+    Column("format", Word, nullable=False, server_default="segment"),
+    Column("footer_offset", UInt, nullable=False, server_default="0"),
+    Column("footer_length", UInt, nullable=False, server_default="0"),
+    Column("footer_crc", UInt, nullable=False, server_default="0"),
+    Column("raw_length", UInt, nullable=False, server_default="0"),
+    Column("span_class", UInt, nullable=False, server_default="15"),
+    Index("segments_by_hi_ts", "cluster_id", "tenant_id", "kind", "hi_ts"),
+    Index("segments_in_order", "cluster_id", "tenant_id", "kind", "lo_ts", "hi_ts", "object_key", "segment_no"),
+    Index("segments_by_span", "cluster_id", "tenant_id", "kind", "span_class", "lo_ts"),
+)
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("pin_id", Word, primary_key=True),
+    _uint("swaps_seen"),
+    _uint("expires_ms"),
+)
+
+schema_versions = Table(
+    "schema_versions",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("ts"),
+    Column("object_key", ObjectName, nullable=False),
+)
+
+seeds = Table(
+    "seeds",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("ts"),
+    _id("table_id"),
+    Column("state", Word, nullable=False),
+    Column("manifest_key", ObjectName, nullable=False),
+    _uint("row_count"),
+    _uint("bytes"),
+    _uint("created_ms"),
+)
+
+seed_segments = Table(
+    "seed_segments",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    Column("segment_no", Integer, primary_key=True, autoincrement=False),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    _uint("ts"),
+    _uint("seed_table_id"),
+    _uint("table_id"),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("row_count"),
+    _uint("byte_offset"),
+    _uint("byte_length"),
+    _uint("crc"),
+    Index("seed_segments_of_table", "cluster_id", "tenant_id", "ts", "seed_table_id", "table_id"),
+)
+
+bases = Table(
+    "bases",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    _id("table_id"),
+    _id("ts"),
+    _uint("seed_ts"),
+    _uint("row_count"),
+    _uint("bytes"),
+    _uint("created_ms"),
+)
+
+base_segments = Table(
+    "base_segments",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    Column("segment_no", Integer, primary_key=True, autoincrement=False),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    _uint("table_id"),
+    _uint("ts"),
+    _key("start_key"),
+    _key("end_key"),
+    _uint("row_count"),
+    _uint("byte_offset"),
+    _uint("byte_length"),
+    _uint("crc"),
+    Index("base_segments_of_table", "cluster_id", "tenant_id", "table_id", "ts"),
+)
+
+changefeeds = Table(
+    "changefeeds",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    Column("changefeed_id", WorkerName, primary_key=True),
+    Column("state", Word, nullable=False),
+    _uint("start_ts"),
+    _uint("checkpoint_ts"),
+    _uint("target_ts"),
+    Column("tables", SqlText, nullable=False),
+    _uint("created_ms"),
+    _uint("seen_ms"),
+)
+
+safe_points = Table(
+    "safe_points",
+    metadata,
+    _id("cluster_id"),
+    _id("tenant_id"),
+    Column("service_id", WorkerName, primary_key=True),
+    _uint("safe_ts"),
+    _uint("expires_ms"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Word, primary_key=True),
+    Column("secret_hash", SecretHash, nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("role", Word, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("made_by", Word, nullable=False),
+    Column("replaced_by", Word),
+    _uint("created_ms"),
+    _uint("expires_ms"),
+    _uint("used_ms"),
+    _uint("revoked_ms"),
+    Index("api_keys_of_tenant", "cluster_id", "tenant_id"),
+)
+
+logins = Table(
+    "logins",
+    metadata,
+    Column("token_hash", SecretHash, primary_key=True),
+    Column("kind", Word, nullable=False),
+    Column("key_id", Word, nullable=False),
+    _uint("expires_ms"),
+    Index("logins_by_expiry", "expires_ms"),
+)
+
+kept_answers = Table(
+    "kept_answers",
+    metadata,
+    Column("asked_hash", SecretHash, primary_key=True),
+    Column("request_hash", SecretHash, nullable=False),
+    Column("attempt", Word, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("media_type", String(128), nullable=False),
+    Column("body", AnswerBytes, nullable=False),
+    _uint("begun_ms"),
+    Index("kept_answers_by_age", "begun_ms"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _id("event_id"),
+    _uint("at_ms"),
+    Column("kind", Word, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("subject", WorkerName, nullable=False),
+    Column("actor", WorkerName, nullable=False),
+    Column("detail", SqlText, nullable=False),
+)
+
+stops = Table(
+    "stops",
+    metadata,
+    _id("stop_id"),
+    Column("role", WorkerName, nullable=False),
+    Column("item", WorkerName, nullable=False),
+    Column("scope", Word, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("code", Word, nullable=False),
+    Column("message", SqlText, nullable=False),
+    Column("object", SqlText, nullable=False),
+    _uint("since_ms"),
+    _uint("tried_ms"),
+    _uint("tries"),
+    Column("resumed", Boolean, nullable=False),
+    Index("stops_by_item", "role", "item", unique=True),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", Word, primary_key=True),
+    _uint("value"),
+)
+
+
+class now_ms(FunctionElement[int]):
+    """Unix milliseconds by the database's clock, as an expression."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "sqlite")
+def _now_ms_sqlite(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+
+
+@compiles(now_ms, "mysql")
+@compiles(now_ms, "mariadb")
+def _now_ms_mysql(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
+
+
+def of_tenant(table: Table, tenant: Tenant) -> ColumnElement[bool]:
+    """The rows of one tenant."""
+    return and_(table.c.cluster_id == tenant.cluster_id, table.c.tenant_id == tenant.tenant_id)
+
+
+def of_asked_tenant(table: Table) -> ColumnElement[bool]:
+    """The rows of the tenant whose `tenant_ids` are among the parameters: for queries that are written once."""
+    return and_(table.c.cluster_id == bindparam("asked_cluster"), table.c.tenant_id == bindparam("asked_tenant"))
+
+
+def tenant_ids(tenant: Tenant) -> dict[str, Any]:
+    """The parameters of `of_asked_tenant`."""
+    return {"asked_cluster": tenant.cluster_id, "asked_tenant": tenant.tenant_id}
+
+
+def tenant_of(row: Any) -> Tenant:
+    """The tenant that a row names."""
+    return Tenant(row.cluster_id, row.tenant_id)
+
+
+def ensure_row(conn: Connection, table: Table, *, timed: str | None = None, **values: Any) -> None:
+    """Insert a row unless one with its primary key is there. Callers racing for one key wait for each other.
+
+    `timed` names a column that gets the database's time.
+    """
+    conn.execute(_ensuring(table, timed, conn.dialect.name == "sqlite"), values)
+
+
+@cache
+def _ensuring(table: Table, timed: str | None, is_sqlite: bool) -> Insert:
+    """MySQL's plain INSERT leaves a shared lock on a duplicate, so that two callers who go on to update the row
+    deadlock; ON DUPLICATE KEY UPDATE takes the exclusive lock at once."""
+    now = {} if timed is None else {timed: now_ms()}
+    if is_sqlite:
+        return sqlite.insert(table).values(**now).on_conflict_do_nothing()
+    same = {column.name: table.c[column.name] for column in table.primary_key}
+    return mysql.insert(table).values(**now).on_duplicate_key_update(**same)
+
+
+def next_numbers(conn: Connection, name: str, count: int) -> range:
+    """`count` numbers that nobody else gets, from 1, never used again. The row lock makes concurrent callers wait."""
+    conn.execute(counters.update().where(counters.c.name == name).values(value=counters.c.value + count))
+    last = conn.execute(select(counters.c.value).where(counters.c.name == name)).scalar_one()
+    return range(last - count + 1, last + 1)

@@ -1,0 +1,1 @@
+"""Catalog of the log: segments, state checkpoints, compaction, retention and read leases."""

@@ -1,0 +1,233 @@
+"""Bases: for a physical table all rows that it had at a timestamp, as compaction has built them, and where they lie.
+
+A base is made of what came before it (an older base, a seed, or nothing at all) and the log since. `add_bases` is one
+transaction:
+
+    every `upper` of the tenant's data has passed the bases?       else: a fault of ours
+    what each of them was made of is still there, locked           else: nothing happens
+    insert the objects, live, the bases and their segments
+
+So whatever takes away the log below a base must take away, in the same transaction, the bases that stand on it: then no
+base is ever added whose tail was not there. `retire_bases` is one transaction as well: the rows go, objects without a
+segment left become superseded under the next swap number, which is what pins protect (see `pins`). The newest base of
+a table is never retired.
+
+Two bases of one table at one timestamp hold the same rows; the first that is added stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, func, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import (
+    base_segments,
+    bases,
+    next_numbers,
+    now_ms,
+    objects,
+    of_asked_tenant,
+    of_tenant,
+    seeds,
+    tasks,
+    tenant_ids,
+)
+from tistream.catalog.log.objects import ObjectKind, insert_live, replacing_unnamed
+from tistream.catalog.log.seeds import SeedRow, SeedSegmentRow, segment_row
+from tistream.catalog.tenancy.tenants import TaskKind, lock_tenant
+from tistream.codec.segment_file import SegmentInfo
+from tistream.errors import NotFound, TenantDeleted, invariant
+from tistream.ids import Tenant
+
+_b, _s, _o = bases.c, base_segments.c, objects.c
+_IDS_AT_ONCE = 500
+_LISTED = select(bases).where(of_asked_tenant(bases)).order_by(_b.ts.desc(), _b.table_id)
+_SEGMENTS = (
+    select(bases.c.row_count.label("base_rows"), base_segments)
+    .select_from(
+        bases.outerjoin(
+            base_segments,
+            and_(
+                _s.cluster_id == _b.cluster_id,
+                _s.tenant_id == _b.tenant_id,
+                _s.table_id == _b.table_id,
+                _s.ts == _b.ts,
+            ),
+        )
+    )
+    .where(of_asked_tenant(bases), _b.table_id == bindparam("asked_table"), _b.ts == bindparam("asked_ts"))
+    .order_by(_s.start_key)
+)
+_REPLACE = replacing_unnamed(_s.object_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseRow:
+    """A base."""
+
+    tenant: Tenant
+    table_id: int  #: physical
+    ts: int
+    seed_ts: int  #: of the seed on which it stands in the end; 0 = on none, all of it came from the log
+    rows: int
+    bytes: int  #: stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBase:
+    """A base that lies in the store."""
+
+    table_id: int
+    ts: int
+    previous: BaseRow | SeedRow | None  #: what it was made of, besides the log
+    rows: int
+    segments: tuple[tuple[str, SegmentInfo], ...]  #: (object key, segment), in key order
+
+    @property
+    def seed_ts(self) -> int:
+        """See BaseRow."""
+        match self.previous:
+            case BaseRow(seed_ts=ts) | SeedRow(ts=ts):
+                return ts
+        return 0
+
+
+def list_bases(catalog: Catalog, tenant: Tenant, table_ids: Collection[int] | None = None) -> list[BaseRow]:
+    """The bases of these physical tables, or of all, the newest first."""
+    wanted = [None] if table_ids is None else _some(sorted(table_ids))
+    found: list[BaseRow] = []
+    for ids in wanted:
+        query = _LISTED if ids is None else _LISTED.where(_b.table_id.in_(ids))
+        with catalog.reading() as conn:
+            found += [_base_row(tenant, row) for row in conn.execute(query, tenant_ids(tenant))]
+    return sorted(found, key=lambda base: (-base.ts, base.table_id))
+
+
+def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SeedSegmentRow] | None:
+    """Where the rows of a base lie, in key order; None when the base was retired."""
+    asked = {"asked_table": base.table_id, "asked_ts": base.ts}
+    with catalog.reading() as conn:
+        found = conn.execute(_SEGMENTS, {**tenant_ids(base.tenant), **asked}).all()
+    if not found:
+        return None
+    return [segment_row(row) for row in found if row.object_key is not None]
+
+
+def add_bases(
+    catalog: Catalog, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], *, log_start_ts: int
+) -> bool:
+    """Make bases visible. `files` is object key -> bytes; `log_start_ts` is where the log began when they were made.
+
+    False when something that one of them was made of is gone, or one of them is there already: then nothing happened.
+    Fenced when an object's key has a row already."""
+    invariant(bool(new), "there are bases to add")
+    try:
+        with catalog.transaction() as conn:
+            _add(conn, tenant, new, files, log_start_ts)
+    except _Changed:
+        return False
+    return True
+
+
+def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> int:
+    """Forget these bases, unless one is the newest of its table; how many went."""
+    of_table: dict[int, set[int]] = {}
+    for base in gone:
+        of_table.setdefault(base.table_id, set()).add(base.ts)
+    if not of_table:
+        return 0
+    with catalog.transaction() as conn:
+        count, keys = 0, set[str]()
+        for table_id in sorted(of_table):
+            mine = and_(of_tenant(bases, tenant), _b.table_id == table_id)
+            there = sorted(conn.execute(select(_b.ts).where(mine).order_by(_b.ts).with_for_update()).scalars())
+            ts = sorted(of_table[table_id].intersection(there[:-1]))
+            held = and_(of_tenant(base_segments, tenant), _s.table_id == table_id, _s.ts.in_(ts))
+            keys.update(conn.execute(select(_s.object_key).where(held)).scalars())
+            conn.execute(base_segments.delete().where(held))
+            count += conn.execute(bases.delete().where(mine, _b.ts.in_(ts))).rowcount
+        if keys:
+            number = next_numbers(conn, "swap", 1)[0]
+            for key in sorted(keys):
+                conn.execute(_REPLACE, {"asked_key": key, "swap_no": number})
+    return count
+
+
+class _Changed(Exception):
+    """What the bases were made of is not what it was: the transaction is rolled back."""
+
+
+def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], log_start_ts: int) -> None:
+    try:
+        if max(lock_tenant(conn, tenant)) != log_start_ts:
+            raise _Changed
+    except (NotFound, TenantDeleted) as e:
+        raise _Changed from e
+    upper = select(func.min(tasks.c.upper)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
+    edge, newest = int(conn.execute(upper).scalar() or 0), max(base.ts for base in new)
+    invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, upper=edge)
+    for base in sorted(new, key=lambda b: b.table_id):
+        if not _is_there(conn, tenant, base.previous):
+            raise _Changed
+        there = select(_b.ts).where(of_tenant(bases, tenant), _b.table_id == base.table_id, _b.ts == base.ts)
+        if conn.execute(there).first() is not None:
+            raise _Changed
+    for key, size in sorted(files.items()):
+        insert_live(conn, tenant, key, ObjectKind.BASE, size)
+    conn.execute(bases.insert().values(created_ms=now_ms()), [_base_values(tenant, base) for base in new])
+    if rows := [_segment_values(tenant, base, key, info) for base in new for key, info in base.segments]:
+        conn.execute(base_segments.insert(), rows)
+
+
+def _is_there(conn: Connection, tenant: Tenant, previous: BaseRow | SeedRow | None) -> bool:
+    """Whether it is, and stays until this transaction ends."""
+    if previous is None:
+        return True
+    table = bases if isinstance(previous, BaseRow) else seeds
+    query = select(table.c.ts).where(
+        of_tenant(table, tenant), table.c.ts == previous.ts, table.c.table_id == previous.table_id
+    )
+    return conn.execute(query.with_for_update()).first() is not None
+
+
+def _some(ids: list[int]) -> list[list[int]]:
+    return [ids[at : at + _IDS_AT_ONCE] for at in range(0, len(ids), _IDS_AT_ONCE)]
+
+
+def _base_row(tenant: Tenant, row: Any) -> BaseRow:
+    return BaseRow(
+        tenant=tenant, table_id=row.table_id, ts=row.ts, seed_ts=row.seed_ts, rows=row.row_count, bytes=row.bytes
+    )
+
+
+def _base_values(tenant: Tenant, base: NewBase) -> dict[str, Any]:
+    return {
+        "cluster_id": tenant.cluster_id,
+        "tenant_id": tenant.tenant_id,
+        "table_id": base.table_id,
+        "ts": base.ts,
+        "seed_ts": base.seed_ts,
+        "row_count": base.rows,
+        "bytes": sum(info.length for _, info in base.segments),
+    }
+
+
+def _segment_values(tenant: Tenant, base: NewBase, object_key: str, info: SegmentInfo) -> dict[str, Any]:
+    return {
+        "object_key": object_key,
+        "segment_no": info.number,
+        "cluster_id": tenant.cluster_id,
+        "tenant_id": tenant.tenant_id,
+        "table_id": base.table_id,
+        "ts": base.ts,
+        "start_key": info.start_key,
+        "end_key": info.end_key,
+        "row_count": info.rows,
+        "byte_offset": info.offset,
+        "byte_length": info.length,
+        "crc": info.crc,
+    }

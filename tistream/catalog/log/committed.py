@@ -1,0 +1,308 @@
+"""The committed log: which segments of which files are visible, and the swap that makes them so.
+
+A flush is one transaction. For each task, in order of id (so that two flushes never wait for each other in a circle):
+
+    UPDATE tasks SET upper = :new WHERE task_id = :id AND epoch = :mine AND upper = :seen
+
+comes first and must match one row. Objects and segments are inserted for the matching tasks only; the bytes of the
+others stay in the files, unreferenced. `seen_upper < new_upper`, and every segment's timestamps lie in
+(seen_upper, new_upper]. A flush may hold any number of objects, and one commit_ts may lie in several of them: all
+become visible together. The number of statements depends on the number of tasks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Update, and_, bindparam, case, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import INT_MAX, of_asked_tenant, segments, tasks, tenant_ids, tenant_of
+from tistream.catalog.log.objects import ObjectKind, insert_all_live
+from tistream.catalog.log.page import page_bounds, page_of_segments, span_class
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.codec.compacted_file import NO_FOOTER, Footer
+from tistream.codec.segment_file import SegmentInfo
+from tistream.errors import invariant
+from tistream.ids import Tenant
+
+_ADD_SEGMENTS = segments.insert()
+_LOCK_TOGETHER = (
+    select(tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.epoch, tasks.c.upper)
+    .where(tasks.c.task_id.in_(bindparam("asked_tasks", expanding=True)))
+    .order_by(tasks.c.task_id)
+    .with_for_update()
+)
+_PAGE = page_of_segments()
+_TOGETHER_MIN = 4  # tasks from which on two statements for all are fewer than one for each
+_TOGETHER_MAX = 500  # in one statement
+_TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of an expression
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSegment:
+    """A segment of a file that is being committed."""
+
+    object_key: str
+    segment_no: int
+    start_key: bytes  #: smallest key
+    end_key: bytes  #: largest key, inclusive
+    table_lo: int  #: smallest table id
+    table_hi: int  #: largest table id, inclusive
+    lo_ts: int  #: smallest commit_ts
+    hi_ts: int  #: largest commit_ts, inclusive
+    rows: int
+    offset: int  #: bytes from the start of the object
+    length: int  #: bytes in the object
+    crc: int
+    raw_length: int = 0  #: bytes unpacked; 0 = not known
+
+
+def new_segment(info: SegmentInfo, object_key: str) -> NewSegment:
+    """The segment that the footer of this file describes."""
+    return NewSegment(
+        object_key=object_key,
+        segment_no=info.number,
+        start_key=info.start_key,
+        end_key=info.end_key,
+        table_lo=info.table_lo,
+        table_hi=info.table_hi,
+        lo_ts=info.lo_ts,
+        hi_ts=info.hi_ts,
+        rows=info.rows,
+        offset=info.offset,
+        length=info.length,
+        crc=info.crc,
+        raw_length=info.raw_length,
+    )
+
+
+class SegmentFormat(StrEnum):
+    """How a segment's bytes are to be read."""
+
+    SEGMENT = "segment"  #: of a segment file
+    PARQUET = "parquet"  #: a row group of a compacted file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRow(NewSegment):
+    """A visible segment."""
+
+    task_id: int
+    kind: TaskKind
+    format: SegmentFormat = SegmentFormat.SEGMENT
+    footer: Footer = NO_FOOTER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAdvance:
+    """What a flush wants for one task."""
+
+    task_id: int
+    epoch: int  #: the flushing owner's
+    seen_upper: int  #: the task's upper as its owner knows it
+    new_upper: int
+    segments: tuple[NewSegment, ...] = ()
+
+
+def commit_flush(
+    catalog: Catalog, *, tenant: Tenant, objects: Mapping[str, int], advances: Sequence[TaskAdvance]
+) -> frozenset[int]:
+    """Make a flush visible, whole. Returns the tasks that advanced; the others were taken away and must be stopped.
+
+    `objects` (key -> bytes) are those that the segments lie in; without any only the uppers move. Fenced when one of
+    the keys already has a row: nothing of the flush happened, and what was written under these keys is lost.
+    """
+    with catalog.transaction() as conn:
+        return flush_in(conn, tenant, objects, advances)
+
+
+def flush_in(
+    conn: Connection, tenant: Tenant, objects: Mapping[str, int], advances: Sequence[TaskAdvance]
+) -> frozenset[int]:
+    """`commit_flush` as a part of a larger transaction."""
+    _check_advances(objects, advances)
+    advanced = [a for a in sorted(advances, key=lambda a: a.task_id) if _advance(conn, tenant, a)]
+    kinds = _kinds(conn, [a.task_id for a in advanced if a.segments])
+    if kinds:
+        used = {s.object_key for a in advanced for s in a.segments}
+        sizes = {key: size for key, size in objects.items() if key in used}
+        insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
+        conn.execute(_ADD_SEGMENTS, [_values(tenant, kinds, a, s) for a in advanced for s in a.segments])
+    return frozenset(a.task_id for a in advanced)
+
+
+def advance_uppers(catalog: Catalog, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> frozenset[int]:
+    """`commit_flush` of several tenants without any segment, in one transaction, each task with its own guard. Returns
+    the tasks that advanced; the others were taken away and must be stopped. The number of statements hardly depends on
+    the number of tasks: a sorter may have thousands of idle ones, and their rows are locked until the transaction ends.
+    """
+    _check_advances({}, [a for _, a in advances])
+    with catalog.transaction() as conn:
+        in_order = sorted(advances, key=lambda pair: pair[1].task_id)
+        if len(in_order) < _TOGETHER_MIN:
+            return frozenset(a.task_id for tenant, a in in_order if _advance(conn, tenant, a))
+        return frozenset(
+            task_id
+            for at in range(0, len(in_order), _TOGETHER_MAX)
+            for task_id in _advance_together(conn, in_order[at : at + _TOGETHER_MAX])
+        )
+
+
+def uppers(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """task id -> (epoch, upper), to find out what became of a flush whose reply was lost."""
+    wanted = list(task_ids)
+    with catalog.reading() as conn:
+        rows = conn.execute(select(tasks.c.task_id, tasks.c.epoch, tasks.c.upper).where(tasks.c.task_id.in_(wanted)))
+        return {row.task_id: (row.epoch, row.upper) for row in rows}
+
+
+def find_segments(
+    catalog: Catalog,
+    tenant: Tenant,
+    *,
+    after_ts: int,
+    upto_ts: int,
+    kind: str = TaskKind.DATA,
+    table_ids: Collection[int] | None = None,
+    limit: int,
+) -> list[SegmentRow]:
+    """Live segments that may hold changes in (after_ts, upto_ts], by (lo_ts, hi_ts, object_key, segment_no).
+
+    `table_ids` narrows to segments whose interval of table ids contains one of them, as far as that is cheap: a reader
+    still looks at the rows. With `limit` segments returned, later ones may begin at the last one's `lo_ts`.
+    """
+    if table_ids is not None and not table_ids:
+        return []
+    narrowed = None if table_ids is None else touches(table_ids)
+    asked = page_bounds(min(after_ts, INT_MAX), min(upto_ts, INT_MAX))
+    with catalog.reading() as conn:
+        query = _PAGE if narrowed is None else page_of_segments(narrowed)
+        found = conn.execute(query, {**tenant_ids(tenant), "asked_kind": kind, "at_most": limit, **asked})
+        return [segment_row(row) for row in found]
+
+
+def _check_advances(objects: Mapping[str, int], advances: Sequence[TaskAdvance]) -> None:
+    invariant(len({a.task_id for a in advances}) == len(advances), "a flush names each task once")
+    for a in advances:
+        invariant(
+            a.seen_upper < a.new_upper,
+            "upper only rises",
+            task_id=a.task_id,
+            seen_upper=a.seen_upper,
+            new_upper=a.new_upper,
+        )
+        for s in a.segments:
+            invariant(s.object_key in objects, "a segment lies in an object of the flush", task_id=a.task_id)
+            invariant(
+                a.seen_upper < s.lo_ts <= s.hi_ts <= a.new_upper,
+                "a segment lies between the old and the new upper",
+                task_id=a.task_id,
+                segment=s.segment_no,
+                lo_ts=s.lo_ts,
+                hi_ts=s.hi_ts,
+            )
+
+
+@cache
+def _advancing() -> Update:
+    return tasks.update().where(
+        tasks.c.task_id == bindparam("asked_task"),
+        of_asked_tenant(tasks),
+        tasks.c.epoch == bindparam("my_epoch"),
+        tasks.c.upper == bindparam("seen_upper"),
+    )
+
+
+def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
+    seen = {"asked_task": a.task_id, "my_epoch": a.epoch, "seen_upper": a.seen_upper}
+    return conn.execute(_advancing(), {**tenant_ids(tenant), **seen, "upper": a.new_upper}).rowcount == 1
+
+
+def _advance_together(conn: Connection, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> list[int]:
+    """`_advance` of several tasks, in order of id, by two statements: the guard of each is looked at under its lock."""
+    asked = {"asked_tasks": [a.task_id for _, a in advances]}
+    found = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, asked)}
+    new = {a.task_id: a.new_upper for tenant, a in advances if _is_as_seen(found.get(a.task_id), tenant, a)}
+    if new:
+        uppers = case(new, value=tasks.c.task_id)
+        conn.execute(tasks.update().where(tasks.c.task_id.in_(list(new))).values(upper=uppers))
+    return list(new)
+
+
+def _is_as_seen(row: Any, tenant: Tenant, a: TaskAdvance) -> bool:
+    return (
+        row is not None
+        and tenant_of(row) == tenant
+        and row.epoch == a.epoch
+        and row.upper == a.seen_upper
+    )  # fmt: skip
+
+
+def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:
+    if not task_ids:
+        return {}
+    rows = conn.execute(select(tasks.c.task_id, tasks.c.kind).where(tasks.c.task_id.in_(task_ids)))
+    return {row.task_id: row.kind for row in rows}
+
+
+def _values(tenant: Tenant, kinds: dict[int, str], a: TaskAdvance, s: NewSegment) -> dict[str, Any]:
+    return {
+        "object_key": s.object_key,
+        "segment_no": s.segment_no,
+        "cluster_id": tenant.cluster_id,
+        "tenant_id": tenant.tenant_id,
+        "kind": kinds[a.task_id],
+        "task_id": a.task_id,
+        "start_key": s.start_key,
+        "end_key": s.end_key,
+        "table_lo": s.table_lo,
+        "table_hi": s.table_hi,
+        "lo_ts": s.lo_ts,
+        "hi_ts": s.hi_ts,
+        "row_count": s.rows,
+        "byte_offset": s.offset,
+        "byte_length": s.length,
+        "crc": s.crc,
+        "raw_length": s.raw_length,
+        "span_class": span_class(s.lo_ts, s.hi_ts),
+    }
+
+
+def touches(
+    table_ids: Collection[int],
+    lo: ColumnElement[int] = segments.c.table_lo,
+    hi: ColumnElement[int] = segments.c.table_hi,
+) -> ColumnElement[bool]:
+    """Whether a segment may hold one of the tables, as far as that is cheap."""
+    if len(table_ids) > _TABLE_IDS_MAX:
+        return and_(lo <= max(table_ids), hi >= min(table_ids))
+    return or_(*(and_(lo <= table_id, hi >= table_id) for table_id in sorted(table_ids)))
+
+
+def segment_row(row: Any) -> SegmentRow:
+    """The segment that a row of the table says."""
+    return SegmentRow(
+        segment_no=row.segment_no,
+        start_key=row.start_key,
+        end_key=row.end_key,
+        table_lo=row.table_lo,
+        table_hi=row.table_hi,
+        lo_ts=row.lo_ts,
+        hi_ts=row.hi_ts,
+        rows=row.row_count,
+        offset=row.byte_offset,
+        length=row.byte_length,
+        crc=row.crc,
+        raw_length=row.raw_length,
+        object_key=row.object_key,
+        task_id=row.task_id,
+        kind=TaskKind(row.kind),
+        format=SegmentFormat(row.format),
+        footer=Footer(offset=row.footer_offset, length=row.footer_length, crc=row.footer_crc),
+    )

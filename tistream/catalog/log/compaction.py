@@ -1,0 +1,247 @@
+"""Compaction's side of the catalog: what there is to compact, and the swap.
+
+The unit is a piece: all segments that one task has in one object. `pieces` is one statement, hence one state of the
+catalog. `swap` is one transaction:
+
+    lock the inputs' objects, in order of key      -> all live?
+    delete the segments of every piece             -> as many as were read?
+    insert the outputs, live, and their segments
+    take the next swap number                      (locked until COMMIT: numbers are committed in order)
+    objects without a segment left -> superseded, with that number
+
+Either all inputs are replaced by all outputs or nothing happens, so whoever lists segments in one statement sees every
+row of the log once, before the swap or after it. An object in which another task still has segments stays live. `upper`
+is not touched: compaction changes where rows lie, never what is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import BindParameter, Connection, and_, bindparam, func, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import (
+    INT_MAX,
+    next_numbers,
+    objects,
+    of_asked_tenant,
+    of_tenant,
+    segments,
+    tasks,
+    tenant_ids,
+)
+from tistream.catalog.log.committed import SegmentFormat, SegmentRow, segment_row
+from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, replacing_unnamed
+from tistream.catalog.log.page import span_class
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.codec.compacted_file import Footer
+from tistream.codec.segment_file import SegmentInfo
+from tistream.errors import invariant
+from tistream.ids import Tenant
+
+_KEYS_AT_ONCE = 200
+_s, _o = segments.c, objects.c
+
+
+def _behind(lo_ts: ColumnElement[int], *name: ColumnElement[Any]) -> ColumnElement[bool]:
+    """What comes after the piece that is named by the parameters, in the order of `pieces`."""
+    key: BindParameter[Any] = bindparam("after_key")
+    task: BindParameter[Any] = bindparam("after_task")
+    same = and_(lo_ts == bindparam("after_lo"), or_(name[0] > key, and_(name[0] == key, name[1] > task)))
+    return or_(lo_ts > bindparam("after_lo"), same)
+
+
+_UPPER = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks), tasks.c.kind == TaskKind.DATA)
+_PIECES = (
+    select(
+        _s.object_key,
+        _s.task_id,
+        func.count().label("segments"),
+        func.sum(_s.row_count).label("row_count"),
+        func.sum(_s.byte_length).label("stored_bytes"),
+        func.sum(_s.raw_length).label("raw_bytes"),
+        func.min(_s.lo_ts).label("lo_ts"),
+        func.max(_s.hi_ts).label("hi_ts"),
+    )
+    .select_from(segments.join(objects, _o.object_key == _s.object_key))
+    .where(of_asked_tenant(segments), _s.kind == TaskKind.DATA, _o.state == ObjectState.LIVE)
+    .group_by(_s.object_key, _s.task_id)
+    .having(func.max(_s.hi_ts) <= bindparam("upto_ts"), _behind(func.min(_s.lo_ts), _s.object_key, _s.task_id))
+    .order_by(func.min(_s.lo_ts), _s.object_key, _s.task_id)
+    .limit(bindparam("at_most"))
+)
+_REMOVE = segments.delete().where(_s.object_key == bindparam("asked_key"), _s.task_id == bindparam("asked_task"))
+_ADD = segments.insert()
+_REPLACE = replacing_unnamed(_s.object_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """All live segments of one task in one object."""
+
+    object_key: str
+    task_id: int
+    segments: int  #: how many
+    rows: int
+    stored_bytes: int
+    raw_bytes: int = 0  #: unpacked; 0 = not known
+    lo_ts: int
+    hi_ts: int  #: inclusive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A compacted file that takes the place of inputs."""
+
+    object_key: str
+    object_bytes: int
+    task_id: int
+    groups: tuple[SegmentInfo, ...]
+    footer: Footer
+
+
+def lowest_upper(catalog: Catalog, tenant: Tenant) -> int:
+    """The least `upper` of the tenant's data tasks: the live edge of its log. 0 without tasks."""
+    with catalog.reading() as conn:
+        return int(conn.execute(_UPPER, tenant_ids(tenant)).scalar() or 0)
+
+
+def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int, after: Piece | None = None) -> list[Piece]:
+    """The oldest pieces of the tenant's data that lie at or below `upto_ts` whole, by (lo_ts, object, task); those
+    that follow `after`."""
+    asked = {
+        "upto_ts": min(upto_ts, INT_MAX),
+        "at_most": limit,
+        "after_lo": -1 if after is None else after.lo_ts,
+        "after_key": "" if after is None else after.object_key,
+        "after_task": 0 if after is None else after.task_id,
+    }
+    with catalog.reading() as conn:
+        return [
+            Piece(
+                object_key=row.object_key,
+                task_id=row.task_id,
+                segments=int(row.segments),
+                rows=int(row.row_count),
+                stored_bytes=int(row.stored_bytes),
+                raw_bytes=int(row.raw_bytes),
+                lo_ts=int(row.lo_ts),
+                hi_ts=int(row.hi_ts),
+            )
+            for row in conn.execute(_PIECES, {**tenant_ids(tenant), **asked})
+        ]
+
+
+def segments_of(catalog: Catalog, tenant: Tenant, wanted: Sequence[Piece]) -> dict[tuple[str, int], list[SegmentRow]]:
+    """(object key, task id) -> live segments by number. Those of a piece that was replaced meanwhile are missing."""
+    keys = sorted({piece.object_key for piece in wanted})
+    found: dict[tuple[str, int], list[SegmentRow]] = {}
+    for first in range(0, len(keys), _KEYS_AT_ONCE):
+        query = (
+            select(segments)
+            .join(objects, _o.object_key == _s.object_key)
+            .where(
+                of_tenant(segments, tenant),
+                _s.kind == TaskKind.DATA,
+                _s.object_key.in_(keys[first : first + _KEYS_AT_ONCE]),
+                _o.state == ObjectState.LIVE,
+            )
+            .order_by(_s.object_key, _s.segment_no)
+        )
+        with catalog.reading() as conn:
+            for row in conn.execute(query):
+                found.setdefault((row.object_key, row.task_id), []).append(segment_row(row))
+    return found
+
+
+def new_job(catalog: Catalog) -> int:
+    """A job's number, given to nobody else."""
+    with catalog.transaction() as conn:
+        return next_numbers(conn, "compaction", 1)[0]
+
+
+def swap(catalog: Catalog, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> bool:
+    """Put the outputs in the place of the inputs. False when an input is no longer live as it was read: then nothing
+    happened. Fenced when an output's key has a row already."""
+    invariant(len({(p.object_key, p.task_id) for p in inputs}) == len(inputs), "a swap names each piece once")
+    _check_sums(inputs, outputs)
+    try:
+        with catalog.transaction() as conn:
+            _exchange(conn, tenant, inputs, outputs)
+    except _Replaced:
+        return False
+    return True
+
+
+class _Replaced(Exception):
+    """An input is not what it was: the transaction is rolled back."""
+
+
+def _exchange(conn: Connection, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> None:
+    keys = sorted({piece.object_key for piece in inputs})
+    if not _all_live(conn, keys):
+        raise _Replaced
+    for piece in inputs:
+        if _remove(conn, piece) != piece.segments:
+            raise _Replaced
+    for output in outputs:
+        insert_live(conn, tenant, output.object_key, ObjectKind.COMPACTED, output.object_bytes)
+        conn.execute(_ADD, [_values(tenant, output, group) for group in output.groups])
+    number = next_numbers(conn, "swap", 1)[0]
+    for key in keys:
+        conn.execute(_REPLACE, {"asked_key": key, "swap_no": number})
+
+
+def _check_sums(inputs: Sequence[Piece], outputs: Sequence[Output]) -> None:
+    """A last look that needs no data: per task as many rows go in as come out."""
+    rows: dict[int, int] = {}
+    for piece in inputs:
+        rows[piece.task_id] = rows.get(piece.task_id, 0) + piece.rows
+    for output in outputs:
+        rows[output.task_id] = rows.get(output.task_id, 0) - sum(group.rows for group in output.groups)
+    invariant(not any(rows.values()), "a swap keeps the number of rows", difference=rows)
+
+
+def _all_live(conn: Connection, keys: list[str]) -> bool:
+    live = 0
+    for first in range(0, len(keys), _KEYS_AT_ONCE):
+        some = keys[first : first + _KEYS_AT_ONCE]
+        states = select(_o.state).where(_o.object_key.in_(some)).order_by(_o.object_key).with_for_update()
+        live += sum(state == ObjectState.LIVE for state in conn.execute(states).scalars())
+    return live == len(keys)
+
+
+def _remove(conn: Connection, piece: Piece) -> int:
+    """How many segments were still there."""
+    return conn.execute(_REMOVE, {"asked_key": piece.object_key, "asked_task": piece.task_id}).rowcount
+
+
+def _values(tenant: Tenant, output: Output, group: SegmentInfo) -> dict[str, Any]:
+    return {
+        "object_key": output.object_key,
+        "segment_no": group.number,
+        "cluster_id": tenant.cluster_id,
+        "tenant_id": tenant.tenant_id,
+        "kind": TaskKind.DATA,
+        "task_id": output.task_id,
+        "start_key": group.start_key,
+        "end_key": group.end_key,
+        "table_lo": group.table_lo,
+        "table_hi": group.table_hi,
+        "lo_ts": group.lo_ts,
+        "hi_ts": group.hi_ts,
+        "row_count": group.rows,
+        "byte_offset": group.offset,
+        "byte_length": group.length,
+        "crc": group.crc,
+        "raw_length": group.raw_length,
+        "span_class": span_class(group.lo_ts, group.hi_ts),
+        "format": SegmentFormat.PARQUET,
+        "footer_offset": output.footer.offset,
+        "footer_length": output.footer.length,
+        "footer_crc": output.footer.crc,
+    }

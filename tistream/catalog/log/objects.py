@@ -1,0 +1,220 @@
+"""Published objects: what exists as far as anybody may read.
+
+    live -> superseded -> dead        an object is replaced, then collected
+            (nothing) -> dead         an orphan is tombstoned first, then deleted
+
+An object of a snapshot is live as long as a task's snapshot refers to it (`snapshot_objects`); several tasks of a
+tenant may share one.
+
+Every key has at most one row. That of an orphan stays for ever: a writer that comes late with a key that was tombstoned
+meets the primary key and is fenced. That of an object which was visible once may go when it is dead (`forget_dead`):
+its writer has published it and does so once, so nobody comes late. Rows are inserted inside the transactions of other
+modules, never alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+
+from sqlalchemy import Column, Connection, Update, bindparam, exc, exists, func, select
+
+from tistream.catalog.database.engine import Catalog, is_duplicate
+from tistream.catalog.database.tables import (
+    ensure_row,
+    now_ms,
+    objects,
+    of_asked_tenant,
+    of_tenant,
+    pins,
+    snapshot_objects,
+    tenant_ids,
+)
+from tistream.errors import Fenced
+from tistream.ids import Tenant
+
+
+class ObjectKind(StrEnum):
+    """What an object is."""
+
+    COMMITTED = "committed"
+    COMPACTED = "compacted"
+    SNAPSHOT = "snapshot"
+    SCHEMAS = "schemas"
+    SEED = "seed"
+    BASE = "base"
+    UNKNOWN = "unknown"  #: a tombstone of something that never had a row
+
+
+class ObjectState(StrEnum):
+    """How much of an object's life is over."""
+
+    LIVE = "live"
+    SUPERSEDED = "superseded"
+    DEAD = "dead"
+
+
+_o = objects.c
+_INSERT = objects.insert().values(changed_ms=now_ms())
+_r = snapshot_objects.c
+_LOCK = select(_o.object_key).where(_o.object_key == bindparam("asked_key")).with_for_update()
+_RELEASE = snapshot_objects.delete().where(
+    _r.task_id == bindparam("asked_task"), _r.object_key == bindparam("asked_key")
+)
+_SUPERSEDE = (
+    objects.update()
+    .where(
+        _o.object_key == bindparam("asked_key"),
+        _o.state == ObjectState.LIVE,
+        ~select(_r.task_id).where(_r.object_key == bindparam("asked_key")).exists(),
+    )
+    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms())
+)
+_BURY = (
+    objects.update()
+    .where(_o.object_key == bindparam("asked_key"), _o.state != ObjectState.LIVE)
+    .values(state=ObjectState.DEAD, changed_ms=now_ms())
+)
+_STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
+_PINNED = exists().where(pins.c.swaps_seen < _o.replaced_by, pins.c.expires_ms > now_ms())
+_REPLACED = (
+    select(_o.object_key)
+    .where(
+        of_asked_tenant(objects),
+        _o.state == ObjectState.SUPERSEDED,
+        _o.changed_ms + bindparam("grace_ms") <= now_ms(),
+    )
+    .order_by(_o.changed_ms, _o.object_key)
+    .limit(bindparam("at_most"))
+)
+_DEAD = (
+    select(_o.object_key)
+    .where(
+        _o.state == ObjectState.DEAD,
+        _o.kind != ObjectKind.UNKNOWN,
+        _o.changed_ms + bindparam("older_ms") <= now_ms(),
+    )
+    .limit(bindparam("at_most"))
+)
+_FORGET = objects.delete().where(
+    _o.object_key.in_(bindparam("asked_keys", expanding=True)),
+    _o.state == ObjectState.DEAD,
+    _o.kind != ObjectKind.UNKNOWN,
+)
+_LIVE = (
+    select(_o.object_key, _o.bytes)
+    .where(of_asked_tenant(objects), _o.state == ObjectState.LIVE, _o.object_key > bindparam("after_key"))
+    .order_by(_o.object_key)
+    .limit(bindparam("at_most"))
+)
+_SUPERSEDED = _REPLACED.where(~_PINNED)
+
+
+def replacing_unnamed(naming: Column[str]) -> Update:
+    """Supersede the object `asked_key` by the swap `swap_no` unless a row still names it in the column `naming`."""
+    return (
+        objects.update()
+        .where(
+            _o.object_key == bindparam("asked_key"),
+            _o.state == ObjectState.LIVE,
+            ~select(naming).where(naming == _o.object_key).exists(),
+        )
+        .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
+    )
+
+
+def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:
+    """Publish an object. Fenced when its key has a row already: it was tombstoned, or is somebody else's."""
+    insert_all_live(conn, tenant, {object_key: object_bytes}, kind)
+
+
+def insert_all_live(conn: Connection, tenant: Tenant, sizes: Mapping[str, int], kind: ObjectKind) -> None:
+    """Publish objects (key -> bytes) with one statement, all or none. Fenced when a key has a row already."""
+    rows = [
+        {
+            "object_key": key,
+            "cluster_id": tenant.cluster_id,
+            "tenant_id": tenant.tenant_id,
+            "kind": kind,
+            "state": ObjectState.LIVE,
+            "bytes": size,
+        }
+        for key, size in sizes.items()
+    ]
+    try:
+        conn.execute(_INSERT, rows)
+    except exc.IntegrityError as e:
+        if not is_duplicate(e):
+            raise
+        raise Fenced("this object already has a catalog row", object_key=", ".join(sizes)) from e
+
+
+def release(conn: Connection, task_id: int, object_keys: Collection[str]) -> None:
+    """The task's snapshot refers to these objects no longer. One to which no snapshot refers now is replaced: it may be
+    collected after its grace period.
+
+    The object's row is locked first, so that of two tasks that let go of it at once the later one sees that it was the
+    last."""
+    for key in sorted(object_keys):  # in one order, so that two tasks never wait for each other in a circle
+        asked = {"asked_key": key}
+        conn.execute(_LOCK, asked)
+        conn.execute(_RELEASE, {**asked, "asked_task": task_id})
+        conn.execute(_SUPERSEDE, asked)
+
+
+def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
+    """Say that the object will be deleted, before it is. False when it is live: then it must stay."""
+    with catalog.transaction() as conn:
+        ensure_row(
+            conn,
+            objects,
+            timed="changed_ms",
+            object_key=object_key,
+            cluster_id=tenant.cluster_id,
+            tenant_id=tenant.tenant_id,
+            kind=ObjectKind.UNKNOWN,
+            state=ObjectState.DEAD,
+            bytes=0,
+        )
+        return conn.execute(_BURY, {"asked_key": object_key}).rowcount == 1
+
+
+def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, ObjectState]:
+    """key -> state, for those of the keys (at most a few hundred) that have a row."""
+    with catalog.reading() as conn:
+        found = conn.execute(_STATES, {"asked_keys": list(object_keys)})
+        return {key: ObjectState(state) for key, state in found}
+
+
+def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
+    """Keys that were replaced at least `grace_ms` ago by the database's clock, and that no pin protects (see `pins`);
+    `tombstone` each, then delete it."""
+    with catalog.reading() as conn:
+        found = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
+        return list(found.scalars())
+
+
+def forget_dead(catalog: Catalog, *, older_ms: int, limit: int) -> int:
+    """Drop the rows of objects that were visible once and have been dead for so long by the database's clock, at most
+    `limit`; how many. Tombstones of orphans stay."""
+    with catalog.transaction() as conn:
+        keys = list(conn.execute(_DEAD, {"older_ms": older_ms, "at_most": limit}).scalars())
+        return conn.execute(_FORGET, {"asked_keys": keys}).rowcount if keys else 0
+
+
+def live_objects(catalog: Catalog, tenant: Tenant, *, after_key: str, limit: int) -> list[tuple[str, int]]:
+    """(key, bytes) of the tenant's live objects with a greater key, by key."""
+    with catalog.reading() as conn:
+        found = conn.execute(_LIVE, {**tenant_ids(tenant), "after_key": after_key, "at_most": limit})
+        return [(key, int(size)) for key, size in found]
+
+
+def stored_bytes(catalog: Catalog, tenant: Tenant) -> dict[tuple[str, str], tuple[int, int]]:
+    """(kind, state) -> (number of objects, bytes), for the status page."""
+    with catalog.reading() as conn:
+        rows = conn.execute(
+            select(objects.c.kind, objects.c.state, func.count(), func.sum(objects.c.bytes))
+            .where(of_tenant(objects, tenant))
+            .group_by(objects.c.kind, objects.c.state)
+        )
+        return {(kind, state): (int(count), int(total)) for kind, state, count, total in rows}

@@ -1,0 +1,199 @@
+"""Where a tenant's log begins: the floor, and what goes when it rises.
+
+`raise_floor` is one transaction:
+
+    lock the tenant's row                                    the floor is still what the caller saw?
+    no changefeed and no safe point is lower than the new one
+    floor_ts = the new one
+    bases and seeds below it go; objects without a segment left -> superseded, under the next swap number
+
+From its COMMIT on nobody may rely on the log at or below the floor, and only then `retire_below_floor` takes away the
+segments that lie there whole, some objects at a time:
+
+    lock the objects, in order of key; delete their segments at or below the floor
+    objects without a segment left -> superseded, under the next swap number
+
+Readers list segments and look at the floor afterwards (`check_floor`): whoever missed a segment because it was retired
+sees a floor that is higher than where he reads from. What he did list stays while his pin lives, as with a compaction.
+
+The rows of DDL tasks stay: they are few, and every schema history is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import BindParameter, Connection, bindparam, func, select
+
+from tistream import ts as tso
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import now_ms as database_ms
+from tistream.catalog.database.tables import (
+    base_segments,
+    bases,
+    changefeeds,
+    next_numbers,
+    now_ms,
+    objects,
+    of_asked_tenant,
+    safe_points,
+    seed_segments,
+    seeds,
+    segments,
+    tasks,
+    tenant_ids,
+    tenants,
+)
+from tistream.catalog.log.objects import ObjectState
+from tistream.catalog.tenancy.changefeeds import HOLDING
+from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, given_up, lock_tenant
+from tistream.errors import NotFound, TenantDeleted, TsExpired, invariant
+from tistream.ids import Tenant
+
+OBJECTS_AT_ONCE = 200
+
+_o, _s = objects.c, segments.c
+_FLOOR = select(tenants.c.floor_ts).where(of_asked_tenant(tenants))
+_FLOOR_AND_STATE = select(tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants))
+_EDGE = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks))
+_LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(
+    of_asked_tenant(changefeeds), changefeeds.c.state.in_(HOLDING)
+)
+_LOWEST_POINT = select(func.min(safe_points.c.safe_ts)).where(
+    of_asked_tenant(safe_points), safe_points.c.expires_ms > now_ms()
+)
+_RAISE = tenants.update().where(of_asked_tenant(tenants)).values(floor_ts=bindparam("to_ts"))
+_BELOW: BindParameter[int] = bindparam("to_ts", type_=tenants.c.floor_ts.type)
+_HELD = {
+    segments_of: (
+        select(segments_of.c.object_key).where(of_asked_tenant(segments_of), segments_of.c.ts < _BELOW).distinct(),
+        segments_of.delete().where(of_asked_tenant(segments_of), segments_of.c.ts < _BELOW),
+        rows_of.delete().where(of_asked_tenant(rows_of), rows_of.c.ts < _BELOW),
+    )
+    for segments_of, rows_of in ((base_segments, bases), (seed_segments, seeds))
+}
+_MANIFESTS = select(seeds.c.manifest_key).where(of_asked_tenant(seeds), seeds.c.ts < _BELOW)
+_REPLACE = (
+    objects.update()
+    .where(
+        _o.object_key == bindparam("asked_key"),
+        _o.state == ObjectState.LIVE,
+        *(
+            ~select(table.c.object_key).where(table.c.object_key == _o.object_key).exists()
+            for table in (segments, base_segments, seed_segments)
+        ),
+    )
+    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
+)
+_RETIRED = (of_asked_tenant(segments), _s.kind == TaskKind.DATA, _s.hi_ts <= bindparam("floor_ts"))
+_CANDIDATES = (
+    select(_s.object_key)
+    .join(objects, _o.object_key == _s.object_key)
+    .where(*_RETIRED, _o.state == ObjectState.LIVE)
+    .distinct()
+    .order_by(_s.object_key)
+    .limit(bindparam("at_most"))
+)
+_LOCK_OBJECTS = (
+    select(_o.object_key)
+    .where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
+    .order_by(_o.object_key)
+    .with_for_update()
+)
+_RETIRE = segments.delete().where(*_RETIRED, _s.object_key.in_(bindparam("asked_keys", expanding=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Somebody needs the log above a timestamp."""
+
+    ts: int
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retired:
+    """What one round took away."""
+
+    objects: int  #: that were looked at: as many as asked for when there may be more
+    segments: int
+
+
+def database_time_ms(catalog: Catalog) -> int:
+    """Unix milliseconds by the database's clock."""
+    with catalog.reading() as conn:
+        return database_ms(conn)
+
+
+def check_floor(catalog: Catalog, tenant: Tenant, after_ts: int) -> None:
+    """Whether what was just listed above `after_ts` is all that ever was there. TsExpired when retention may have taken
+    some of it before it was listed, TenantDeleted when the tenant's deletion may have."""
+    with catalog.reading() as conn:
+        row = conn.execute(_FLOOR_AND_STATE, tenant_ids(tenant)).one_or_none()
+    if row is not None and row.state in GIVEN_UP:
+        raise given_up(tenant)
+    if row is not None and after_ts < row.floor_ts:
+        raise expired(after_ts, int(row.floor_ts))
+
+
+def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
+    """The error of whoever asks for what is not kept (any more)."""
+    return TsExpired(
+        f"The log of this tenant begins at {earliest_ts}: what came after {asked_ts} is not, or no longer, in it.",
+        earliest_ts=str(earliest_ts),
+        earliest_time=tso.to_text(earliest_ts) if earliest_ts < 1 << 62 else "",
+    )
+
+
+def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int) -> bool:
+    """Give up the log at or below `to_ts`. False, and nothing happened, when the floor is not the one that was seen, or
+    a changefeed or safe point holds more, or the tenant was deleted."""
+    asked = tenant_ids(tenant)
+    with catalog.transaction() as conn:
+        try:
+            start_ts, floor_ts = lock_tenant(conn, tenant)
+        except (NotFound, TenantDeleted):
+            return False
+        if floor_ts != seen_floor or to_ts <= max(start_ts, floor_ts):
+            return False
+        edge = int(conn.execute(_EDGE, asked).scalar() or 0)
+        invariant(to_ts <= edge, "only what was served is given up", floor_ts=to_ts, upper=edge)
+        if any(hold.ts < to_ts for hold in _lowest(conn, tenant)):
+            return False
+        conn.execute(_RAISE, {**asked, "to_ts": to_ts})
+        below = {**asked, "to_ts": to_ts}
+        keys = set(conn.execute(_MANIFESTS, below).scalars())
+        for listed, delete_segments, delete_rows in _HELD.values():
+            keys.update(conn.execute(listed, below).scalars())
+            conn.execute(delete_segments, below)
+            conn.execute(delete_rows, below)
+        _replace(conn, keys)
+    return True
+
+
+def retire_below_floor(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_ONCE) -> Retired:
+    """Take away what lies at or below the floor, of at most `limit` objects."""
+    with catalog.transaction() as conn:
+        asked = {**tenant_ids(tenant), "floor_ts": int(conn.execute(_FLOOR, tenant_ids(tenant)).scalar() or 0)}
+        keys = list(conn.execute(_CANDIDATES, {**asked, "at_most": limit}).scalars())
+        if not keys:
+            return Retired(objects=0, segments=0)
+        conn.execute(_LOCK_OBJECTS, {"asked_keys": keys}).all()
+        gone = conn.execute(_RETIRE, {**asked, "asked_keys": keys}).rowcount
+        _replace(conn, keys)
+        return Retired(objects=len(keys), segments=gone)
+
+
+def _lowest(conn: Connection, tenant: Tenant) -> list[Hold]:
+    found = {
+        "changefeed": conn.execute(_LOWEST_FEED, tenant_ids(tenant)).scalar(),
+        "safe point": conn.execute(_LOWEST_POINT, tenant_ids(tenant)).scalar(),
+    }
+    return [Hold(ts=int(ts), who=who) for who, ts in found.items() if ts is not None]
+
+
+def _replace(conn: Connection, keys: Iterable[str]) -> None:
+    if wanted := sorted(keys):
+        number = next_numbers(conn, "swap", 1)[0]
+        conn.execute(_REPLACE, [{"asked_key": key, "swap_no": number} for key in wanted])

@@ -1,0 +1,74 @@
+"""Service safe points: named words that everything above a timestamp is still needed, each with an end.
+
+As PD's. One counts until `ttl_s` after it was set by the database's clock; setting it again moves its timestamp and its
+end. While it counts, the tenant's log above it is kept, and the safe point that the upstream is told lies no
+higher. `set_safe_point` locks the tenant's row, which `raise_floor` (see `retention`) locks as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import and_, bindparam, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import now_ms, of_asked_tenant, safe_points, tenant_ids
+from tistream.catalog.tenancy.tenants import lock_tenant
+from tistream.errors import TsExpired
+from tistream.ids import Tenant
+
+_p = safe_points.c
+_MINE = and_(of_asked_tenant(safe_points), _p.service_id == bindparam("asked_service"))
+_SETTLE = safe_points.delete().where(
+    of_asked_tenant(safe_points), (_p.service_id == bindparam("asked_service")) | (_p.expires_ms <= now_ms())
+)
+_SET = safe_points.insert().values(expires_ms=now_ms() + bindparam("ttl_ms"))
+_REMOVE = safe_points.delete().where(_MINE)
+_ALL = (
+    select(_p.service_id, _p.safe_ts, (_p.expires_ms - now_ms()).label("left_ms"))
+    .where(of_asked_tenant(safe_points), _p.expires_ms > now_ms())
+    .order_by(_p.safe_ts, _p.service_id)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafePoint:
+    """A service safe point that counts."""
+
+    service_id: str
+    safe_ts: int
+    left_ms: int  #: until it ends
+
+
+def set_safe_point(catalog: Catalog, tenant: Tenant, service_id: str, safe_ts: int, ttl_s: int) -> None:
+    """Hold everything above `safe_ts` for `ttl_s` seconds. TsExpired when some of it is gone from the log."""
+    with catalog.transaction() as conn:
+        earliest = max(lock_tenant(conn, tenant))
+        if safe_ts < earliest:
+            raise TsExpired(f"The log of this tenant begins at {earliest}.", earliest_ts=str(earliest))
+        conn.execute(_SETTLE, {**tenant_ids(tenant), "asked_service": service_id})
+        conn.execute(
+            _SET,
+            {
+                "cluster_id": tenant.cluster_id,
+                "tenant_id": tenant.tenant_id,
+                "service_id": service_id,
+                "safe_ts": safe_ts,
+                "ttl_ms": ttl_s * 1000,
+            },
+        )
+
+
+def remove_safe_point(catalog: Catalog, tenant: Tenant, service_id: str) -> bool:
+    """End a hold. False when there was none."""
+    with catalog.transaction() as conn:
+        return conn.execute(_REMOVE, {**tenant_ids(tenant), "asked_service": service_id}).rowcount == 1
+
+
+def list_safe_points(catalog: Catalog, tenant: Tenant) -> list[SafePoint]:
+    """Those that count now, the lowest first."""
+    with catalog.reading() as conn:
+        return [
+            SafePoint(service_id=row.service_id, safe_ts=row.safe_ts, left_ms=int(row.left_ms))
+            for row in conn.execute(_ALL, tenant_ids(tenant))
+        ]

@@ -1,0 +1,57 @@
+"""Saved schema histories: which object holds the history up to which timestamp."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import INT_MAX, of_asked_tenant, of_tenant, schema_versions, tenant_ids
+from tistream.catalog.log.objects import ObjectKind, insert_live
+from tistream.errors import Fenced
+from tistream.ids import Tenant
+
+_LATEST = (
+    select(schema_versions.c.ts, schema_versions.c.object_key)
+    .where(of_asked_tenant(schema_versions), schema_versions.c.ts <= bindparam("upto_ts"))
+    .order_by(schema_versions.c.ts.desc())
+    .limit(1)
+)
+
+
+def add_schema_version(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_bytes: int) -> None:
+    """Publish the history up to `ts`. Adding the same one again changes nothing, also when two processes do it at the
+    same moment; Fenced when another object stands for this `ts`, or the object was tombstoned."""
+    try:
+        _add(catalog, tenant, ts, object_key, object_bytes)
+    except Fenced:  # by whoever added the same one between our look and our insert, if that is how it is now
+        with catalog.reading() as conn:
+            if _object_of(conn, tenant, ts) != object_key:
+                raise
+
+
+def _add(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_bytes: int) -> None:
+    with catalog.transaction() as conn:
+        known = _object_of(conn, tenant, ts)
+        if known == object_key:
+            return
+        if known is not None:
+            raise Fenced("another object holds this schema version", object_key=object_key, known=known, ts=ts)
+        insert_live(conn, tenant, object_key, ObjectKind.SCHEMAS, object_bytes)
+        conn.execute(
+            schema_versions.insert().values(
+                cluster_id=tenant.cluster_id, tenant_id=tenant.tenant_id, ts=ts, object_key=object_key
+            )
+        )
+
+
+def _object_of(conn: Connection, tenant: Tenant, ts: int) -> str | None:
+    v = schema_versions.c
+    return conn.execute(select(v.object_key).where(of_tenant(schema_versions, tenant), v.ts == ts)).scalar()
+
+
+def latest_schema_version(catalog: Catalog, tenant: Tenant, at_or_below: int | None = None) -> tuple[int, str] | None:
+    """(ts, object key) of the newest history, or of the newest at or below a timestamp; None when there is none."""
+    upto_ts = INT_MAX if at_or_below is None else min(at_or_below, INT_MAX)
+    with catalog.reading() as conn:
+        row = conn.execute(_LATEST, {**tenant_ids(tenant), "upto_ts": upto_ts}).one_or_none()
+    return None if row is None else (row.ts, row.object_key)

@@ -1,0 +1,183 @@
+"""Seeds: which complete sets of rows there are, and where the rows of each table lie.
+
+A seed appears whole, in one transaction, when its manifest and all its files are in the bucket. Adding the same one
+again changes nothing. A seed is of the whole tenant (`table_id` 0) or of one logical table. Retention gives up, whole,
+those that lie below the floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import and_, bindparam, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import now_ms, of_asked_tenant, seed_segments, seeds, tenant_ids
+from tistream.catalog.log.objects import ObjectKind, insert_live
+from tistream.catalog.tenancy.tenants import lock_tenant
+from tistream.codec.seed_file import SeedManifest, manifest_key
+from tistream.errors import Fenced
+from tistream.ids import Tenant
+
+_SEEDS = select(seeds).where(of_asked_tenant(seeds)).order_by(seeds.c.ts.desc(), seeds.c.table_id)
+_KNOWN = select(seeds.c.state).where(
+    of_asked_tenant(seeds), seeds.c.ts == bindparam("asked_ts"), seeds.c.table_id == bindparam("asked_table")
+)
+_s = seed_segments.c
+_SEGMENTS = (
+    select(seeds.c.ts.label("seed_ts"), seed_segments)
+    .select_from(
+        seeds.outerjoin(
+            seed_segments,
+            and_(
+                _s.cluster_id == seeds.c.cluster_id,
+                _s.tenant_id == seeds.c.tenant_id,
+                _s.ts == seeds.c.ts,
+                _s.seed_table_id == seeds.c.table_id,
+                _s.table_id == bindparam("asked_table"),
+            ),
+        )
+    )
+    .where(of_asked_tenant(seeds), seeds.c.ts == bindparam("asked_ts"), seeds.c.table_id == bindparam("asked_seed"))
+    .order_by(_s.start_key)
+)
+
+
+class SeedState(StrEnum):
+    """How much of a seed there is. A seed that is not complete has no row."""
+
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedRow:
+    """A complete seed."""
+
+    tenant: Tenant
+    ts: int
+    table_id: int  #: of the logical table; 0 = all tables
+    rows: int
+    bytes: int
+    manifest_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedSegmentRow:
+    """Rows of one physical table in a seed, in key order."""
+
+    object_key: str
+    segment_no: int
+    table_id: int
+    start_key: bytes
+    end_key: bytes  #: inclusive
+    rows: int
+    offset: int
+    length: int
+    crc: int
+
+
+def add_seed(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int) -> bool:
+    """Make a seed visible; False when it was already. Fenced when one of its objects was tombstoned, TenantDeleted when
+    its tenant was."""
+    asked = {**tenant_ids(manifest.tenant), "asked_ts": manifest.ts, "asked_table": manifest.table_id}
+    try:
+        return _add(catalog, manifest, manifest_bytes, asked)
+    except Fenced:  # by a tombstone, or by who added the same seed at the same time
+        with catalog.reading() as conn:
+            if conn.execute(_KNOWN, asked).scalar() is None:
+                raise
+        return False
+
+
+def _add(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int, asked: Mapping[str, Any]) -> bool:
+    tenant = manifest.tenant
+    key = str(manifest_key(tenant, manifest.ts, manifest.table_id))
+    with catalog.transaction() as conn:
+        if conn.execute(_KNOWN, asked).scalar() is not None:
+            return False
+        lock_tenant(conn, tenant)  # a tenant that was deleted gets nothing more
+        insert_live(conn, tenant, key, ObjectKind.SEED, manifest_bytes)
+        for n, size in manifest.file_bytes.items():
+            insert_live(conn, tenant, manifest.key_of(n), ObjectKind.SEED, size)
+        conn.execute(
+            seeds.insert().values(created_ms=now_ms()),
+            {
+                "cluster_id": tenant.cluster_id,
+                "tenant_id": tenant.tenant_id,
+                "ts": manifest.ts,
+                "table_id": manifest.table_id,
+                "state": SeedState.COMPLETE,
+                "manifest_key": key,
+                "row_count": manifest.rows,
+                "bytes": sum(manifest.file_bytes.values()),
+            },
+        )
+        if rows := _segment_values(manifest):
+            conn.execute(seed_segments.insert(), rows)
+        return True
+
+
+def list_seeds(catalog: Catalog, tenant: Tenant) -> list[SeedRow]:
+    """All complete seeds of a tenant, the newest first."""
+    with catalog.reading() as conn:
+        return [
+            SeedRow(
+                tenant=tenant,
+                ts=row.ts,
+                table_id=row.table_id,
+                rows=row.row_count,
+                bytes=row.bytes,
+                manifest_key=row.manifest_key,
+            )
+            for row in conn.execute(_SEEDS, tenant_ids(tenant))
+        ]
+
+
+def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Sequence[SeedSegmentRow] | None:
+    """Where the rows of one physical table lie in a seed, in key order; empty when it had none, None when the seed was
+    given up."""
+    asked = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
+    with catalog.reading() as conn:
+        found = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked}).all()
+    if not found:
+        return None
+    return [segment_row(row) for row in found if row.object_key is not None]
+
+
+def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:
+    return [
+        {
+            "object_key": manifest.key_of(s.n),
+            "segment_no": s.segment_no,
+            "cluster_id": manifest.tenant.cluster_id,
+            "tenant_id": manifest.tenant.tenant_id,
+            "ts": manifest.ts,
+            "seed_table_id": manifest.table_id,
+            "table_id": s.table_id,
+            "start_key": s.start_key,
+            "end_key": s.end_key,
+            "row_count": s.rows,
+            "byte_offset": s.offset,
+            "byte_length": s.length,
+            "crc": s.crc,
+        }
+        for s in manifest.segments
+    ]
+
+
+def segment_row(row: Any) -> SeedSegmentRow:
+    """The segment that a row of the table says, of a seed or of a base."""
+    return SeedSegmentRow(
+        object_key=row.object_key,
+        segment_no=row.segment_no,
+        table_id=row.table_id,
+        start_key=row.start_key,
+        end_key=row.end_key,
+        rows=row.row_count,
+        offset=row.byte_offset,
+        length=row.byte_length,
+        crc=row.crc,
+    )

@@ -1,0 +1,206 @@
+"""Snapshots of tasks, and what follows from them: which batch files nobody needs any more.
+
+The snapshot pointer, the positions and the set of objects that the snapshot refers to switch together or not at all:
+state = snapshot + replay from its positions. For each (store, incarnation) of a task `seq` never falls, `closed` is
+final; those below the lowest incarnation of a store that is named have ended (`tistream.model.positions`).
+
+A snapshot refers to the object that the pointer names and to those in which its rows lie, from this save or from
+earlier ones. What the snapshot before referred to may be kept, nothing else: an object that was let go may be gone.
+
+`durable_floor` reads these positions and nothing else. What a sorter says it has received does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, func, or_, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import (
+    INT_MAX,
+    incarnations,
+    of_asked_tenant,
+    snapshot_objects,
+    tasks,
+    tenant_ids,
+    tenant_of,
+)
+from tistream.catalog.database.tables import positions as positions_table
+from tistream.catalog.log.objects import ObjectKind, insert_live, release
+from tistream.errors import invariant
+from tistream.ids import Position, Tenant
+from tistream.model.positions import Positions, is_behind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSnapshot:
+    """A snapshot that is to become a task's state: see `switch_snapshot`."""
+
+    key: str
+    n: int
+    objects: Mapping[str, int]  #: new ones -> bytes, that of the key among them
+    keeps: frozenset[str]  #: those of the snapshot before to which it refers too
+    positions: Positions  #: all of the task's
+    seen_n: int | None = None  #: of the one before, as the caller knows it; None: any lower one
+
+
+ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task holds as closed: all of its files may go
+
+
+_p = positions_table.c
+_POSITIONS = (
+    select(_p.store_id, _p.incarnation, _p.seq, _p.closed)
+    .where(_p.task_id == bindparam("asked_task"))
+    .order_by(_p.store_id, _p.incarnation)
+)
+_DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_task"))
+_ADD_POSITIONS = positions_table.insert()
+_OBJECTS = select(snapshot_objects.c.object_key).where(snapshot_objects.c.task_id == bindparam("asked_task"))
+_ADD_OBJECTS = snapshot_objects.insert()
+_TENANT = select(tasks.c.cluster_id, tasks.c.tenant_id).where(tasks.c.task_id == bindparam("asked_task"))
+
+
+def positions(catalog: Catalog, task_id: int) -> dict[int, dict[int, Position]]:
+    """store id -> incarnation -> what the task's durable snapshot has consumed."""
+    with catalog.reading() as conn:
+        return _positions(conn, task_id)
+
+
+def switch_snapshot(
+    catalog: Catalog,
+    task_id: int,
+    *,
+    epoch: int,
+    snapshot_key: str,
+    snapshot_n: int,
+    objects: Mapping[str, int],
+    keeps: Collection[str] = (),
+    positions: Positions,
+    seen_n: int | None = None,
+) -> bool:
+    """Make a new snapshot the task's state.
+
+    `objects` are the new ones with their sizes in bytes, that of the key among them; `keeps` are those of the snapshot
+    before to which this one refers too, all others are let go. `positions` are all of the task's, not only what moved.
+    False when the epoch is stale, a snapshot at or above `snapshot_n` is there, or the snapshot that is there is not
+    number `seen_n` or does not refer to all of `keeps`: it is not the one that the caller knows. Without that number a
+    task that was loaded again, and misses a switch that lands late, would go on from a state that is gone. Fenced when
+    a new key already has a row.
+    """
+    wanted = NewSnapshot(
+        key=snapshot_key,
+        n=snapshot_n,
+        objects=objects,
+        keeps=frozenset(keeps),
+        positions=positions,
+        seen_n=seen_n,
+    )
+    with suppress(_Another), catalog.transaction() as conn:
+        if not switch_in(conn, task_id, epoch, wanted):
+            raise _Another
+        return True
+    return False
+
+
+def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> bool:
+    """`switch_snapshot` as a part of a larger transaction, which must be rolled back when this is False."""
+    invariant(new.key in new.objects, "a snapshot without its object", task_id=task_id, snapshot_key=new.key)
+    mine = {"asked_task": task_id}
+    lowest, highest = (0, new.n - 1) if new.seen_n is None else (new.seen_n, new.seen_n)
+    seen = {"my_epoch": epoch, "new_n": new.n, "lowest_n": lowest, "highest_n": highest}
+    pointer = {"snapshot_key": new.key, "snapshot_n": new.n}
+    if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
+        return False
+    referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # behind the lock that the update has taken
+    if not referred.issuperset(new.keeps):
+        return False
+    _check_positions(task_id, _positions(conn, task_id), new.positions)
+    conn.execute(_DROP_POSITIONS, mine)
+    rows = [
+        {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
+        for store_id, of_store in new.positions.items()
+        for incarnation, p in of_store.items()
+    ]
+    if rows:
+        conn.execute(_ADD_POSITIONS, rows)
+    tenant = tenant_of(conn.execute(_TENANT, mine).one())
+    for key, size in new.objects.items():
+        insert_live(conn, tenant, key, ObjectKind.SNAPSHOT, size)
+    conn.execute(_ADD_OBJECTS, [{"task_id": task_id, "object_key": key} for key in new.objects])
+    release(conn, task_id, referred.difference(new.keeps))
+    return True
+
+
+class _Another(Exception):
+    """The snapshot that is there is not the one that the caller knows: nothing happens."""
+
+
+@cache
+def _switching() -> Update:
+    return tasks.update().where(
+        tasks.c.task_id == bindparam("asked_task"),
+        tasks.c.epoch == bindparam("my_epoch"),
+        tasks.c.snapshot_n < bindparam("new_n"),
+        tasks.c.snapshot_n.between(bindparam("lowest_n"), bindparam("highest_n")),
+    )
+
+
+def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
+    """For every incarnation that is not forgotten: the seq up to which every task has durably consumed it.
+
+    A task without a position counts as 0, one that has ended the incarnation as everything. ALL_CONSUMED when all
+    have, 0 when the tenant has no tasks yet: its files wait. One statement, so a task that appears meanwhile is in it
+    or finds nothing reclaimed beyond its inherited positions.
+    """
+    with catalog.reading() as conn:
+        found = conn.execute(_floors(), {**tenant_ids(tenant), "asked_store": store_id})
+        return {incarnation: int(floor) for incarnation, floor in found}
+
+
+@cache
+def _floors() -> Select[Any]:
+    p = positions_table.c
+    named = positions_table.alias("named")
+    lowest = (
+        select(func.min(named.c.incarnation))
+        .where(named.c.task_id == tasks.c.task_id, named.c.store_id == bindparam("asked_store"))
+        .scalar_subquery()
+    )
+    ended = or_(p.closed, lowest > incarnations.c.incarnation)
+    consumed = case((ended, ALL_CONSUMED), else_=func.coalesce(p.seq, 0))
+    joined = incarnations.outerjoin(
+        tasks, and_(tasks.c.cluster_id == incarnations.c.cluster_id, tasks.c.tenant_id == incarnations.c.tenant_id)
+    ).outerjoin(
+        positions_table,
+        and_(
+            p.task_id == tasks.c.task_id,
+            p.store_id == incarnations.c.store_id,
+            p.incarnation == incarnations.c.incarnation,
+        ),
+    )
+    return (
+        select(incarnations.c.incarnation, func.min(consumed))
+        .select_from(joined)
+        .where(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
+        .group_by(incarnations.c.incarnation)
+        .order_by(incarnations.c.incarnation)
+    )
+
+
+def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:
+    found: dict[int, dict[int, Position]] = {}
+    for store_id, incarnation, seq, closed in conn.execute(_POSITIONS, {"asked_task": task_id}):
+        found.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=closed)
+    return found
+
+
+def _check_positions(task_id: int, old: Positions, new: Positions) -> None:
+    for store_id, was in old.items():
+        now = new.get(store_id, {})
+        kept = is_behind(was, now) is None and all(now.get(n, at) == at for n, at in was.items() if at.closed)
+        invariant(kept, "a position never falls", task_id=task_id, store_id=store_id, was=was, now=now)

@@ -1,0 +1,180 @@
+"""Changefeeds: consumers that registered, and how far each has come.
+
+    normal <--pause, resume--> stopped
+       |
+       +-- its checkpoint reaches its target --> finished
+
+A checkpoint says that the consumer has everything at or below it; it never falls. While a changefeed is normal or
+stopped the tenant's log above its checkpoint is kept, however old: `add_changefeed` locks the tenant's row, which
+`raise_floor` (see `retention`) locks as well, so a changefeed begins where the log still is, or is refused. TiCDC's
+further states speak of errors of a pusher to some sink, which nobody here sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import and_, bindparam, case, func, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import changefeeds, now_ms, of_asked_tenant, tasks, tenant_ids
+from tistream.catalog.tenancy.tenants import lock_tenant
+from tistream.errors import Fenced, InvalidInput, NotFound, TsExpired, TsOutOfRange
+from tistream.ids import Tenant
+
+
+class FeedState(StrEnum):
+    """TiCDC's words."""
+
+    NORMAL = "normal"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+
+
+HOLDING = (FeedState.NORMAL, FeedState.STOPPED)  #: these hold the log above their checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangefeedRow:
+    """A registered consumer."""
+
+    tenant: Tenant
+    changefeed_id: str
+    state: FeedState
+    start_ts: int
+    checkpoint_ts: int  #: it has everything at or below
+    target_ts: int  #: where it ends; 0 = nowhere
+    tables: str  #: which tables it reads, in its own words
+    created_ms: int
+    seen_ms: int  #: when it was last heard of, by the database's clock
+
+
+_f = changefeeds.c
+_ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
+_GET = select(changefeeds).where(_ONE)
+_ALL = select(changefeeds).where(of_asked_tenant(changefeeds)).order_by(_f.changefeed_id)
+_EDGE = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks))
+_MOVE = (
+    changefeeds.update()
+    .where(_ONE, _f.state.in_(HOLDING), _f.checkpoint_ts <= bindparam("to_ts"))
+    .values(
+        state=case((and_(_f.target_ts > 0, _f.target_ts <= bindparam("to_ts")), FeedState.FINISHED), else_=_f.state),
+        checkpoint_ts=bindparam("to_ts"),
+        seen_ms=now_ms(),
+    )
+)
+_SWITCH = (
+    changefeeds.update()
+    .where(_ONE, _f.state.in_(HOLDING))
+    .values(state=bindparam("to_state", type_=_f.state.type), seen_ms=now_ms())
+)
+_REMOVE = changefeeds.delete().where(_ONE)
+
+
+def add_changefeed(
+    catalog: Catalog,
+    tenant: Tenant,
+    changefeed_id: str,
+    start_ts: int | None,
+    *,
+    target_ts: int = 0,
+    tables: str = "",
+) -> bool:
+    """Register a consumer that has everything at or below `start_ts` (None: at or below the start of the log). False
+    when it is registered: then nothing changes. TsExpired when the log does not reach back so far."""
+    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
+    with catalog.transaction() as conn:
+        earliest = max(lock_tenant(conn, tenant))
+        start = earliest if start_ts is None else start_ts
+        known = conn.execute(_GET, asked).one_or_none()
+        if known is not None:
+            if (start_ts is None or known.start_ts == start) and (known.target_ts, known.tables) == (target_ts, tables):
+                return False
+            raise InvalidInput(
+                f"Changefeed {changefeed_id} is registered with other settings.", start_ts=known.start_ts
+            )
+        if start < earliest:
+            raise TsExpired(f"The log of this tenant begins at {earliest}.", earliest_ts=str(earliest))
+        if target_ts and target_ts < start:
+            raise InvalidInput("A changefeed ends where it starts, or later.", start_ts=start, target_ts=target_ts)
+        conn.execute(
+            changefeeds.insert().values(created_ms=now_ms(), seen_ms=now_ms()),
+            {
+                "cluster_id": tenant.cluster_id,
+                "tenant_id": tenant.tenant_id,
+                "changefeed_id": changefeed_id,
+                "state": FeedState.FINISHED if target_ts and target_ts <= start else FeedState.NORMAL,
+                "start_ts": start,
+                "checkpoint_ts": start,
+                "target_ts": target_ts,
+                "tables": tables,
+            },
+        )
+        return True
+
+
+def list_changefeeds(catalog: Catalog, tenant: Tenant) -> list[ChangefeedRow]:
+    """The tenant's changefeeds, by id."""
+    with catalog.reading() as conn:
+        return [_row(tenant, row) for row in conn.execute(_ALL, tenant_ids(tenant))]
+
+
+def get_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> ChangefeedRow:
+    """One changefeed. NotFound when there is none of this id."""
+    with catalog.reading() as conn:
+        row = conn.execute(_GET, {**tenant_ids(tenant), "asked_id": changefeed_id}).one_or_none()
+    if row is None:
+        raise NotFound(f"tenant {tenant} has no changefeed '{changefeed_id}'", changefeed_id=changefeed_id)
+    return _row(tenant, row)
+
+
+def move_checkpoint(catalog: Catalog, tenant: Tenant, changefeed_id: str, to_ts: int) -> ChangefeedRow:
+    """The consumer has everything at or below `to_ts`. Fenced when its checkpoint stands higher or it is finished,
+    TsOutOfRange when nobody can have read so far."""
+    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
+    with catalog.transaction() as conn:
+        edge = int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
+        moved = to_ts <= edge and conn.execute(_MOVE, {**asked, "to_ts": to_ts}).rowcount == 1
+    row = get_changefeed(catalog, tenant, changefeed_id)
+    if to_ts > edge:
+        raise TsOutOfRange(f"{to_ts} is not served yet: the watermark stands at {edge}.", latest_ts=str(edge))
+    if not moved:
+        raise Fenced(
+            f"The checkpoint of {changefeed_id} stands at {row.checkpoint_ts} ({row.state}): it never falls.",
+            checkpoint_ts=str(row.checkpoint_ts),
+            state=row.state,
+        )
+    return row
+
+
+def switch_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str, to: FeedState) -> ChangefeedRow:
+    """Pause (`stopped`) or resume (`normal`). Fenced when it is finished."""
+    with catalog.transaction() as conn:
+        asked = {**tenant_ids(tenant), "asked_id": changefeed_id, "to_state": to}
+        switched = conn.execute(_SWITCH, asked).rowcount == 1
+    row = get_changefeed(catalog, tenant, changefeed_id)
+    if not switched:
+        raise Fenced(f"Changefeed {changefeed_id} is {row.state}.", state=row.state)
+    return row
+
+
+def remove_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> bool:
+    """Forget the consumer: it holds nothing any more. False when there was none."""
+    with catalog.transaction() as conn:
+        return conn.execute(_REMOVE, {**tenant_ids(tenant), "asked_id": changefeed_id}).rowcount == 1
+
+
+def _row(tenant: Tenant, row: Any) -> ChangefeedRow:
+    return ChangefeedRow(
+        tenant=tenant,
+        changefeed_id=row.changefeed_id,
+        state=FeedState(row.state),
+        start_ts=row.start_ts,
+        checkpoint_ts=row.checkpoint_ts,
+        target_ts=row.target_ts,
+        tables=row.tables,
+        created_ms=row.created_ms,
+        seen_ms=row.seen_ms,
+    )

@@ -1,0 +1,257 @@
+"""Tenants: who may push, and since when their log is complete.
+
+    AWAITING_SNAPSHOT --activate_tenant--> ACTIVE <--change_state--> PAUSED
+    any of them --delete_tenant (see `deletion`)--> DELETING --finish_deletion--> DELETED
+
+A tenant that awaits its schema snapshot has no tasks, hence no frontier and no watermark; its batch files wait.
+Activation happens once: `start_ts`, the state and all tasks appear together.
+
+There is no way back from DELETING, and the row of a DELETED tenant stays for ever: it is the tombstone that whoever
+comes late meets. So its id is not used again, and no object key, cursor or API key ever means another tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.tables import (
+    INT_MAX,
+    ensure_row,
+    next_numbers,
+    of_asked_tenant,
+    of_tenant,
+    tasks,
+    tenant_ids,
+    tenant_of,
+    tenants,
+)
+from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+
+
+class TenantState(StrEnum):
+    """What is being done for a tenant."""
+
+    AWAITING_SNAPSHOT = "AWAITING_SNAPSHOT"
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    DELETING = "DELETING"
+    DELETED = "DELETED"
+
+
+class TaskKind(StrEnum):
+    """What a task's range holds."""
+
+    DATA = "data"
+    DDL = "ddl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRow:
+    """A registered tenant."""
+
+    tenant: Tenant
+    state: TenantState
+    start_ts: int  #: the log is complete above this; 0 while awaiting the snapshot
+    range: KeyRange
+    created_ms: int  #: Unix milliseconds by the database's clock
+    reason: str  #: why it is in this state; empty when nothing needs saying
+    floor_ts: int = 0  #: what lies at or below it is not kept any more; 0 = nothing was given up yet
+    retention_s: int | None = None  #: seconds of the log that are kept; 0 = all; None = as the setting says
+
+    @property
+    def earliest_ts(self) -> int:
+        """Reads may start here: the log is complete above it."""
+        return max(self.start_ts, self.floor_ts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTask:
+    """A task to be created."""
+
+    kind: str  #: a TaskKind
+    range: KeyRange
+
+
+GIVEN_UP = (TenantState.DELETING, TenantState.DELETED)  #: nothing is taken in or read any more
+
+_TOLD = {TenantState.ACTIVE: EventKind.TENANT_RESUMED, TenantState.PAUSED: EventKind.TENANT_PAUSED}
+_ONE = select(tenants).where(of_asked_tenant(tenants))
+_ALL = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
+_IN_STATE = _ALL.where(tenants.c.state == bindparam("asked_state"))
+_NOT_DELETED = _ALL.where(tenants.c.state != TenantState.DELETED)
+_LOCK = (
+    select(tenants.c.start_ts, tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants)).with_for_update()
+)
+
+
+def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyRange()) -> TenantRow:  # noqa: B008
+    """Make the tenant known. Registering again changes nothing and returns the row that is there. StateForbids when it
+    is being deleted, or was."""
+    for name, value in (("cluster_id", tenant.cluster_id), ("tenant_id", tenant.tenant_id)):
+        if not 0 <= value <= INT_MAX:
+            raise InvalidInput(f"{name} must lie in 0..2**63-1", value=value)
+    with catalog.transaction() as conn:
+        is_new = conn.execute(_ONE, tenant_ids(tenant)).one_or_none() is None  # two at once may both tell the event
+        ensure_row(
+            conn,
+            tenants,
+            timed="created_ms",
+            cluster_id=tenant.cluster_id,
+            tenant_id=tenant.tenant_id,
+            state=TenantState.AWAITING_SNAPSHOT,
+            reason="",
+            start_ts=0,
+            start_key=key_range.start,
+            end_key=key_range.end,
+        )
+        row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        if row.state in GIVEN_UP:
+            raise StateForbids(f"Tenant {tenant} was deleted: its id is not used again.", state=row.state)
+        if is_new:
+            record_event(conn, EventKind.TENANT_REGISTERED, tenant, tenant=tenant)
+        return row
+
+
+def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
+    """The tenant's row; NotFound says how to register. TenantDeleted when it is being deleted, or was."""
+    row = look_up_tenant(catalog, tenant)
+    if row.state in GIVEN_UP:
+        raise given_up(tenant)
+    return row
+
+
+def look_up_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
+    """The tenant's row whatever its state is; NotFound says how to register."""
+    with catalog.reading() as conn:
+        row = conn.execute(_ONE, tenant_ids(tenant)).one_or_none()
+    if row is None:
+        raise not_registered(tenant)
+    return _tenant_row(row)
+
+
+def given_up(tenant: Tenant) -> TenantDeleted:
+    """The error of whoever asks for a tenant that is being deleted, or was."""
+    return TenantDeleted(f"Tenant {tenant} was deleted.", tenant=str(tenant))
+
+
+def lock_tenant(conn: Connection, tenant: Tenant) -> tuple[int, int]:
+    """(start_ts, floor_ts) of a tenant, which stays as it is until the transaction ends. NotFound, TenantDeleted."""
+    row = conn.execute(_LOCK, tenant_ids(tenant)).one_or_none()
+    if row is None:
+        raise not_registered(tenant)
+    if row.state in GIVEN_UP:
+        raise given_up(tenant)
+    return row.start_ts, row.floor_ts
+
+
+def not_registered(tenant: Tenant) -> NotFound:
+    """There is no such tenant; whoever may not know of a tenant is told the same."""
+    return NotFound(
+        f"tenant {tenant} is not registered; register it with POST /v1/tenants or with "
+        f"tistream tenant register -c {tenant.cluster_id} -t {tenant.tenant_id}",
+        cluster_id=tenant.cluster_id,
+        tenant_id=tenant.tenant_id,
+    )
+
+
+def list_tenants(catalog: Catalog, state: TenantState | None = None) -> list[TenantRow]:
+    """All tenants that are not DELETED, or those in one state, ordered by id."""
+    with catalog.reading() as conn:
+        found = conn.execute(_NOT_DELETED) if state is None else conn.execute(_IN_STATE, {"asked_state": state})
+        return [_tenant_row(row) for row in found]
+
+
+def every_tenant(catalog: Catalog) -> list[TenantRow]:
+    """All tenants there ever were, ordered by id."""
+    with catalog.reading() as conn:
+        return [_tenant_row(row) for row in conn.execute(_ALL)]
+
+
+def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
+    """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot (any more)."""
+    with catalog.transaction() as conn:
+        switched = conn.execute(
+            tenants.update()
+            .where(of_tenant(tenants, tenant), tenants.c.state == TenantState.AWAITING_SNAPSHOT)
+            .values(state=TenantState.ACTIVE, start_ts=start_ts, reason="")
+        )
+        if switched.rowcount != 1:
+            return False
+        task_ids = next_numbers(conn, "task", len(new_tasks))
+        rows = [
+            {
+                "task_id": task_id,
+                "cluster_id": tenant.cluster_id,
+                "tenant_id": tenant.tenant_id,
+                "kind": TaskKind(task.kind),
+                "start_key": task.range.start,
+                "end_key": task.range.end,
+                "start_ts": start_ts,
+                "upper": start_ts,
+                "epoch": 0,
+                "snapshot_n": 0,
+                "reopen_id": 0,
+            }
+            for task_id, task in zip(task_ids, new_tasks, strict=True)
+        ]
+        if rows:
+            conn.execute(tasks.insert(), rows)
+        record_event(
+            conn, EventKind.TENANT_ACTIVATED, tenant, tenant=tenant, start_ts=str(start_ts), tasks=len(new_tasks)
+        )
+        return True
+
+
+def change_state(
+    catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str, actor: str = ""
+) -> bool:
+    """Move a tenant from the state the caller saw to another; False when it was no longer in that state."""
+    if not {seen, to} <= _TOLD.keys():
+        raise InvalidInput("a tenant is paused and resumed here; it begins and ends elsewhere", seen=seen, to=to)
+    with catalog.transaction() as conn:
+        moved = conn.execute(
+            tenants.update().where(of_tenant(tenants, tenant), tenants.c.state == seen).values(state=to, reason=reason)
+        )
+        if moved.rowcount != 1:
+            return False
+        record_event(conn, _TOLD[to], tenant, tenant=tenant, actor=actor, was=seen, reason=reason)
+        return True
+
+
+def kept_s(row: TenantRow, default_hours: float) -> int:
+    """Seconds of the tenant's log that are kept; 0 = all of it."""
+    return int(default_hours * 3600) if row.retention_s is None else row.retention_s
+
+
+def set_retention(catalog: Catalog, tenant: Tenant, retention_s: int | None) -> bool:
+    """Keep so many seconds of the tenant's log; 0 = all of it, None = as the setting says. False without such a
+    tenant. TenantDeleted when there was one."""
+    with catalog.transaction() as conn:
+        try:
+            lock_tenant(conn, tenant)
+        except NotFound:
+            return False
+        conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(retention_s=retention_s))
+        return True
+
+
+def _tenant_row(row: Any) -> TenantRow:
+    return TenantRow(
+        tenant=tenant_of(row),
+        state=TenantState(row.state),
+        start_ts=row.start_ts,
+        range=KeyRange(row.start_key, row.end_key),
+        created_ms=row.created_ms,
+        reason=row.reason,
+        floor_ts=row.floor_ts,
+        retention_s=row.retention_s,
+    )

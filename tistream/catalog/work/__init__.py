@@ -1,0 +1,1 @@
+"""Who does what: tasks, workers, the leader, reshapes, stops."""

@@ -1,0 +1,154 @@
+"""The end of a tenant: a tombstone at once, the rest piece by piece.
+
+`delete_tenant` is one transaction, and the moment from which nothing of the tenant goes on:
+
+    its row: the state that the caller saw -> DELETING
+    its tasks, with positions and what their snapshots refer to, are gone
+    its stores have no dispatcher, under a new epoch; its changefeeds and safe points are gone
+    the keys of its pushers are revoked
+
+No guard of a flush, a snapshot, a split or a merge matches a task that is gone, whoever tries and however late; seeds,
+bases, changefeeds and safe points are added under a lock of the tenant's row (`lock_tenant`), which says that it is
+over. Stores and incarnations stay: a number that was issued once is not issued again.
+
+Then, as often as there is something: `retire_objects` takes objects out of sight (live -> superseded, under a swap
+number, so that a reader who listed them keeps them while his pin lives), the collector deletes them after its grace
+period, and `finish_deletion` says DELETED when no object is left. What appears later was on its way before the
+tombstone, or is a batch file of a pusher that does not know: it is retired and collected in the same way.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.tables import (
+    base_segments,
+    bases,
+    changefeeds,
+    next_numbers,
+    now_ms,
+    objects,
+    of_asked_tenant,
+    positions,
+    safe_points,
+    schema_versions,
+    seed_segments,
+    seeds,
+    segments,
+    snapshot_objects,
+    stores,
+    tasks,
+    tenant_ids,
+    tenants,
+)
+from tistream.catalog.log.objects import ObjectState
+from tistream.catalog.tenancy.keys import revoke_pusher_keys
+from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantState
+from tistream.errors import StateForbids
+from tistream.ids import Tenant
+
+OBJECTS_AT_ONCE = 200
+
+_o = objects.c
+_TOMBSTONE = (
+    tenants.update()
+    .where(of_asked_tenant(tenants), tenants.c.state == bindparam("seen_state"))
+    .values(state=TenantState.DELETING, reason=bindparam("new_reason"))
+)
+_TASKS = select(tasks.c.task_id).where(of_asked_tenant(tasks)).order_by(tasks.c.task_id).with_for_update()
+_OF_TASKS = [
+    table.delete().where(table.c.task_id.in_(bindparam("asked_tasks", expanding=True)))
+    for table in (positions, snapshot_objects, tasks)
+]
+_UNDISPATCH = (
+    stores.update()
+    .where(of_asked_tenant(stores))
+    .values(dispatcher=None, dispatcher_epoch=stores.c.dispatcher_epoch + 1)
+)
+_DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (changefeeds, safe_points)]
+_STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
+_LOCK = _STATE.with_for_update()
+_LIVE = (
+    select(_o.object_key)
+    .where(of_asked_tenant(objects), _o.state == ObjectState.LIVE)
+    .order_by(_o.object_key)
+    .limit(bindparam("at_most"))
+)
+_IS_ASKED = _o.object_key.in_(bindparam("asked_keys", expanding=True))
+_LOCK_OBJECTS = select(_o.object_key).where(_IS_ASKED).order_by(_o.object_key).with_for_update()
+_PARTS = [
+    table.delete().where(table.c.object_key.in_(bindparam("asked_keys", expanding=True)))
+    for table in (segments, seed_segments, base_segments)
+]
+_SUPERSEDE = (
+    objects.update()
+    .where(_IS_ASKED, _o.state == ObjectState.LIVE)
+    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
+)
+_LEFT = select(_o.object_key).where(of_asked_tenant(objects), _o.state != ObjectState.DEAD).limit(1)
+_REST = [
+    table.delete().where(of_asked_tenant(table))
+    for table in (segments, seed_segments, seeds, base_segments, bases, schema_versions)
+]
+_FINISH = tenants.update().where(of_asked_tenant(tenants)).values(state=TenantState.DELETED)
+
+
+def delete_tenant(catalog: Catalog, tenant: Tenant, *, seen: TenantState, reason: str = "", actor: str = "") -> bool:
+    """Give the tenant up, for good. False when it is not in the state that the caller saw any more."""
+    if seen in GIVEN_UP:
+        raise StateForbids(f"Tenant {tenant} was deleted before.", state=seen)
+    asked = tenant_ids(tenant)
+    with catalog.transaction() as conn:
+        if conn.execute(_TOMBSTONE, {**asked, "seen_state": seen, "new_reason": reason}).rowcount != 1:
+            return False
+        ended = _end_tasks(conn, tenant)
+        conn.execute(_UNDISPATCH, asked)
+        for drop in _DROP_HOLDS:
+            conn.execute(drop, asked)
+        keys = revoke_pusher_keys(conn, tenant)
+        told = {"was": seen, "reason": reason, "tasks": ended, "keys_revoked": keys}
+        record_event(conn, EventKind.TENANT_DELETING, tenant, tenant=tenant, actor=actor, **told)
+        return True
+
+
+def retire_objects(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_ONCE) -> int:
+    """Take at most `limit` objects of a tenant that was given up out of sight; how many there were."""
+    asked = tenant_ids(tenant)
+    with catalog.transaction() as conn:
+        if conn.execute(_STATE, asked).scalar() not in GIVEN_UP:  # from which no tenant ever returns
+            return 0
+        keys = {"asked_keys": list(conn.execute(_LIVE, {**asked, "at_most": limit}).scalars())}
+        if not keys["asked_keys"]:
+            return 0
+        conn.execute(_LOCK_OBJECTS, keys).all()
+        for drop in _PARTS:
+            conn.execute(drop, keys)
+        conn.execute(_SUPERSEDE, {**keys, "swap_no": next_numbers(conn, "swap", 1)[0]})
+        return len(keys["asked_keys"])
+
+
+def finish_deletion(catalog: Catalog, tenant: Tenant) -> bool:
+    """Say that nothing is left of a tenant but its tombstone. False while an object is, or when it is not DELETING."""
+    asked = tenant_ids(tenant)
+    with catalog.transaction() as conn:
+        if conn.execute(_LOCK, asked).scalar() != TenantState.DELETING:
+            return False
+        if conn.execute(_LEFT, asked).first() is not None:
+            return False
+        for drop in _REST:
+            conn.execute(drop, asked)
+        conn.execute(_FINISH, asked)
+        record_event(conn, EventKind.TENANT_DELETED, tenant, tenant=tenant)
+        return True
+
+
+def _end_tasks(conn: Connection, tenant: Tenant) -> int:
+    """Take away all tasks; how many. Again until there is none: one whose split is under way is found as its parts."""
+    ended = 0
+    while task_ids := list(conn.execute(_TASKS, tenant_ids(tenant)).scalars()):
+        for drop in _OF_TASKS:
+            conn.execute(drop, {"asked_tasks": task_ids})
+        ended += len(task_ids)
+    return ended

@@ -1,0 +1,120 @@
+"""How the whole service stands, as the catalog has it: tenants, tasks, workers and the owner, as metrics.
+
+The answers are aggregates, one statement each, made at most every CATALOG_LOOK_S however many ask; none of them grows
+with the number of tables, and the lag of tenants is asked for the TENANTS_SHOWN_MAX slowest only. While the catalog is
+away nothing is shown of it but that it is: an old figure would look like a good one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from sqlalchemy import and_, case, func, select
+
+from tistream import ts
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import now_ms, tasks, tenants, workers
+from tistream.catalog.tenancy.tenants import TenantState
+from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.stops import STORED, count_stops
+from tistream.catalog.work.workers import WorkerState
+from tistream.clock import Clock
+from tistream.errors import TiStreamError
+from tistream.limits import LEASE_MS
+from tistream.runtime import metrics
+from tistream.runtime.metrics import Metric
+
+_SLOWEST = (
+    select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.upper).label("upper"))
+    .join(tenants, and_(tenants.c.cluster_id == tasks.c.cluster_id, tenants.c.tenant_id == tasks.c.tenant_id))
+    .where(tenants.c.state == TenantState.ACTIVE)
+    .group_by(tasks.c.cluster_id, tasks.c.tenant_id)
+    .order_by(func.min(tasks.c.upper))
+    .limit(metrics.TENANTS_SHOWN_MAX)
+)
+_TENANTS = select(tenants.c.state, func.count().label("count")).group_by(tenants.c.state)
+_WORKER_STATE = case(
+    (and_(workers.c.state != WorkerState.GONE, workers.c.heartbeat_ms + LEASE_MS < now_ms()), "silent"),
+    else_=workers.c.state,
+).label("shown")
+_WORKERS = select(workers.c.kind, _WORKER_STATE, func.count().label("count")).group_by(workers.c.kind, _WORKER_STATE)
+_TASKS = select(
+    func.count(case((tasks.c.error.is_not(None), 1))).label("stopped"),
+    func.count(case((and_(tasks.c.error.is_(None), tasks.c.owner.is_(None)), 1))).label("waiting"),
+    func.count(case((and_(tasks.c.error.is_(None), tasks.c.owner.is_not(None)), 1))).label("running"),
+)
+
+
+class CatalogGauges:
+    """A `Collect`. Thread-safe."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self._catalog, self._clock = catalog, clock
+        self._lock = threading.Lock()
+        self._looked_s: float | None = None
+        self._found: list[Metric] = []
+
+    def __call__(self) -> list[Metric]:
+        with self._lock:
+            now_s = self._clock.monotonic()
+            if self._looked_s is None or now_s - self._looked_s >= metrics.CATALOG_LOOK_S:
+                self._found, self._looked_s = self._look(), now_s
+            return self._found
+
+    def _look(self) -> list[Metric]:
+        try:
+            states = {row.state: int(row.count) for row in self._rows(_TENANTS)}
+            found = [*self._lags(states), *self._tasks(), self._stops(), self._workers(), *self._owner()]
+        except TiStreamError:
+            return [metrics.single("tistream_catalog_up", 0)]
+        return [metrics.single("tistream_catalog_up", 1), *found]
+
+    def _lags(self, states: dict[str, int]) -> list[Metric]:
+        family, now_ms, lags = metrics.collected("tistream_checkpoint_lag_seconds"), self._clock.unix_ms(), [0.0]
+        rows = self._rows(_SLOWEST)
+        for row in rows:
+            lags.append(max(0, now_ms - ts.physical_ms(int(row.upper))) / 1000)
+            family.add_metric([str(row.cluster_id), str(row.tenant_id)], lags[-1])
+        counts = metrics.collected("tistream_tenants")
+        for state in TenantState:
+            counts.add_metric([state], states.get(state, 0))
+        hidden = max(0, states.get(TenantState.ACTIVE, 0) - len(rows))
+        return [
+            family,
+            metrics.single("tistream_checkpoint_lag_max_seconds", max(lags)),
+            counts,
+            metrics.single("tistream_tenants_not_shown", hidden),
+        ]
+
+    def _tasks(self) -> list[Metric]:
+        family = metrics.collected("tistream_tasks")
+        for state, count in self._rows(_TASKS)[0]._asdict().items():
+            family.add_metric([str(state)], int(count))
+        return [family]
+
+    def _stops(self) -> Metric:
+        family, counts = metrics.collected("tistream_stops"), count_stops(self._catalog)
+        for scope in STORED:
+            family.add_metric([scope], counts.get(scope, 0))
+        return family
+
+    def _workers(self) -> Metric:
+        family = metrics.collected("tistream_workers")
+        for row in self._rows(_WORKERS):
+            family.add_metric([str(row.kind), str(row.shown)], int(row.count))
+        return family
+
+    def _owner(self) -> list[Metric]:
+        row = get_owner(self._catalog)
+        if row is None:
+            return []
+        age_s = row.heartbeat_age_ms / 1000
+        return [
+            metrics.single("tistream_owner_age_seconds", age_s),
+            metrics.single("tistream_owner_epoch", row.epoch),
+        ]
+
+    def _rows(self, query: Any) -> list[Any]:
+        with self._catalog.reading() as conn:
+            return list(conn.execute(query))

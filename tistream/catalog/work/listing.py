@@ -1,0 +1,143 @@
+"""Tasks a page at a time, and how many there are of what: for people who look at 100,000 of them.
+
+Pages go by a key that never changes (`task_id`, or where a range begins), so a page is one walk along an index however
+far it is from the first, and a task that is made or goes meanwhile moves no other one to another page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import and_, case, exists, func, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.names import is_name
+from tistream.catalog.database.tables import WORKER_NAME_MAX, of_tenant, stores, tasks, tenants
+from tistream.catalog.tenancy.tenants import TaskKind, TenantState
+from tistream.catalog.work.tasks import TaskRow, task_row
+from tistream.ids import Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCounts:
+    """How many tasks there are, and of which state."""
+
+    total: int
+    stopped: int
+    waiting: int  #: without an owner
+
+
+def page_tasks(
+    catalog: Catalog,
+    *,
+    limit: int,
+    after_id: int = 0,
+    tenant: Tenant | None = None,
+    owner: str | None = None,
+    stopped: bool = False,
+) -> list[TaskRow]:
+    """The next `limit` tasks by id, of a tenant, of a worker, or only those that have stopped."""
+    if owner is not None and not is_name(owner, WORKER_NAME_MAX):
+        return []  # no worker can be called so
+    wanted: list[ColumnElement[bool]] = [tasks.c.task_id > after_id]
+    if tenant is not None:
+        wanted.append(of_tenant(tasks, tenant))
+    if owner is not None:
+        wanted.append(tasks.c.owner == owner)
+    if stopped:
+        wanted.append(tasks.c.error.is_not(None))
+    with catalog.reading() as conn:
+        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
+        return [task_row(row) for row in found]
+
+
+def page_ranges(
+    catalog: Catalog, tenant: Tenant, *, limit: int, after: tuple[bytes, int] | None = None
+) -> list[TaskRow]:
+    """The next `limit` tasks of a tenant in key order; `after` is (start_key, task_id) of the last that was seen."""
+    wanted = [of_tenant(tasks, tenant)]
+    if after is not None:
+        key, task_id = after
+        same = and_(tasks.c.start_key == key, tasks.c.task_id > task_id)
+        wanted.append(or_(tasks.c.start_key > key, same))
+    with catalog.reading() as conn:
+        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.start_key, tasks.c.task_id).limit(limit))
+        return [task_row(row) for row in found]
+
+
+def neighbours(catalog: Catalog, row: TaskRow) -> list[TaskRow]:
+    """The data tasks, at most two, with which a data task may be merged: those whose range ends where its begins, or
+    begins where its ends; in key order. None of them has stopped."""
+    if row.kind is not TaskKind.DATA or row.error is not None:
+        return []
+    edges = []
+    if row.range.start:
+        edges.append(tasks.c.end_key == row.range.start)
+    if row.range.end:
+        edges.append(tasks.c.start_key == row.range.end)
+    if not edges:
+        return []
+    alike = and_(of_tenant(tasks, row.tenant), tasks.c.kind == TaskKind.DATA, tasks.c.start_ts == row.start_ts)
+    with catalog.reading() as conn:
+        found = conn.execute(
+            select(tasks).where(alike, tasks.c.error.is_(None), or_(*edges)).order_by(tasks.c.start_key)
+        )
+        return [task_row(each) for each in found]
+
+
+def count_tasks(catalog: Catalog, tenant: Tenant | None = None) -> TaskCounts:
+    """How many tasks a tenant has, or all have."""
+    query = select(
+        func.count(),
+        func.count(case((tasks.c.error.is_not(None), 1))),
+        func.count(case((and_(tasks.c.owner.is_(None), tasks.c.error.is_(None)), 1))),
+    ).select_from(tasks)
+    if tenant is not None:
+        query = query.where(of_tenant(tasks, tenant))
+    with catalog.reading() as conn:
+        total, stopped, waiting = conn.execute(query).one()
+        return TaskCounts(total=total, stopped=stopped, waiting=waiting)
+
+
+def tasks_per_owner(catalog: Catalog) -> Mapping[str, int]:
+    """Worker id -> how many tasks it owns."""
+    with catalog.reading() as conn:
+        found = conn.execute(
+            select(tasks.c.owner, func.count()).where(tasks.c.owner.is_not(None)).group_by(tasks.c.owner)
+        )
+        return dict(found.all())  # type: ignore[arg-type]
+
+
+def stores_per_dispatcher(catalog: Catalog) -> Mapping[str, int]:
+    """Worker id -> how many stores it dispatches."""
+    mine = stores.c.dispatcher
+    with catalog.reading() as conn:
+        found = conn.execute(select(mine, func.count()).where(mine.is_not(None)).group_by(mine))
+        return dict(found.all())  # type: ignore[arg-type]
+
+
+def tasks_by_id(catalog: Catalog, task_ids: Collection[int]) -> list[TaskRow]:
+    """The tasks of these ids that there are, ordered by id."""
+    with catalog.reading() as conn:
+        found = conn.execute(select(tasks).where(tasks.c.task_id.in_(task_ids)).order_by(tasks.c.task_id))
+        return [task_row(row) for row in found]
+
+
+def idle_tasks(
+    catalog: Catalog, *, limit: int, tenant: Tenant | None = None, resting: Collection[TenantState] = ()
+) -> list[TaskRow]:
+    """Up to `limit` tasks by id that have stopped, or have no owner and a tenant whose state is none of `resting`."""
+    rests = exists().where(
+        tenants.c.cluster_id == tasks.c.cluster_id,
+        tenants.c.tenant_id == tasks.c.tenant_id,
+        tenants.c.state.in_(resting),
+    )
+    nobody = and_(tasks.c.owner.is_(None), ~rests)
+    wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), nobody)]
+    if tenant is not None:
+        wanted.append(of_tenant(tasks, tenant))
+    with catalog.reading() as conn:
+        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
+        return [task_row(row) for row in found]

@@ -1,0 +1,298 @@
+"""What an unexpected error has stopped, kept in the catalog so that every process and person sees it.
+
+A row names the role that stopped ("activation", "collection"), the item (a tenant, a store or a job), the error and
+the object that it is about. (role, item) is the key: one process at a time works on an item in a role. The row goes
+away when the role succeeds, or gives the item up. Tasks keep their error in their own row (`tasks.stop_task`).
+
+`RecordedStops` is the one writer: it brings the rows in line with a `Containment` after each round of a role. When the
+catalog is away, the next round does it. A row that nobody has tried for STALE_MS is of a role that is gone, and is
+forgotten (`forget_stale_stops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic
+
+from sqlalchemy import and_, bindparam, func, literal_column, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.tables import next_numbers, now_ms, of_tenant, stops
+from tistream.errors import NotFound
+from tistream.ids import Tenant
+from tistream.runtime.containment import Containment, Item
+from tistream.runtime.service import Problem
+
+STALE_MS = 3_600_000  #: an item that is still stopped is tried, and its row written, at least every 10 minutes
+STOPS_MAX = 1000  #: that one listing shows
+_REWRITE_TRIES = 1.5  #: the row is written again when its tries have grown by this factor ...
+_REWRITE_S = 300.0  #: ... or so long after it was written last
+_TEXT_MAX = 8000  #: a TEXT column holds 64 KiB of UTF-8
+_ITEM_MAX = 128
+
+
+class Scope(StrEnum):
+    """What has stopped."""
+
+    TENANT = "tenant"
+    STORE = "store"
+    JOB = "job"
+    TASK = "task"  #: in listings only: a task's error is in its own row
+
+
+STORED = (Scope.TENANT, Scope.STORE, Scope.JOB)  #: the scopes that rows have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """One item that a role cannot work on."""
+
+    role: str
+    item: str  #: its name within the role; ASCII, at most 128 characters
+    scope: Scope
+    tenant: Tenant | None
+    code: str
+    message: str
+    object: str  #: the object that the error names; empty when it names none
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRow:
+    """A stop as the catalog has it."""
+
+    stop_id: int
+    stopped: Stopped
+    since_ms: int  #: Unix milliseconds by the database's clock
+    tried_ms: int  #: when its failure was recorded last
+    resumed: bool  #: an operator asked for another try, which has not been made yet
+
+
+_s = stops.c
+_IS_ITEM = and_(_s.role == bindparam("asked_role"), _s.item == bindparam("asked_item"))
+_OF_ITEM = select(stops).where(_IS_ITEM).with_for_update()
+_OF_ROLE = select(stops).where(_s.role == bindparam("asked_role")).order_by(_s.stop_id)
+_RESUMED = select(_s.item).where(_s.role == bindparam("asked_role"), _s.resumed)
+_ONE = select(stops).where(_s.stop_id == bindparam("asked_stop"))
+_COUNTS = select(_s.scope, func.count().label("number")).group_by(_s.scope)
+
+
+def record_stop(catalog: Catalog, stopped: Stopped) -> None:
+    """Say that an item has stopped, or has failed again. A resume that was asked for is spent by it."""
+    told = {
+        "code": stopped.code[:32],
+        "message": stopped.message[:_TEXT_MAX],
+        "object": stopped.object[:_TEXT_MAX],
+        "tries": stopped.tries,
+        "resumed": False,
+    }
+    with catalog.transaction() as conn:
+        row = conn.execute(_OF_ITEM, {"asked_role": stopped.role, "asked_item": stopped.item}).one_or_none()
+        if row is not None:
+            conn.execute(stops.update().where(_s.stop_id == row.stop_id).values(tried_ms=now_ms(), **told))
+            return
+        stop_id = next_numbers(conn, "stop", 1)[0]
+        values = {
+            "stop_id": stop_id,
+            "role": stopped.role,
+            "item": stopped.item,
+            "scope": stopped.scope,
+            "cluster_id": None if stopped.tenant is None else stopped.tenant.cluster_id,
+            "tenant_id": None if stopped.tenant is None else stopped.tenant.tenant_id,
+            **told,
+        }
+        conn.execute(stops.insert().values(since_ms=now_ms(), tried_ms=now_ms()), values)
+        _tell(conn, EventKind.ITEM_STOPPED, stopped, error=f"{stopped.code} {stopped.message}"[:1000])
+
+
+def clear_stop(catalog: Catalog, role: str, item: str) -> bool:
+    """Say that an item works again or is gone; False when it had not stopped."""
+    with catalog.transaction() as conn:
+        row = conn.execute(_OF_ITEM, {"asked_role": role, "asked_item": item}).one_or_none()
+        if row is None:
+            return False
+        conn.execute(stops.delete().where(_s.stop_id == row.stop_id))
+        _tell(conn, EventKind.ITEM_WORKS, _row(row).stopped)
+        return True
+
+
+def resume_stop(catalog: Catalog, stop_id: int, *, actor: str = "") -> bool:
+    """Ask the role to try the item now; False when it works already."""
+    with catalog.transaction() as conn:
+        row = conn.execute(_ONE.with_for_update(), {"asked_stop": stop_id}).one_or_none()
+        if row is None:
+            return False
+        conn.execute(stops.update().where(_s.stop_id == stop_id).values(resumed=True))
+        _tell(conn, EventKind.ITEM_RESUMED, _row(row).stopped, actor=actor)
+        return True
+
+
+def get_stop(catalog: Catalog, stop_id: int) -> StopRow:
+    """A stop. NotFound when there is none (any more)."""
+    with catalog.reading() as conn:
+        row = conn.execute(_ONE, {"asked_stop": stop_id}).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no stop {stop_id}: what had stopped may work again.", stop_id=stop_id)
+    return _row(row)
+
+
+def list_stops(
+    catalog: Catalog, tenant: Tenant | None = None, *, after: int = 0, limit: int = STOPS_MAX
+) -> list[StopRow]:
+    """What has stopped, of one tenant or in all, by id."""
+    query = select(stops).where(_s.stop_id > after).order_by(_s.stop_id).limit(limit)
+    if tenant is not None:
+        query = query.where(of_tenant(stops, tenant))
+    with catalog.reading() as conn:
+        return [_row(row) for row in conn.execute(query)]
+
+
+def count_stops(catalog: Catalog) -> Mapping[str, int]:
+    """How many items have stopped, by scope."""
+    with catalog.reading() as conn:
+        return {row.scope: int(row.number) for row in conn.execute(_COUNTS)}
+
+
+def stops_of_role(catalog: Catalog, role: str) -> list[StopRow]:
+    """What a role had stopped when it ran last."""
+    with catalog.reading() as conn:
+        return [_row(row) for row in conn.execute(_OF_ROLE, {"asked_role": role})]
+
+
+def resumed_items(catalog: Catalog, role: str) -> list[str]:
+    """The items of a role that an operator wants tried now."""
+    with catalog.reading() as conn:
+        return list(conn.execute(_RESUMED, {"asked_role": role}).scalars())
+
+
+def forget_stale_stops(catalog: Catalog, *, older_ms: int = STALE_MS) -> int:
+    """Forget the stops that nobody has tried for so long; how many."""
+    with catalog.transaction() as conn:
+        old = _s.tried_ms < now_ms() - literal_column(str(older_ms))
+        return conn.execute(stops.delete().where(old)).rowcount
+
+
+class RecordedStops(Generic[Item]):
+    """Keeps the stopped items of one Containment in the catalog. `sync` and `forget` are for the thread that runs the
+    items, `take_resumed` for any."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        role: str,
+        contained: Containment[Item],
+        *,
+        scope: Callable[[Item], tuple[Scope, Tenant | None, str]],
+        item_of: Callable[[StopRow], Item | None],
+        seconds: Callable[[], float],
+    ) -> None:
+        """`scope(item)` is what the row says of it and its name; `item_of` finds the item of a row that an earlier
+        process left, or None for one that is not this process's; `seconds` is a monotonic clock."""
+        self._catalog, self._role, self._contained = catalog, role, contained
+        self._scope, self._item_of, self._seconds = scope, item_of, seconds
+        self._known: dict[Item, tuple[Problem, int, float]] | None = None
+        self._resumed: set[Item] = set()  #: whose resumed try has not been recorded yet
+
+    def load(self) -> None:
+        """Once, before the first round: show what had stopped when this role ran last."""
+        if self._known is not None:
+            return
+        known: dict[Item, tuple[Problem, int, float]] = {}
+        for row in stops_of_role(self._catalog, self._role):
+            item = self._item_of(row)
+            if item is None:
+                continue
+            told = row.stopped
+            facts = {"object": told.object} if told.object else {}
+            self._contained.remember(item, code=told.code, message=told.message, facts=facts, tries=told.tries)
+            if (problem := self._contained.stopped().get(item)) is not None:
+                known[item] = problem, told.tries, self._seconds()
+        self._known = known
+
+    def sync(self) -> None:
+        """After a round: write what stopped, failed again or works again. Catalog errors pass; the next call goes on
+        from there."""
+        self.load()
+        known = self._known if self._known is not None else {}
+        stopped = self._contained.stopped()
+        for item, problem in stopped.items():
+            tries = self._contained.tries(item)
+            if self._is_news(item, known.get(item), problem, tries):
+                record_stop(self._catalog, self._stopped(item, problem, tries))
+                known[item] = problem, tries, self._seconds()
+                self._resumed.discard(item)
+        for item in [item for item in known if item not in stopped]:
+            clear_stop(self._catalog, self._role, self._name(item))
+            del known[item]
+            self._resumed.discard(item)
+
+    def take_resumed(self) -> bool:
+        """Let the items be tried at once that an operator resumed; whether there is one. Asks the catalog only while
+        something is stopped."""
+        stopped = self._contained.stopped()
+        if not stopped:
+            return False
+        names = set(resumed_items(self._catalog, self._role))
+        found = [item for item in stopped if self._name(item) in names and item not in self._resumed]
+        for item in found:
+            self._resumed.add(item)
+            self._contained.resume(item)
+        return bool(found)
+
+    def forget(self) -> None:
+        """Another process works on the items now: its rows count."""
+        self._contained.forget_all()
+        self._known = None
+        self._resumed = set()
+
+    def _is_news(self, item: Item, known: tuple[Problem, int, float] | None, problem: Problem, tries: int) -> bool:
+        if known is None or known[0] != problem:
+            return True
+        if tries == known[1]:
+            return False
+        grown = tries < known[1] or tries >= known[1] * _REWRITE_TRIES
+        return item in self._resumed or grown or self._seconds() - known[2] >= _REWRITE_S
+
+    def _name(self, item: Item) -> str:
+        return self._scope(item)[2].encode("ascii", "replace").decode()[:_ITEM_MAX]
+
+    def _stopped(self, item: Item, problem: Problem, tries: int) -> Stopped:
+        scope, tenant, _ = self._scope(item)
+        named = problem.facts.get("object") or problem.facts.get("object_key") or problem.facts.get("key") or ""
+        return Stopped(
+            role=self._role,
+            item=self._name(item),
+            scope=scope,
+            tenant=tenant,
+            code=problem.code,
+            message=problem.message,
+            object=named.hex() if isinstance(named, bytes) else str(named),
+            tries=tries,
+        )
+
+
+def _tell(conn: Any, kind: EventKind, stopped: Stopped, *, actor: str = "", **detail: object) -> None:
+    subject = f"{stopped.role} {stopped.item}"
+    record_event(conn, kind, subject, tenant=stopped.tenant, actor=actor, scope=stopped.scope, **detail)
+
+
+def _row(row: Any) -> StopRow:
+    return StopRow(
+        stop_id=row.stop_id,
+        stopped=Stopped(
+            role=row.role,
+            item=row.item,
+            scope=Scope(row.scope),
+            tenant=None if row.cluster_id is None else Tenant(row.cluster_id, row.tenant_id),
+            code=row.code,
+            message=row.message,
+            object=row.object,
+            tries=int(row.tries),
+        ),
+        since_ms=int(row.since_ms),
+        tried_ms=int(row.tried_ms),
+        resumed=bool(row.resumed),
+    )

@@ -1,0 +1,300 @@
+"""Pushing stores of a tenant: incarnations, who dispatches them, what has been reclaimed.
+
+Incarnations are issued here, dense from 1, never twice: two processes that believe to be the same store get different
+ones, and the older is closed. `max_cut_ts` and `reclaimed_seq` never fall.
+
+An incarnation is forgotten when every task has ended it and its folder was seen empty: its row goes, the oldest first,
+so the incarnations below the lowest row are the forgotten ones. The number of the newest one stays in `stores`, so no
+number is issued twice. A file of a forgotten one that arrives late is garbage: no task has an open position there
+(`tistream.model.positions`), no dispatcher serves it, and the next sweep deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, and_, bindparam, exists, func, select, tuple_
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import EventKind, record_assignments, record_event
+from tistream.catalog.database.tables import (
+    INT_MAX,
+    ensure_row,
+    incarnations,
+    of_asked_tenant,
+    stores,
+    tenant_ids,
+    tenant_of,
+    tenants,
+)
+from tistream.catalog.tenancy.tenants import GIVEN_UP
+from tistream.catalog.work.tasks import holds_ownership
+from tistream.catalog.work.workers import asked_life_lives
+from tistream.ids import Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRow:
+    """A pushing store as the catalog has it."""
+
+    tenant: Tenant
+    store_id: int
+    incarnation: int  #: the newest that was issued
+    max_cut_ts: int  #: the largest cut_ts seen in its files; an incarnation may not start below it
+    dispatcher: str | None  #: worker id
+    dispatcher_epoch: int  #: rises with each assignment
+
+
+class StorePlace(NamedTuple):
+    """Who dispatches a store."""
+
+    tenant: Tenant
+    store_id: int
+    epoch: int
+    dispatcher: str | None
+
+
+class StoreAssignment(NamedTuple):
+    """Give a store to a dispatcher, if its epoch is still this one."""
+
+    tenant: Tenant
+    store_id: int
+    worker_id: str
+    seen_epoch: int
+
+
+_IS_STORE = and_(of_asked_tenant(stores), stores.c.store_id == bindparam("asked_store"))
+_IN_STORE = and_(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
+_IS_LIFE = and_(_IN_STORE, incarnations.c.incarnation == bindparam("asked_incarnation"))
+_ALL = select(stores).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+_OF_TENANT = _ALL.where(of_asked_tenant(stores))
+_OF_DISPATCHER = _ALL.where(stores.c.dispatcher == bindparam("asked_worker"), asked_life_lives())
+_NEW_LIFE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
+_NEWEST_LIFE = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
+_ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
+_IS_ONE = tuple_(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id).in_(
+    bindparam("asked_stores", expanding=True)
+)
+_FREE = (
+    select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id, stores.c.dispatcher_epoch)
+    .where(_IS_ONE)
+    .order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+    .with_for_update(skip_locked=True)
+)
+_MOVE = (
+    stores.update()
+    .where(_IS_ONE)
+    .values(dispatcher=bindparam("new_dispatcher"), dispatcher_epoch=stores.c.dispatcher_epoch + 1)
+)
+_OF_DELETED = exists().where(
+    tenants.c.cluster_id == stores.c.cluster_id,
+    tenants.c.tenant_id == stores.c.tenant_id,
+    tenants.c.state.in_(GIVEN_UP),
+)
+_PLACES = (
+    select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id, stores.c.dispatcher_epoch, stores.c.dispatcher)
+    .where(~_OF_DELETED)
+    .order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+)
+_STAMP = (
+    select(func.count(), func.sum(stores.c.store_id), func.sum(stores.c.dispatcher_epoch))
+    .select_from(stores)
+    .where(~_OF_DELETED)
+)
+_IDS = select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+_TENANTS_NAMED_MAX = 100  # in a statement
+_HELD_BY = stores.c.dispatcher == bindparam("asked_worker")
+_COUNT_OF_DISPATCHER = select(func.count()).select_from(stores).where(_HELD_BY)
+_NOTE_CUT_TS = stores.update().where(_IS_STORE, stores.c.max_cut_ts < bindparam("seen_cut_ts"))
+_RECLAIMED = (
+    select(incarnations.c.incarnation, incarnations.c.reclaimed_seq)
+    .where(_IN_STORE)
+    .order_by(incarnations.c.incarnation)
+)
+_DISPATCHER_EPOCH = select(stores.c.dispatcher_epoch).where(_IS_STORE).with_for_update(read=True)
+_RECLAIMED_OF_LIFE = select(incarnations.c.reclaimed_seq).where(_IS_LIFE).with_for_update()
+_ADD_LIFE = incarnations.insert()
+_RECLAIM = incarnations.update().where(_IS_LIFE)
+_NEEDED = (
+    select(func.min(incarnations.c.incarnation))
+    .where(_IN_STORE, incarnations.c.reclaimed_seq < INT_MAX)
+    .with_for_update()
+)
+_FORGET = incarnations.delete().where(_IN_STORE, incarnations.c.incarnation < bindparam("forgotten_below"))
+
+
+def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[int, int]:
+    """Start a new life of a pusher: (its incarnation, the largest cut_ts known of the store). New stores are added."""
+    with catalog.transaction() as conn:
+        key: dict[str, Any] = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
+        ensure_row(conn, stores, **key, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
+        mine = _store(tenant, store_id)
+        conn.execute(_NEW_LIFE, mine)
+        row = conn.execute(_NEWEST_LIFE, mine).one()
+        conn.execute(_ADD_LIFE, {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
+        return row.incarnation, row.max_cut_ts
+
+
+def newest_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> int:
+    """The largest incarnation issued to this store; 0 when it is unknown."""
+    with catalog.reading() as conn:
+        found = conn.execute(_NEWEST_LIFE, _store(tenant, store_id)).first()
+        return 0 if found is None else int(found.incarnation)
+
+
+def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow]:
+    """The stores of a tenant, or of all, ordered by id."""
+    return _read(catalog, _ALL, {}) if tenant is None else _read(catalog, _OF_TENANT, tenant_ids(tenant))
+
+
+def stores_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, set[int]]:
+    """The ids of the stores of these tenants, in one statement; tenants without any are left out. When they are many,
+    those of all tenants are read."""
+    query = _IDS
+    if len(tenants) <= _TENANTS_NAMED_MAX:
+        query = _IDS.where(stores.c.tenant_id.in_(sorted({tenant.tenant_id for tenant in tenants})))
+    found: dict[Tenant, set[int]] = {}
+    with catalog.reading() as conn:
+        rows = conn.execute(query).all()
+    for cluster_id, tenant_id, store_id in rows:
+        tenant = Tenant(cluster_id, tenant_id)
+        if tenant in tenants:
+            found.setdefault(tenant, set()).add(store_id)
+    return found
+
+
+def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> list[StoreRow]:
+    """The stores that are assigned to this life of the dispatcher, ordered by id. None when a newer life has
+    registered."""
+    return _read(catalog, _OF_DISPATCHER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
+
+
+def assign_store(
+    catalog: Catalog, tenant: Tenant, store_id: int, *, worker_id: str | None, seen_epoch: int, owner_epoch: int
+) -> int | None:
+    """Give the store to a dispatcher, or to nobody. Returns its new epoch; None when the caller lost: the store was
+    assigned by somebody else since `seen_epoch`, or `owner_epoch` is not the elected owner's any more."""
+    with catalog.transaction() as conn:
+        if not holds_ownership(conn, owner_epoch):
+            return None
+        changed = conn.execute(
+            _ASSIGN,
+            {
+                **_store(tenant, store_id),
+                "seen_epoch": seen_epoch,
+                "dispatcher": worker_id,
+                "dispatcher_epoch": seen_epoch + 1,
+            },
+        )
+        if changed.rowcount != 1:
+            return None
+        record_event(
+            conn, EventKind.STORE_ASSIGNED, store_id, tenant=tenant,
+            to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
+        )  # fmt: skip
+        return seen_epoch + 1
+
+
+def store_places(catalog: Catalog) -> list[StorePlace]:
+    """Who dispatches which store, of all tenants that are not deleted, ordered by id."""
+    with catalog.reading() as conn:
+        return [
+            StorePlace(Tenant(cluster, tenant), store_id, epoch, dispatcher)
+            for cluster, tenant, store_id, epoch, dispatcher in conn.execute(_PLACES)
+        ]
+
+
+def stores_stamp(catalog: Catalog) -> tuple[int, ...]:
+    """Changes whenever a store comes, goes or is assigned, but for what happens to cancel out."""
+    with catalog.reading() as conn:
+        return tuple(int(number or 0) for number in conn.execute(_STAMP).one())
+
+
+def count_stores_of(catalog: Catalog, worker_id: str) -> int:
+    """How many stores are assigned under this id."""
+    with catalog.reading() as conn:
+        return int(conn.execute(_COUNT_OF_DISPATCHER, {"asked_worker": worker_id}).scalar_one())
+
+
+def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, owner_epoch: int) -> int:
+    """Several `assign_store` in one transaction, each with its own guard; how many took place. 0 when `owner_epoch` is
+    not the elected owner's any more. A store whose row is locked is left for the next time: see `assign_tasks`."""
+    if not assignments:
+        return 0
+    wanted = {(a.tenant.cluster_id, a.tenant.tenant_id, a.store_id): a for a in assignments}
+    with catalog.transaction() as conn:
+        if not holds_ownership(conn, owner_epoch):
+            return 0
+        found = conn.execute(_FREE, {"asked_stores": sorted(wanted)})
+        given = [a for *ids, epoch in found if (a := wanted[tuple(ids)]).seen_epoch == epoch]
+        by_worker: dict[str, list[tuple[int, int, int]]] = {}
+        for a in given:
+            by_worker.setdefault(a.worker_id, []).append((a.tenant.cluster_id, a.tenant.tenant_id, a.store_id))
+        for worker_id, keys in by_worker.items():
+            conn.execute(_MOVE, {"new_dispatcher": worker_id, "asked_stores": keys})
+        told = [(a.store_id, a.tenant, a.worker_id) for a in given]
+        record_assignments(conn, EventKind.STORE_ASSIGNED, told, owner_epoch=owner_epoch)
+        return len(given)
+
+
+def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) -> None:
+    """Remember the largest cut_ts; a smaller one changes nothing."""
+    with catalog.transaction() as conn:
+        conn.execute(_NOTE_CUT_TS, {**_store(tenant, store_id), "seen_cut_ts": cut_ts, "max_cut_ts": cut_ts})
+
+
+def reclaimed(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
+    """incarnation -> the seq at or below which files may be gone; those below the lowest are forgotten."""
+    with catalog.reading() as conn:
+        return dict(conn.execute(_RECLAIMED, _store(tenant, store_id)).all())
+
+
+def set_reclaimed(
+    catalog: Catalog, tenant: Tenant, store_id: int, incarnation: int, seq: int, *, dispatcher_epoch: int
+) -> bool:
+    """Say that files at or below `seq` may be gone, before any is deleted. False when the caller does not dispatch this
+    store any more or the incarnation does not exist. A value below what is recorded changes nothing."""
+    with catalog.transaction() as conn:
+        of_store = _store(tenant, store_id)
+        if conn.execute(_DISPATCHER_EPOCH, of_store).scalar() != dispatcher_epoch:
+            return False
+        mine = {**of_store, "asked_incarnation": incarnation}
+        known = conn.execute(_RECLAIMED_OF_LIFE, mine).scalar()
+        if known is not None and known < seq:
+            conn.execute(_RECLAIM, {**mine, "reclaimed_seq": seq})
+        return known is not None
+
+
+def forget_incarnations(catalog: Catalog, tenant: Tenant, store_id: int, *, below: int, dispatcher_epoch: int) -> bool:
+    """Forget the incarnations below `below` whose files are all given up, up to the first that has files to keep and
+    never the newest. The caller has seen their folders empty. False when it does not dispatch this store any more."""
+    with catalog.transaction() as conn:
+        of_store = _store(tenant, store_id)
+        if conn.execute(_DISPATCHER_EPOCH, of_store).scalar() != dispatcher_epoch:
+            return False
+        newest = conn.execute(_NEWEST_LIFE, of_store).one().incarnation
+        needed = conn.execute(_NEEDED, of_store).scalar()
+        conn.execute(_FORGET, {**of_store, "forgotten_below": min(below, newest, needed or newest)})
+        return True
+
+
+def _store(tenant: Tenant, store_id: int) -> dict[str, Any]:
+    return {**tenant_ids(tenant), "asked_store": store_id}
+
+
+def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[StoreRow]:
+    with catalog.reading() as conn:
+        return [_store_row(row) for row in conn.execute(query, asked)]
+
+
+def _store_row(row: Any) -> StoreRow:
+    return StoreRow(
+        tenant=tenant_of(row),
+        store_id=row.store_id,
+        incarnation=row.incarnation,
+        max_cut_ts=row.max_cut_ts,
+        dispatcher=row.dispatcher,
+        dispatcher_epoch=row.dispatcher_epoch,
+    )

@@ -1,0 +1,364 @@
+"""Tasks: continuous key ranges of a tenant, the unit of ownership and of progress.
+
+- `upper` never falls; only the owner with the newest `epoch` moves it (see `committed`).
+- `epoch` rises by one with each assignment, also with "to nobody". It says who is right; leases only say when to
+  take over.
+- An assignment counts only while its author is still the elected owner: both epochs are tested in one transaction.
+- `tasks_stamp` is the same twice only while no task came, went or was assigned between: ids are never used again and
+  epochs never fall, so the same number of tasks with the same largest id are the same tasks, and with the same sum of
+  epochs they have the same owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy.sql.elements import ColumnElement
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import EventKind, record_assignments, record_event
+from tistream.catalog.database.tables import of_asked_tenant, of_tenant, owner, tasks, tenant_ids, tenant_of, tenants
+from tistream.catalog.tenancy.tenants import TaskKind, TenantState
+from tistream.catalog.work.workers import asked_life_lives
+from tistream.errors import NotFound
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+
+_TENANTS_NAMED_MAX = 500  # in one statement; beyond that it asks for all of them
+_ERROR_CHARS_MAX = 8000  # a TEXT column holds 64 KiB of UTF-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """A task as the catalog has it."""
+
+    task_id: int
+    tenant: Tenant
+    kind: TaskKind
+    range: KeyRange
+    start_ts: int  #: the task's log is complete above this
+    upper: int  #: everything at or below it is in the committed log
+    epoch: int  #: rises with each assignment
+    owner: str | None  #: worker id
+    snapshot_key: str | None
+    snapshot_n: int  #: number of the newest snapshot; 0 = none yet
+    reopen_id: int  #: a pusher that sees a new one opens new tenures in the range
+    error: str | None  #: why the task is stopped; None while it runs
+    merge_with: int | None = None  #: the neighbour with which its owner is to merge it
+
+
+class TaskPlace(NamedTuple):
+    """Who has a task. Light: the owner of assignment reads all of them."""
+
+    task_id: int
+    tenant: Tenant
+    kind: TaskKind
+    epoch: int
+    owner: str | None
+
+
+class Assignment(NamedTuple):
+    """Give a task to a worker, if its epoch is still this one."""
+
+    task_id: int
+    worker_id: str
+    seen_epoch: int
+    tenant: Tenant | None = None  #: for who reads the events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierRow:
+    """How far one range is."""
+
+    range: KeyRange
+    upper: int
+    reopen_id: int
+
+
+_ALL = select(tasks).order_by(tasks.c.task_id)
+_ONE = _ALL.where(tasks.c.task_id == bindparam("asked_task"))
+_IS_SEEN = and_(tasks.c.task_id == bindparam("asked_task"), tasks.c.epoch == bindparam("seen_epoch"))
+_SEEN = select(tasks).where(_IS_SEEN).with_for_update()
+_FREE = (
+    select(tasks.c.task_id, tasks.c.epoch)
+    .where(tasks.c.task_id.in_(bindparam("asked_tasks", expanding=True)))
+    .order_by(tasks.c.task_id)
+    .with_for_update(skip_locked=True)
+)
+_GIVE = _STOP = _RETRY = tasks.update().where(_IS_SEEN)
+_OF_TENANT = _ALL.where(of_asked_tenant(tasks))
+_RUNS = exists().where(
+    tenants.c.cluster_id == tasks.c.cluster_id,
+    tenants.c.tenant_id == tasks.c.tenant_id,
+    tenants.c.state == TenantState.ACTIVE,
+)
+_HELD_BY = tasks.c.owner == bindparam("asked_worker")
+_OF_WORKER = _ALL.where(_HELD_BY, asked_life_lives(), _RUNS)
+_OWNED_STAMP = (
+    select(
+        func.count(),
+        func.sum(tasks.c.task_id),
+        func.sum(tasks.c.epoch),
+        func.sum(tasks.c.task_id * tasks.c.epoch),
+        func.sum(case((tasks.c.error.is_not(None), tasks.c.task_id))),
+        func.sum(tasks.c.task_id * tasks.c.merge_with),
+    )
+    .select_from(tasks)
+    .where(_HELD_BY, asked_life_lives(), _RUNS)
+)
+_COUNT_OF_WORKER = select(func.count()).select_from(tasks).where(_HELD_BY)
+_ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
+_PLACES = select(
+    tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.kind, tasks.c.epoch, tasks.c.owner
+).order_by(tasks.c.task_id)
+_STAMP = select(func.count(), func.max(tasks.c.task_id), func.sum(tasks.c.epoch)).select_from(tasks)
+_FRONTIER = (
+    select(tasks.c.start_key, tasks.c.end_key, tasks.c.upper, tasks.c.reopen_id)
+    .where(of_asked_tenant(tasks))
+    .order_by(tasks.c.start_key, tasks.c.task_id)
+)
+
+
+def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
+    """The tasks of a tenant, or of all, ordered by id."""
+    return _read(catalog, _ALL, {}) if tenant is None else _read(catalog, _OF_TENANT, tenant_ids(tenant))
+
+
+def tasks_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> list[TaskRow]:
+    """The tasks of several tenants, by tenant and id: a statement for each _TENANTS_NAMED_MAX of them."""
+    wanted, found = sorted(tenants), list[TaskRow]()
+    for at in range(0, len(wanted), _TENANTS_NAMED_MAX):
+        ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in wanted[at : at + _TENANTS_NAMED_MAX]]
+        query = select(tasks).where(tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids))
+        found += _read(catalog, query.order_by(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.task_id), {})
+    return found
+
+
+def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[TaskRow]:
+    """The tasks that are assigned to this life of the worker, of tenants that are ACTIVE, ordered by id: those of a
+    paused or deleted tenant rest. None when a newer life has registered: an old one must never learn the epochs that
+    fence it."""
+    return _read(catalog, _OF_WORKER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
+
+
+def owned_stamp(catalog: Catalog, worker_id: str, incarnation: int) -> tuple[int, ...]:
+    """Changes whenever `tasks_owned_by` would give other tasks, epochs, errors or merges; not with their progress. That
+    two different answers have one stamp would be a great coincidence: who relies on it reads again now and then."""
+    with catalog.reading() as conn:
+        asked = {"asked_worker": worker_id, "asked_incarnation": incarnation}
+        return tuple(int(number or 0) for number in conn.execute(_OWNED_STAMP, asked).one())
+
+
+def count_tasks_of(catalog: Catalog, worker_id: str) -> int:
+    """How many tasks are assigned under this id, resting ones too."""
+    with catalog.reading() as conn:
+        return int(conn.execute(_COUNT_OF_WORKER, {"asked_worker": worker_id}).scalar_one())
+
+
+def get_task(catalog: Catalog, task_id: int) -> TaskRow:
+    """The task's row. NotFound when there is none."""
+    found = _read(catalog, _ONE, {"asked_task": task_id})
+    if not found:
+        raise NotFound(f"there is no task {task_id}", task_id=task_id)
+    return found[0]
+
+
+def holds_ownership(conn: Connection, owner_epoch: int) -> bool:
+    """Whether the election with this epoch is still in force, and keep it so until the transaction ends. Epoch 0
+    is nobody's: it is the one before the first election."""
+    return owner_epoch != 0 and conn.execute(_ELECTED).scalar() == owner_epoch
+
+
+def assign_task(
+    catalog: Catalog, task_id: int, *, worker_id: str | None, seen_epoch: int, owner_epoch: int
+) -> int | None:
+    """Give the task to a worker, or to nobody. Returns its new epoch; None when the caller lost: the task was assigned
+    by somebody else since `seen_epoch`, or `owner_epoch` is not the elected owner's any more."""
+    with catalog.transaction() as conn:
+        if not holds_ownership(conn, owner_epoch):
+            return None
+        was = give_task(conn, task_id, worker_id, seen_epoch)
+        if was is None:
+            return None
+        record_event(
+            conn, EventKind.TASK_ASSIGNED, task_id, tenant=was.tenant,
+            was=was.owner, to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
+        )  # fmt: skip
+        return seen_epoch + 1
+
+
+def give_task(conn: Connection, task_id: int, worker_id: str | None, seen_epoch: int) -> TaskRow | None:
+    """Give the task its next epoch and this owner; the row as it was. None when its epoch is not `seen_epoch`."""
+    seen = {"asked_task": task_id, "seen_epoch": seen_epoch}
+    row = conn.execute(_SEEN, seen).one_or_none()
+    if row is None:
+        return None
+    conn.execute(_GIVE, {**seen, "owner": worker_id, "epoch": seen_epoch + 1})
+    return task_row(row)
+
+
+def task_places(catalog: Catalog) -> list[TaskPlace]:
+    """Who has which task, of all tenants, ordered by id."""
+    kinds = {str(kind): kind for kind in TaskKind}
+    known: dict[tuple[int, int], Tenant] = {}
+    with catalog.reading() as conn:
+        return [
+            TaskPlace(
+                task_id, known.setdefault((cluster, tenant), Tenant(cluster, tenant)), kinds[kind], epoch, owned_by
+            )
+            for task_id, cluster, tenant, kind, epoch, owned_by in conn.execute(_PLACES)
+        ]
+
+
+def tasks_stamp(catalog: Catalog) -> tuple[int, ...]:
+    """Changes whenever a task comes, goes or is assigned."""
+    with catalog.reading() as conn:
+        return tuple(int(number or 0) for number in conn.execute(_STAMP).one())
+
+
+def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, owner_epoch: int) -> int:
+    """Several `assign_task` in one transaction, each with its own guard; how many took place. 0 when `owner_epoch` is
+    not the elected owner's any more.
+
+    A task whose row is locked, by a flush or by a host that was lost, is left for the next time: nobody waits for it,
+    and it delays no other. The number of statements does not depend on the number of tasks."""
+    if not assignments:
+        return 0
+    wanted = {a.task_id: a for a in assignments}
+    with catalog.transaction() as conn:
+        if not holds_ownership(conn, owner_epoch):
+            return 0
+        found = conn.execute(_FREE, {"asked_tasks": sorted(wanted)})
+        given = [wanted[task_id] for task_id, epoch in found if wanted[task_id].seen_epoch == epoch]
+        if given:
+            conn.execute(_assigning(given))
+            told = [(a.task_id, a.tenant, a.worker_id) for a in given]
+            record_assignments(conn, EventKind.TASK_ASSIGNED, told, owner_epoch=owner_epoch)
+        return len(given)
+
+
+def _assigning(given: Sequence[Assignment]) -> Update:
+    owners = case({a.task_id: a.worker_id for a in given}, value=tasks.c.task_id)
+    ids = [a.task_id for a in given]
+    return tasks.update().where(tasks.c.task_id.in_(ids)).values(owner=owners, epoch=tasks.c.epoch + 1)
+
+
+def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool:
+    """Record why the task cannot go on; it keeps its owner, progress and files. False when the epoch is stale."""
+    with catalog.transaction() as conn:
+        seen = {"asked_task": task_id, "seen_epoch": epoch}
+        row = conn.execute(_SEEN, seen).one_or_none()
+        if row is None:
+            return False
+        conn.execute(_STOP, {**seen, "error": error[:_ERROR_CHARS_MAX]})
+        record_event(conn, EventKind.TASK_STOPPED, task_id, tenant=tenant_of(row), owner=row.owner, error=error)
+        return True
+
+
+def retry_task(catalog: Catalog, task_id: int, *, epoch: int, actor: str = "") -> bool:
+    """Let a stopped task try again, with new tenures in its range. False when the epoch is stale."""
+    with catalog.transaction() as conn:
+        seen = {"asked_task": task_id, "seen_epoch": epoch}
+        row = conn.execute(_SEEN, seen).one_or_none()
+        if row is None:
+            return False
+        conn.execute(_RETRY, {**seen, "error": None, "reopen_id": row.reopen_id + 1})
+        record_event(conn, EventKind.TASK_RETRIED, task_id, tenant=tenant_of(row), actor=actor, error=row.error)
+        return True
+
+
+def clear_task_error(catalog: Catalog, task_id: int) -> None:
+    """Let a stopped task try again: the decision of a person."""
+    with catalog.transaction() as conn:
+        conn.execute(tasks.update().where(tasks.c.task_id == task_id).values(error=None))
+
+
+def raise_reopen(catalog: Catalog, task_id: int, *, epoch: int) -> bool:
+    """Ask the pushers for new tenures in the task's range. False when the epoch is stale."""
+    return _update(catalog, task_id, epoch, reopen_id=tasks.c.reopen_id + 1)
+
+
+def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
+    """How far each range of the tenant is, over all its tasks, in key order; empty before activation."""
+    with catalog.reading() as conn:
+        return [
+            FrontierRow(range=KeyRange(start_key, end_key), upper=upper, reopen_id=reopen_id)
+            for start_key, end_key, upper, reopen_id in conn.execute(_FRONTIER, tenant_ids(tenant))
+        ]
+
+
+def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
+    """What may be served of a key range: the lowest `upper` of the data tasks that intersect it and of all DDL tasks.
+
+    0 when no data task intersects the range, hence before activation. It never falls: no `upper` does, and a paused
+    tenant keeps its tasks.
+    """
+    wanted = range or KeyRange()
+    is_data = tasks.c.kind == TaskKind.DATA
+    with catalog.reading() as conn:
+        lowest, data_tasks = conn.execute(
+            select(func.min(tasks.c.upper), func.count(case((is_data, 1)))).where(
+                of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))
+            )
+        ).one()
+    return int(lowest) if data_tasks else 0
+
+
+def served_watermarks(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, int]:
+    """`served_watermark` of several tenants by one statement; those without tasks are left out."""
+    query = select(
+        tasks.c.cluster_id,
+        tasks.c.tenant_id,
+        func.min(tasks.c.upper),
+        func.count(case((tasks.c.kind == TaskKind.DATA, 1))),
+    ).group_by(tasks.c.cluster_id, tasks.c.tenant_id)
+    if len(tenants) <= _TENANTS_NAMED_MAX:
+        ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in tenants]
+        query = query.where(tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids))
+    wanted = set(tenants)
+    with catalog.reading() as conn:
+        return {
+            tenant: int(lowest) if data_tasks else 0
+            for cluster_id, tenant_id, lowest, data_tasks in conn.execute(query)
+            if (tenant := Tenant(int(cluster_id), int(tenant_id))) in wanted
+        }
+
+
+def _intersects(wanted: KeyRange) -> ColumnElement[bool]:
+    above = or_(tasks.c.end_key == b"", tasks.c.end_key > wanted.start)
+    return and_(above, tasks.c.start_key < wanted.end) if wanted.end else above
+
+
+def _update(catalog: Catalog, task_id: int, epoch: int, **values: Any) -> bool:
+    with catalog.transaction() as conn:
+        changed = conn.execute(
+            tasks.update().where(tasks.c.task_id == task_id, tasks.c.epoch == epoch).values(**values)
+        )
+        return changed.rowcount == 1
+
+
+def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[TaskRow]:
+    with catalog.reading() as conn:
+        return [task_row(row) for row in conn.execute(query, asked)]
+
+
+def task_row(row: Any) -> TaskRow:
+    """A row of the table as a value."""
+    return TaskRow(
+        task_id=row.task_id,
+        tenant=tenant_of(row),
+        kind=TaskKind(row.kind),
+        range=KeyRange(row.start_key, row.end_key),
+        start_ts=row.start_ts,
+        upper=row.upper,
+        epoch=row.epoch,
+        owner=row.owner,
+        snapshot_key=row.snapshot_key,
+        snapshot_n=row.snapshot_n,
+        reopen_id=row.reopen_id,
+        error=row.error,
+        merge_with=row.merge_with,
+    )

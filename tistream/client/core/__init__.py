@@ -1,0 +1,1 @@
+"""Requests, answers and streams of the client. Pure."""

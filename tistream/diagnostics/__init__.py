@@ -1,0 +1,1 @@
+"""Findings of `tistream doctor` and `tistream push --check`."""

@@ -1,0 +1,1 @@
+"""The feed between dispatchers and sorters: protocol, wire format and Flight transport."""

@@ -1,0 +1,243 @@
+"""The sorter's end of the feed over Arrow Flight: subscriptions that outlive the connections under them.
+
+All subscriptions of a process to one dispatcher share one exchange (`tistream.feed.exchange`, wire form:
+`tistream.feed.wire`). Errors that a subscriber may wait out (FeedGap, CorruptObject, a store that does not answer)
+arrive typed, at the subscription that they concern; it stays open. When the dispatcher cannot serve the store any more,
+or the exchange breaks, the subscription looks up the owner and subscribes there, at the position of the last batch it
+handed out.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import orjson
+import pyarrow.flight as fl
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.stores import store_places
+from tistream.catalog.work.workers import WorkerKind, list_workers
+from tistream.clock import Clock, SystemClock
+from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError, invariant
+from tistream.feed.exchange import Arrived, Exchange, Mailbox
+from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.wire import decode_error
+from tistream.ids import Position, Tenant
+from tistream.model.positions import position_of, without_ended
+from tistream.runtime.service import Backoff
+
+WAIT_S = 10.0  # a subscription looks at least this often whether the dispatcher has become silent
+PLACES_S = 0.5
+CLOSE_S = 5.0  # for all exchanges together
+
+Locate = Callable[[Tenant, int], str | None]
+
+
+def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
+    """Where the catalog says a store's dispatcher listens; None when it has none or the dispatcher has no address.
+
+    What was read is used for PLACES_S: thousands of subscriptions may look at a time, when a dispatcher is gone."""
+    time, lock = clock or SystemClock(), threading.Lock()
+    places: dict[tuple[Tenant, int], str | None] = {}
+    addresses: dict[str, str] = {}
+    read_at = float("-inf")
+
+    def locate(tenant: Tenant, store_id: int) -> str | None:
+        nonlocal places, addresses, read_at
+        with lock:
+            if time.monotonic() - read_at > PLACES_S:
+                addresses = {w.worker_id: w.address for w in list_workers(catalog, WorkerKind.DISPATCHER)}
+                places = {(row.tenant, row.store_id): row.dispatcher for row in store_places(catalog)}
+                read_at = time.monotonic()
+            return addresses.get(places.get((tenant, store_id)) or "") or None
+
+    return locate
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A dispatcher as it is reached."""
+
+    client: fl.FlightClient
+    exchange: Exchange | None = None
+    retry_at: float = 0.0  #: no new exchange before, after one on which nothing was said
+    error: str = ""  #: why that one ended
+    pauses: Backoff = field(default_factory=lambda: Backoff(first_s=0.05, max_s=1.0, rand=random.Random()))
+
+
+class FlightFeed:
+    """A Feed whose dispatchers are reached over Flight. Safe to use from several threads; streams are not."""
+
+    def __init__(self, locate: Locate, clock: Clock | None = None) -> None:
+        """`locate` names the address (`grpc://host:port`) of a store's dispatcher, None when it has none now."""
+        self._locate, self._clock = locate, clock or SystemClock()
+        self._lock = threading.Lock()
+        self._peers: dict[str, _Peer] = {}
+
+    def subscribe(self, request: FeedRequest) -> FlightStream:
+        """A stream that connects when it is first read, and again whenever it has to."""
+        return FlightStream(self, request, self._clock)
+
+    def watch(self, request: FeedRequest, wake: Wake) -> FlightStream:
+        """The same for who looks, when `wake` is set, instead of waiting for each."""
+        return FlightStream(self, request, self._clock, wake)
+
+    def close(self) -> None:
+        """Close the connections, and wait until they are, but not for dispatchers that cannot be reached."""
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        exchanges = [peer.exchange for peer in peers if peer.exchange is not None]
+        for exchange in exchanges:
+            exchange.fail(EOFError("the feed was closed"))
+        until = self._clock.monotonic() + CLOSE_S
+        for exchange in exchanges:
+            exchange.join(max(0.0, until - self._clock.monotonic()))
+        for peer in peers:
+            peer.client.close()
+
+    def open(self, request: FeedRequest, arrived: Wake) -> Mailbox:
+        """A subscription at the store's present owner. FeedUnavailable when there is none, or it cannot be reached."""
+        address = self._locate(request.tenant, request.store_id)
+        if address is None:
+            raise FeedUnavailable(store=request.store_id, tenant=str(request.tenant))
+        try:
+            exchange = self._exchange(address)
+        except ConnectionError as e:
+            raise _unavailable(request, e, address) from e
+        return exchange.subscribe(request, arrived)
+
+    def _exchange(self, address: str) -> Exchange:
+        """The exchange with this dispatcher, a new one if need be. ConnectionError when it is too early for one."""
+        with self._lock:
+            peer = self._peers.get(address)
+            if peer is None:
+                peer = self._peers[address] = _Peer(fl.FlightClient(address))
+            now, last = self._clock.monotonic(), peer.exchange
+            if last is not None and last.ended is None:
+                return last
+            if last is not None:
+                peer.exchange, peer.error = None, str(last.ended)
+                if last.heard:
+                    peer.pauses.reset()
+                else:
+                    peer.retry_at = now + peer.pauses.next_s()
+            if now < peer.retry_at:
+                raise ConnectionError(peer.error)
+            peer.exchange = Exchange(peer.client, f"feed {address}", self._clock)
+            return peer.exchange
+
+
+class FlightStream:
+    """A FeedStream that outlives its connections. `look` says what is here now, `next` waits."""
+
+    def __init__(self, feed: FlightFeed, request: FeedRequest, clock: Clock, wake: Wake | None = None) -> None:
+        self._feed, self._request, self._clock = feed, request, clock
+        self._positions = dict(request.positions)
+        self._mailbox: Mailbox | None = None
+        self._arrived = threading.Event()
+        self._wake = wake or self._arrived
+        self._backoff = Backoff(first_s=0.05, max_s=2.0, rand=random.Random())
+        self._connect_at = 0.0
+        self._error: TiStreamError | None = None  # what was last said to be in the way
+
+    def next(self, timeout_s: float) -> FeedBatch | None:
+        deadline = self._clock.monotonic() + timeout_s
+        while True:
+            self._arrived.clear()
+            known, found = str(self._error), self.look()
+            if isinstance(found, FeedBatch):
+                return found
+            error, until = found
+            now = self._clock.monotonic()
+            if error is not None and (str(error) != known or now >= deadline):
+                raise copy.copy(error)
+            if now >= deadline:
+                return None
+            self._clock.wait(self._arrived, min(max(min(until, deadline) - now, 0.001), WAIT_S))
+
+    def look(self) -> FeedBatch | Nothing:
+        """The next batch if it is here, else what is in the way and when to look again."""
+        while True:
+            news = self._step()
+            if isinstance(news, FeedBatch):
+                self._error = None
+                return news
+            if news is not None:
+                self._error = news if isinstance(news, TiStreamError) else None
+                continue
+            now = self._clock.monotonic()
+            if self._mailbox is not None:
+                return self._error, now + WAIT_S
+            if now < self._connect_at:
+                return self._error, self._connect_at
+
+    def close(self) -> None:
+        self._disconnect()
+
+    def _step(self) -> Arrived | None:
+        """What is here now: a batch, an error (also that of connecting), that all is fine, or nothing."""
+        if self._mailbox is None:
+            now = self._clock.monotonic()
+            if now < self._connect_at:
+                return None
+            try:
+                self._mailbox = self._connect()
+            except TiStreamError as e:
+                self._connect_at = now + self._backoff.next_s()
+                return e
+        mailbox = self._mailbox
+        ended = mailbox.ended  # before what may have come just before the end
+        news = mailbox.take()
+        if news is None and ended is not None:
+            return self._lost(mailbox, ended)
+        if news is None:
+            mailbox.fail_if_silent()
+        return self._deliver(news) if isinstance(news, FeedBatch) else news
+
+    def _deliver(self, batch: FeedBatch) -> FeedBatch:
+        before = position_of(self._positions, batch.incarnation)
+        expected = before.seq if batch.closes else before.seq + 1
+        invariant(
+            not before.closed and batch.seq == expected and batch.store_id == self._request.store_id,
+            "the feed neither skips nor repeats",
+            incarnation=batch.incarnation,
+            seq=batch.seq,
+            position=before,
+        )
+        at = Position(seq=batch.seq, closed=batch.closes)
+        self._positions = without_ended({**self._positions, batch.incarnation: at})
+        return batch
+
+    def _connect(self) -> Mailbox:
+        return self._feed.open(replace(self._request, positions=dict(self._positions)), self._wake)
+
+    def _lost(self, mailbox: Mailbox, cause: Exception) -> TiStreamError | None:
+        """The subscription is gone. One that had worked is renewed silently; else the subscriber hears of it."""
+        self._disconnect()
+        if mailbox.heard:
+            self._backoff.reset()
+            self._connect_at = 0.0
+            return None
+        self._connect_at = self._clock.monotonic() + self._backoff.next_s()
+        return _lost_error(self._request, cause)
+
+    def _disconnect(self) -> None:
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            mailbox.close()
+
+
+def _lost_error(request: FeedRequest, cause: Exception) -> TiStreamError:
+    if isinstance(cause, TiStreamError) and not isinstance(cause, InvalidInput):
+        return cause
+    told = getattr(cause, "extra_info", b"")
+    return decode_error(orjson.loads(told)) if told else _unavailable(request, cause)
+
+
+def _unavailable(request: FeedRequest, cause: Exception, address: str = "") -> FeedUnavailable:
+    where = {"address": address} if address else {}
+    return FeedUnavailable(store=request.store_id, tenant=str(request.tenant), cause=str(cause).split("\n")[0], **where)

@@ -1,0 +1,250 @@
+"""The feed between processes as messages: what a sorter and a dispatcher say to each other on one Flight exchange.
+
+    DoExchange(descriptor = FEED_COMMAND)    one for each pair of processes, shared by all subscriptions between them
+
+    sorter -> dispatcher      app_metadata alone: JSON
+        {"do": "subscribe", "sub", "request", "batches", "bytes"}   `sub`: a number, never used again on this exchange
+        {"do": "taken", "sub", "batches"}                           so many more batches have been taken: credit
+        {"do": "unsubscribe", "sub"}
+        {"do": "live"}                                              the answer to each `idle`
+
+    dispatcher -> sorter      app_metadata: u32 little-endian length, JSON head, then what the head says
+        {"sub", "store", "incarnation", "seq", "cut_ts", "closes"}  a FeedBatch: rows as the record batch, and behind
+                                                                    the head its regions as one Arrow IPC message
+        {"sub", "error": {"kind", "code", "class", "message", "facts"}, "over"}    what is in the way of this one;
+                                                                    `over`: the subscription has ended
+        {"sub", "fine"}                                             nothing is in the way (said first of all, and again
+                                                                    after an error)
+        {"idle"}                                                    at least each IDLE_S: the peer lives
+        {"bye"}                                                     the exchange has ended: leave it
+
+Credit is counted for each subscription: what was sent and not yet taken is at most `batches`, and `bytes`, which the
+last batch may exceed. So what one slow task leaves lying is bounded, and does not hold up those that share the
+exchange. What cannot be understood is InvalidInput, and ends the exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from tistream import errors
+from tistream.errors import InvalidInput, TiStreamError
+from tistream.feed.protocol import FeedBatch, FeedRequest
+from tistream.ids import Position, Tenant
+from tistream.keyrange import KeyRange
+from tistream.model.change import REGIONS
+
+FEED_COMMAND = b"tistream-feed-2"
+IDLE_S = 2.0  #: a server sends something at least this often, and hears an answer
+SILENT_S = 10.0  #: a peer that sends nothing for this long is taken for dead
+COMMAND_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe:
+    """Send me this, from my positions on."""
+
+    sub: int
+    request: FeedRequest
+    batches: int  #: on their way to me at once, at most
+    nbytes: int  #: the same in bytes; the last batch may reach beyond
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """I have room for so many more batches."""
+
+    sub: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Send me nothing of this any more."""
+
+    sub: int
+
+
+class Live:
+    """I am here."""
+
+
+Command = Subscribe | Taken | Unsubscribe | Live
+
+
+class Fine:
+    """Nothing is in the way of a subscription."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A subscription has ended."""
+
+    error: TiStreamError
+
+
+FINE = Fine()
+News = FeedBatch | TiStreamError | Fine | Over  #: of one subscription
+
+
+def encode_command(command: Command) -> bytes:
+    """What the sorter says."""
+    match command:
+        case Subscribe(sub=sub, request=request, batches=batches, nbytes=nbytes):
+            told = {"do": "subscribe", "sub": sub, "batches": batches, "bytes": nbytes, "request": _told(request)}
+        case Taken(sub=sub, batches=batches):
+            told = {"do": "taken", "sub": sub, "batches": batches}
+        case Unsubscribe(sub=sub):
+            told = {"do": "unsubscribe", "sub": sub}
+        case Live():
+            told = {"do": "live"}
+    return orjson.dumps(told)
+
+
+def decode_command(text: memoryview) -> Command:
+    """What the sorter said. InvalidInput when it is nothing that one may say."""
+    try:
+        if len(text) > COMMAND_BYTES_MAX:
+            raise ValueError("too long")
+        d = orjson.loads(text)
+        match d["do"]:
+            case "subscribe":
+                return Subscribe(
+                    sub=_number(d["sub"]),
+                    request=_request(d["request"]),
+                    batches=_number(d["batches"]),
+                    nbytes=_number(d["bytes"]),
+                )
+            case "taken":
+                return Taken(_number(d["sub"]), _number(d["batches"]))
+            case "unsubscribe":
+                return Unsubscribe(_number(d["sub"]))
+            case "live":
+                return Live()
+            case other:
+                raise ValueError(f"nobody knows how to {other!r:.40}")
+    except (ValueError, TypeError, KeyError, TiStreamError) as e:
+        raise InvalidInput(f"not a command of the feed: {type(e).__name__}: {e}") from e
+
+
+def encode_batch(sub: int, batch: FeedBatch) -> bytes:
+    """What goes beside the rows of a FeedBatch."""
+    head = {
+        "sub": sub,
+        "store": batch.store_id,
+        "incarnation": batch.incarnation,
+        "seq": batch.seq,
+        "cut_ts": batch.cut_ts,
+        "closes": batch.closes,
+    }
+    return _message(head, memoryview(batch.regions.serialize()))
+
+
+def encode_error(sub: int, error: TiStreamError, *, over: bool) -> bytes:
+    """What is in the way of a subscription, or why it has ended."""
+    return _message({"sub": sub, "error": error_text(error), "over": over})
+
+
+def encode_fine(sub: int) -> bytes:
+    """Nothing is in the way of a subscription."""
+    return _message({"sub": sub, "fine": True})
+
+
+def encode_idle() -> bytes:
+    """The peer lives."""
+    return _message({"idle": True})
+
+
+def encode_bye() -> bytes:
+    """The exchange has ended."""
+    return _message({"bye": True})
+
+
+def decode_news(rows: pa.RecordBatch | None, metadata: pa.Buffer | None) -> tuple[int, News] | None:
+    """What the dispatcher said, and of which subscription; None for `idle`. EOFError for `bye`, InvalidInput when it is
+    none of that."""
+    try:
+        if metadata is None:
+            raise ValueError("no metadata")
+        view = memoryview(metadata)
+        size = int.from_bytes(view[:4], "little")
+        head = orjson.loads(view[4 : 4 + size])
+        if "idle" in head:
+            return None
+        if "bye" in head:
+            raise EOFError("the dispatcher has ended the exchange")
+        sub = _number(head["sub"])
+        if "fine" in head:
+            return sub, FINE
+        if "error" in head:
+            error = decode_error(head["error"])
+            return sub, Over(error) if head["over"] else error
+        if rows is None:
+            raise ValueError("a batch without rows")
+        return sub, FeedBatch(
+            store_id=_number(head["store"]),
+            incarnation=_number(head["incarnation"]),
+            seq=_number(head["seq"]),
+            cut_ts=_number(head["cut_ts"]),
+            rows=rows,
+            regions=pa.ipc.read_record_batch(metadata.slice(4 + size), REGIONS),
+            closes=bool(head["closes"]),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, pa.ArrowException) as e:
+        raise InvalidInput(f"not a message of the feed: {type(e).__name__}: {e}") from e
+
+
+def error_text(error: TiStreamError) -> dict[str, object]:
+    """An error as JSON can carry it; facts become text."""
+    facts = {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in error.facts.items()}
+    name = type(error).__name__
+    return {"kind": error.kind, "code": error.code, "class": name, "message": error.message, "facts": facts}
+
+
+def decode_error(told: Mapping[str, Any]) -> TiStreamError:
+    """The same error again; one of an unknown class is a TiStreamError."""
+    found = getattr(errors, told["class"], None)
+    if not (isinstance(found, type) and issubclass(found, TiStreamError)):
+        found = TiStreamError
+    make: Callable[..., TiStreamError] = found
+    error = make(str(told["message"]), **{str(name): str(value) for name, value in told["facts"].items()})
+    error.kind, error.code = errors.ErrorKind(told["kind"]), str(told["code"])
+    return error
+
+
+def _message(head: Mapping[str, object], body: memoryview | bytes = b"") -> bytes:
+    text = orjson.dumps(head)
+    return b"".join((len(text).to_bytes(4, "little"), text, body))
+
+
+def _told(request: FeedRequest) -> dict[str, object]:
+    return {
+        "cluster": request.tenant.cluster_id,
+        "tenant": request.tenant.tenant_id,
+        "store": request.store_id,
+        "task": request.task_id,
+        "start_key": request.range.start.hex(),
+        "end_key": request.range.end.hex(),
+        "positions": [[i, p.seq, p.closed] for i, p in sorted(request.positions.items())],
+    }
+
+
+def _request(d: Mapping[str, Any]) -> FeedRequest:
+    return FeedRequest(
+        tenant=Tenant(_number(d["cluster"]), _number(d["tenant"])),
+        store_id=_number(d["store"]),
+        task_id=_number(d["task"]),
+        range=KeyRange(bytes.fromhex(d["start_key"]), bytes.fromhex(d["end_key"])),
+        positions={_number(i): Position(seq=_number(seq), closed=bool(closed)) for i, seq, closed in d["positions"]},
+    )
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"not a number: {value!r:.40}")
+    return value

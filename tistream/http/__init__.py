@@ -1,0 +1,1 @@
+"""HTTP for every server: problems, probes, access log and authentication."""

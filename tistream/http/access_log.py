@@ -1,0 +1,85 @@
+"""What every HTTP request leaves behind: an id, an entry in the log if wanted, and a count.
+
+The id comes from the caller's X-Request-ID when that is a plain word (letters, digits and `._-`, 8 to 64 of them; a log
+must not be written to by strangers), else it is made up. It is bound for all that is logged while the request is
+answered, in threads that the framework runs for it too, and goes back in the answer's X-Request-ID. So does the tenant
+of the address, where it names one.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import structlog
+
+from tistream.runtime import metrics
+
+log = structlog.get_logger(__name__)
+
+HEADER = b"x-request-id"
+
+_SANE = re.compile(rb"[A-Za-z0-9._-]{8,64}")
+_TENANT = re.compile(r"/v1/clusters/(\d+)/tenants/(\d+)(?:/|$)")
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+
+
+class RequestLog:
+    """ASGI middleware around a whole application."""
+
+    def __init__(self, app: App, *, access_log: bool = False) -> None:
+        self._app = app
+        self._access_log = access_log
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        bound = {"request_id": request_id.decode()} | _tenant(scope["path"])
+        status, size, began = 500, 0, time.perf_counter()
+
+        async def answer(message: _Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (HEADER, request_id)]
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(**bound):
+            try:
+                await self._app(scope, receive, answer)
+            finally:
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                metrics.HTTP_REQUESTS.labels(method, f"{status // 100}xx").inc()
+                if self._access_log:
+                    log.info(
+                        "request",
+                        method=method,
+                        path=scope["path"],
+                        status=status,
+                        bytes=size,
+                        ms=round((time.perf_counter() - began) * 1000, 1),
+                    )
+
+
+def _request_id(scope: _Message) -> bytes:
+    for name, value in scope["headers"]:
+        if name == HEADER and _SANE.fullmatch(value):
+            return bytes(value)
+    return secrets.token_hex(8).encode()
+
+
+def _tenant(path: str) -> dict[str, str]:
+    found = _TENANT.match(path)
+    return {"tenant": f"{found[1]}/{found[2]}"} if found else {}

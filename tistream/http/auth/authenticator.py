@@ -1,0 +1,142 @@
+"""Who is it? Keys and sessions become principals, by one catalog read each, kept for KEY_CACHE_MS.
+
+So a key that is revoked counts for at most KEY_CACHE_MS more in other processes and not a moment longer in the one that
+revoked it. When it expires it ends everywhere at that time: what is kept knows how long it may be. A secret is compared
+in constant time, with something of its length even when the key is not known. While the catalog is away whoever was
+seen a moment ago is served, everybody else is told to come back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from dataclasses import dataclass
+
+import structlog
+from starlette.concurrency import run_in_threadpool
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy import keys, logins
+from tistream.clock import Clock
+from tistream.errors import CatalogUnavailable, NotFound, Unauthenticated
+from tistream.http.auth.core.keys import hash_of, parse_key
+from tistream.http.auth.core.roles import Principal, Role
+from tistream.limits import KEY_CACHE_MS
+
+log = structlog.get_logger(__name__)
+
+_KEPT_MAX = 4096
+_NO_HASH = "0" * 64
+_NO_SESSION = "The session of the console has ended: log in again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What the catalog said, and until when that may be used."""
+
+    secret_hash: str
+    principal: Principal | None  #: None: there is no such key, or it is dead
+    why_not: str
+    good_until_s: float  #: by the monotonic clock
+    ends_s: float  #: when it expires
+
+
+class KeyGuard:
+    """The keys of one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self.catalog = catalog
+        self._clock = clock
+        self._kept: dict[str, _Found] = {}
+        self._lock = threading.Lock()
+        self._forgotten = 0  # what was read before the last `forget` is not kept
+
+    async def of_key(self, text: str) -> Principal:
+        """Who the holder of this key is. Unauthenticated says why nobody."""
+        key = parse_key(text)
+        found = self._usable(key.key_id)
+        if found is None:
+            found = await run_in_threadpool(self._read_key, key.key_id)
+        if not hmac.compare_digest(found.secret_hash, key.secret_hash):
+            raise Unauthenticated("The API key is not known here.")
+        return self._living(found)
+
+    async def of_session(self, token: str) -> Principal:
+        """Who logged in. Unauthenticated when the session has ended."""
+        asked = hash_of(token)
+        found = self._usable(asked)
+        if found is None:
+            found = await run_in_threadpool(self._read_session, asked)
+        return self._living(found)
+
+    def forget(self, name: str | None = None) -> None:
+        """What was kept of a key is out of date; of all keys and sessions without a name."""
+        with self._lock:
+            self._forgotten += 1
+            if name is None:
+                self._kept.clear()
+            else:
+                self._kept.pop(name, None)
+
+    def _living(self, found: _Found) -> Principal:
+        if found.principal is None:
+            raise Unauthenticated(found.why_not)
+        if self._clock.monotonic() >= found.ends_s:
+            raise Unauthenticated("The API key has expired.")
+        return found.principal
+
+    def _usable(self, name: str) -> _Found | None:
+        found = self._kept.get(name)
+        return found if found is not None and self._clock.monotonic() < found.good_until_s else None
+
+    def _read_key(self, key_id: str) -> _Found:
+        era = self._forgotten
+        try:
+            row = keys.get_key(self.catalog, key_id)
+        except NotFound:
+            return self._keep(era, key_id, None, "The API key is not known here.", secret_hash=_NO_HASH)
+        self._note_used(row)
+        return self._keep(era, key_id, row, f"The API key has {_ENDED.get(row.state, '')}.", ends_ms=row.expires_ms)
+
+    def _read_session(self, asked: str) -> _Found:
+        era = self._forgotten
+        session = logins.find_session(self.catalog, asked)
+        if session is None:
+            return self._keep(era, asked, None, _NO_SESSION, secret_hash="")
+        row = session.key
+        ends_ms = min(session.ends_ms, row.expires_ms or session.ends_ms)
+        self._note_used(row)
+        return self._keep(era, asked, row, _NO_SESSION, ends_ms=ends_ms)
+
+    def _note_used(self, row: keys.KeyRow) -> None:
+        if row.state == "living" and row.read_ms - row.used_ms > keys.USED_EVERY_MS:
+            try:
+                keys.note_key_used(self.catalog, row.key_id)
+            except CatalogUnavailable as e:  # a busy catalog: the next use is noted
+                log.info("the last use of a key was not noted", key_id=row.key_id, error=str(e))
+
+    def _keep(
+        self, era: int, name: str, row: keys.KeyRow | None, why_not: str, *, secret_hash: str = "", ends_ms: int = 0
+    ) -> _Found:
+        now_s = self._clock.monotonic()
+        living = row is not None and row.state == "living"
+        found = _Found(
+            secret_hash=row.secret_hash if row is not None else secret_hash,
+            principal=_principal(row) if row is not None and living else None,
+            why_not=why_not,
+            good_until_s=now_s + KEY_CACHE_MS / 1000,
+            ends_s=now_s + (ends_ms - row.read_ms) / 1000 if row is not None and ends_ms else float("inf"),
+        )
+        with self._lock:
+            if len(self._kept) >= _KEPT_MAX:
+                self._kept.clear()
+            if era == self._forgotten:
+                self._kept[name] = found
+        return found
+
+
+_ENDED = {"revoked": "been revoked", "expired": "expired"}
+
+
+def _principal(row: keys.KeyRow) -> Principal:
+    return Principal(key_id=row.key_id, name=row.name, role=Role(row.role), tenant=row.tenant)

@@ -1,0 +1,132 @@
+"""Idempotency-Key for every POST of the API: the same request sent again is answered again, and done once.
+
+    same key, same request       the first answer, with Idempotent-Replayed: true; for 24 hours
+    same key, another request    422
+    the first one still runs     409, to be tried again
+
+"The same" is method, address, query and body; keys of different principals never meet.
+Only answers that say it was done are kept: after an error the request is done anew. Secrets that an answer shows are
+not kept with it: a replay has `(shown once)` in their place. An answer with `Cache-Control: no-store` is all secret and
+not kept at all. When a process dies in the middle, the next try after two minutes does the request again. Requests
+without the header are let through untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+
+import structlog
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.answers import KeptAnswer, begin_answer, drop_answer, keep_answer
+from tistream.errors import AnotherRequest, CatalogUnavailable, InvalidInput, StillInFlight, TiStreamError
+from tistream.http.auth.access import ACCESS
+from tistream.http.auth.bodies import given_again, read_body
+from tistream.http.auth.core.keys import without_secrets
+from tistream.http.problem import problem_response
+from tistream.limits import KEPT_BODY_BYTES_MAX
+
+log = structlog.get_logger(__name__)
+
+_KEY_CHARS_MAX = 255
+
+
+class Idempotency:
+    """ASGI middleware behind the wall."""
+
+    def __init__(self, app: ASGIApp, catalog: Catalog) -> None:
+        self._app, self._catalog = app, catalog
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = None
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith("/v1/"):
+            key = HTTPConnection(scope).headers.get("idempotency-key")
+        if key is None:
+            await self._app(scope, receive, send)
+            return
+        attempt = secrets.token_hex(16)
+        try:
+            body = await _body(key, receive)
+            asked = _hash(scope[ACCESS].principal.key_id, scope["path"], key)
+            request = _hash(scope["path"], scope.get("query_string", b"").decode("latin-1"), body)
+            kept = await run_in_threadpool(begin_answer, self._catalog, asked, request, attempt)
+            if kept is not None:
+                await _replay(kept, request)(scope, receive, send)
+                return
+        except TiStreamError as e:
+            await problem_response(e)(scope, receive, send)
+            return
+        await self._do(asked, attempt, scope, given_again(body, receive), send)
+
+    async def _do(self, asked: str, attempt: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the request done; what its answer is, is kept before anybody sees it."""
+        messages: list[Message] = []
+
+        async def hold(message: Message) -> None:
+            messages.append(message)
+
+        done = False
+        try:
+            await self._app(scope, receive, hold)
+            done = await self._keep(asked, attempt, messages)
+        finally:
+            if not done:
+                await self._drop(asked, attempt)
+        for message in messages:
+            await send(message)
+
+    async def _keep(self, asked: str, attempt: str, messages: list[Message]) -> bool:
+        """Whether nothing is left to be dropped."""
+        status = next((int(m["status"]) for m in messages if m["type"] == "http.response.start"), 500)
+        body = b"".join(m.get("body", b"") for m in messages if m["type"] == "http.response.body")
+        if not 200 <= status < 300 or len(body) > KEPT_BODY_BYTES_MAX:
+            return False
+        headers = next(m["headers"] for m in messages if m["type"] == "http.response.start")
+        if b"no-store" in dict(headers).get(b"cache-control", b""):
+            return False
+        media_type = dict(headers).get(b"content-type", b"").decode("latin-1")
+
+        def keep() -> None:
+            keep_answer(self._catalog, asked, attempt, status=status, media_type=media_type, body=without_secrets(body))
+
+        try:
+            await run_in_threadpool(keep)
+        except CatalogUnavailable as e:  # it was done and is answered; until the catalog is back it is "in flight"
+            log.warning("an answer could not be kept", error=str(e))
+        return True
+
+    async def _drop(self, asked: str, attempt: str) -> None:
+        try:
+            await run_in_threadpool(drop_answer, self._catalog, asked, attempt)
+        except CatalogUnavailable as e:  # it was not done; the next try has to wait until this one is taken to be dead
+            log.warning("a failed request could not be forgotten", error=str(e))
+
+
+def _replay(kept: KeptAnswer, request: str) -> Response:
+    if kept.request_hash != request:
+        raise AnotherRequest()
+    if not kept.status:
+        raise StillInFlight()
+    headers: Mapping[str, str] = {"Idempotent-Replayed": "true", "Cache-Control": "no-store"}
+    return Response(kept.body, kept.status, headers, kept.media_type or None)
+
+
+async def _body(key: str, receive: Receive) -> bytes:
+    if not 0 < len(key) <= _KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
+        raise InvalidInput(f"Idempotency-Key: give 1 to {_KEY_CHARS_MAX} printable ASCII characters.")
+    return await read_body(receive, KEPT_BODY_BYTES_MAX)
+
+
+def _hash(*parts: str | bytes) -> str:
+    """Of all parts and where they end."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()

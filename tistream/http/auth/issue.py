@@ -1,0 +1,105 @@
+"""Makes keys, login codes and sessions: random bits, their text for whoever asked, their hash for the catalog.
+
+The text of a secret is returned once, to be shown or sent, and kept nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy import keys, logins
+from tistream.errors import InvalidInput
+from tistream.http.auth.core.keys import ID_BYTES, SECRET_BYTES, format_key, format_token, hash_of, parse_key
+from tistream.http.auth.core.roles import Role, fits
+from tistream.ids import Tenant
+from tistream.limits import LOGIN_CODE_MS, SESSION_MS
+
+NAME_MAX = 200
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedKey:
+    """A new key."""
+
+    text: str  #: the key itself: show it once
+    row: keys.KeyRow
+
+
+def ttl_ms_of(hours: float) -> int:
+    """Milliseconds of a lifetime in hours. 0 hours, which is no end, is the only one of 0 ms: any other has an end."""
+    return math.ceil(hours * _HOUR_MS)
+
+
+def issue_key(
+    catalog: Catalog, *, name: str, role: Role, tenant: Tenant | None = None, ttl_ms: int = 0, made_by: str = ""
+) -> IssuedKey:
+    """Make a key. InvalidInput when there are no keys of this role with, or without, a tenant."""
+    if not fits(role, tenant):
+        raise InvalidInput(
+            f"A key of role {role} is bound to a tenant: give cluster_id and tenant_id."
+            if tenant is None
+            else f"A key of role {role} is bound to no tenant: leave out cluster_id and tenant_id.",
+            role=role,
+        )
+    if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
+        raise InvalidInput(f"A key has a name of 1 to {NAME_MAX} printable characters.")
+    text = _new_text()
+    new = _new(text, name=name, role=role, tenant=tenant, ttl_ms=ttl_ms, made_by=made_by)
+    return IssuedKey(text=text, row=keys.create_key(catalog, new))
+
+
+def first_owner_key(catalog: Catalog) -> str | None:
+    """The text of an owner's key, when there was no key at all. Of processes that start together one gets it."""
+    text = _new_text()
+    return text if keys.create_first_key(catalog, _new(text, name="first owner", role=Role.OWNER)) else None
+
+
+def rotated_key(catalog: Catalog, key_id: str, *, overlap_ms: int, made_by: str) -> IssuedKey:
+    """A successor of a living key, see `keys.rotate_key`."""
+    text = _new_text()
+    parsed = parse_key(text)
+    row = keys.rotate_key(catalog, key_id, parsed.key_id, parsed.secret_hash, overlap_ms=overlap_ms, made_by=made_by)
+    return IssuedKey(text=text, row=row)
+
+
+def login_code(catalog: Catalog, key_id: str) -> str:
+    """A code that opens the console once as this key, within LOGIN_CODE_MS."""
+    code = format_token("tsl", secrets.token_bytes(SECRET_BYTES))
+    logins.open_code(catalog, hash_of(code), key_id, LOGIN_CODE_MS)
+    return code
+
+
+def session_by_code(catalog: Catalog, code: str) -> str | None:
+    """The token of a new session; None when the code does not count (any more)."""
+    token = format_token("tss", secrets.token_bytes(SECRET_BYTES))
+    return token if logins.redeem_code(catalog, hash_of(code), hash_of(token), SESSION_MS) else None
+
+
+def session_of(catalog: Catalog, key_id: str) -> str:
+    """The token of a new session as this key."""
+    token = format_token("tss", secrets.token_bytes(SECRET_BYTES))
+    logins.open_session(catalog, hash_of(token), key_id, SESSION_MS)
+    return token
+
+
+def _new_text() -> str:
+    return format_key(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
+
+
+def _new(
+    text: str, *, name: str, role: Role, tenant: Tenant | None = None, ttl_ms: int = 0, made_by: str = ""
+) -> keys.NewKey:
+    parsed = parse_key(text)
+    return keys.NewKey(
+        key_id=parsed.key_id,
+        secret_hash=parsed.secret_hash,
+        name=name,
+        role=role,
+        tenant=tenant,
+        ttl_ms=ttl_ms,
+        made_by=made_by,
+    )

@@ -1,0 +1,178 @@
+"""The wall: no request gets past it without a valid key or session, whatever its address, known or not.
+
+    Authorization: Bearer tsk_...          a key
+    Cookie: tistream_session=tss_...       a session of the console; what changes something needs its CSRF token, too
+
+Open are the probes, static files and the login page. The wall says who it is; the routes say what they need
+(`tistream.http.auth.access`): a route that forgot to is still behind the wall. Without a guard (`--auth none`, on
+loopback) everybody is let in as anyone.
+
+In both modes no page of another site makes a browser change something here: what a browser sends of its own accord
+says where it comes from. Without a guard the Host header must be an address or a name without a dot as well: a page
+whose own domain name was made to resolve to this machine (DNS rebinding) is of the same site to the browser.
+Somebody with a browser and no session is led to the login page.
+"""
+
+from __future__ import annotations
+
+import hmac
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import structlog
+from starlette.requests import HTTPConnection
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tistream.errors import NotAllowed, TiStreamError, Unauthenticated
+from tistream.http.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIXES, Access, csrf_of
+from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.bodies import given_again, read_body
+from tistream.http.auth.core.roles import ANYONE
+from tistream.http.problem import SECURITY_HEADERS, problem_response
+
+log = structlog.get_logger(__name__)
+
+CSRF_HEADER, CSRF_FIELD = "x-csrf-token", "csrf"
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_FORM = "application/x-www-form-urlencoded"
+_FORM_BYTES_MAX = 64 << 10
+_COOKIE = "tistream_session"
+_NOT_CACHED = (b"cache-control", b"no-store")
+
+
+def cookie_name(scheme: str) -> str:
+    """Over https the name itself binds the cookie to this host and to https."""
+    return f"__Host-{_COOKIE}" if scheme == "https" else _COOKIE
+
+
+class Wall:
+    """ASGI middleware. `guard` None lets everybody in, under the names that `any_host` leaves."""
+
+    def __init__(self, app: ASGIApp, guard: KeyGuard | None = None, *, any_host: bool = False) -> None:
+        self._app, self._guard, self._any_host = app, guard, any_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        asked = HTTPConnection(scope)
+        try:
+            _refuse_other_sites(asked)
+            access, receive = await self._let_in(asked, receive)
+        except TiStreamError as e:
+            await _refusal(asked, e)(scope, receive, send)
+            return
+        scope[ACCESS] = access
+        if access.principal is not None and access.principal.key_id:
+            asked.state.principal = access.principal.key_id  # by which requests are counted
+        await self._app(scope, receive, send)
+
+    async def _let_in(self, asked: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
+        if self._guard is None:
+            if not self._any_host:
+                _refuse_other_names(asked.headers.get("host", ""))
+            return Access(principal=ANYONE), receive
+        path = asked.scope["path"]
+        is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
+        try:
+            access = await self._who(asked, self._guard)
+        except TiStreamError:
+            if not is_open:
+                raise
+            return Access(principal=None, guard=self._guard), receive
+        if access.session and asked.scope["method"] not in _SAFE and not is_open:
+            receive = await _checked_csrf(asked, receive, csrf_of(access.session))
+        return access, receive
+
+    async def _who(self, asked: HTTPConnection, guard: KeyGuard) -> Access:
+        given = asked.headers.getlist("authorization")
+        if given:
+            word, _, key = given[0].partition(" ")
+            if len(given) > 1 or word.lower() != "bearer":
+                raise Unauthenticated("Authorization has the form: Bearer KEY.")
+            again = partial(guard.of_key, key.strip())
+            return Access(principal=await again(), guard=guard, again=again)
+        token = asked.cookies.get(cookie_name(asked.scope["scheme"]), "")
+        if not token:
+            raise Unauthenticated("This address needs an API key.")
+        again = partial(guard.of_session, token)
+        return Access(principal=await again(), guard=guard, session=token, again=again)
+
+
+class SecurityHeaders:
+    """ASGI middleware: SECURITY_HEADERS on every answer that does not set its own. Caches keep the console's own files,
+    and no other answer that does not allow it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._headers = [(k.lower().encode("ascii"), v.encode("ascii")) for k, v in SECURITY_HEADERS.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                there: Any = list(message.get("headers", ()))
+                names = {name.lower() for name, _ in there}
+                wanted = self._headers if scope["path"].startswith("/static/") else [*self._headers, _NOT_CACHED]
+                message["headers"] = there + [pair for pair in wanted if pair[0] not in names]
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+def _refuse_other_names(host: str) -> None:
+    """An address, or a name that no public DNS server answers for."""
+    name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    try:
+        ip_address(name)
+    except ValueError:
+        if "." in name and not name.endswith(".localhost"):
+            raise NotAllowed(
+                f"Without API keys this service answers to addresses and local names only, not to {name}: "
+                "use http://127.0.0.1, or start it with --auth keys.",
+                host=name,
+            ) from None
+
+
+def _refuse_other_sites(asked: HTTPConnection) -> None:
+    """A browser says with each request which site made it do so; programs say nothing, and need a key."""
+    headers = asked.headers
+    if asked.scope["method"] in _SAFE or "authorization" in headers:
+        return
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is None and origin is not None:
+        site = "same-origin" if urlsplit(origin).netloc == headers.get("host") else "cross-site"
+    if site not in (None, "same-origin", "none"):
+        raise NotAllowed("A page of another site may change nothing here.", site=site)
+
+
+async def _checked_csrf(asked: HTTPConnection, receive: Receive, wanted: str) -> Receive:
+    """NotAllowed unless header or form hold the session's token; a form that was read for it is given on unread."""
+    given = asked.headers.get(CSRF_HEADER, "")
+    if not given and asked.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM:
+        body = await read_body(receive, _FORM_BYTES_MAX)
+        given = parse_qs(body.decode("latin-1"), max_num_fields=1000).get(CSRF_FIELD, [""])[0]
+        receive = given_again(body, receive)
+    if not hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode("ascii")):
+        raise NotAllowed("The request lacks the CSRF token of this session: load the page again.")
+    return receive
+
+
+def _refusal(asked: HTTPConnection, error: TiStreamError) -> Response:
+    path, headers = asked.scope["path"], asked.headers
+    if "authorization" in headers or "cookie" in headers:
+        log.info("refused", path=path, code=error.code, why=error.message)
+    if not isinstance(error, Unauthenticated) or path.startswith("/v1/") or "authorization" in headers:
+        return problem_response(error)
+    if headers.get("hx-request") == "true":
+        answer = problem_response(error)
+        answer.headers["HX-Redirect"] = "/login"
+        return answer
+    if asked.scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
+        return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303, dict(SECURITY_HEADERS))
+    return problem_response(error)

@@ -1,0 +1,162 @@
+"""What a process tells those who look after it, the same from every process that has a port.
+
+    /livez     the process runs
+    /readyz    every part that its work needs answers: 200, or 503 with the parts that do not
+    /healthz   what is wrong now, part by part; always 200
+    /version   what runs
+    /metrics   Prometheus' text form
+
+Probes change nothing and say nothing of anybody's data. `/livez`, `/readyz` and `/version` are open; where API keys are
+asked for, what is wrong and what was measured is for a key that may look at the whole deployment. A port of [metrics]
+asks no keys: it belongs on a network that only the deployment's own processes reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from tistream import __version__
+from tistream.errors import ObjectNotFound, StoreUnavailable, TiStreamError
+from tistream.http import problem
+from tistream.http.auth.access import access_of, needs
+from tistream.http.auth.core.roles import Right
+from tistream.http.auth.middleware import Wall
+from tistream.limits import LEASE_MS
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime import metrics
+from tistream.runtime.metrics import Collect
+from tistream.runtime.service import Problem
+
+Check = Callable[[], None]  #: returns, or raises with the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """What there is to look at in this process."""
+
+    checks: Mapping[str, Check] = field(default_factory=dict)  #: readiness by part
+    problems: Callable[[], Sequence[Mapping[str, object]]] = list  #: as `Problem.shown` gives them
+    collect: Sequence[Collect] = ()
+
+
+def probe_router(probes: Probes) -> APIRouter:
+    """The probes, of which the first three are open to everybody."""
+    routes = APIRouter(tags=["ops"])
+    sources = [*probes.collect, lambda: [_problems(probes.problems())]]
+
+    @routes.get("/livez", operation_id="livez", summary="The process runs", dependencies=[needs(Right.OPEN)])
+    def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/readyz", operation_id="readyz", summary="Every part answers", dependencies=[needs(Right.OPEN)])
+    def readyz(request: Request, response: Response) -> dict[str, Any]:
+        found = {name: _run(check) for name, check in probes.checks.items()}
+        ready = all(state == "ok" for state in found.values())
+        response.status_code = 200 if ready else 503
+        who = access_of(request).principal
+        if who is None or not who.sees_all or Right.LOOK not in who.rights:
+            found = {name: "ok" if state == "ok" else "failed" for name, state in found.items()}
+        return {"status": "ok" if ready else "not ready", "checks": found}
+
+    @routes.get(
+        "/healthz", operation_id="healthz", summary="What is wrong, part by part", dependencies=[needs(Right.LOOK)]
+    )
+    def healthz() -> dict[str, Any]:
+        found = list(probes.problems())
+        return {"status": "problems" if found else "ok", "problems": found}
+
+    @routes.get("/version", operation_id="version", summary="What runs", dependencies=[needs(Right.OPEN)])
+    def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @routes.get(
+        "/metrics",
+        operation_id="metrics",
+        summary="Measurements, in Prometheus' text form",
+        dependencies=[needs(Right.LOOK)],
+    )
+    def measured() -> Response:
+        return Response(metrics.exposition(sources), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def probe_app(probes: Probes) -> FastAPI:
+    """The probes alone: for a process that has no HTTP port of its own."""
+    app = FastAPI(title="TiStream probes", version=__version__, docs_url=None, redoc_url=None)
+    problem.install(app)
+    app.include_router(probe_router(probes))
+    app.add_middleware(Wall, guard=None, any_host=True)  # Prometheus may use any name
+    return app
+
+
+def store_answers(store: ObjectStore) -> Check:
+    """One small request; that there is no such object is a good answer."""
+
+    def check() -> None:
+        try:
+            store.size("readyz")
+        except ObjectNotFound:
+            return
+
+    return check
+
+
+def none_stopped(problems: Callable[[], Sequence[Problem]]) -> Check:
+    """No part has ended by an error. An item of many that has stopped leaves the process ready: no other one could do
+    better."""
+
+    def check() -> None:
+        stopped = next((p for p in problems() if p.ends_process), None)
+        if stopped is not None:
+            raise StoreUnavailable(f"{stopped.source} has stopped: {stopped.message}")
+
+    return check
+
+
+def lease_holds(age_s: Callable[[], float | None]) -> Check:
+    """The process was heard of within a lease; it may be replaced otherwise."""
+
+    def check() -> None:
+        age = age_s()
+        if age is None:
+            raise StoreUnavailable("it has not registered yet")
+        if age * 1000 > LEASE_MS:
+            raise StoreUnavailable(f"its lease was renewed {age:.1f} s ago, longer than {LEASE_MS / 1000:g} s")
+
+    return check
+
+
+def lease_age(age_s: Callable[[], float | None]) -> Collect:
+    """The age of a lease as a metric; none before there is one."""
+
+    def collect() -> list[metrics.Metric]:
+        age = age_s()
+        return [] if age is None else [metrics.single("tistream_lease_age_seconds", age)]
+
+    return collect
+
+
+def _problems(found: Sequence[Mapping[str, object]]) -> metrics.Metric:
+    counts: dict[tuple[str, str], int] = {}
+    for each in found:
+        ends = each.get("fatal") and not each.get("contained")
+        labels = str(each["code"]), "true" if ends else "false"
+        counts[labels] = counts.get(labels, 0) + 1
+    family = metrics.collected("tistream_problems")
+    for labels, count in sorted(counts.items()):
+        family.add_metric(labels, count)
+    return family
+
+
+def _run(check: Check) -> str:
+    try:
+        check()
+    except TiStreamError as e:
+        return str(e)
+    return "ok"

@@ -1,0 +1,154 @@
+"""Errors over HTTP: RFC 9457 `application/problem+json`, the same from every server.
+
+One table maps the kind of an error to a status. 64-bit numbers are written as text, because JSON readers round them;
+bytes are written in hexadecimal. An error that is not ours becomes a 500 that says nothing of its inside; the log has
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from tistream.errors import (
+    AheadOfWatermark,
+    AnotherRequest,
+    ChangedMeanwhile,
+    ErrorKind,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    RateLimited,
+    SeedNeeded,
+    StateForbids,
+    StillInFlight,
+    TenantDeleted,
+    TiStreamError,
+    TooLarge,
+    TsExpired,
+    Unauthenticated,
+)
+from tistream.http import problem_pages
+
+log = structlog.get_logger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+#: on every answer: nothing from elsewhere is loaded, no page shows ours in a frame, no address of ours is told
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer browsers call the origin of our own forms null
+}
+
+_WHERE_TO_LOOK = (
+    "GET /v1/tenants lists the tenants; .../databases and .../databases/{database}/tables what one has; "
+    "GET /openapi.json lists all addresses."
+)
+
+STATUS: Mapping[ErrorKind, int] = {
+    ErrorKind.INVALID: 400,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.RETRY: 503,
+    ErrorKind.FENCED: 409,
+    ErrorKind.CORRUPT: 500,
+    ErrorKind.INTERNAL: 500,
+}
+_BY_CLASS: Mapping[type[TiStreamError], int] = {
+    TsExpired: 410,
+    TenantDeleted: 410,
+    AheadOfWatermark: 409,
+    SeedNeeded: 409,
+    StillInFlight: 409,
+    AnotherRequest: 422,
+    Unauthenticated: 401,
+    NotAllowed: 403,
+    RateLimited: 429,
+    TooLarge: 413,
+    StateForbids: 409,
+    ChangedMeanwhile: 412,
+}
+
+
+def status_of(error: TiStreamError) -> int:
+    """The HTTP status; what lies below retention is gone (410) rather than a wrong request, and what the state of the
+    log does not allow (409) would be right at another time."""
+    for kind, status in _BY_CLASS.items():
+        if isinstance(error, kind):
+            return status
+    return STATUS[error.kind]
+
+
+def problem_body(error: TiStreamError) -> dict[str, object]:
+    """The members of the problem document."""
+    return {
+        "type": problem_pages.type_of(type(error)),
+        "title": problem_pages.first_line(type(error)),
+        "status": status_of(error),
+        "detail": error.message,
+        "code": error.code,
+        "hint": error.hint or (_WHERE_TO_LOOK if isinstance(error, NotFound) else ""),
+        "facts": {name: _plain(value) for name, value in error.facts.items()},
+    }
+
+
+def problem_response(error: TiStreamError, status: int | None = None) -> Response:
+    """The whole answer; `status` overrides the table's."""
+    body = problem_body(error)
+    if status is not None:
+        body["status"] = status
+    code = int(str(body["status"]))
+    headers = dict(SECURITY_HEADERS)
+    if code in (429, 503) or isinstance(error, StillInFlight):
+        headers["Retry-After"] = str(error.facts.get("retry_after_s", RETRY_AFTER_S))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = 'Bearer realm="TiStream"'
+    return Response(orjson.dumps(body), code, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app a problem document, and serve the pages that these name."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TiStreamError)
+        if status_of(error) == 500:
+            log.error("request failed", path=request.url.path, exc_info=error)
+        return problem_response(error)
+
+    async def malformed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return problem_response(InvalidInput(f"{where}: {first['msg']}", where=where))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        asked = f"{request.method} {request.url.path}"
+        if error.status_code == 404:
+            return problem_response(NotFound(f"There is no {asked}."))
+        return problem_response(InvalidInput(f"{asked}: {error.detail}."), error.status_code)
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        log.error("request failed", path=request.url.path, exc_info=error)
+        return problem_response(TiStreamError())
+
+    app.add_exception_handler(TiStreamError, ours)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unknown)
+    app.include_router(problem_pages.router())
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.hex() if isinstance(value, bytes) else str(value)

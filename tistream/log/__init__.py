@@ -1,0 +1,1 @@
+"""Reads committed log segments and table rows from object storage."""

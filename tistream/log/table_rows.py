@@ -1,0 +1,87 @@
+"""The rows of tables at a timestamp, out of a base and the log above it, with bounded memory.
+
+    base: rows in key order ───────────────────────┐
+                                                   ├─> merged by key, newest version wins ─> without the deleted
+    committed rows, in any order ─> sorted runs ───┘
+
+The log is in commit order, the answer in key order. So the log is read once and cut into runs of bounded size, each
+reduced to the newest version of each key and sorted; runs that exceed the memory go to a temporary file. What is held:
+one run under construction, and one block of each run and of the base while they are merged.
+
+Whoever reads a table as of a timestamp and whoever builds the next base do this; what they read, and from where, is
+theirs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from tistream.catalog.log.seeds import SeedSegmentRow
+from tistream.codec.newest import STATE, Run, alive, merged, newest, pieces, states
+from tistream.codec.seed_file import decode_seed_segment
+from tistream.codec.table_key import is_record
+from tistream.errors import CorruptObject
+from tistream.objectstore.protocol import ObjectStore
+
+RUN_BYTES_MAX = 64 << 20  # of a run under construction
+BLOCK_BYTES = 4 << 20
+
+
+def rows_at(base: Run, changes: Iterable[pa.Table], schema: pa.Schema = STATE) -> Iterator[pa.Table]:
+    """The rows (of `schema`, STATE or newest.VERSION) in key order, none deleted. `base` is a run of it; `changes` are
+    committed rows (schema change.COMMITTED) in any order, repeated ones among them."""
+    yield from alive(merged([base, *_runs(changes, schema)]))
+
+
+def base_rows(store: ObjectStore, row: SeedSegmentRow, ts: int, schema: pa.Schema = STATE) -> pa.Table:
+    """The rows of one segment of a seed or base of `ts`. ObjectNotFound when it is gone."""
+    try:
+        data = store.get_range(row.object_key, row.offset, row.length)
+    except CorruptObject as e:
+        where = {"object": row.object_key, "segment": row.segment_no, "offset": row.offset}
+        raise CorruptObject(f"a segment of a base is not there: {e.message}", **where) from e
+    table = decode_seed_segment(
+        row.object_key, row.segment_no, data, ts=ts, crc=row.crc, rows=row.rows, offset=row.offset
+    )
+    return table.select(schema.names).cast(schema)
+
+
+def _runs(changes: Iterable[pa.Table], schema: pa.Schema) -> list[Run]:
+    runs: list[Run] = []
+    held: list[pa.Table] = []
+    size = 0
+    for rows in changes:
+        held.append(states(rows.filter(pa.array(is_record(rows["key"]))), schema))  # not index entries
+        size += held[-1].nbytes
+        if size < RUN_BYTES_MAX:
+            continue
+        reduced = newest(pa.concat_tables(held))
+        if reduced.nbytes > RUN_BYTES_MAX // 2:  # else there was much of few keys: go on with what is left
+            runs.append(_spilled(reduced))
+            held, size = [], 0
+        else:
+            held, size = [reduced], reduced.nbytes
+    if held:
+        runs.append(pieces(newest(pa.concat_tables(held)), BLOCK_BYTES))
+    return runs
+
+
+def _spilled(table: pa.Table) -> Run:
+    """The run in a mapped file without a name: it goes with who reads it, however that ends."""
+    with tempfile.TemporaryFile(prefix="tistream-rows-") as file:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            for block in pieces(table, BLOCK_BYTES):
+                for batch in block.to_batches():
+                    writer.write_batch(batch)
+        file.flush()
+        return _blocks(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _blocks(file: mmap.mmap) -> Run:
+    reader = pa.ipc.open_file(pa.py_buffer(file))
+    for n in range(reader.num_record_batches):
+        yield pa.Table.from_batches([reader.get_batch(n)])

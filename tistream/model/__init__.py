@@ -1,0 +1,1 @@
+"""Values that every service shares: the change row, positions, task state."""

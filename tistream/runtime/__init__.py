@@ -1,0 +1,1 @@
+"""What every process runs on: services, containment, metrics, the ready queue."""

@@ -1,0 +1,222 @@
+"""How long-running parts start, show that they are well, and stop.
+
+A `Service` is anything with a life: `start`, `wait_until_ready`, `stop`, and `problems()`, which says what is wrong
+now. `Repeating` is the one kind of background thread: it runs a step, waits, runs it again. What a step raises
+decides:
+
+- kind RETRY (store, catalog or peer away): the problem is shown, the step runs again after a growing pause;
+- anything else (fenced, corrupt, a defect): the thread ends, and with it the process, so that a new process starts
+  from durable state. This is right for a heartbeat that is fenced and for a loop whose memory a defect may have left
+  half-changed;
+- in a `lasting` thread nothing ends it: each error is shown, and the step runs again after a growing pause. This is
+  right where each step begins from what the catalog says, as in the meta server: ending would stop all tenants at each
+  restart for what one of them has.
+
+A loop over tasks, tenants, stores or jobs contains the errors of each item itself (`tistream.runtime.containment`).
+
+Nothing is swallowed: an error is either shown by `problems()` or it has been overcome by a later step that succeeded.
+This module owns no timing of its own: it waits by the Clock it is given.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, TiStreamError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that is wrong now and that an operator should see."""
+
+    source: str  #: who says so, for example "dispatcher-1/refresh"
+    code: str
+    message: str
+    facts: Mapping[str, object] = field(default_factory=dict)
+    fatal: bool = False  #: the part has stopped; unless it is `contained`, it does not try again by itself
+    contained: bool = False  #: one item of many has stopped: the process and the other items go on
+
+    @classmethod
+    def of(cls, source: str, error: BaseException, *, fatal: bool = False, contained: bool = False) -> Problem:
+        """The problem that an error is."""
+        code, message, facts = TiStreamError.code, f"{type(error).__name__}: {error}", dict[str, object]()
+        if isinstance(error, TiStreamError):
+            code, message, facts = error.code, error.message, dict(error.facts)
+        return cls(source=source, code=code, message=message, facts=facts, fatal=fatal, contained=contained)
+
+    @property
+    def ends_process(self) -> bool:
+        """Whether the process cannot do its work until it is started again."""
+        return self.fatal and not self.contained
+
+    def shown(self) -> dict[str, object]:
+        """As JSON for people."""
+        facts = {k: v.hex() if isinstance(v, bytes) else str(v) for k, v in self.facts.items()}
+        return {
+            "source": self.source,
+            "code": self.code,
+            "message": self.message,
+            "fatal": self.fatal,
+            "contained": self.contained,
+            "facts": facts,
+        }
+
+
+class Service(Protocol):
+    """A part with a life of its own."""
+
+    name: str
+
+    def start(self) -> None: ...
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Wait until it does its work for the first time. False when it did not in time, or has stopped."""
+        ...
+
+    def stop(self) -> None:
+        """Stop and wait for it. Safe to call twice, and before start."""
+        ...
+
+    def problems(self) -> list[Problem]: ...
+
+
+class Backoff:
+    """Pauses that double from `first_s` to `max_s`; `rand` spreads each over its upper half."""
+
+    def __init__(self, *, first_s: float, max_s: float, rand: random.Random | None = None) -> None:
+        self._first_s, self._max_s, self._rand = first_s, max_s, rand
+        self._now_s = first_s
+
+    def next_s(self) -> float:
+        """The pause to make now, in seconds."""
+        pause, self._now_s = self._now_s, min(self._now_s * 2, self._max_s)
+        return pause if self._rand is None else pause * (0.5 + self._rand.random() / 2)
+
+    def reset(self) -> None:
+        """It went well: start small again."""
+        self._now_s = self._first_s
+
+
+class Repeating:
+    """One supervised thread that runs `step` every `interval_s` seconds."""
+
+    def __init__(
+        self, name: str, step: Callable[[], None], *, interval_s: float, clock: Clock, lasting: bool = False
+    ) -> None:
+        """`lasting`: no error ends the thread."""
+        self.name, self._lasting = name, lasting
+        self._step, self._interval_s, self._clock = step, interval_s, clock
+        self._backoff = Backoff(first_s=max(interval_s, 0.05), max_s=max(interval_s, 5.0), rand=random.Random())
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._settled = threading.Event()  # ready for the first time, or stopped
+        self._ready = False
+        self._problem: Problem | None = None
+        self._succeeded_s: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Run the next step now instead of after the pause."""
+        self._wake.set()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        self._settled.wait(timeout_s)
+        return self._ready and not self.crashed
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the thread has ended by an error."""
+        problem = self._problem
+        return problem is not None and problem.ends_process
+
+    @property
+    def succeeded_age_s(self) -> float | None:
+        """Seconds since a step went well; None before the first."""
+        at = self._succeeded_s
+        return None if at is None else self._clock.monotonic() - at
+
+    def problems(self) -> list[Problem]:
+        problem = self._problem
+        return [] if problem is None else [problem]
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                pause_s = self._run_step()
+                if pause_s is None:
+                    return
+                self._clock.wait(self._wake, pause_s)
+                self._wake.clear()
+        finally:
+            self._settled.set()
+
+    def _run_step(self) -> float | None:
+        """Run one step; the pause until the next, or None when there is none."""
+        try:
+            self._step()
+        except Exception as e:  # noqa: BLE001 - a defect is shown, and ends this thread at most
+            retry = isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY
+            self._note(e, fatal=not retry)
+            return self._backoff.next_s() if retry or self._lasting else None
+        self._problem = None
+        self._succeeded_s = self._clock.monotonic()
+        self._ready = True
+        self._backoff.reset()
+        self._settled.set()
+        return self._interval_s
+
+    def _note(self, error: Exception, *, fatal: bool) -> None:
+        problem = Problem.of(self.name, error, fatal=fatal, contained=fatal and self._lasting)
+        if problem == self._problem:
+            return
+        if problem.ends_process:
+            log.error("service stopped by an error", service=self.name, exc_info=error)
+        elif fatal:
+            log.error("service step failed by a defect, will try again", service=self.name, exc_info=error)
+        else:
+            log.warning("service step failed, will try again", service=self.name, error=str(error))
+        self._problem = problem
+
+
+class ServiceGroup:
+    """Several services started in order, stopped in the opposite order, ready when all are."""
+
+    def __init__(self, name: str, members: Sequence[Service], clock: Clock) -> None:
+        self.name = name
+        self.members = tuple(members)
+        self._clock = clock
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        deadline = self._clock.monotonic() + timeout_s
+        return all(member.wait_until_ready(max(0.0, deadline - self._clock.monotonic())) for member in self.members)
+
+    def stop(self) -> None:
+        for member in reversed(self.members):
+            member.stop()
+
+    def problems(self) -> list[Problem]:
+        return [problem for member in self.members for problem in member.problems()]

@@ -1,0 +1,1 @@
+"""Options and filters of the Spark data source. Pure."""

@@ -1,0 +1,1 @@
+"""Messages, regions and keyspaces of TiKV and PD, as bytes and values. Pure."""

@@ -1,0 +1,96 @@
+"""Keys of one keyspace as its TiDB knows them: the four bytes before them are put on and taken off at the wire.
+
+    x{keyspace id, 3 bytes} t...   on the wire, in regions, rows and reads      t...   everywhere else
+
+Everything that leaves for PD or a store passes `outer_*`, everything that comes in `inner_*`; between the two nobody
+knows of keyspaces. A region's part outside the keyspace does not exist inside. A row without the prefix is damage: the
+store was asked for nothing of that kind.
+
+Pure. A cluster without keyspaces is the keyspace `WHOLE`, where nothing is put on or taken off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tistream.errors import CorruptObject
+from tistream.keyrange import KeyRange, prefix_range
+from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import plain_key, plain_range, region_form
+
+_TXN_MODE = b"x"
+_ID_BYTES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KeyspaceKeys:
+    """The keys of a keyspace of TiDB; `id` None: of a cluster without keyspaces."""
+
+    id: int | None = None
+
+    @property
+    def prefix(self) -> bytes:
+        """What stands before each key on the wire."""
+        return b"" if self.id is None else _TXN_MODE + self.id.to_bytes(_ID_BYTES, "big")
+
+    def outer_range(self, inner: KeyRange) -> KeyRange:
+        """A range as it is asked for."""
+        if self.id is None:
+            return inner
+        end = self.prefix + inner.end if inner.end else prefix_range(self.prefix).end
+        return KeyRange(self.prefix + inner.start, end)
+
+    def outer_boundary(self, inner: bytes, *, is_end: bool) -> bytes:
+        """A boundary in region form as PD knows it."""
+        if self.id is None:
+            return inner
+        plain = plain_key(inner)
+        outer = self.outer_range(KeyRange(b"", plain) if is_end else KeyRange(plain))
+        return region_form(outer.end if is_end else outer.start)
+
+    def inner_region(self, region: Region) -> Region | None:
+        """The part of a region that lies in the keyspace; None when none does."""
+        if self.id is None:
+            return region
+        whole = plain_range(region)
+        part = whole.intersect(prefix_range(self.prefix)) if whole is not None else None
+        if part is None:
+            return None
+        size = len(self.prefix)
+        end = b"" if part.end == prefix_range(self.prefix).end else part.end[size:]
+        return replace(region, start=region_form(part.start[size:]), end=region_form(end))
+
+    def inner_key(self, key: bytes) -> bytes:
+        """CorruptObject when the key is of another keyspace."""
+        if not key.startswith(self.prefix):
+            raise CorruptObject("a key of another keyspace came", key=key, prefix=self.prefix)
+        return key[len(self.prefix) :]
+
+    def inner_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows (schema change.ROWS) with the keys inside. CorruptObject when one is of another keyspace."""
+        if self.id is None or not rows.num_rows:
+            return rows
+        keys = rows.column("key")
+        foreign = pc.invert(pc.starts_with(keys, self.prefix)).to_numpy(zero_copy_only=False)
+        if foreign.any():
+            self.inner_key(keys[int(np.argmax(foreign))].as_py())
+        at = rows.schema.get_field_index("key")
+        return rows.set_column(at, rows.schema.field(at), _cut(keys, len(self.prefix)))
+
+
+def _cut(keys: pa.BinaryArray, size: int) -> pa.BinaryArray:
+    """Each key without its first `size` bytes (it has as many). pyarrow 26's binary_slice fails on slices."""
+    _, offset_bytes, key_bytes = keys.buffers()
+    bounds = np.frombuffer(offset_bytes, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    kept = np.ones(bounds[-1] - bounds[0], np.bool_)
+    kept[(bounds[:-1, None] - bounds[0] + np.arange(size)).ravel()] = False
+    left = np.frombuffer(key_bytes, np.uint8)[bounds[0] : bounds[-1]][kept]
+    new = (bounds - bounds[0] - size * np.arange(len(bounds))).astype(np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(keys), [None, pa.py_buffer(new), pa.py_buffer(left)])
+
+
+WHOLE = KeyspaceKeys()  #: a cluster without keyspaces

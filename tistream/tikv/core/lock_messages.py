@@ -1,0 +1,122 @@
+"""The messages by which a lock is found and ended (`KvScanLock`, `KvCheckTxnStatus`, `KvResolveLock`).
+
+    scan_lock      the locks of a range that are not younger than a timestamp
+    check_txn      what became of a transaction, asked of its primary lock. One whose time is over is rolled back by it
+    resolve_lock   do with these locks what became of their transaction
+
+Keys and ranges are plain, as stores know them. Pure; whatever bytes an answer has, the outcome is a value, KvRefused or
+CorruptObject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tistream.codec.protobuf import BYTES, VARINT, fields, merged, octets, uint
+from tistream.errors import CorruptObject
+from tistream.keyrange import KeyRange
+from tistream.tikv.core.kv_messages import ApiVersion, KvRefused, RegionFault, context, read_fault
+from tistream.tikv.core.pd_messages import Region
+
+_PUT, _DELETE, _INSERT = 0, 1, 4  # kvrpcpb.Op
+_ERROR = {1: BYTES, 2: BYTES}
+_TEXTS = {2: BYTES, 3: BYTES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLock:
+    """A lock as a store lists it."""
+
+    key: bytes
+    primary: bytes
+    start_ts: int
+    ttl_ms: int
+    kind: int  #: kvrpcpb.Op
+    is_async: bool  #: of an async commit: what became of its transaction is decided by all of its locks
+
+    @property
+    def holds_resolved_ts(self) -> bool:
+        """Locks that only lock, and pessimistic ones, say nothing of a change."""
+        return self.kind in (_PUT, _DELETE, _INSERT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxnStatus:
+    """What became of a transaction."""
+
+    ttl_ms: int  #: > 0: it lives
+    commit_ts: int  #: > 0: it was committed; else, if it does not live, it was rolled back
+
+
+def scan_lock_request(
+    region: Region, part: KeyRange, max_ts: int, limit: int, api: ApiVersion, keyspace_id: int | None
+) -> bytes:
+    """Up to `limit` locks of `part`, within the region, with a start_ts at or below `max_ts`."""
+    asked = uint(2, max_ts) + octets(3, part.start) + uint(4, limit) + octets(5, part.end)
+    return context(region, api, keyspace_id) + asked
+
+
+def check_txn_request(
+    region: Region, primary: bytes, start_ts: int, now_ts: int, api: ApiVersion, keyspace_id: int | None
+) -> bytes:
+    """Asked of the region of the primary lock. A transaction that never got there is rolled back, so that it never
+    will: ask only when a lock of it has outlived its time."""
+    asked = octets(2, primary) + uint(3, start_ts) + uint(5, now_ts) + uint(6, 1)
+    return context(region, api, keyspace_id) + asked
+
+
+def resolve_lock_request(
+    region: Region, start_ts: int, commit_ts: int, keys: Sequence[bytes], api: ApiVersion, keyspace_id: int | None
+) -> bytes:
+    """Commit the locks of these keys at `commit_ts`, or with 0 roll them back."""
+    asked = uint(2, start_ts) + uint(3, commit_ts) + b"".join(octets(5, key) for key in keys)
+    return context(region, api, keyspace_id) + asked
+
+
+def read_scan_lock(answer: bytes, asked: KeyRange) -> list[HeldLock] | RegionFault:
+    """What a store answered to a scan for locks of `asked`."""
+    if (fault := _judged(answer)) is not None:
+        return fault
+    locks = [_lock(body) for _, body in fields(answer, {3: BYTES})]
+    for lock in locks:
+        if lock.key not in asked or not lock.start_ts or not lock.primary:
+            raise CorruptObject("a store listed a lock that was not asked for, or that says nothing", key=lock.key)
+    return locks
+
+
+def read_check_txn(answer: bytes) -> TxnStatus | RegionFault:
+    """What a store answered to a question for a transaction."""
+    if (fault := _judged(answer)) is not None:
+        return fault
+    said = merged(answer, {3: VARINT, 4: VARINT})
+    return TxnStatus(ttl_ms=said.get(3, 0), commit_ts=said.get(4, 0))
+
+
+def read_resolve_lock(answer: bytes) -> RegionFault | None:
+    """None when it was done."""
+    return _judged(answer)
+
+
+def _judged(answer: bytes) -> RegionFault | None:
+    """KvRefused when a key was refused."""
+    said = merged(answer, _ERROR)
+    if 1 in said:
+        return read_fault(said[1])
+    if 2 in said:
+        texts = merged(said[2], _TEXTS)
+        text = next((texts[n].decode(errors="replace") for n in sorted(texts)), "")
+        raise KvRefused(text or "a store refused a request for a lock, for a reason that this version does not know")
+    return None
+
+
+def _lock(body: bytes) -> HeldLock:
+    said = merged(body, {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 6: VARINT, 8: VARINT})
+    return HeldLock(
+        key=said.get(3, b""),
+        primary=said.get(1, b""),
+        start_ts=said.get(2, 0),
+        ttl_ms=said.get(4, 0),
+        kind=said.get(6, _PUT),
+        is_async=bool(said.get(8, 0)),
+    )

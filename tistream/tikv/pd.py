@@ -1,0 +1,194 @@
+"""PD as the pusher needs it: timestamps, regions, stores, and a hold on the history that is still to be read.
+
+    PdClient(["10.0.0.1:2379"]).scan_regions(start, end, limit) -> [Region ...]
+
+Region keys are in region form (memcomparable); b"" is infinity. What a region list may lack (a gap while a region is
+being split, a region without leader) is the caller's to see. Errors are PdChannel's: StoreUnavailable when PD is away.
+PdRefused when its answer is an error, or none at all. Both pass: whoever pushes tries again.
+
+History is held either by a service safe point, which every PD knows, or by a GC barrier, the newer form. Both end by
+themselves after their ttl, so they are set again well before. `hold_history` uses the one that the server has, and says
+TsExpired when what is to be held is gone already.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import grpc
+
+from tistream.clock import Clock, SystemClock
+from tistream.errors import CorruptObject, InvalidInput, NotFound, TsExpired
+from tistream.tikv.channels import Tls
+from tistream.tikv.core import pd_messages as m
+from tistream.tikv.core.pd_messages import GcState, HeaderError, Keyspace, PdRefused, Region, Store, StoreStats
+from tistream.tikv.pd_channel import PdChannel
+from tistream.tikv.pd_tso import TsoTaker
+
+T = TypeVar("T")
+
+_PD = "/pdpb.PD/"
+_BEHIND_SAFE_POINT = "ErrGCBarrierTSBehindTxnSafePoint"
+
+
+class PdClient:
+    """One cluster's PD. Thread-safe; `close` it."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        tls: Tls | None = None,
+        clock: Clock | None = None,
+        patience_s: float = 15.0,
+        rand: random.Random | None = None,
+    ) -> None:
+        self._channel = PdChannel(endpoints, clock=clock or SystemClock(), tls=tls, patience_s=patience_s, rand=rand)
+        self._tso = TsoTaker(self._channel)
+        self._unknown: set[str] = set()  # methods that the server does not have
+
+    @property
+    def cluster_id(self) -> int:
+        """Of the cluster; asks when it is not known yet."""
+        return self._channel.cluster_id
+
+    def tso(self) -> int:
+        """A new timestamp, larger than all that were taken before."""
+        return self._tso.take()
+
+    @property
+    def newest_tso(self) -> int:
+        """The largest timestamp that was taken so far; 0 = none."""
+        return self._tso.newest
+
+    def get_region(self, key: bytes) -> Region | None:
+        """The region of a key in region form; None when PD knows none."""
+        return self._call("GetRegion", lambda c: m.get_region(c, key), m.read_region)
+
+    def scan_regions(self, start: bytes, end: bytes, limit: int) -> list[Region]:
+        """The regions that touch [start, end), in key order, at most `limit` (> 0). May have gaps."""
+        if limit <= 0:
+            raise InvalidInput("the limit must be positive", limit=limit)
+        answer = self._if_known("BatchScanRegions", lambda c: m.batch_scan_regions(c, start, end, limit))
+        if answer is not None:
+            try:
+                return self._read(m.read_batch_regions, answer)
+            except PdRefused as e:  # there is a gap; the plain form gives what there is
+                if e.facts.get("type") != HeaderError.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE:
+                    raise
+        return self._call("ScanRegions", lambda c: m.scan_regions(c, start, end, limit), m.read_scanned_regions)
+
+    def stores(self) -> list[Store]:
+        """All stores but tombstones."""
+        return self._call("GetAllStores", m.get_all_stores, m.read_stores)
+
+    def store_stats(self, store_id: int) -> StoreStats:
+        """What a store said of itself last."""
+        return self._call("GetStore", lambda c: m.get_store(c, store_id), m.read_store_stats)
+
+    def keyspace(self, name: str) -> Keyspace:
+        """The keyspace of this name. NotFound when there is none."""
+        method = "/keyspacepb.Keyspace/LoadKeyspace"
+        try:
+            return self._read(m.read_keyspace, self._channel.call(method, lambda c: m.load_keyspace(c, name)))
+        except grpc.RpcError as e:
+            raise _unknown_method(method) from e
+        except PdRefused as e:
+            if e.facts.get("type") != HeaderError.ENTRY_NOT_FOUND:
+                raise
+            raise NotFound("there is no such keyspace", keyspace=name, cause=e.message) from e
+
+    # -- history ---------------------------------------------------------------------------------------------------
+
+    def hold_history(self, name: str, ts: int, ttl_s: int, *, keyspace_id: int | None = None) -> None:
+        """Keep everything above `ts` for `ttl_s` (> 0) seconds. TsExpired when some of it is gone already."""
+        if ttl_s <= 0:
+            raise InvalidInput("the time to live must be positive", ttl_s=ttl_s)
+        try:
+            answer = self._if_known("SetGCBarrier", lambda c: m.set_gc_barrier(c, name, ts, ttl_s, keyspace_id))
+            if answer is not None:
+                self._read(m.read_barrier, answer)
+                return
+        except PdRefused as e:
+            if _BEHIND_SAFE_POINT not in e.message:
+                raise
+            raise TsExpired("PD does not keep history from there on", ts=ts, cause=e.message) from e
+        kept_from = self.update_service_safe_point(name, ts, ttl_s)
+        if kept_from > ts:
+            raise TsExpired("PD does not keep history from there on", ts=ts, kept_from=kept_from)
+
+    def release_history(self, name: str, *, keyspace_id: int | None = None) -> None:
+        """End a hold, also one that is not there."""
+        answer = self._if_known("DeleteGCBarrier", lambda c: m.delete_gc_barrier(c, name, keyspace_id))
+        if answer is not None:
+            self._read(m.read_barrier, answer)
+        else:
+            self.update_service_safe_point(name, 0, 0)
+
+    def update_service_safe_point(self, name: str, ts: int, ttl_s: int) -> int:
+        """The older form of a hold; a ttl of 0 or less removes it. What comes back is the smallest timestamp that PD
+        keeps history from: above `ts` means that it came too late and nothing is held."""
+        return self._call(
+            "UpdateServiceGCSafePoint",
+            lambda c: m.update_service_safe_point(c, name, ttl_s, ts),
+            m.read_service_safe_point,
+        )
+
+    def gc_state(self, *, keyspace_id: int | None = None) -> GcState:
+        """How far history is gone. PdRefused by an older server, which does not know this."""
+        return self._call("GetGCState", lambda c: m.get_gc_state(c, keyspace_id), m.read_gc_state)
+
+    def gc_safe_point(self) -> int:
+        """History at or below it may be gone; 0 = nothing ever was collected."""
+        answer = self._if_known("GetGCState", lambda c: m.get_gc_state(c, None))
+        if answer is not None:
+            return self._read(m.read_gc_state, answer).txn_safe_point
+        return self._call("GetGCSafePoint", m.header, m.read_safe_point)
+
+    def close(self) -> None:
+        """End every call under way."""
+        self._tso.close()
+        self._channel.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _call(self, method: str, request: Callable[[int], bytes], read: Callable[[bytes], T]) -> T:
+        """What the answer says. There is no other way to ask this."""
+        try:
+            answer = self._channel.call(_PD + method, request)
+        except grpc.RpcError as e:
+            raise _unknown_method(method) from e
+        return self._read(read, answer)
+
+    def _read(self, read: Callable[[bytes], T], answer: bytes) -> T:
+        """What the answer says. After an error, or bytes that say nothing, the leader is looked for anew."""
+        try:
+            found = read(answer)
+            named = m.check_header(answer)
+            if named != self._channel.cluster_id:  # an empty answer would mean "there is none", or "done"
+                raise CorruptObject("an answer of PD names no cluster, or another one", cluster_id=named)
+            return found
+        except PdRefused:
+            self._channel.doubt_leader()
+            raise
+        except CorruptObject as e:
+            self._channel.doubt_leader()
+            raise PdRefused("PD gave an answer that makes no sense", cause=str(e)) from e
+
+    def _if_known(self, method: str, request: Callable[[int], bytes]) -> bytes | None:
+        """The answer; None when the server has no such method, and is to be asked in an older form."""
+        if method in self._unknown:
+            return None
+        try:
+            return self._channel.call(_PD + method, request)
+        except grpc.RpcError:
+            self._unknown.add(method)
+            return None
+
+
+def _unknown_method(method: str) -> PdRefused:
+    """For UNIMPLEMENTED, the one gRPC error that PdChannel lets through. A server that is being replaced, or a proxy in
+    front of it, says so of methods that PD has."""
+    return PdRefused("this PD does not know a request", method=method)

@@ -1,0 +1,184 @@
+"""Which PD server leads, and a call that finds it.
+
+    call(method, request) -> answer        at the leader, wherever it went meanwhile
+
+Relations:
+
+- every call goes to the leader. When it does not answer, or answers with an error, the members are asked anew, at any
+  of the endpoints given and learnt, and the call is made again, with growing pauses, until `patience_s` has passed;
+- which error that is does not matter: a server that loses its lead, starts, or waits for etcd has many, and versions
+  differ. Two end a call at once: another cluster's id, and a method that the server does not have;
+- all calls may be repeated: timestamps are only taken, and the rest sets what it sets;
+- the cluster id is learnt from the first answer and never changes. An endpoint that belongs to another cluster is
+  passed over; when no other one answers, that is a mistake of the operator.
+
+Errors: StoreUnavailable when no PD gave an answer within `patience_s`; InvalidInput for another cluster.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+import structlog
+
+from tistream.clock import Clock
+from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
+from tistream.runtime.service import Backoff
+from tistream.tikv.channels import Channels, Tls
+from tistream.tikv.core.pd_messages import PdRefused, read_members
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+_CALL_S = 3.0
+
+
+def address_of(url: str) -> str:
+    """host:port of an advertised URL, or of an address without a scheme."""
+    return urlsplit(url).netloc if "://" in url else url
+
+
+class PdChannel:
+    """Calls to whoever leads PD. Thread-safe; `close` it."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        clock: Clock,
+        tls: Tls | None = None,
+        patience_s: float = 15.0,
+        rand: random.Random | None = None,
+    ) -> None:
+        if not endpoints:
+            raise InvalidInput("no PD endpoint was given")
+        self._endpoints = [address_of(e) for e in endpoints]
+        self._clock, self._patience_s, self._rand = clock, patience_s, rand or random.Random()
+        self._lock = threading.Lock()
+        self._channels = Channels(tls)
+        self._leader = ""
+        self._cluster_id = 0
+        self._closed = threading.Event()
+
+    @property
+    def cluster_id(self) -> int:
+        """Of the cluster behind the endpoints; asks when it is not known yet."""
+        if not self._cluster_id:
+            self.at_leader("GetMembers", lambda _: None)
+        return self._cluster_id
+
+    def call(self, method: str, request: Callable[[int], bytes]) -> bytes:
+        """The answer to `request(cluster_id)`. Errors as above, and grpc.RpcError UNIMPLEMENTED as it came."""
+
+        def action(channel: grpc.Channel) -> bytes:
+            answer: bytes = channel.unary_unary(method)(request(self._cluster_id), timeout=_CALL_S)
+            return answer
+
+        return self.at_leader(method, action)
+
+    def at_leader(self, method: str, action: Callable[[grpc.Channel], T]) -> T:
+        """What `action` gives at the leader's channel, tried again while the leader is away or has changed."""
+        backoff = Backoff(first_s=0.05, max_s=1.0, rand=self._rand)
+        until = self._clock.monotonic() + self._patience_s
+        cause = ""
+        while not self._closed.is_set():
+            leader = ""
+            try:
+                leader = self._find_leader()
+                return action(self._channel(leader))
+            except grpc.RpcError as e:
+                cause = self._judge(method, e)
+            except (PdRefused, CorruptObject) as e:
+                cause = str(e)
+            self._forget(leader)
+            if self._clock.monotonic() >= until:
+                break
+            self._clock.wait(self._closed, backoff.next_s())
+        raise StoreUnavailable("PD does not answer", endpoints=",".join(self._endpoints), method=method, cause=cause)
+
+    def doubt_leader(self) -> None:
+        """Ask the members anew before the next call: the leader gave an answer that is none."""
+        with self._lock:
+            self._leader = ""
+
+    def close(self) -> None:
+        """End every call under way."""
+        self._closed.set()
+        with self._lock:
+            self._channels.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _find_leader(self) -> str:
+        """The leader's address, asked for at each endpoint in turn when it is not known. PdRefused when nobody knows,
+        InvalidInput when all that answer are of another cluster."""
+        with self._lock:
+            if self._leader:
+                return self._leader
+            endpoints = list(self._endpoints)
+        fault = "none of them names a leader"
+        stranger: InvalidInput | None = None
+        ours = False  # a server of this cluster has answered
+        for endpoint in endpoints:
+            try:
+                answer = self._channel(endpoint).unary_unary("/pdpb.PD/GetMembers")(b"", timeout=_CALL_S)
+                members = read_members(answer)
+            except grpc.RpcError as e:
+                fault = f"{e.code().name}: {e.details() or ''}"
+                continue
+            except (PdRefused, CorruptObject) as e:
+                log.info("a PD server does not know its members", endpoint=endpoint, cause=str(e))
+                fault = str(e)
+                continue
+            with self._lock:
+                try:
+                    self._learn(members.cluster_id, endpoint)
+                except InvalidInput as e:
+                    stranger = e
+                    continue
+                ours = ours or members.cluster_id > 0
+                self._endpoints += [a for a in map(address_of, members.urls) if a not in self._endpoints]
+                if members.leader_urls and members.cluster_id:
+                    self._leader = address_of(members.leader_urls[0])
+                    return self._leader
+        if stranger is not None and not ours:
+            raise stranger
+        raise PdRefused(fault)
+
+    def _learn(self, cluster_id: int, endpoint: str) -> None:
+        """InvalidInput when that is another cluster; 0 is an answer without one, which says nothing."""
+        if not cluster_id:
+            return
+        if self._cluster_id and cluster_id != self._cluster_id:
+            raise InvalidInput(
+                "a PD endpoint belongs to another cluster",
+                endpoint=endpoint,
+                cluster_id=cluster_id,
+                expected=self._cluster_id,
+            )
+        self._cluster_id = cluster_id
+
+    def _forget(self, leader: str) -> None:
+        with self._lock:
+            if self._leader == leader:
+                self._leader = ""
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._lock:
+            if self._closed.is_set():
+                raise StoreUnavailable("the PD client was closed")
+            return self._channels.at(address)
+
+    def _judge(self, method: str, error: grpc.RpcError) -> str:
+        """Why the call is made again; raises when that would not help."""
+        code, details = error.code(), error.details() or ""
+        if "mismatch cluster id" in details:
+            raise InvalidInput("PD belongs to another cluster", method=method, cause=details) from error
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise error
+        return f"{code.name}: {details}"

@@ -1,0 +1,149 @@
+"""Timestamps from PD: one stream, and one request for all callers that wait at that moment.
+
+    tso() -> int       larger than any that was taken before the call
+
+Relations:
+
+- a timestamp is taken from an answer to a request that was sent after its caller asked: never from a stock;
+- of callers that wait together one asks for all; the others wait for it, and one of them asks for who came meanwhile;
+- a stream that fails, or does not answer in time, is given up; the request is made again on a new one, at the leader;
+- so is one whose timestamps do not rise: they come from a server that leads no more, or from another one's clock.
+
+Errors as PdChannel's.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from tistream.errors import CorruptObject, StoreUnavailable
+from tistream.tikv.core.pd_messages import read_tso, tso_request
+from tistream.tikv.pd_channel import PdChannel
+
+_METHOD = "/pdpb.PD/Tso"
+_ANSWER_S = 3.0
+
+
+class _SilentStream(grpc.RpcError):  # type: ignore[misc]  # untyped base
+    """The stream ended, or gave no answer in time."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "no answer on the timestamp stream"
+
+
+class _Stream:
+    """One Tso stream. Used by one thread at a time."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[bytes | grpc.RpcError | None] = queue.SimpleQueue()
+        self._call = channel.stream_stream(_METHOD)(iter(self._requests.get, None))
+        threading.Thread(target=self._read, args=(self._call,), name="pd-tso", daemon=True).start()
+
+    def ask(self, request: bytes) -> bytes:
+        """The answer; grpc.RpcError when there is none."""
+        self._requests.put(request)
+        try:
+            answer = self._answers.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            raise _SilentStream from None
+        if isinstance(answer, bytes):
+            return answer
+        raise answer or _SilentStream
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._call.cancel()
+
+    def _read(self, call: Iterator[bytes]) -> None:
+        try:
+            for answer in call:
+                self._answers.put(answer)
+            self._answers.put(None)
+        except grpc.RpcError as e:
+            self._answers.put(e)
+
+
+class TsoTaker:
+    """Takes timestamps. Thread-safe; `close` it."""
+
+    def __init__(self, channel: PdChannel) -> None:
+        self._channel = channel
+        self._turn = threading.Condition()
+        self._asking = False
+        self._waiting: list[_Caller] = []
+        self._stream: _Stream | None = None
+        self._closed = False
+        self.newest = 0  #: the largest that was taken so far
+
+    def take(self) -> int:
+        """A timestamp."""
+        me = _Caller()
+        with self._turn:
+            self._waiting.append(me)
+            while self._asking and not me.done:
+                self._turn.wait()
+            if not me.done:
+                self._asking = True
+                batch, self._waiting = self._waiting, []
+        if not me.done:
+            self._serve(batch)
+        if me.error is not None:
+            raise me.error
+        return me.ts
+
+    def close(self) -> None:
+        with self._turn:
+            self._closed = True
+            self._drop()
+
+    def _serve(self, batch: list[_Caller]) -> None:
+        """Ask for all of `batch`, of which the caller's own is one."""
+        last, error = 0, None
+        try:
+            last = self._channel.at_leader(_METHOD, lambda channel: self._ask(channel, len(batch)))
+        except Exception as e:  # noqa: BLE001  # every caller gets it
+            error = e
+        with self._turn:
+            for i, caller in enumerate(batch):
+                caller.ts, caller.error, caller.done = last - len(batch) + 1 + i, error, True
+            self._asking = False
+            self._turn.notify_all()
+
+    def _ask(self, channel: grpc.Channel, count: int) -> int:
+        with self._turn:
+            if self._closed:
+                raise StoreUnavailable("the PD client was closed")
+            stream = self._stream = self._stream or _Stream(channel)
+        try:
+            last = read_tso(stream.ask(tso_request(self._channel.cluster_id, count)), count)
+            if last - count < self.newest:
+                raise CorruptObject("PD gave timestamps that it had given before", last=last, newest=self.newest)
+            self.newest = last
+            return last
+        except BaseException:
+            with self._turn:
+                self._drop()
+            raise
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+class _Caller:
+    """Somebody who waits for a timestamp."""
+
+    __slots__ = ("done", "error", "ts")
+
+    def __init__(self) -> None:
+        self.done, self.ts = False, 0
+        self.error: Exception | None = None
