@@ -1,6 +1,6 @@
 """Where the lag of a tenant goes: the age of what is served, cut into the stages of the way. Pure.
 
-    now ≥ durable ≥ fetched ≥ heard ≥ watermark ≥ upper ≥ served
+    now ≥ durable ≥ fetched ≥ heard ≥ watermark ≥ durable watermark ≥ served
 
 Each is a point in the upstream's time, the lowest of its kind in the tenant; the time between two of them is what the
 stage between them holds back now. A point that is not known makes one stage of the two beside it: nothing is guessed.
@@ -19,7 +19,7 @@ MEANS = {
     "upstream_flush": "not in the bucket yet: the upstream, the pusher's flush interval, the upload",
     "fetch": "in the bucket, not read by a dispatcher yet",
     "match": "read, not taken in by a sorter yet",
-    "hole_wait": "taken in, held by a region that is silent or a transaction that is open",
+    "watermark_gap_wait": "taken in, held by a region that is silent or a transaction that is open",
     "flush": "complete, not in the committed log yet",
     "serve": "in the committed log, waiting for the schema history",
 }
@@ -33,7 +33,7 @@ class Points:
     fetched: int | None  #: cut of the newest batch file that the dispatcher has read
     heard: int | None  #: cut of the newest batch file that the core of a task took
     watermark: int | None  #: of a task
-    upper: int  #: of a task, in the catalog
+    durable_ts: int  #: of a task, in the catalog
     served: int  #: what a pull reaches
 
 
@@ -54,7 +54,7 @@ def waterfall(points: Points, now_ms: int) -> list[Stage]:
     """The stages in the order of the way; their sum is the lag."""
     later, joined = ts.physical_ms(points.served), []
     known: list[tuple[tuple[str, ...], int]] = []
-    ends = (points.durable, points.fetched, points.heard, points.watermark, points.upper, points.served)
+    ends = (points.durable, points.fetched, points.heard, points.watermark, points.durable_ts, points.served)
     at: list[tuple[str, int | None]] = [
         (stage, None if end is None else ts.physical_ms(end)) for stage, end in zip(STAGES, ends, strict=True)
     ]

@@ -2,13 +2,14 @@
 
     take the tasks -> snapshots, positions -> backlog -> survey          nothing but the epochs has changed
     leg by leg:  plan -> executor: a log and a state for each part       nothing is visible
-                 join the states of a task -> one transaction per task   upper, log, snapshot, positions
+                 join the states of a task -> one transaction per task   durable watermark, log, snapshot, positions
     let the tasks go
 
 A leg is a stretch of the backlog with a bounded number of bytes: what was handed over stays if the driver dies, its
-objects are not yet orphans to a collector when they are named, and there is something to say about progress. A task is
-handed over by itself; readers see the least `upper` of all, as always. A driver that dies leaves objects that nobody
-names, and tasks that a sorter gets when the lease has run out; a repeat takes them again and goes on from there.
+objects are not yet orphans to a collector when they are named, and there is something to say about progress. A task
+is handed over by itself; readers see the least `durable_ts` of all, as always. A driver that dies leaves objects that
+nobody names, and tasks that a sorter gets when the lease has run out; a repeat takes them again and goes on from
+there.
 
 A part that stays below the leg's end is held by a commit that nobody can decide. Then the parts of that task are done
 again, up to where the lowest of them came: the same files give the same rows, so all of them reach it.
@@ -80,7 +81,7 @@ class Report:
     rows: int = 0  #: of the log
     log_files: int = 0
     log_bytes: int = 0
-    resolved_ts: int = 0  #: the least `upper` of the tasks
+    resolved_ts: int = 0  #: the least `durable_ts` of the tasks
     seconds: float = 0.0
 
 
@@ -138,14 +139,14 @@ class Replay:
                     self._hand_over(self._tasks[task_id], of_task)
                 report = _more(report, leg, results)
                 progress(report.files, total, _note(report.files, total, report.bytes, clock.monotonic() - begun))
-        resolved_ts = min((task.row.upper for task in self._tasks.values()), default=0)
+        resolved_ts = min((task.row.durable_ts for task in self._tasks.values()), default=0)
         report = replace(report, resolved_ts=resolved_ts, seconds=clock.monotonic() - begun)
         log.info("replay", tenant=str(self._tenant), files=report.files, rows=report.rows, resolved_ts=resolved_ts)
         return report
 
     def _watermarks(self, row: TaskRow) -> RangeWatermarkMap:
         """W of a task as its snapshot left it."""
-        watermarks = RangeWatermarkMap(row.range, row.start_ts, upper=row.upper)
+        watermarks = RangeWatermarkMap(row.range, row.start_ts, durable_ts=row.durable_ts)
         if row.snapshot_key is not None:
             state = read_state_file(row.snapshot_key, self._store.get(row.snapshot_key), self._store.get_range).state
             watermarks.restore(state.slices, state.waiting)
@@ -157,7 +158,7 @@ class Replay:
             [task.row for task in self._tasks.values()],
             {task_id: task.positions for task_id, task in self._tasks.items()},
             leg.steps,
-            {task_id: max(w, self._tasks[task_id].row.upper) for task_id, w in leg.upto.items()},
+            {task_id: max(w, self._tasks[task_id].row.durable_ts) for task_id, w in leg.upto.items()},
             leg.weights,
             parts=self._settings.parts,
             memory_bytes=self._settings.memory_bytes,
@@ -196,13 +197,13 @@ class Replay:
         advance = TaskAdvance(
             task_id=row.task_id,
             epoch=row.epoch,
-            seen_upper=row.upper,
-            new_upper=reached,
+            seen_durable_ts=row.durable_ts,
+            new_durable_ts=reached,
             segments=tuple(segment for r in results for segment in r.segments),
         )
         objects = {name: size for r in results for name, size in r.log_objects.items()}
         self._commit(row, objects, advance, snapshot)
-        task.row = replace(row, upper=reached, snapshot_key=snapshot.key, snapshot_n=snapshot.n)
+        task.row = replace(row, durable_ts=reached, snapshot_key=snapshot.key, snapshot_n=snapshot.n)
         task.positions = state.positions
 
     def _commit(self, row: TaskRow, objects: Mapping[str, int], advance: TaskAdvance, snapshot: NewSnapshot) -> None:

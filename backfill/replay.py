@@ -9,8 +9,9 @@ try writes under keys of its own (`attempt`; snapshot objects under a random num
 driver's transaction names it. What loses is an orphan and goes to the collector. The core and its kernels, the order of
 a flush, the format of files and of states are the sorter's.
 
-What it does not do: say when a task may be written up to where (the plan does), or ask for new tenures. A commit that
-nobody can decide holds the part below `upto`; the result says where, and the live sorter asks after the hand-over.
+What it does not do: say when a task may be written up to where (the plan does), or ask for new subscriptions. A
+commit that nobody can decide holds the part below `upto`; the result says where, and the live sorter asks after the
+hand-over.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def replay_part(store: ObjectStore, row: PlanRow, attempt: str) -> PartResult:
     return PartResult(
         part=row.part,
         task_id=row.task_id,
-        reached=core.upper,
+        reached=core.durable_ts,
         log_objects=log.objects,
         segments=tuple(log.segments),
         state_key=str(save.key),
@@ -109,10 +110,10 @@ def replay_part(store: ObjectStore, row: PlanRow, attempt: str) -> PartResult:
 
 
 def _restored(store: ObjectStore, row: PlanRow) -> TaskCore:
-    core = TaskCore(row.task_id, row.range, row.start_ts, row.upper)
+    core = TaskCore(row.task_id, row.range, row.start_ts, row.durable_ts)
     if row.snapshot_key is not None:
         loaded = read_state_file(row.snapshot_key, store.get(row.snapshot_key), store.get_range)
-        if loaded.state.start_ts != row.start_ts or loaded.state.upper > row.upper:
+        if loaded.state.start_ts != row.start_ts or loaded.state.durable_ts > row.durable_ts:
             raise CorruptObject("the snapshot is not of this task's past", object=row.snapshot_key, task=row.task_id)
         core.restore(loaded.state, row.positions)
     return core
@@ -120,7 +121,7 @@ def _restored(store: ObjectStore, row: PlanRow) -> TaskCore:
 
 def _flush(core: TaskCore, log: _Log, upto: int, *, at_once: bool) -> None:
     """Write what can be written up to `upto`: all of it, or as long as there is enough for a file."""
-    while core.upper < upto and (w := core.pending()) is not None:
+    while core.durable_ts < upto and (w := core.pending()) is not None:
         w = min(w, upto)
         log.write(core.take(w))
         core.flushed(w)  # to the core; nobody sees it before the hand-over

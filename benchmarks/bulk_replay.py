@@ -1,10 +1,10 @@
 """A backlog matched in bulk by two Spark workers, against one live core that reads the same files.
 
 The backlog is what three stores with 300 regions push: 24 batch files, 600,000 rows of the recording's 142 bytes, and
-nothing consumed. The live side is a dispatcher and a sorter in this process, as `tistream up` has them, over one task:
-from the moment that the sorter owns the task until its `upper` has reached the end. The bulk side is a whole replay on
-`local[2]` in two parts, from taking the task to the hand-over. Both write to local folders, through the same formats.
-What is visible afterwards must be the prepared rows, each once, on both sides.
+nothing consumed. The live side is a dispatcher and a sorter in this process, as `tistream up` has them, over one
+task: from the moment that the sorter owns the task until its `durable_ts` has reached the end. The bulk side is a
+whole replay on `local[2]` in two parts, from taking the task to the hand-over. Both write to local folders, through
+the same formats. What is visible afterwards must be the prepared rows, each once, on both sides.
 
 A session is there before the clock starts, workers are warm. Needs the extra `spark` and Java.
 """
@@ -118,7 +118,7 @@ def _live(folder: Path, upto: int) -> Path:
     ]
     for service in services:
         service.start()
-    while list_tasks(catalog)[0].upper < upto:
+    while list_tasks(catalog)[0].durable_ts < upto:
         time.sleep(0.01)
     for service in reversed(services):
         service.stop()

@@ -4,10 +4,10 @@
     python -m benchmarks.huge_transaction --rows 20000000 --value-bytes 73
     python -m benchmarks.huge_transaction --rows 64000 --memory-mb 16     seconds
 
-One task gets every prewrite of the transaction, in an order that has nothing to do with the keys, then every commit in
-another such order, then the watermark. A second task of the same process gets a small transaction ten times a second:
-how long its `upper` stands still says how long the others are kept waiting. At the end the log is read back and hashed
-column by column, and so is the transaction itself in the order in which it has to be there.
+One task gets every prewrite of the transaction, in an order that has nothing to do with the keys, then every commit
+in another such order, then the watermark. A second task of the same process gets a small transaction ten times a
+second: how long its `durable_ts` stands still says how long the others are kept waiting. At the end the log is read
+back and hashed column by column, and so is the transaction itself in the order in which it has to be there.
 
 Snapshots are left out, and whoever feeds the batches is in this process, too: they are made when they are asked for.
 """
@@ -202,7 +202,7 @@ class Watch:
     seconds: list[float] = field(default_factory=list)
     rss: list[int] = field(default_factory=list)  #: bytes; all
     anonymous: list[int] = field(default_factory=list)  #: bytes; without mapped files
-    longest_wait_s: float = 0.0  #: that the other task's upper stood still
+    longest_wait_s: float = 0.0  #: that the other task's durable watermark stood still
 
 
 def _memory() -> tuple[int, int]:
@@ -272,12 +272,12 @@ def play(shape: Shape, memory_mb: int, folder: Path, *, spill: Spill | None = No
 def _look(catalog: Catalog, watch: Watch, began: float, wait_s: float) -> None:
     """Until the transaction is in the log."""
     seen, moved = 0, time.monotonic()
-    while get_task(catalog, 1).upper < COMMIT_TS:
+    while get_task(catalog, 1).durable_ts < COMMIT_TS:
         now = time.monotonic()
         assert now - began < wait_s, "the transaction did not get through"
-        upper = get_task(catalog, 2).upper
-        if upper != seen:
-            seen, moved = upper, now
+        durable_ts = get_task(catalog, 2).durable_ts
+        if durable_ts != seen:
+            seen, moved = durable_ts, now
         if seen > END_TS:
             watch.longest_wait_s = max(watch.longest_wait_s, now - moved)
         rss, anonymous = _memory()

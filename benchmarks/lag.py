@@ -96,7 +96,7 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
 
 def _complete(d: Deployment) -> bool:
     rows = frontier(d.catalog, TENANT)
-    return bool(rows) and min(row.upper for row in rows) > (int((time.time() - 5) * 1000) << 18)
+    return bool(rows) and min(row.durable_ts for row in rows) > (int((time.time() - 5) * 1000) << 18)
 
 
 def _snapshot(d: Deployment) -> Sums:
@@ -144,7 +144,7 @@ class Eye:
 
     def __init__(self, d: Deployment) -> None:
         self._d, self._stop = d, threading.Event()
-        self._seen: list[tuple[float, int]] = []  # (unix ms, lowest upper)
+        self._seen: list[tuple[float, int]] = []  # (unix ms, lowest durable watermark)
         self._thread = threading.Thread(target=self._run, name="eye", daemon=True)
 
     def start(self) -> None:
@@ -164,7 +164,7 @@ class Eye:
     def _run(self) -> None:
         while not self._stop.wait(0.02):
             rows = frontier(self._d.catalog, TENANT)
-            self._seen.append((time.time() * 1000, min(row.upper for row in rows) >> 18))
+            self._seen.append((time.time() * 1000, min(row.durable_ts for row in rows) >> 18))
 
 
 def show(found: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ class Saved:
         data = self.store.get(self.key)
         self.read += len(data)
         state = read_state_file(self.key, data, self._range).state
-        self.sorter.core = TaskCore(1, KeyRange(), BASE_TS, self.sorter.core.upper)
+        self.sorter.core = TaskCore(1, KeyRange(), BASE_TS, self.sorter.core.durable_ts)
         self.sorter.core.restore(state, state.positions)
         batch = ticks.batch(n)
         made = time.perf_counter()

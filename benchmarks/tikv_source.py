@@ -1,7 +1,8 @@
 """What following a real TiKV store costs: idle regions, and changes.
 
 - idle: one second of 10,000 regions without changes, which is their resolved ts in one message and a tick; the share
-  of a second that it takes. Beside it, a dict from region to tenure, one lookup for each region, and the same event.
+  of a second that it takes. Beside it, a dict from region to subscription, one lookup for each region, and the same
+  event.
 - changes: messages of recorded shape (20 rows each, of 100 live regions) become Rows; in units of the speed of
   decoding each message's events by itself. MB/s of messages are printed, since a reader of this wants to know them.
 """
@@ -69,7 +70,7 @@ def idle() -> Result:
     def second() -> int:
         for part in parts:
             store.feed.message(_resolved(part, store.ts), store.now)
-        return sum(len(e.tenures) for e in store.tick() if isinstance(e, Resolved))
+        return sum(len(e.subscriptions) for e in store.tick() if isinstance(e, Resolved))
 
     def second_of_a_dict() -> int:
         nonlocal stamp
@@ -83,10 +84,10 @@ def idle() -> Result:
                     entry[0] = stamp
                     told[entry[1]] = stamp
         event = Resolved(
-            tenures=np.fromiter(told, np.int64, len(told)),
+            subscriptions=np.fromiter(told, np.int64, len(told)),
             resolved_ts=np.fromiter(told.values(), np.uint64, len(told)),
         )
-        return len(event.tenures)
+        return len(event.subscriptions)
 
     began = time.process_time()
     rounds = 50

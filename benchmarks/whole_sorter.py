@@ -107,12 +107,12 @@ def _measure(given: Workload, folder: Path) -> Run:
         try:
             _assign(catalog, lambda: process.poll() is not None or len(list_workers(catalog, WorkerKind.SORTER)) > 0)
             warm_upto = min(_resolved(batches[WARM_TICKS - 1]) for batches in given.batches.values())
-            _wait(lambda: list_tasks(catalog)[0].upper >= warm_upto, "the warm-up")
+            _wait(lambda: list_tasks(catalog)[0].durable_ts >= warm_upto, "the warm-up")
             done = sum(s.rows for s in find_segments(catalog, TENANT, after_ts=0, upto_ts=warm_upto, limit=1 << 20))
             _tell(process, "start")
             began = time.perf_counter()
             feed.everything.set()
-            _wait(lambda: list_tasks(catalog)[0].upper >= given.last_ts, "the last row")
+            _wait(lambda: list_tasks(catalog)[0].durable_ts >= given.last_ts, "the last row")
             wall_s = time.perf_counter() - began
             stages = _tell(process, "stop")
         finally:

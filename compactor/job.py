@@ -1,10 +1,10 @@
 """One compaction of one tenant, from plan to swap.
 
-    lowest upper -> pieces behind the edge -> plan -> segments      three reads of the catalog, each one statement
-    executor: one file for each row of the plan                     nothing is visible
-    verify -> swap                                                  one transaction, all or nothing
+    lowest durable watermark -> pieces behind the edge -> plan -> segments      three reads of the catalog, each one
+    statement executor: one file for each row of the plan                     nothing is visible verify -> swap
+    one transaction, all or nothing
 
-The reads need not agree with each other: `upper` only rises, so the edge is on the safe side; a piece that changes
+The reads need not agree with each other: `durable_ts` only rises, so the edge is on the safe side; a piece that changes
 after it was planned is no longer what the swap expects, and then nothing is swapped. For the same reason any number of
 compactions may run at once: of two that want the same piece one loses its work.
 
@@ -29,7 +29,7 @@ from compactor.core.verify import verified
 from compactor.task import RangeFailed, RangeResult
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.compaction import Output, Piece, lowest_upper, new_job, pieces, segments_of, swap
+from tistream.catalog.log.compaction import Output, Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
 from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, TiStreamError
@@ -53,7 +53,7 @@ class JobEnd(StrEnum):
 class JobSettings:
     """What a job takes."""
 
-    lag_ms: int = 60_000  #: pieces younger than this, before the least `upper`, are left alone
+    lag_ms: int = 60_000  #: pieces younger than this, before the least `durable_ts`, are left alone
     pieces_max: int = 100_000  #: that a job looks at together; it goes on until some of them are worth it
     plan: PlanSettings = field(default_factory=PlanSettings)
 
@@ -123,7 +123,7 @@ def compact_tenant(
 
 def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[list[Group], list[PlanRow]]:
     """What there is to do: the groups, and the plan row of each. Groups that changed while we looked are left out."""
-    edge = lowest_upper(catalog, tenant)
+    edge = lowest_durable_ts(catalog, tenant)
     upto = tso.earlier(edge, settings.lag_ms)
     found = _worthwhile(catalog, tenant, upto, settings)
     if not found:

@@ -18,9 +18,9 @@ Relations:
 
 An incarnation that is not the newest ends at its last contiguous file, and any contiguous place is a safe end, even
 while a late file of it is still on its way: a watermark row counts only with all files of its incarnation up to it,
-so what is cut off has promised nothing yet; and the tenures of the newer incarnation start at or below the durable
-`upper`, so they send again whatever lay in the files that are not used. Two subscribers may therefore even end the
-same incarnation at different places.
+so what is cut off has promised nothing yet; and the subscriptions of the newer incarnation start at or below the
+durable `durable_ts`, so they send again whatever lay in the files that are not used. Two subscribers may therefore
+even end the same incarnation at different places.
 """
 
 from __future__ import annotations

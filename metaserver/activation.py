@@ -1,9 +1,10 @@
 """Turns a waiting tenant into an active one when its first usable schema snapshot is there.
 
-The folder of pushed snapshots is listed for waiting tenants only, with growing pauses. The first snapshot (by ts) that
-can be used decides: its timestamp becomes `start_ts` and the `upper` of every task, in one transaction, once. One that
-cannot be used stops this tenant's activation with a problem that names the object, and no other tenant's; a snapshot
-that is pushed under another ts takes its place within seconds. Nothing is ever guessed from a damaged one.
+The folder of pushed snapshots is listed for waiting tenants only, with growing pauses. The first snapshot (by ts)
+that can be used decides: its timestamp becomes `start_ts` and the `durable_ts` of every task, in one transaction,
+once. One that cannot be used stops this tenant's activation with a problem that names the object, and no other
+tenant's; a snapshot that is pushed under another ts takes its place within seconds. Nothing is ever guessed from a
+damaged one.
 """
 
 from __future__ import annotations

@@ -97,13 +97,13 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         return views.owner(sources)
 
     @routes.get(
-        "/v1/holes",
+        "/v1/gaps",
         dependencies=[needs(Right.LOOK)],
-        operation_id="list_holes",
+        operation_id="list_watermark_gaps",
         summary="Ranges that do not go on, each in one sentence",
     )
-    def list_holes(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
-        return views.holes(sources, _tenant(cluster_id, tenant_id))
+    def list_watermark_gaps(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
+        return views.watermark_gaps(sources, _tenant(cluster_id, tenant_id))
 
     @routes.get(
         "/v1/events",

@@ -2,7 +2,7 @@
 
     POST /v1/tenants                                                     register (safe to repeat)
     GET  /v1/clusters/{c}/tenants/{t}/push                               where to write, and what the tenant waits for
-    GET  /v1/clusters/{c}/tenants/{t}/frontier                           where new tenures may start
+    GET  /v1/clusters/{c}/tenants/{t}/frontier                           where new subscriptions may start
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            a new life of a pusher
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            which life of a pusher is the newest
     POST /v1/clusters/{c}/tenants/{t}/tasks/{id}:retry                   let a stopped task try again
@@ -97,8 +97,8 @@ class FrontierEntry(BaseModel):
 
     start_key: str = Field(description="hexadecimal")
     end_key: str = Field(description="hexadecimal; empty = plus infinity")
-    upper: str = Field(description="everything at or below it is in the committed log")
-    reopen_id: int = Field(description="a new one asks for new tenures in the range")
+    durable_ts: str = Field(description="everything at or below it is in the committed log")
+    resubscribe_id: int = Field(description="a new one asks for new subscriptions in the range")
 
 
 class NewIncarnation(BaseModel):
@@ -118,7 +118,7 @@ class RetriedTask(BaseModel):
     """A task that tries again."""
 
     task_id: int
-    reopen_id: int
+    resubscribe_id: int
 
 
 def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | None = None) -> APIRouter:
@@ -148,7 +148,7 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
     @routes.get(
         f"{base}/frontier",
         operation_id="get_frontier",
-        summary="Where new tenures may start",
+        summary="Where new subscriptions may start",
         dependencies=[needs(Right.PUSH)],
     )
     def read_frontier(cluster_id: _Id, tenant_id: _Id) -> list[FrontierEntry]:
@@ -157,8 +157,8 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
             FrontierEntry(
                 start_key=found.range.start.hex(),
                 end_key=found.range.end.hex(),
-                upper=str(found.upper),
-                reopen_id=found.reopen_id,
+                durable_ts=str(found.durable_ts),
+                resubscribe_id=found.resubscribe_id,
             )
             for found in frontier(catalog, row.tenant)
         ]
@@ -263,7 +263,7 @@ def _operators_routes(
             raise NotFound(f"tenant {cluster_id}/{tenant_id} has no task {task_id}", task_id=task_id)
         if not retry_task(catalog, task_id, epoch=task.epoch, actor="API"):
             raise Fenced("the task was given to another sorter meanwhile; ask again", task_id=task_id)
-        return RetriedTask(task_id=task_id, reopen_id=get_task(catalog, task_id).reopen_id)
+        return RetriedTask(task_id=task_id, resubscribe_id=get_task(catalog, task_id).resubscribe_id)
 
 
 def _push_key(catalog: Catalog, tenant: Tenant, who: Principal) -> str | None:

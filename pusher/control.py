@@ -4,7 +4,7 @@ Requests, all safe to repeat, none on the way of the data but those of pushers w
 
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new life of a pusher, and where time stood
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    which life is the newest
-    GET  /v1/clusters/{c}/tenants/{t}/frontier                   where new tenures may start
+    GET  /v1/clusters/{c}/tenants/{t}/frontier                   where new subscriptions may start
     GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and what the tenant waits for
     GET  /v1/clusters/{c}/tenants/{t}/seeds                      which seeds there are
     POST /v1/clusters/{c}/tenants/{t}/seeds                      a seed is complete in the bucket
@@ -311,8 +311,8 @@ def _credentials(a: dict[str, Any]) -> PushCredentials:
 def _entry(e: dict[str, Any]) -> FrontierEntry:
     return FrontierEntry(
         range=KeyRange(bytes.fromhex(e["start_key"]), bytes.fromhex(e["end_key"])),
-        upper=_number(e["upper"], 0),
-        reopen_id=_number(e["reopen_id"], 0),
+        durable_ts=_number(e["durable_ts"], 0),
+        resubscribe_id=_number(e["resubscribe_id"], 0),
     )
 
 

@@ -1,14 +1,15 @@
-"""Where a new tenure starts: the published frontier, and what a pusher concludes from it.
+"""Where a new subscription starts: the published frontier, and what a pusher concludes from it.
 
-The frontier says, for each task of the tenant, up to where the committed log is complete (`upper`), and how often new
-tenures were asked for there (`reopen_id`). The conclusions:
+The frontier says, for each task of the tenant, up to where the committed log is complete (`durable_ts`), and how
+often new subscriptions were asked for there (`resubscribe_id`). The conclusions:
 
-- checkpoint_ts of a region = the smallest `upper` of the entries that its range touches. Such a row is always
-  admissible, because each sorter's W is at or above its published upper; entries elsewhere do not matter;
-- a region that touches no entry starts at the largest upper known. Nobody listens there, so nothing can be lost; and
-  when a task appears there later, its entry is new to the tenure, which is therefore opened again (next point);
-- a tenure is opened again when an entry over its range has a larger reopen_id than the entries that it was opened with
-  had in the same place, or when there was none.
+- checkpoint_ts of a region = the smallest `durable_ts` of the entries that its range touches. Such a row is always
+  admissible, because each sorter's W is at or above its published durable watermark; entries elsewhere do not matter;
+- a region that touches no entry starts at the largest durable watermark known. Nobody listens there, so nothing can
+  be lost; and when a task appears there later, its entry is new to the subscription, which is therefore opened again
+  (next point);
+- a subscription is opened again when an entry over its range has a larger resubscribe_id than the entries that it was
+  opened with had in the same place, or when there was none.
 
 `FrontierReader` remembers the last answer: with the service away an old frontier is as good, only lower, and lower
 costs duplicates and no data.
@@ -34,8 +35,8 @@ class FrontierEntry:
     """One task of the tenant."""
 
     range: KeyRange
-    upper: int  #: everything at or below it is in the committed log
-    reopen_id: int  #: rises when new tenures are wanted in this range
+    durable_ts: int  #: everything at or below it is in the committed log
+    resubscribe_id: int  #: rises when new subscriptions are wanted in this range
 
 
 Frontier = tuple[FrontierEntry, ...]
@@ -49,23 +50,23 @@ def checkpoint_for(frontier: Frontier, region: KeyRange) -> int | None:
     """checkpoint_ts of a region; None while no frontier is published."""
     if not frontier:
         return None
-    touched = [e.upper for e in frontier if e.range.intersect(region)]
-    return min(touched) if touched else max(e.upper for e in frontier)
+    touched = [e.durable_ts for e in frontier if e.range.intersect(region)]
+    return min(touched) if touched else max(e.durable_ts for e in frontier)
 
 
-def lowest_upper(frontier: Frontier) -> int | None:
+def lowest_durable_ts(frontier: Frontier) -> int | None:
     """No checkpoint_ts that is taken from this frontier lies below it; None while none is published."""
-    return min((entry.upper for entry in frontier), default=None)
+    return min((entry.durable_ts for entry in frontier), default=None)
 
 
-def wants_reopen(opened_with: Frontier, now: Frontier, region: KeyRange) -> bool:
-    """Whether a tenure of this region, opened with one frontier, has to be opened again under another."""
+def wants_resubscribe(opened_with: Frontier, now: Frontier, region: KeyRange) -> bool:
+    """Whether a subscription of this region, opened with one frontier, has to be opened again under another."""
     for entry in now:
         common = entry.range.intersect(region)
         if common is None:
             continue
-        before = max((e.reopen_id for e in opened_with if e.range.intersect(common)), default=-1)
-        if entry.reopen_id > before:
+        before = max((e.resubscribe_id for e in opened_with if e.range.intersect(common)), default=-1)
+        if entry.resubscribe_id > before:
             return True
     return False
 

@@ -6,7 +6,7 @@
 Relations:
 
 - nothing is kept here: every start asks the service where it stands, and each store goes on as a new incarnation whose
-  tenures begin at the published frontier;
+  subscriptions begin at the published frontier;
 - stores that join are followed, those that left end when what they said is durable, one that is away is waited for;
 - history is held at what the frontier and the opening scans need (`tikv.history`), and nothing is registered without;
 - service, object store, PD and stores may be away for any time: memory is bounded by the queues of source and uploader,
@@ -32,7 +32,7 @@ from pusher.control import CaptureControl
 from pusher.core.excluded_ranges import LeftOutSource
 from pusher.core.table_filter import Choice, check_choice, choose, queued_ids, read_choice
 from pusher.flush_schedule import Pace
-from pusher.frontier import lowest_upper
+from pusher.frontier import lowest_durable_ts
 from pusher.push_run import WAIT_S, PushRun
 from pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usable_snapshots
 from pusher.schema_scan import read_jobs, read_schema
@@ -258,7 +258,7 @@ class _TikvPush(PushRun):
         """Hold history where the frontier stands; False when told to stop. What lies below PD's safe point may rise
         above it yet, by files that are in the bucket. TsExpired when it has not risen for a while."""
         stood_at, since = -1, self._clock.monotonic()
-        while (needed := lowest_upper(self._frontier.read())) is not None:
+        while (needed := lowest_durable_ts(self._frontier.read())) is not None:
             if needed > stood_at:
                 stood_at, since = needed, self._clock.monotonic()
             try:
@@ -366,7 +366,7 @@ class _TikvPush(PushRun):
     def _keep_history(self, hold: Hold) -> None:
         """Hold history at the lowest that anybody needs; never higher than what somebody has not told yet."""
         wanted = [s.needed for s in self._stores.values() if not s.over]
-        lowest = lowest_upper(self._frontier.read())
+        lowest = lowest_durable_ts(self._frontier.read())
         if lowest is None:
             return
         known = [ts for ts in wanted if ts is not None]

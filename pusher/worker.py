@@ -8,8 +8,8 @@ Relations:
 - no file has a cut_ts below the largest one that the control plane knows of this store;
 - the upstream comes first. When uploads cannot keep up and the bounded queue is full, the pusher drops the stream: it
   ends the incarnation, keeps trying the few files under way, and once they are through it comes back as a new
-  incarnation whose tenures start at the frontier. The files given up are a gap that ends the old incarnation; nothing
-  is lost, because the new opening scans send again what lies above the frontier;
+  incarnation whose subscriptions start at the frontier. The files given up are a gap that ends the old incarnation;
+  nothing is lost, because the new opening scans send again what lies above the frontier;
 - no opening scan begins while half of the queue waits: it would fill the rest, and be dropped with it;
 - a pusher that was replaced by a newer one of its store ends (`replaced`);
 - another writer's bytes under one of our keys means that somebody else owns the incarnation: the pusher stops.
@@ -28,8 +28,8 @@ import structlog
 
 from pusher.control import Control, IncarnationGrant, retrying
 from pusher.core.batcher import Batcher, BatchFile
-from pusher.core.source import Rows, Source, TenureClosed, TenureOpened, Tick
-from pusher.frontier import Frontier, FrontierReader, checkpoint_for, wants_reopen
+from pusher.core.source import Rows, Source, SubscriptionClosed, SubscriptionOpened, Tick
+from pusher.frontier import Frontier, FrontierReader, checkpoint_for, wants_resubscribe
 from pusher.replaced import ReplacedCheck
 from pusher.upload_spill import UploadSpill
 from pusher.uploader import Uploader, UploadStats
@@ -85,10 +85,10 @@ class PusherWorker:
         self._offered_at = self._asked_at = clock.monotonic()
         self._come_back_pause = Backoff(first_s=0.1, max_s=5.0, rand=rand)
         self._asked: dict[KeyRange, Frontier] = {}  # the frontier that a region about to open was given
-        self._opened_with: dict[int, Frontier] = {}  # tenure -> the frontier it was opened with
-        self._checked: Frontier = ()  # the frontier that all tenures were last compared with
+        self._opened_with: dict[int, Frontier] = {}  # subscription -> the frontier it was opened with
+        self._checked: Frontier = ()  # the frontier that all subscriptions were last compared with
         self._alike: Frontier = ()  # another one that asks for the same as `_checked`
-        self._reopening = False
+        self._resubscribing = False
         self.rows = 0  #: handed to the uploads so far
         self.overflows = 0  #: how often the stream was dropped
 
@@ -98,9 +98,9 @@ class PusherWorker:
         return self._grant.incarnation if self._grant else 0
 
     @property
-    def reopening(self) -> bool:
-        """New tenures were asked for since the last tick; the next one says so."""
-        return self._reopening
+    def resubscribing(self) -> bool:
+        """New subscriptions were asked for since the last tick; the next one says so."""
+        return self._resubscribing
 
     @property
     def stalled(self) -> bool:
@@ -118,8 +118,9 @@ class PusherWorker:
         return min((opened.checkpoint_ts for opened in self._batcher.opening.values()), default=None)
 
     def open_again(self) -> None:
-        """End the tenures whose opening scan goes on, before any of them is ready, and register their regions anew."""
-        self._source.reopen(list(self._batcher.opening))
+        """End the subscriptions whose opening scan goes on, before any of them is ready, and register their regions
+        anew."""
+        self._source.resubscribe(list(self._batcher.opening))
 
     def start(self, stop: threading.Event, notice: Callable[[TiStreamError], None] = lambda _: None) -> int:
         """Get an incarnation, waiting for the control plane as long as needed; the store's largest cut_ts so far.
@@ -150,11 +151,11 @@ class PusherWorker:
         for event in self._source.poll(timeout_s, self._checkpoint_of):
             if isinstance(event, Rows):
                 _ROWS_IN.inc(event.rows.num_rows)
-            elif isinstance(event, TenureOpened):
-                opened_with = self._opened_with[event.tenure] = self._asked.pop(event.range)
+            elif isinstance(event, SubscriptionOpened):
+                opened_with = self._opened_with[event.subscription] = self._asked.pop(event.range)
                 self._compare_again(opened_with)
-            elif isinstance(event, TenureClosed):
-                del self._opened_with[event.tenure]
+            elif isinstance(event, SubscriptionClosed):
+                del self._opened_with[event.subscription]
             elif isinstance(event, Tick):
                 self._check_cut(event.cut_ts)
                 self._replaced.check(self.incarnation)  # who was quiet asks before it writes again
@@ -163,7 +164,7 @@ class PusherWorker:
                     self._drop()
                     return
             if isinstance(event, Tick):
-                self._reopen()
+                self._resubscribe()
 
     def wait_until_queued_at_most(self, queued_bytes: int, timeout_s: float) -> bool:
         """For a source that can be paused: wait until no more than that many bytes wait to be uploaded."""
@@ -201,7 +202,8 @@ class PusherWorker:
             self._asked_at = now
 
     def _checkpoint_of(self, region: KeyRange) -> int | None:
-        """Where a tenure starts; None: not now. No opening scan begins while many files wait: it would add to them."""
+        """Where a subscription starts; None: not now. No opening scan begins while many files wait: it would add to
+        them."""
         if not self._uploader.wait_until_queued_at_most(self._queue_bytes_max // 2, 0.0):
             return None
         frontier = self._frontier.read()
@@ -268,7 +270,7 @@ class PusherWorker:
         return True
 
     def _compare_again(self, opened_with: Frontier) -> None:
-        """A tenure was opened behind a tick: what was compared then may be newer than what it was opened with."""
+        """A subscription was opened behind a tick: what was compared then may be newer than what it was opened with."""
         if not self._checked or opened_with is self._checked or opened_with is self._alike:
             return
         if _wishes(opened_with) == _wishes(self._checked):
@@ -276,24 +278,24 @@ class PusherWorker:
         else:
             self._checked = ()
 
-    def _reopen(self) -> None:
-        """Ask the source for new tenures where the frontier wants them."""
-        self._reopening = False
+    def _resubscribe(self) -> None:
+        """Ask the source for new subscriptions where the frontier wants them."""
+        self._resubscribing = False
         frontier = self._frontier.read()
         if _wishes(frontier) == _wishes(self._checked):
             return
         self._checked = frontier
         again = [
-            tenure
-            for tenure, opened in self._batcher.tenures.items()
-            if wants_reopen(self._opened_with[tenure], frontier, opened.range)
+            subscription
+            for subscription, opened in self._batcher.subscriptions.items()
+            if wants_resubscribe(self._opened_with[subscription], frontier, opened.range)
         ]
         if again:
-            log.info("new tenures were asked for", store=self._source.store_id, tenures=len(again))
-            self._source.reopen(again)
-            self._reopening = True
+            log.info("new subscriptions were asked for", store=self._source.store_id, subscriptions=len(again))
+            self._source.resubscribe(again)
+            self._resubscribing = True
 
 
 def _wishes(frontier: Frontier) -> list[tuple[KeyRange, int]]:
     """What a frontier asks for."""
-    return [(entry.range, entry.reopen_id) for entry in frontier]
+    return [(entry.range, entry.resubscribe_id) for entry in frontier]

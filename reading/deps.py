@@ -77,9 +77,9 @@ class Services:
     def served(self, tenant: Tenant) -> tuple[tenants.TenantRow, History | None, int]:
         """The tenant, its schema history, and the timestamp up to which everything is served.
 
-        W = min(upper of every task), read first: the history is then caught up at least that far, so no row at or below
-        W is decoded with a schema that is not known yet, and every segment up to W is in the catalog. A tenant that
-        still awaits its schema snapshot has no history and W = 0.
+        W = min(durable watermark of every task), read first: the history is then caught up at least that far, so no
+        row at or below W is decoded with a schema that is not known yet, and every segment up to W is in the catalog.
+        A tenant that still awaits its schema snapshot has no history and W = 0.
         """
         row = tenants.get_tenant(self.catalog, tenant)
         if not row.start_ts:

@@ -109,15 +109,15 @@ def worker(services: Services, worker_id: str) -> dict[str, Any]:
     }
 
 
-def holes(services: Services, who: Tenant | None) -> dict[str, Any]:
+def watermark_gaps(services: Services, who: Tenant | None) -> dict[str, Any]:
     """Every hole in words, and the range map of the tenants that have one (or of the one that is asked for)."""
     sources = sources_of(services)
-    found = views.holes(sources, who)
+    found = views.watermark_gaps(sources, who)
     by_tenant: dict[Tenant, dict[int, list[dict[str, Any]]]] = {} if who is None else {who: {}}
-    for hole in found["items"]:
-        if hole["task_id"] is not None:
-            of_tenant = by_tenant.setdefault(Tenant(hole["cluster_id"], hole["tenant_id"]), {})
-            of_tenant.setdefault(hole["task_id"], []).append(hole)
+    for watermark_gap in found["items"]:
+        if watermark_gap["task_id"] is not None:
+            of_tenant = by_tenant.setdefault(Tenant(watermark_gap["cluster_id"], watermark_gap["tenant_id"]), {})
+            of_tenant.setdefault(watermark_gap["task_id"], []).append(watermark_gap)
     maps = []
     for tenant in list(by_tenant)[:8]:
         ranges = views.ranges_page(sources, tenant, limit=_RANGES_SHOWN)["items"]

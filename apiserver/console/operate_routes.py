@@ -208,14 +208,14 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show, live: LivePa
 
 
 def _add_lists(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
-    @routes.get("/holes.json", dependencies=[needs(Right.LOOK)])
-    def holes_json(tenant: _Tenant = None) -> dict[str, Any]:
-        return operate.holes(services, _tenant(tenant))
+    @routes.get("/gaps.json", dependencies=[needs(Right.LOOK)])
+    def watermark_gaps_json(tenant: _Tenant = None) -> dict[str, Any]:
+        return operate.watermark_gaps(services, _tenant(tenant))
 
-    @routes.get("/holes", dependencies=[needs(Right.LOOK)])
+    @routes.get("/gaps", dependencies=[needs(Right.LOOK)])
     @live.every(3)
-    def holes_page(request: Request, tenant: _Tenant = None) -> Response:
-        return show(request, "holes.html", lambda: operate.holes(services, _tenant(tenant)))
+    def watermark_gaps_page(request: Request, tenant: _Tenant = None) -> Response:
+        return show(request, "gaps.html", lambda: operate.watermark_gaps(services, _tenant(tenant)))
 
     @routes.get("/events.json", dependencies=[needs(Right.LOOK)])
     def events_json(tenant: _Tenant = None, cursor: _Cursor = None, kind: _Kind = None) -> dict[str, Any]:

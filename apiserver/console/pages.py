@@ -50,7 +50,7 @@ def overview(services: Services, who: Principal, lags: LagsSeen) -> dict[str, An
         "lag_seen_s": percentiles.seconds,
         "late": 0 if worst is None else strips.lateness(worst),
         "lines": {str(tenant): lags.line(tenant) for tenant in rows},
-        "holes": _holes(services, who, visible),
+        "watermark_gaps": _watermark_gaps(services, who, visible),
         "problems": _problems(services, tasks.list_tasks(services.catalog), who),
         **(_of_service(services) if who.sees_all else {"bytes_per_s": None, "requests": None}),
     }
@@ -73,12 +73,12 @@ def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
     return {**named, **{name: found[name] for name in shown}}
 
 
-def _holes(services: Services, who: Principal, visible: Iterable[Tenant]) -> int:
+def _watermark_gaps(services: Services, who: Principal, visible: Iterable[Tenant]) -> int:
     """How many parts of the key space do not go on."""
     sources = operate.sources_of(services)
     if who.sees_all:
-        return len(views.holes(sources)["items"])
-    return sum(len(views.holes(sources, tenant)["items"]) for tenant in visible)
+        return len(views.watermark_gaps(sources)["items"])
+    return sum(len(views.watermark_gaps(sources, tenant)["items"]) for tenant in visible)
 
 
 def _of_service(services: Services) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str,
     """One tenant: state, the key-space strip of its tasks, stores."""
     found = tenant_routes.detail(services, of)
     ordered = sorted(found["tasks"], key=lambda t: bytes.fromhex(t["start_key"]))
-    newest = max((int(t["upper"]) for t in ordered), default=0)
+    newest = max((int(t["durable_ts"]) for t in ordered), default=0)
     width = (_STRIP_WIDTH + _STRIP_GAP) / max(1, len(ordered))
     for n, task in enumerate(ordered):
         task["x"], task["width"] = round(n * width, 1), round(width - _STRIP_GAP, 1)
-        task["behind_ms"] = tso.physical_ms(newest) - tso.physical_ms(int(task["upper"]))
+        task["behind_ms"] = tso.physical_ms(newest) - tso.physical_ms(int(task["durable_ts"]))
         task["label"] = _label(task)
         task["state"] = "stopped" if task["error"] else "waiting" if task["owner"] is None else "running"
     return {

@@ -26,13 +26,13 @@ def states_in(ranges: list[dict[str, Any]]) -> list[str]:
     return sorted({task["state"] for task in ranges} - {"running"}, key=lambda state: -_WORST[state])
 
 
-def lag_strip(ranges: list[dict[str, Any]], holes: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def lag_strip(ranges: list[dict[str, Any]], watermark_gaps: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Cells coloured by lag; those with a hole stand out."""
 
     def colour(found: list[dict[str, Any]]) -> str:
-        told = [hole for task in found for hole in holes.get(task["task_id"], ())]
+        told = [watermark_gap for task in found for watermark_gap in watermark_gaps.get(task["task_id"], ())]
         if told:
-            return "gap" if any(hole["cause"] == "hole" for hole in told) else "late3"
+            return "gap" if any(watermark_gap["cause"] == "watermark_gap" for watermark_gap in told) else "late3"
         return lag_class(max((task["lag_ms"] or 0 for task in found), default=0))
 
     return _cells(ranges, colour)

@@ -85,17 +85,17 @@ def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
         fetched=min((store.max_cut_ts for store in followed), default=None),
         heard=_heard(owned, here),
         watermark=_lowest(owned, marks),
-        upper=min((task.upper for task in owned), default=served),
+        durable_ts=min((task.durable_ts for task in owned), default=served),
         served=served,
     )
     stages = waterfall(points, now_ms)
     slow_store = min(followed, key=lambda s: _cut(s, newest), default=None)
-    slow_task = min(owned, key=lambda t: t.upper)
+    slow_task = min(owned, key=lambda t: t.durable_ts)
     where = {
         "upstream_flush": _of_store(slow_store, newest, workers, now_ms),
         "fetch": _of_dispatcher(min(followed, key=lambda s: s.max_cut_ts, default=None), workers),
         "match": _of_task(slow_task, workers),
-        "hole_wait": _of_task(slow_task, workers),
+        "watermark_gap_wait": _of_task(slow_task, workers),
         "flush": _of_task(slow_task, workers),
         "serve": "the schema history of the tenant",
     }
@@ -129,10 +129,10 @@ def _heard(owned: Sequence[TaskRow], here: Mapping[int, TaskState]) -> int | Non
 
 
 def _lowest(owned: Sequence[TaskRow], marks: Mapping[int, int | None]) -> int | None:
-    """The lowest watermark, where each task's is known. A task whose range has a hole stands at its upper."""
+    """The lowest watermark, where each task's is known. A task with a watermark gap is at its durable one."""
     if not owned or any(task.task_id not in marks for task in owned):
         return None
-    return min(max(marks[task.task_id] or 0, task.upper) for task in owned)
+    return min(max(marks[task.task_id] or 0, task.durable_ts) for task in owned)
 
 
 def _reasons(services: Services, task_id: int, told: Mapping[int, TaskReport]) -> list[str]:
@@ -245,8 +245,8 @@ def _task(task: TaskRow, watermark: int | None, now_ms: int) -> dict[str, Any]:
     return {
         "task_id": task.task_id,
         "kind": str(task.kind),
-        "upper": str(task.upper),
-        "behind_ms": max(0, now_ms - tso.physical_ms(task.upper)),
+        "durable_ts": str(task.durable_ts),
+        "behind_ms": max(0, now_ms - tso.physical_ms(task.durable_ts)),
         "watermark": None if watermark is None else str(watermark),
         "owner": task.owner,
         "error": task.error,

@@ -85,10 +85,10 @@ def task(row: tasks.TaskRow) -> dict[str, Any]:
         "kind": row.kind,
         "start_key": row.range.start.hex(),
         "end_key": row.range.end.hex(),
-        "upper": str(row.upper),
-        "upper_time": tso.to_text(row.upper),
+        "durable_ts": str(row.durable_ts),
+        "durable_time": tso.to_text(row.durable_ts),
         "epoch": row.epoch,
         "owner": row.owner,
-        "reopen_id": row.reopen_id,
+        "resubscribe_id": row.resubscribe_id,
         "error": row.error,
     }

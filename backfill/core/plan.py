@@ -47,8 +47,8 @@ class PlanRow:
     epoch: int  #: of the replay
     range: KeyRange
     start_ts: int
-    upper: int  #: everything at or below is written
-    upto: int  #: write up to here; `upper` = nothing
+    durable_ts: int  #: everything at or below is written
+    upto: int  #: write up to here; `durable_ts` = nothing
     snapshot_key: str | None  #: of the whole task's state
     positions: Positions  #: of that state
     steps: tuple[Step, ...]
@@ -80,7 +80,7 @@ def plan(
                     epoch=task.epoch,
                     range=range_,
                     start_ts=task.start_ts,
-                    upper=task.upper,
+                    durable_ts=task.durable_ts,
                     upto=upto[task.task_id],
                     snapshot_key=task.snapshot_key,
                     positions=positions[task.task_id],

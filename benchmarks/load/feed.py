@@ -25,9 +25,9 @@ from pusher.core.source import (
     Resolved,
     Rows,
     SourceEvent,
-    TenureClosed,
-    TenureOpened,
-    TenureReady,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
     Tick,
 )
 from pusher.flush_schedule import Pace
@@ -76,9 +76,9 @@ class LoadStore:
         self._pace, self._clock, self._never = pace, clock, threading.Event()
         self._rng = np.random.default_rng(seed * 1000 + store_id)
         self._ids = count(1)
-        self._tenures: dict[int, int] = {}  # tenure -> place of its region
+        self._subscriptions: dict[int, int] = {}  # subscription -> place of its region
         self._waiting = list(range(len(self._ranges)))
-        self._tenure_of: dict[int, int] = {}  # place of an active region -> its tenure
+        self._subscription_of: dict[int, int] = {}  # place of an active region -> its subscription
         self._active_places = {t: self._place_of(t) for t in self._active}
         self._handle = 0
         self._made_to = 0.0
@@ -128,12 +128,12 @@ class LoadStore:
             events.append(Tick(cut_ts=tso.compose(int(unix_ms), 1 << 17)))
         return events
 
-    def reopen(self, tenures: Collection[int]) -> None:
-        self._waiting += [self._tenures[t] for t in tenures if t in self._tenures]
+    def resubscribe(self, subscriptions: Collection[int]) -> None:
+        self._waiting += [self._subscriptions[t] for t in subscriptions if t in self._subscriptions]
 
     def drop(self) -> None:
-        self._tenures.clear()
-        self._tenure_of.clear()
+        self._subscriptions.clear()
+        self._subscription_of.clear()
         self._waiting.clear()
 
     def resume(self) -> None:
@@ -150,7 +150,7 @@ class LoadStore:
 
     def _register(self, checkpoint_of: CheckpointOf) -> Iterator[SourceEvent]:
         waiting, self._waiting = self._waiting, []
-        known = {place: tenure for tenure, place in self._tenures.items()}
+        known = {place: subscription for subscription, place in self._subscriptions.items()}
         checkpoint_ts: int | None = None
         for place in waiting:
             checkpoint_ts = checkpoint_of(self._ranges[place])
@@ -158,26 +158,26 @@ class LoadStore:
                 self._waiting.append(place)
                 continue
             if place in known:
-                del self._tenures[known[place]]
-                yield TenureClosed(tenure=known[place])
-            tenure, now_ts = next(self._ids), tso.compose(self._clock.unix_ms())
-            self._tenures[tenure] = place
-            self._tenure_of[place] = tenure
-            yield TenureOpened(
-                tenure=tenure,
+                del self._subscriptions[known[place]]
+                yield SubscriptionClosed(subscription=known[place])
+            subscription, now_ts = next(self._ids), tso.compose(self._clock.unix_ms())
+            self._subscriptions[subscription] = place
+            self._subscription_of[place] = subscription
+            yield SubscriptionOpened(
+                subscription=subscription,
                 region_id=self._store_id * 10_000_000 + place + 1,
                 version=1,
                 range=self._ranges[place],
                 checkpoint_ts=checkpoint_ts,
                 open_ts=now_ts,
             )
-            yield TenureReady(tenure=tenure, ready_ts=now_ts + 1)
+            yield SubscriptionReady(subscription=subscription, ready_ts=now_ts + 1)
 
     def _resolved(self, unix_ms: float) -> Resolved:
         open_ts = [int(txns.start[txns.first :].min()) - 1 for txns in self._open if txns.first < len(txns.start)]
         self._said_ts = max(self._said_ts, min([tso.compose(int(unix_ms)), *open_ts]))
-        tenures = np.fromiter(self._tenures, np.int64, len(self._tenures))
-        return Resolved(tenures=tenures, resolved_ts=np.full(len(tenures), self._said_ts, np.uint64))
+        subscriptions = np.fromiter(self._subscriptions, np.int64, len(self._subscriptions))
+        return Resolved(subscriptions=subscriptions, resolved_ts=np.full(len(subscriptions), self._said_ts, np.uint64))
 
     def _rows(self, unix_ms: float) -> Iterator[Rows]:
         if self.going:
@@ -205,7 +205,7 @@ class LoadStore:
             self._handle += rows
             table_id = self._active[at]
             made = _Txns(
-                tenure=self._tenure_of[self._active_places[table_id]],
+                subscription=self._subscription_of[self._active_places[table_id]],
                 start=np.repeat(start[mine], TXN_ROWS),
                 commit_ms=np.repeat(commit_ms[mine], TXN_ROWS),
                 keys=_keys(table_id, handles),
@@ -214,7 +214,9 @@ class LoadStore:
             self._open.append(made)
             values = _values().take(pa.array(self._rng.integers(0, _POOL, rows)))
             zeros = np.zeros(rows, np.uint64)
-            yield Rows(tenure=made.tenure, rows=_batch(RowKind.PREWRITE, made.keys, made.start, zeros, values))
+            yield Rows(
+                subscription=made.subscription, rows=_batch(RowKind.PREWRITE, made.keys, made.start, zeros, values)
+            )
 
     def _commits(self, unix_ms: float) -> Iterator[Rows]:
         for txns in self._open:
@@ -226,7 +228,9 @@ class LoadStore:
                 self.committed += end - txns.first
                 keys = txns.keys.slice(txns.first, end - txns.first)
                 values = pa.nulls(len(keys), pa.binary())
-                yield Rows(tenure=txns.tenure, rows=_batch(RowKind.COMMIT, keys, txns.start[part], commit, values))
+                yield Rows(
+                    subscription=txns.subscription, rows=_batch(RowKind.COMMIT, keys, txns.start[part], commit, values)
+                )
                 txns.first = end
         self._open = [txns for txns in self._open if txns.first < len(txns.start)]
 
@@ -239,9 +243,9 @@ class _Txns:
     """Rows that are prewritten in one region, by the time of their commit."""
 
     def __init__(
-        self, *, tenure: int, start: _Stamps, commit_ms: npt.NDArray[np.float64], keys: pa.BinaryArray
+        self, *, subscription: int, start: _Stamps, commit_ms: npt.NDArray[np.float64], keys: pa.BinaryArray
     ) -> None:
-        self.tenure, self.start, self.commit_ms, self.keys = tenure, start, commit_ms, keys
+        self.subscription, self.start, self.commit_ms, self.keys = subscription, start, commit_ms, keys
         self.first = 0  #: the first that is not committed
 
     def sort(self) -> None:

@@ -1,6 +1,7 @@
 """Cuts one batch file down to a task's key range.
 
-A file is a handful of columns clustered by tenure, with one regions row per tenure naming its slice. For a range:
+A file is a handful of columns clustered by subscription, with one regions row per subscription naming its slice. For
+a range:
 
 - a region that lies inside the range gives its slice whole;
 - a region that straddles an end of the range is cut row by row with exact key comparisons; its regions row keeps its
@@ -12,7 +13,7 @@ What remains are runs of rows. Runs that touch are one; a single run is a slice 
 gathered. With regions in key order a task's rows are one run, and its regions are found by bisection.
 
 Relations: the slices of a file tile its rows (the codec has checked it), and those of the result tile the result's;
-rows keep their order in the file. The regions may stand in any order, and tenures may overlap.
+rows keep their order in the file. The regions may stand in any order, and subscriptions may overlap.
 
 Pure: Arrow in, Arrow out, no Python object per row.
 """
@@ -49,7 +50,7 @@ class Directory:
     starts: pa.BinaryArray  #: start keys in that order
     ends: pa.BinaryArray  #: end keys in that order
     bounded: int  #: so many of `ends` are not infinite; they come first when `nested` is false
-    nested: bool  #: in key order the ends do not rise: tenures overlap, bisection would miss some
+    nested: bool  #: in key order the ends do not rise: subscriptions overlap, bisection would miss some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,24 @@
 """Turns the events of one store's change feed into batch files. A pure core: events in, files out.
 
-    TenureOpened, Rows, TenureReady, Resolved, TenureClosed  ->  remembered
+    SubscriptionOpened, Rows, SubscriptionReady, Resolved, SubscriptionClosed  ->  remembered
     Tick(cut_ts)                                             ->  one BatchFile, or several when there is much
 
 Relations:
 
 - `seq` is dense from 1; `cut_ts` never falls; one Batcher is one incarnation;
 - a tick writes a file even when nothing came: watermarks move;
-- `rows` are clustered by tenure, tenures in start-key order, arrival order inside a tenure;
-- `regions` has exactly one row for each tenure that was open at any time since the previous tick, the ended ones too:
-  their closing row carries their last resolved ts, without which the next tenure's promise would wait for ever;
-- a tenure's resolved_ts never falls: it is the largest that came, also when the store sends a smaller one later;
+- `rows` are clustered by subscription, subscriptions in start-key order, arrival order inside a subscription;
+- `regions` has exactly one row for each subscription that was open at any time since the previous tick, the ended
+  ones too: their closing row carries their last resolved ts, without which the next subscription's promise would wait
+  for ever;
+- a subscription's resolved_ts never falls: it is the largest that came, also when the store sends a smaller one later;
 - a resolved ts promises what is in this file and the ones before. When a tick is cut into several files, all but the
   last therefore repeat what the previous tick promised;
-- a tenure's row has tenure_ready_ts 0 until its opening scan is complete;
-- within a tenure no PREWRITE of the opening scan lies behind a live PREWRITE of the same (key, start_ts) that says
-  something else. A scan reads a lock, the lock is written again (a pipelined transaction flushes the key again), and
-  the live row of that overtakes the scan: what the scan says is then older, and is dropped. It stays where the live
-  row says less: a PUT without its value ("fake prewrite"). A source that cannot tell the two apart sees to that
+- a subscription's row has tenure_ready_ts 0 until its opening scan is complete;
+- within a subscription no PREWRITE of the opening scan lies behind a live PREWRITE of the same (key, start_ts) that
+  says something else. A scan reads a lock, the lock is written again (a pipelined transaction flushes the key again),
+  and the live row of that overtakes the scan: what the scan says is then older, and is dropped. It stays where the
+  live row says less: a PUT without its value ("fake prewrite"). A source that cannot tell the two apart sees to that
   itself.
 
 Bulk is columnar: no object per row, and none per region and tick either.
@@ -35,7 +36,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    Resolved,
+    Rows,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from tistream import limits
 from tistream.errors import invariant
 from tistream.model.change import REGIONS, ROWS, Op, RowKind
@@ -61,46 +70,46 @@ class Batcher:
         self._bytes_target = bytes_target
         self._seq = 0
         self._cut_ts = 0
-        self._tenures: dict[int, TenureOpened] = {}
+        self._subscriptions: dict[int, SubscriptionOpened] = {}
         self._closed: set[int] = set()
         self._rows: dict[int, list[pa.RecordBatch]] = {}
-        self._live: dict[int, _LivePrewrites] = {}  # of the tenures whose opening scan goes on
+        self._live: dict[int, _LivePrewrites] = {}  # of the subscriptions whose opening scan goes on
         self._marks = _Marks()
         self._shape: _Shape | None = None  # what of `regions` changes with the topology only
 
     @property
-    def tenures(self) -> dict[int, TenureOpened]:
-        """The open tenures."""
-        return {t: opened for t, opened in self._tenures.items() if t not in self._closed}
+    def subscriptions(self) -> dict[int, SubscriptionOpened]:
+        """The open subscriptions."""
+        return {t: opened for t, opened in self._subscriptions.items() if t not in self._closed}
 
     @property
-    def opening(self) -> dict[int, TenureOpened]:
-        """The tenures whose opening scan goes on."""
-        return {t: self._tenures[t] for t in self._live}
+    def opening(self) -> dict[int, SubscriptionOpened]:
+        """The subscriptions whose opening scan goes on."""
+        return {t: self._subscriptions[t] for t in self._live}
 
     def handle(self, event: SourceEvent) -> list[BatchFile]:
         """Take one event; files only for a Tick."""
         match event:
             case Rows():
-                self._check_open(event.tenure)
+                self._check_open(event.subscription)
                 rows = self._in_order(event)
                 if rows.num_rows:
-                    self._rows.setdefault(event.tenure, []).append(rows)
+                    self._rows.setdefault(event.subscription, []).append(rows)
             case Resolved():
-                self._marks.resolve(event.tenures, event.resolved_ts)
-            case TenureOpened():
-                self._marks.add(event.tenure)
-                self._tenures[event.tenure] = event
-                self._live[event.tenure] = _LivePrewrites()
+                self._marks.resolve(event.subscriptions, event.resolved_ts)
+            case SubscriptionOpened():
+                self._marks.add(event.subscription)
+                self._subscriptions[event.subscription] = event
+                self._live[event.subscription] = _LivePrewrites()
                 self._shape = None
-            case TenureReady():
-                self._check_open(event.tenure)
-                self._marks.set_ready(event.tenure, event.ready_ts)
-                self._live.pop(event.tenure, None)
-            case TenureClosed():
-                self._check_open(event.tenure)
-                self._closed.add(event.tenure)
-                self._live.pop(event.tenure, None)
+            case SubscriptionReady():
+                self._check_open(event.subscription)
+                self._marks.set_ready(event.subscription, event.ready_ts)
+                self._live.pop(event.subscription, None)
+            case SubscriptionClosed():
+                self._check_open(event.subscription)
+                self._closed.add(event.subscription)
+                self._live.pop(event.subscription, None)
             case Tick():
                 return self._tick(event.cut_ts)
             case _:
@@ -109,14 +118,18 @@ class Batcher:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _check_open(self, tenure: int) -> None:
-        known = tenure in self._tenures and tenure not in self._closed
-        invariant(known, "an event of a tenure that is not open", tenure=tenure)
+    def _check_open(self, subscription: int) -> None:
+        known = subscription in self._subscriptions and subscription not in self._closed
+        invariant(known, "an event of a subscription that is not open", subscription=subscription)
 
     def _in_order(self, event: Rows) -> pa.RecordBatch:
         """The event's rows without those that may not stand behind what has come."""
-        live = self._live.get(event.tenure)
-        invariant(live is not None or not event.scan, "the opening scan goes on behind its end", tenure=event.tenure)
+        live = self._live.get(event.subscription)
+        invariant(
+            live is not None or not event.scan,
+            "the opening scan goes on behind its end",
+            subscription=event.subscription,
+        )
         if live is None:
             return event.rows
         if event.scan:
@@ -128,7 +141,7 @@ class Batcher:
         invariant(cut_ts >= self._cut_ts, "cut_ts fell", cut_ts=cut_ts, before=self._cut_ts)
         self._cut_ts = cut_ts
         if self._shape is None:
-            self._shape = _Shape.of(list(self._tenures.values()))
+            self._shape = _Shape.of(list(self._subscriptions.values()))
         rows, bounds = self._clustered(self._shape)
         files = []
         for start, end in _cuts(rows, self._bytes_target):
@@ -146,13 +159,13 @@ class Batcher:
         self._marks.say()
         if self._closed:
             self._marks.remove(self._closed)
-            self._tenures = self.tenures
+            self._subscriptions = self.subscriptions
             self._closed.clear()
             self._shape = None
         return files
 
     def _clustered(self, shape: _Shape) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """All rows in the files' order, and where each tenure's rows start (one more entry for the end)."""
+        """All rows in the files' order, and where each subscription's rows start (one more entry for the end)."""
         mine = np.fromiter(self._rows, np.int64, len(self._rows))
         ranks = shape.rank[self._marks.slots(mine)]
         counts = np.zeros(len(shape.order) + 1, np.int64)
@@ -165,7 +178,7 @@ class Batcher:
 
 
 class _LivePrewrites:
-    """Which (key, start_ts) a tenure was sent live, with a value, while its opening scan goes on."""
+    """Which (key, start_ts) a subscription was sent live, with a value, while its opening scan goes on."""
 
     def __init__(self) -> None:
         self._seen: list[pl.DataFrame] = []
@@ -201,34 +214,34 @@ def _identities(rows: pa.RecordBatch) -> pl.DataFrame:
 
 
 class _Marks:
-    """Ready and resolved timestamps of the tenures, a slot each, in the order of their ids."""
+    """Ready and resolved timestamps of the subscriptions, a slot each, in the order of their ids."""
 
     def __init__(self) -> None:
         self._n = 0
         self._ids = np.zeros(16, np.int64)
         self._marks = np.zeros((4, 16), np.uint64)  # ready, resolved; and what the last file said of both
 
-    def add(self, tenure: int) -> None:
+    def add(self, subscription: int) -> None:
         newest = int(self._ids[self._n - 1]) if self._n else -1
-        invariant(tenure > newest, "tenures are numbered upwards", tenure=tenure, newest=newest)
+        invariant(subscription > newest, "subscriptions are numbered upwards", subscription=subscription, newest=newest)
         if self._n == len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
             self._marks = np.concatenate([self._marks, np.zeros_like(self._marks)], axis=1)
-        self._ids[self._n] = tenure
+        self._ids[self._n] = subscription
         self._marks[:, self._n] = 0
         self._n += 1
 
-    def slots(self, tenures: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        found = np.searchsorted(self._ids[: self._n], tenures)
-        known = bool((found < self._n).all()) and bool((self._ids[found] == tenures).all())
-        invariant(known, "an event of a tenure that is not open")
+    def slots(self, subscriptions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        found = np.searchsorted(self._ids[: self._n], subscriptions)
+        known = bool((found < self._n).all()) and bool((self._ids[found] == subscriptions).all())
+        invariant(known, "an event of a subscription that is not open")
         return found
 
-    def set_ready(self, tenure: int, ts: int) -> None:
-        self._marks[0, self.slots(np.array([tenure], np.int64))] = ts
+    def set_ready(self, subscription: int, ts: int) -> None:
+        self._marks[0, self.slots(np.array([subscription], np.int64))] = ts
 
-    def resolve(self, tenures: npt.NDArray[np.int64], resolved_ts: U64) -> None:
-        slots = self.slots(tenures)
+    def resolve(self, subscriptions: npt.NDArray[np.int64], resolved_ts: U64) -> None:
+        slots = self.slots(subscriptions)
         self._marks[1, slots] = np.maximum(self._marks[1, slots], resolved_ts)
 
     def now(self) -> tuple[U64, U64]:
@@ -240,8 +253,8 @@ class _Marks:
     def say(self) -> None:
         self._marks[2:] = self._marks[:2]
 
-    def remove(self, tenures: Collection[int]) -> None:
-        keep = ~np.isin(self._ids[: self._n], np.fromiter(tenures, np.int64, len(tenures)))
+    def remove(self, subscriptions: Collection[int]) -> None:
+        keep = ~np.isin(self._ids[: self._n], np.fromiter(subscriptions, np.int64, len(subscriptions)))
         self._n = int(keep.sum())
         self._ids[: self._n] = self._ids[: len(keep)][keep]
         self._marks[:, : self._n] = self._marks[:, : len(keep)][:, keep]
@@ -249,17 +262,19 @@ class _Marks:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The columns of `regions` that stay as long as no tenure opens or ends, in start-key order."""
+    """The columns of `regions` that stay as long as no subscription opens or ends, in start-key order."""
 
     order: npt.NDArray[np.int64]  #: slot of each row of `regions`
     rank: npt.NDArray[np.int64]  #: row of `regions` of each slot
     columns: dict[str, pa.Array]
 
     @classmethod
-    def of(cls, tenures: Sequence[TenureOpened]) -> _Shape:
-        """`tenures` by id, that is by slot."""
-        order = sorted(range(len(tenures)), key=lambda i: (tenures[i].range.start, tenures[i].tenure))
-        placed = [tenures[i] for i in order]
+    def of(cls, subscriptions: Sequence[SubscriptionOpened]) -> _Shape:
+        """`subscriptions` by id, that is by slot."""
+        order = sorted(
+            range(len(subscriptions)), key=lambda i: (subscriptions[i].range.start, subscriptions[i].subscription)
+        )
+        placed = [subscriptions[i] for i in order]
         columns = {
             "region_id": pa.array([t.region_id for t in placed], pa.uint64()),
             "version": pa.array([t.version for t in placed], pa.uint64()),

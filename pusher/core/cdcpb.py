@@ -10,8 +10,8 @@ module decides:
 
 Rows are the business of `cdcpb_rows`. `split_change_data` leaves them undecoded: entries of several events of one
 registration, joined, are entries again (protobuf joins repeated fields), and decoding many at once is much cheaper.
-Pure; whatever the bytes are, the outcome is an event or CorruptObject. What an event means for a tenure is decided by
-the source.
+Pure; whatever the bytes are, the outcome is an event or CorruptObject. What an event means for a subscription is
+decided by the source.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A source that also speaks for the keys that its tenant leaves out: nothing of them is followed, so all of it is here.
 
 The tasks of a tenant cover all tables, and a range that nobody speaks for holds their watermark. For the ranges that
-were left out when the tenant began (`choice`) this wrapper opens tenures of its own, without rows, ready at once, and
-resolved up to each tick. Every store's pusher says so, and each is right.
+were left out when the tenant began (`choice`) this wrapper opens subscriptions of its own, without rows, ready at
+once, and resolved up to each tick. Every store's pusher says so, and each is right.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pusher.core.source import (
     Resolved,
     Source,
     SourceEvent,
-    TenureClosed,
-    TenureOpened,
-    TenureReady,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
     Tick,
 )
 from tistream.keyrange import KeyRange
@@ -27,12 +27,13 @@ _FIRST_REGION = 1 << 40  #: regions from here on are not the store's
 
 
 class LeftOutSource:
-    """`source`, and tenures for the ranges that are left out. Both take the numbers of tenures from `numbers`."""
+    """`source`, and subscriptions for the ranges that are left out. Both take the numbers of subscriptions from
+    `numbers`."""
 
     def __init__(self, source: Source, left_out: Sequence[KeyRange], numbers: Iterator[int]) -> None:
         self._source, self._left_out, self._numbers = source, tuple(left_out), numbers
-        self._open: dict[int, int] = {}  # index of a range -> its tenure
-        self._fresh: list[int] = []  # tenures that are not ready yet
+        self._open: dict[int, int] = {}  # index of a range -> its subscription
+        self._fresh: list[int] = []  # subscriptions that are not ready yet
         self._closed: list[SourceEvent] = []  # not said yet
         self._last_cut_ts = 0
 
@@ -50,14 +51,14 @@ class LeftOutSource:
             events.append(event)
         return [*events, *self._register(checkpoint_of)]
 
-    def reopen(self, tenures: Collection[int]) -> None:
-        mine = {index: tenure for index, tenure in self._open.items() if tenure in tenures}
-        for index, tenure in mine.items():
+    def resubscribe(self, subscriptions: Collection[int]) -> None:
+        mine = {index: subscription for index, subscription in self._open.items() if subscription in subscriptions}
+        for index, subscription in mine.items():
             del self._open[index]
-            self._closed.append(TenureClosed(tenure=tenure))
+            self._closed.append(SubscriptionClosed(subscription=subscription))
         gone = set(mine.values())
-        self._fresh = [tenure for tenure in self._fresh if tenure not in gone]
-        self._source.reopen([tenure for tenure in tenures if tenure not in gone])
+        self._fresh = [subscription for subscription in self._fresh if subscription not in gone]
+        self._source.resubscribe([subscription for subscription in subscriptions if subscription not in gone])
 
     def drop(self) -> None:
         for forgotten in (self._open, self._fresh, self._closed):
@@ -73,24 +74,28 @@ class LeftOutSource:
     def _speak(self, cut_ts: int) -> list[SourceEvent]:
         """What is said before a tick."""
         self._last_cut_ts = cut_ts
-        events: list[SourceEvent] = [TenureReady(tenure=tenure, ready_ts=cut_ts) for tenure in self._fresh]
+        events: list[SourceEvent] = [
+            SubscriptionReady(subscription=subscription, ready_ts=cut_ts) for subscription in self._fresh
+        ]
         self._fresh.clear()
         if self._open:
-            tenures = np.fromiter(self._open.values(), np.int64)
-            events.append(Resolved(tenures=tenures, resolved_ts=np.full(len(tenures), cut_ts, np.uint64)))
+            subscriptions = np.fromiter(self._open.values(), np.int64)
+            events.append(
+                Resolved(subscriptions=subscriptions, resolved_ts=np.full(len(subscriptions), cut_ts, np.uint64))
+            )
         return events
 
     def _register(self, checkpoint_of: CheckpointOf) -> list[SourceEvent]:
-        """Tenures for the ranges that have none, behind everything that the store's own poll numbered."""
+        """Subscriptions for the ranges that have none, behind everything that the store's own poll numbered."""
         events: list[SourceEvent] = []
         for index, part in enumerate(self._left_out):
             if index in self._open or (checkpoint_ts := checkpoint_of(part)) is None:
                 continue
-            tenure = self._open[index] = next(self._numbers)
-            self._fresh.append(tenure)
+            subscription = self._open[index] = next(self._numbers)
+            self._fresh.append(subscription)
             events.append(
-                TenureOpened(
-                    tenure=tenure,
+                SubscriptionOpened(
+                    subscription=subscription,
                     region_id=_FIRST_REGION + index,
                     version=1,
                     range=part,

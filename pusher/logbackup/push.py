@@ -111,7 +111,7 @@ class _LogPush(PushRun):
             rand=self._rand,
             queue_bytes_max=_UNBOUNDED_BYTES,  # the source waits instead
         )
-        if snapshot is not None and min(e.upper for e in self._frontier.read()) == snapshot_ts(snapshot):
+        if snapshot is not None and min(e.durable_ts for e in self._frontier.read()) == snapshot_ts(snapshot):
             self._source.undefined = UndefinedTables(snapshot)
         try:
             self._worker.start(self._stop)
@@ -127,7 +127,7 @@ class _LogPush(PushRun):
             self._report("pushing")
             while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, WAIT_S) and not self._stop.is_set():
                 self._report("pushing", problem=AWAY)
-            if until_caught_up and self._source.caught_up and not worker.reopening:
+            if until_caught_up and self._source.caught_up and not worker.resubscribing:
                 return
 
     def _report(self, phase: str, *, problem: str = "") -> LogPushProgress:

@@ -3,8 +3,8 @@
     global checkpoint C  ->  metadata  ->  slices with versions in (P, C]  ->  rows of kind COMMITTED  ->  Resolved(C)
 
 The directory is one pseudo store, and the two ranges that are backed up are its two regions. P is how far everything
-was given out: at first, and after a tenure was opened again, the lowest checkpoint_ts of the tenures; so a pusher that
-starts again needs to know nothing but the published frontier. Relations:
+was given out: at first, and after a subscription was opened again, the lowest checkpoint_ts of the subscriptions; so
+a pusher that starts again needs to know nothing but the published frontier. Relations:
 
 - nothing above the global checkpoint is read, given out or promised. Everything at or below it is in files that are
   there, the values of the default column family too; so what is missing then is damage, and what shows up later
@@ -12,7 +12,7 @@ starts again needs to know nothing but the published frontier. Relations:
 - the checkpoint is read before the listing, so the listing has every file that it speaks of;
 - whoever truncates the log says first up to where, and removes then. So a listing is whole from P on unless the mark,
   read behind it, lies above P;
-- versions are complete changes: there are no prewrites, and none is owed. So a tenure is ready at once;
+- versions are complete changes: there are no prewrites, and none is owed. So a subscription is ready at once;
 - a window (P, E] that holds much is given out in pieces, with a Tick each; the promise E comes behind the last one;
 - cut_ts is the global checkpoint: every row of a file lies at or below it, and it never falls.
 
@@ -37,9 +37,9 @@ from pusher.core.source import (
     Resolved,
     Rows,
     SourceEvent,
-    TenureClosed,
-    TenureOpened,
-    TenureReady,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
     Tick,
 )
 from pusher.logbackup.checkpoint import Ahead, Checkpoint, ahead_of, read_checkpoint
@@ -86,9 +86,9 @@ class LogBackupSource:
         self._window_bytes, self._piece_bytes = window_bytes, piece_bytes
         self._index = LogIndex(store)
         self._ids = count(1)
-        self._tenures: dict[int, int] = {}  # range -> tenure
+        self._subscriptions: dict[int, int] = {}  # range -> subscription
         self._closed: list[int] = []
-        self._given_ts: int | None = None  # P; None before the first tenure
+        self._given_ts: int | None = None  # P; None before the first subscription
         self._upto_ts = 0  # up to where the last look saw the log complete
         self._window_end = 0
         self._pieces: deque[list[LogSlice]] = deque()
@@ -123,7 +123,7 @@ class LogBackupSource:
         """See Source. The store's answers are waited for as long as they take."""
         if self._dropped:
             return []
-        events: list[SourceEvent] = [TenureClosed(tenure=t) for t in self._closed]
+        events: list[SourceEvent] = [SubscriptionClosed(subscription=t) for t in self._closed]
         self._closed.clear()
         due_at = self._again_at if self._pieces else max(self._look_at, self._again_at)
         if (pause_s := due_at - self._clock.monotonic()) > 0:
@@ -144,17 +144,17 @@ class LogBackupSource:
             self._again_at = self._clock.monotonic() + _AGAIN_S
         return events
 
-    def reopen(self, tenures: Collection[int]) -> None:
-        gone = {r: t for r, t in self._tenures.items() if t in tenures}
-        for range_no, tenure in gone.items():
-            del self._tenures[range_no]
-            self._closed.append(tenure)
+    def resubscribe(self, subscriptions: Collection[int]) -> None:
+        gone = {r: t for r, t in self._subscriptions.items() if t in subscriptions}
+        for range_no, subscription in gone.items():
+            del self._subscriptions[range_no]
+            self._closed.append(subscription)
         if gone:
-            self._pieces.clear()  # the window is planned anew from where the new tenures begin
+            self._pieces.clear()  # the window is planned anew from where the new subscriptions begin
             self._look_at = 0.0
 
     def drop(self) -> None:
-        self._tenures.clear()
+        self._subscriptions.clear()
         self._closed.clear()
         self._pieces.clear()
         self._given_ts = None
@@ -191,7 +191,7 @@ class LogBackupSource:
             self._caught_up = True
             return
         self._open(checkpoint, checkpoint_of, events)
-        if self._given_ts is None or len(self._tenures) < len(RANGES):
+        if self._given_ts is None or len(self._subscriptions) < len(RANGES):
             return
         self._cut_ts = max(self._cut_ts, checkpoint.ts)
         self._index.look(self._given_ts)
@@ -202,26 +202,26 @@ class LogBackupSource:
         events += self._piece() if self._pieces else self._promised()
 
     def _open(self, checkpoint: Checkpoint, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
-        """Tenures for the ranges that have none, once the frontier is known and the checkpoint has reached it."""
+        """Subscriptions for the ranges that have none, once the frontier is known and the checkpoint has reached it."""
         for range_no, key_range in enumerate(RANGES):
-            if range_no in self._tenures or (from_ts := checkpoint_of(key_range)) is None:
+            if range_no in self._subscriptions or (from_ts := checkpoint_of(key_range)) is None:
                 continue
             if checkpoint.ts < from_ts:
                 self.problem = f"{checkpoint.object} holds the log at {checkpoint.ts}, below the tenant's {from_ts}"
                 self._caught_up = True
                 return
-            tenure = next(self._ids)
-            self._tenures[range_no] = tenure
+            subscription = next(self._ids)
+            self._subscriptions[range_no] = subscription
             self._given_ts = from_ts if self._given_ts is None else min(self._given_ts, from_ts)
-            opened = TenureOpened(
-                tenure=tenure,
+            opened = SubscriptionOpened(
+                subscription=subscription,
                 region_id=range_no + 1,
                 version=1,
                 range=key_range,
                 checkpoint_ts=from_ts,
                 open_ts=checkpoint.ts,
             )
-            events += [opened, TenureReady(tenure=tenure, ready_ts=checkpoint.ts)]
+            events += [opened, SubscriptionReady(subscription=subscription, ready_ts=checkpoint.ts)]
 
     def _check_truncated(self, from_ts: int) -> None:
         try:
@@ -306,7 +306,7 @@ class LogBackupSource:
             mine = rows.filter(inside)
             given += mine.num_rows
             if mine.num_rows:
-                yield Rows(tenure=self._tenures[range_no], rows=mine)
+                yield Rows(subscription=self._subscriptions[range_no], rows=mine)
         if given != rows.num_rows:
             raise CorruptObject("the log backup has keys outside of the ranges of TiDB", rows=rows.num_rows - given)
 
@@ -318,6 +318,6 @@ class LogBackupSource:
         self._caught_up = self._given_ts == self._upto_ts
         if not self._caught_up:
             self._look_at = 0.0
-        tenures = np.array(sorted(self._tenures.values()), np.int64)
-        resolved = np.full(len(tenures), self._given_ts, np.uint64)
-        return [Resolved(tenures=tenures, resolved_ts=resolved), Tick(cut_ts=self._cut_ts)]
+        subscriptions = np.array(sorted(self._subscriptions.values()), np.int64)
+        resolved = np.full(len(subscriptions), self._given_ts, np.uint64)
+        return [Resolved(subscriptions=subscriptions, resolved_ts=resolved), Tick(cut_ts=self._cut_ts)]

@@ -27,7 +27,7 @@ from typing import Protocol
 import structlog
 
 from pusher.control import ControlUnavailable
-from pusher.frontier import Frontier, FrontierReader, lowest_upper
+from pusher.frontier import Frontier, FrontierReader, lowest_durable_ts
 from tistream import ts as tso
 from tistream.clock import Clock
 from tistream.errors import StoreUnavailable, TiStreamError, TsExpired
@@ -136,11 +136,11 @@ class HeldFrontier(FrontierReader):
     def read(self) -> Frontier:
         """As FrontierReader.read."""
         frontier = super().read()
-        self.lowest = lowest_upper(frontier)
+        self.lowest = lowest_durable_ts(frontier)
         if self.lowest is None or not self._hold.covers(self.lowest):
             return ()
-        highest = max(entry.upper for entry in frontier)
+        highest = max(entry.durable_ts for entry in frontier)
         if tso.physical_ms(highest) > self._hold.newest_ms + _AHEAD_MS:
-            self.error = ControlUnavailable("the frontier lies in the future of the cluster", upper=highest)
+            self.error = ControlUnavailable("the frontier lies in the future of the cluster", durable_ts=highest)
             return ()
         return frontier

@@ -76,7 +76,8 @@ class TikvSource:
         history_held: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """`pd`, `board` and `wanted` speak of the keyspace's keys. `pace`: of all stores; None = each flush interval.
-        `numbers`: where tenures get theirs, if somebody else takes some as well. `history_held`: whether everything
+        `numbers`: where subscriptions get theirs, if somebody else takes some as well. `history_held`: whether
+        everything
         above a timestamp is kept, up to the newest timestamp of PD."""
         self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
         self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
@@ -118,8 +119,8 @@ class TikvSource:
             raise away
         return self._feed.take_events(self._clock.monotonic())
 
-    def reopen(self, tenures: Collection[int]) -> None:
-        self._feed.reopen(tenures, self._clock.monotonic())
+    def resubscribe(self, subscriptions: Collection[int]) -> None:
+        self._feed.resubscribe(subscriptions, self._clock.monotonic())
         self._carry_out()
 
     def drop(self) -> None:

@@ -1,8 +1,8 @@
 """The schema history of every tenant, kept up to date from the committed log.
 
 A history begins with the newest saved one, or with the snapshot that the tenant pushed. From there on it follows the
-committed rows of the DDL job table and of the meta range up to the schema watermark, the lowest `upper` of the tenant's
-DDL tasks.
+committed rows of the DDL job table and of the meta range up to the schema watermark, the lowest `durable_ts` of the
+tenant's DDL tasks.
 
 Relations:
 
@@ -233,8 +233,10 @@ class CommittedSteps:
         return History(pushed.snapshot, pushed.job_table)
 
     def watermark(self, tenant: Tenant) -> int:
-        uppers = [task.upper for task in list_tasks(self._catalog, tenant) if task.kind == TaskKind.DDL]
-        return min(uppers, default=0)
+        durable_timestamps = [
+            task.durable_ts for task in list_tasks(self._catalog, tenant) if task.kind == TaskKind.DDL
+        ]
+        return min(durable_timestamps, default=0)
 
     def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> list[Step]:
         jobs: list[Job] = []

@@ -147,9 +147,9 @@ class Rig:
             found["task", task.task_id] = (task.owner, task.epoch)
         return found
 
-    def upper(self) -> int:
+    def durable_ts(self) -> int:
         """Up to where the log is complete."""
-        return min(row.upper for row in list_tasks(self.catalog, TENANT))
+        return min(row.durable_ts for row in list_tasks(self.catalog, TENANT))
 
     def unnamed(self) -> list[str]:
         """The hostile tenants that the list of stops does not name."""
@@ -177,8 +177,8 @@ class Rig:
         self._start_process("pusher-1", *self._push(range(1, half + 1)))
         _wait(lambda: get_tenant(self.catalog, TENANT).start_ts > 0, "the tenant does not begin", self.logs)
         self._start_process("pusher-2", *self._push(range(half + 1, STORES + 1)))
-        begun = self.upper()
-        _wait(lambda: self.upper() > begun, "no data comes", self.logs)
+        begun = self.durable_ts()
+        _wait(lambda: self.durable_ts() > begun, "no data comes", self.logs)
 
     def _start_servers(self) -> None:
         (self.folder / "db").mkdir()

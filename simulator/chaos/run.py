@@ -154,7 +154,7 @@ class _Run:
         try:
             for worker, seconds in self._takeovers.seen(self._rig.holding(), self._clock.monotonic()):
                 self._say(f"what {worker} had was taken over after {seconds:.1f} s")
-            behind_ms = self._clock.unix_ms() - tso.physical_ms(self._rig.upper())
+            behind_ms = self._clock.unix_ms() - tso.physical_ms(self._rig.durable_ts())
         except CatalogUnavailable:
             return
         self._lags.append(max(0.0, behind_ms / 1000))

@@ -1,7 +1,7 @@
 """What every transaction must keep, looked at when it has been committed: the rows before and after are compared.
 
-epochs      a task's epoch never falls, and rises whenever its owner changes
-flushes     `upper` is moved by an owner of the newest epoch only. New segments lie in (old upper, new upper] of their
+epochs      a task's epoch never falls, and rises whenever its owner changes flushes     `durable_ts` is moved by an
+owner of the newest epoch only. New segments lie in (old durable watermark, new durable watermark] of their
             task, and are written by the life that owns it
 snapshots   the pointer is switched by an owner of the newest epoch only. The positions, and the set of objects that a
             task refers to, are always those of the state that the pointer names: nobody ever sees one without the other
@@ -35,7 +35,8 @@ from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import CommittedKey, SnapshotKey, parse
 
 _TASKS = (
-    "SELECT task_id, owner, epoch, upper, snapshot_key, start_key, end_key, kind, start_ts, reopen_id, tenant_id "
+    "SELECT task_id, owner, epoch, durable_ts, snapshot_key, start_key, end_key, kind, start_ts, resubscribe_id, "
+    "tenant_id "
     "FROM tasks"
 )
 _LIVE_SNAPSHOTS = "SELECT object_key FROM objects WHERE kind = 'snapshot' AND state = 'live'"
@@ -46,19 +47,19 @@ _Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> 
 class _Task:
     owner: str | None
     epoch: int
-    upper: int
+    durable_ts: int
     snapshot_key: str | None
     start_key: bytes
     end_key: bytes
     kind: str
     start_ts: int
-    reopen_id: int
+    resubscribe_id: int
     tenant_id: int
 
     @property
     def shape(self) -> Shape:
         range_ = KeyRange(self.start_key, self.end_key)
-        return Shape(range_, self.kind, self.start_ts, self.upper, self.epoch, self.reopen_id)
+        return Shape(range_, self.kind, self.start_ts, self.durable_ts, self.epoch, self.resubscribe_id)
 
 
 class CatalogRules:
@@ -166,7 +167,7 @@ class CatalogRules:
             was, now = self._tasks.get(a.task_id), tasks.get(a.task_id)
             if was is None or now is None:
                 continue
-            if was.upper != now.upper == a.new_upper and was.epoch > a.epoch:
+            if was.durable_ts != now.durable_ts == a.new_durable_ts and was.epoch > a.epoch:
                 self._violated(f"fenced: task {a.task_id} is at epoch {was.epoch}, a flush of {a.epoch} moved it")
 
     def _check_segments(self, tasks: Mapping[int, _Task]) -> None:
@@ -184,10 +185,12 @@ class CatalogRules:
             if was is None:
                 self._violated(f"segments: {key} is of task {task_id}, which nobody has")
                 continue
-            upper = self._database.moved_in_this_step().get(task_id, was.upper)
+            durable_ts = self._database.moved_in_this_step().get(task_id, was.durable_ts)
             # several objects of one flush lie in the order of tables, not of timestamps
-            if not was.upper < lo_ts <= hi_ts <= upper:
-                self._violated(f"segments: task {task_id}, from {was.upper} to {upper}: {key} has [{lo_ts}, {hi_ts}]")
+            if not was.durable_ts < lo_ts <= hi_ts <= durable_ts:
+                self._violated(
+                    f"segments: task {task_id}, from {was.durable_ts} to {durable_ts}: {key} has [{lo_ts}, {hi_ts}]"
+                )
             if now is not None and was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
 

@@ -9,7 +9,7 @@ A transaction runs at once; scheduling points lie before its BEGIN and behind it
                    anybody else writes to one of its tables, as its locks would have it
     read only      writes fail for a while; the database's clock may jump
 
-Triggers report what must never fall (`upper` of a task, positions) when their transaction is committed.
+Triggers report what must never fall (`durable_ts` of a task, positions) when their transaction is committed.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Database:
         self.engine, self.raw, rows = _engine()
         self.raw.executescript(rows)
         self.raw.create_function("julianday", 1, lambda _: _UNIX_EPOCH_DAYS + self.now_ms() / _DAY_MS)
-        self.raw.create_function("sim_upper", 3, self._note_upper)
-        self.on_upper: Callable[[int, int, int], None] = lambda *_: None  #: task, old, new; after COMMIT
+        self.raw.create_function("sim_durable_ts", 3, self._note_durable_ts)
+        self.on_durable_ts: Callable[[int, int, int], None] = lambda *_: None  #: task, old, new; after COMMIT
         self.on_commit: Callable[[], None] = lambda: None
         self._moved: list[tuple[int, int, int]] = []
         self.statements: list[tuple[str, Any, bool]] = []  # of the transaction under way
@@ -74,7 +74,7 @@ class Database:
         return self.raw.execute(sql, args).fetchall()
 
     def moved_in_this_step(self) -> dict[int, int]:
-        """Task -> the `upper` to which the transaction that has just been committed has moved it."""
+        """Task -> the `durable_ts` to which the transaction that has just been committed has moved it."""
         return {task_id: new for task_id, _, new in self._moved}
 
     def begin(self) -> None:
@@ -87,7 +87,7 @@ class Database:
         self.transactions += 1
         self.on_commit()
         for moved in self._moved:
-            self.on_upper(*moved)
+            self.on_durable_ts(*moved)
         self._moved.clear()
 
     def reach_commit(self) -> Point | None:
@@ -129,7 +129,7 @@ class Database:
             self.land()
         self.statements.append((statement, args, many))
 
-    def _note_upper(self, task_id: int, old: int, new: int) -> None:
+    def _note_durable_ts(self, task_id: int, old: int, new: int) -> None:
         self._moved.append((task_id, old, new))
 
 
@@ -223,10 +223,11 @@ def _engine() -> tuple[Engine, sqlite3.Connection, str]:
     schema, rows = _migrated()
     raw = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     raw.executescript(schema)
-    raw.create_function("sim_upper", 3, lambda *_: None)
+    raw.create_function("sim_durable_ts", 3, lambda *_: None)
     raw.executescript(
-        "CREATE TEMP TRIGGER sim_upper_moves AFTER UPDATE OF upper ON main.tasks WHEN new.upper <> old.upper "
-        "BEGIN SELECT sim_upper(new.task_id, old.upper, new.upper); END;"
+        "CREATE TEMP TRIGGER sim_durable_ts_moves AFTER UPDATE OF durable_ts ON main.tasks "
+        "WHEN new.durable_ts <> old.durable_ts "
+        "BEGIN SELECT sim_durable_ts(new.task_id, old.durable_ts, new.durable_ts); END;"
     )
     engine = create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
     tables = [name for (name,) in raw.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]

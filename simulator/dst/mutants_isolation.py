@@ -23,13 +23,17 @@ def _merge_holds() -> Iterator[None]:
         yield
 
 
-@register("upper-forgotten", "after a restart a tenure that begins at `upper` counts only once W is there", "isolation")
-def _upper_forgotten() -> Iterator[None]:
+@register(
+    "durable-watermark-forgotten",
+    "after a restart a subscription that begins at `durable_ts` counts only once W is there",
+    "isolation",
+)
+def _durable_ts_forgotten() -> Iterator[None]:
     from sorter.core.task_core import TaskCore
 
     with reworded(
         TaskCore,
         "__init__",
-        ("RangeWatermarkMap(range_, start_ts, upper=upper)", "RangeWatermarkMap(range_, start_ts)"),
+        ("RangeWatermarkMap(range_, start_ts, durable_ts=durable_ts)", "RangeWatermarkMap(range_, start_ts)"),
     ):
         yield

@@ -10,7 +10,9 @@ from typing import Any
 from simulator.dst.mutants import register, replaced, reworded
 
 _ADD_STATE = "_add_state(conn, part, positions, refers)"
-_ONE_UPPER = 'invariant(left.upper == right.upper, "halves of one upper are merged", left=left, right=right)'
+_ONE_DURABLE_TS = (
+    'invariant(left.durable_ts == right.durable_ts, "halves of one durable_ts are merged", left=left, right=right)'
+)
 
 
 @contextmanager
@@ -46,12 +48,14 @@ def _part_without_state() -> Iterator[None]:
         yield
 
 
-@register("new-task-above-upper", "a new task begins at the highest `upper` of all tasks", scenario="shapes")
-def _new_task_above_upper() -> Iterator[None]:
+@register(
+    "new-task-above-durable-watermark", "a new task begins at the highest `durable_ts` of all tasks", scenario="shapes"
+)
+def _new_task_above_durable_ts() -> Iterator[None]:
     from tistream.catalog.work import reshape
 
-    highest = '"upper": max(conn.execute(select(_t.upper)).scalars()),'
-    with reworded(reshape, "_add_task", ('"upper": like.upper,', highest)):
+    highest = '"durable_ts": max(conn.execute(select(_t.durable_ts)).scalars()),'
+    with reworded(reshape, "_add_task", ('"durable_ts": like.durable_ts,', highest)):
         yield
 
 
@@ -86,22 +90,26 @@ def _parts_of_old_epoch() -> Iterator[None]:
         yield
 
 
-@register("merged-at-two-uppers", "two tasks are merged as they are, at the larger `upper`", scenario="shapes")
-def _merged_at_two_uppers() -> Iterator[None]:
+@register(
+    "merged-at-two-durable-watermarks",
+    "two tasks are merged as they are, at the larger `durable_ts`",
+    scenario="shapes",
+)
+def _merged_at_two_durable_timestamps() -> Iterator[None]:
     from sorter.state import join_snapshots
     from sorter.worker import merging
 
     joined = join_snapshots.joined
 
     def anyhow(range_: Any, states: Any, read: Any) -> Any:
-        upper = max(state.upper for state in states)
-        return joined(range_, [replace(state, upper=upper) for state in states], read)
+        durable_ts = max(state.durable_ts for state in states)
+        return joined(range_, [replace(state, durable_ts=durable_ts) for state in states], read)
 
-    larger = "upper=max(row.upper for row in rows), epoch=max("
+    larger = "durable_ts=max(row.durable_ts for row in rows), epoch=max("
     with (
-        reworded(merging, "_place", ("if left.core.upper != right.core.upper:", "if False:")),
+        reworded(merging, "_place", ("if left.core.durable_ts != right.core.durable_ts:", "if False:")),
         replaced(merging, "joined", anyhow),
-        _merging((_ONE_UPPER, "pass"), ("epoch=max(", larger)),
+        _merging((_ONE_DURABLE_TS, "pass"), ("epoch=max(", larger)),
     ):
         yield
 

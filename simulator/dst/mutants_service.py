@@ -8,18 +8,18 @@ from typing import Any
 from simulator.dst.mutants import register, replaced, reworded
 
 
-@register("no-upper-guard", "a flush moves `upper` wherever it stands", scenario="replies")
-def _no_upper_guard() -> Iterator[None]:
+@register("no-durable-watermark-guard", "a flush moves `durable_ts` wherever it stands", scenario="replies")
+def _no_durable_ts_guard() -> Iterator[None]:
     from tistream.catalog.log import committed
 
     with (
-        reworded(committed, "_advancing", ('tasks.c.upper == bindparam("seen_upper"),', "")),
-        reworded(committed, "_is_as_seen", ("and row.upper == a.seen_upper", "")),
+        reworded(committed, "_advancing", ('tasks.c.durable_ts == bindparam("seen_durable_ts"),', "")),
+        reworded(committed, "_is_as_seen", ("and row.durable_ts == a.seen_durable_ts", "")),
     ):
         yield
 
 
-@register("no-epoch-guard", "a flush moves `upper` for an owner that was replaced", scenario="zombies")
+@register("no-epoch-guard", "a flush moves `durable_ts` for an owner that was replaced", scenario="zombies")
 def _no_epoch_guard() -> Iterator[None]:
     from tistream.catalog.log import committed
 
@@ -308,7 +308,7 @@ def _cursor_cuts_commit() -> Iterator[None]:
 def _served_by_the_highest() -> Iterator[None]:
     from tistream.catalog.work import tasks
 
-    with reworded(tasks, "served_watermark", ("func.min(tasks.c.upper)", "func.max(tasks.c.upper)")):
+    with reworded(tasks, "served_watermark", ("func.min(tasks.c.durable_ts)", "func.max(tasks.c.durable_ts)")):
         yield
 
 

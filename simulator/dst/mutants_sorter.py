@@ -10,7 +10,7 @@ import numpy as np
 from simulator.dst.mutants import register, replaced, reworded
 
 
-@register("written-left-out", "a watermark row that begins at or below `upper` waits for W", scenario="owners")
+@register("written-left-out", "a watermark row that begins at or below `durable_ts` waits for W", scenario="owners")
 def _written_left_out() -> Iterator[None]:
     from sorter.core.slots import Slots
 
@@ -18,7 +18,7 @@ def _written_left_out() -> Iterator[None]:
         yield
 
 
-@register("counts-before-ready", "a tenure counts although its opening scan goes on", scenario="scans")
+@register("counts-before-ready", "a subscription counts although its opening scan goes on", scenario="scans")
 def _counts_before_ready() -> Iterator[None]:
     from sorter.core import watermark
 
@@ -118,7 +118,7 @@ def _lower_generation_wins() -> Iterator[None]:
         yield
 
 
-@register("earlier-row-wins", "of two prewrites of one tenure the earlier counts", scenario="overflow")
+@register("earlier-row-wins", "of two prewrites of one subscription the earlier counts", scenario="overflow")
 def _earlier_row_wins() -> Iterator[None]:
     from sorter.core import prewrite_buffer
 
@@ -180,7 +180,7 @@ def _duplicates_not_merged() -> Iterator[None]:
         yield
 
 
-@register("written-rows-come-again", "a duplicate at or below `upper` counts as new", scenario="upstream")
+@register("written-rows-come-again", "a duplicate at or below `durable_ts` counts as new", scenario="upstream")
 def _written_rows_come_again() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
@@ -203,28 +203,28 @@ def _taken_rows_leave() -> Iterator[None]:
         yield
 
 
-@register("restore-lifts-w", "a restored W is lifted to `upper`, so that prewrites die early", scenario="spread")
+@register("restore-lifts-w", "a restored W is lifted to `durable_ts`, so that prewrites die early", scenario="spread")
 def _restore_lifts_w() -> Iterator[None]:
     from sorter.core.task_core import TaskCore
 
-    lift = "self._watermarks._slots.w.clip(self._upper, None, out=self._watermarks._slots.w)"
+    lift = "self._watermarks._slots.w.clip(self._durable_ts, None, out=self._watermarks._slots.w)"
     with reworded(TaskCore, "restore", ("self._positions =", f"{lift}; self._positions =")):
         yield
 
 
-@register("restore-keeps-written", "ready rows at or below `upper` stay after a restore", scenario="spread")
+@register("restore-keeps-written", "ready rows at or below `durable_ts` stay after a restore", scenario="spread")
 def _restore_keeps_written() -> Iterator[None]:
     from sorter.core.sort_buffer import SortBuffer
 
-    with reworded(SortBuffer, "restore", ("self.flushed(upper)", "pass")):
+    with reworded(SortBuffer, "restore", ("self.flushed(durable_ts)", "pass")):
         yield
 
 
-@register("restore-keeps-commits", "waiting commits at or below `upper` stay after a restore", scenario="spread")
+@register("restore-keeps-commits", "waiting commits at or below `durable_ts` stay after a restore", scenario="spread")
 def _restore_keeps_commits() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "restore", ('run.span("commit_ts")[0] <= upper', "False")):
+    with reworded(PrewriteBuffer, "restore", ('run.span("commit_ts")[0] <= durable_ts', "False")):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Mutants of what is promised to a sorter: tenures, resolved timestamps, cut_ts, the order of files."""
+"""Mutants of what is promised to a sorter: subscriptions, resolved timestamps, cut_ts, the order of files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _locks_not_resolved() -> Iterator[None]:
         yield
 
 
-@register("closing-row-left-out", "a tenure that ends says no more what it has resolved", scenario="upstream")
+@register("closing-row-left-out", "a subscription that ends says no more what it has resolved", scenario="upstream")
 def _closing_row_left_out() -> Iterator[None]:
     from pusher.core.batcher import Batcher
 
@@ -72,7 +72,7 @@ def _closing_row_left_out() -> Iterator[None]:
 
 
 @register(
-    "closing-row-awaited", "as closing-row-left-out, and tenures open at what was resolved, not written", "spread"
+    "closing-row-awaited", "as closing-row-left-out, and subscriptions open at what was resolved, not written", "spread"
 )
 def _closing_row_awaited() -> Iterator[None]:
     with MUTANTS["closing-row-left-out"].patch(), opening_at_resolved():
@@ -81,7 +81,7 @@ def _closing_row_awaited() -> Iterator[None]:
 
 @contextmanager
 def opening_at_resolved() -> Iterator[None]:
-    """A tenure opens at what the one before it has resolved. Legal as long as closing rows say that too."""
+    """A subscription opens at what the one before it has resolved. Legal as long as closing rows say that too."""
     from pusher.worker import PusherWorker
     from simulator.dst.upstream import SimSource
 
@@ -95,8 +95,8 @@ def opening_at_resolved() -> Iterator[None]:
     def said(self: Any, fetched_ts: int) -> None:
         resolve(self, fetched_ts)
         told, by = self._came[-1], vars(self._cluster).setdefault("said", [])
-        for tenure, ts in zip(told.tenures.tolist(), told.resolved_ts.tolist(), strict=True):
-            by.append((self._tenures[tenure].region.range, ts))
+        for subscription, ts in zip(told.subscriptions.tolist(), told.resolved_ts.tolist(), strict=True):
+            by.append((self._subscriptions[subscription].region.range, ts))
 
     with replaced(PusherWorker, "_checkpoint_of", checkpoint_of), replaced(SimSource, "_resolve", said):
         yield
@@ -115,7 +115,11 @@ def _incarnation_issued_twice() -> Iterator[None]:
         yield
 
 
-@register("opens-above-frontier", "a tenure opens at its pusher's newest time, above the published `upper`", "upstream")
+@register(
+    "opens-above-frontier",
+    "a subscription opens at its pusher's newest time, above the published `durable_ts`",
+    "upstream",
+)
 def _opens_above_frontier() -> Iterator[None]:
     from pusher.worker import PusherWorker
 

@@ -98,13 +98,14 @@ class Neighbours:
     # -- the neighbour's store
 
     def push(self, catalog: SimCatalog, store: SimStore, stopping: Any) -> None:
-        """One life of the neighbour's pusher: its tenure begins at the frontier, with what was committed above it."""
+        """One life of the neighbour's pusher: its subscription begins at the frontier, with what was committed above
+        it."""
         tasks = self._data_tasks(catalog)
         while not tasks and not stopping.wait(TICK_S):
             tasks = self._data_tasks(catalog)
         incarnation, _ = issue_incarnation(catalog, NEIGHBOUR, STORE)
         open_ts = self.tso()
-        checkpoint = min(row.upper for row in list_tasks(catalog, NEIGHBOUR))
+        checkpoint = min(row.durable_ts for row in list_tasks(catalog, NEIGHBOUR))
         rows = [row for row in self.committed if row[0] > checkpoint]
         seq = 0
         while not stopping.wait(TICK_S):
@@ -235,14 +236,14 @@ class Neighbours:
     # -- what must hold
 
     def behind(self, tasks: list[tuple[int, str, int]]) -> list[int]:
-        """The tasks (id, kind, upper) that may not stop and have not been written out up to the end."""
+        """The tasks (id, kind, durable watermark) that may not stop and have not been written out up to the end."""
         last = self.committed[-1][0] if self.committed else 0
-        return [task_id for task_id, _, upper in tasks if task_id not in self.victims and upper < last]
+        return [task_id for task_id, _, durable_ts in tasks if task_id not in self.victims and durable_ts < last]
 
     def stopped(self, tasks: list[tuple[int, str, int]]) -> list[int]:
         """The victims that have not been written out up to the end."""
         last = self.committed[-1][0] if self.committed else 0
-        return [task_id for task_id, _, upper in tasks if task_id in self.victims and upper < last]
+        return [task_id for task_id, _, durable_ts in tasks if task_id in self.victims and durable_ts < last]
 
     def check_log(self, catalog: SimCatalog) -> str:
         """What is wrong with the neighbour's committed log; empty when nothing is. Reads the true objects."""
@@ -252,7 +253,7 @@ class Neighbours:
             data = self.bucket.objects[s.object_key][0][s.offset : s.offset + s.length]
             table = decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows)
             got += [(r["commit_ts"], r["start_ts"], r["key"], r["value"]) for r in table.to_pylist()]
-        want = [c for c in self.committed if any(c[2] in row.range and c[0] <= row.upper for row in rows)]
+        want = [c for c in self.committed if any(c[2] in row.range and c[0] <= row.durable_ts for row in rows)]
         if sorted(got) == sorted(want):
             return ""
         missing, wrong = sorted(set(want) - set(got)), sorted(set(got) - set(want))

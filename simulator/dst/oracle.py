@@ -4,7 +4,7 @@ upstream commits    above everything that was served before                     
 every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3); nothing is
                     served that some task, of data or of DDL, has not written yet
 every watermark     a slice rises exactly as far as the admission rule lets it, and never falls
-every flush         at or below the watermark of the task; `upper` never falls, frontier and W neither
+every flush         at or below the watermark of the task; `durable_ts` never falls, frontier and W neither
 every owner         one life of one worker for each epoch of a task
 every feed          file n + 1 right behind file n
 every transaction   see `catalog_rules`
@@ -37,7 +37,7 @@ from tistream.objectstore.layout import BaseKey, BatchKey, CommittedKey, Compact
 
 _COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
 _VIOLATIONS_MAX = 5
-LOWEST = "SELECT min(upper) FROM tasks WHERE tenant_id = 1"  #: of the tenant that is pulled
+LOWEST = "SELECT min(durable_ts) FROM tasks WHERE tenant_id = 1"  #: of the tenant that is pulled
 JUDGED_FOLDER = "/tenant-1/"
 _SYSTEM_IDS_FROM = (1 << 48) - 1000
 
@@ -59,7 +59,7 @@ class Oracle:
         self.served_max = 0
         self.pulls = self.rows = 0
         self._below = 0  # truth rows at or below what has been served
-        self._uppers: dict[int, int] = {}
+        self._durable_timestamps: dict[int, int] = {}
         self._frontier = 0
         self._promises: dict[int, _Promises] = {}
         self._lives: dict[tuple[int, int], Process | None] = {}  # (task, epoch) -> who acts under it
@@ -110,11 +110,14 @@ class Oracle:
             twice = sorted({_show(r) for r in got if got.count(r) > 1})
             self.violated(f"pull: {who} in ({after}, {upto}]: missing {missing} wrong {extra} twice {twice}")
 
-    def upper_moved(self, task_id: int, old: int, new: int) -> None:
-        """A transaction moved `upper`."""
-        if new < old or old != self._uppers.get(task_id, old):
-            self.violated(f"upper: task {task_id} went from {old} to {new}, last seen {self._uppers.get(task_id)}")
-        self._uppers[task_id] = new
+    def durable_ts_moved(self, task_id: int, old: int, new: int) -> None:
+        """A transaction moved `durable_ts`."""
+        if new < old or old != self._durable_timestamps.get(task_id, old):
+            self.violated(
+                f"durable_ts: task {task_id} went from {old} to {new}, "
+                f"last seen {self._durable_timestamps.get(task_id)}"
+            )
+        self._durable_timestamps[task_id] = new
         ((frontier,),) = self.database.query(LOWEST)
         if frontier < self._frontier:
             self.violated(f"frontier: fell from {self._frontier} to {frontier}")
@@ -196,7 +199,7 @@ class Oracle:
             runner = load(row, catalog, store)
             self.loaded(row.task_id, row.epoch)
             watermarks = runner.core._watermarks
-            self._promises[id(watermarks)] = _Promises(watermarks, row.upper)
+            self._promises[id(watermarks)] = _Promises(watermarks, row.durable_ts)
             return runner
 
         def delivered(self_: Subscription, timeout_s: float) -> FeedBatch | None:
@@ -226,7 +229,9 @@ class Oracle:
             want, last = old, -1
             while want != last:
                 last = want
-                want = max([want, *(r["resolved_ts"] for r in here if r["checkpoint_ts"] <= max(want, known.upper))])
+                want = max(
+                    [want, *(r["resolved_ts"] for r in here if r["checkpoint_ts"] <= max(want, known.durable_ts))]
+                )
             if new != want:
                 name = "admission" if new > want else "watermark"
                 self.violated(f"{name}: W({at.hex()}) went from {old} to {new}, the rule says {want}")
@@ -238,9 +243,9 @@ class _Promises:
     """What one map was last seen to say, and the watermark rows that it was given and that may still lift something;
     keeps the map, so that its id stays its own."""
 
-    def __init__(self, map_: RangeWatermarkMap, upper: int) -> None:
+    def __init__(self, map_: RangeWatermarkMap, durable_ts: int) -> None:
         self.map = map_
-        self.upper = upper  #: of the task when it was loaded: what begins at or below it leaves nothing out
+        self.durable_ts = durable_ts  #: of the task when it was loaded: what begins at or below it leaves nothing out
         self.steps = _steps(map_)
         self.rows: list[dict[str, Any]] = list(map_.snapshot()[1].to_pylist())
 

@@ -83,7 +83,7 @@ class SimControl:
 
     def frontier(self) -> Sequence[FrontierEntry]:
         rows = self._ask(lambda: frontier(self._catalog, TENANT))
-        return [FrontierEntry(range=r.range, upper=r.upper, reopen_id=r.reopen_id) for r in rows]
+        return [FrontierEntry(range=r.range, durable_ts=r.durable_ts, resubscribe_id=r.resubscribe_id) for r in rows]
 
     def push_bundle(self) -> PushBundle:
         return PushBundle(object_store="", state=self._ask(lambda: get_tenant(self._catalog, TENANT)).state)

@@ -1,8 +1,8 @@
 """What must hold when tasks take the place of others: looked at when the transaction has been committed.
 
-The ranges that come are together those that went. For each key: kind, start_ts and `upper` are what they were (`upper`
-may have been moved by a flush that landed in the same step), the epoch rises, reopen_id does not fall, and no position
-of the durable state falls: what lies at or below it may have been deleted.
+The ranges that come are together those that went. For each key: kind, start_ts and `durable_ts` are what they were
+(`durable_ts` may have been moved by a flush that landed in the same step), the epoch rises, resubscribe_id does not
+fall, and no position of the durable state falls: what lies at or below it may have been deleted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Shape:
     range: KeyRange
     kind: str
     start_ts: int
-    upper: int
+    durable_ts: int
     epoch: int
-    reopen_id: int
+    resubscribe_id: int
 
 
 def wrong(
@@ -33,7 +33,8 @@ def wrong(
     moved: Mapping[int, int],
     positions: tuple[Mapping[int, ShapePositions], Mapping[int, ShapePositions]],
 ) -> Iterator[str]:
-    """What does not hold. `moved` are the uppers to which flushes of the same step have moved tasks that went;
+    """What does not hold. `moved` are the durable watermarks to which flushes of the same step have moved tasks that
+    went;
     `positions` are those before and after."""
     if _outline(gone) != _outline(come):
         yield f"shapes: {_told(gone)} went, {_told(come)} came"
@@ -41,12 +42,12 @@ def wrong(
         for old_id, old in gone.items():
             if old.range.intersect(new.range) is None:
                 continue
-            upper = moved.get(old_id, old.upper)
-            if new.upper != upper:
-                yield f"shapes: task {new_id} has upper {new.upper}, task {old_id} had {upper}"
+            durable_ts = moved.get(old_id, old.durable_ts)
+            if new.durable_ts != durable_ts:
+                yield f"shapes: task {new_id} has durable watermark {new.durable_ts}, task {old_id} had {durable_ts}"
             if (new.kind, new.start_ts) != (old.kind, old.start_ts):
                 yield f"shapes: task {new_id} is {new}, task {old_id} was {old}"
-            if new.epoch <= old.epoch or new.reopen_id < old.reopen_id:
+            if new.epoch <= old.epoch or new.resubscribe_id < old.resubscribe_id:
                 yield f"shapes: task {new_id} is {new}, task {old_id} was {old}"
             yield from _fallen(new_id, positions[1].get(new_id, {}), old_id, positions[0].get(old_id, {}))
 

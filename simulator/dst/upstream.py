@@ -77,9 +77,9 @@ class SimSource(ModelSource):
         super().drop()
         self._fetched, self._said = 0, False
 
-    def _scanned(self, tenure: int) -> Iterator[SourceEvent]:
+    def _scanned(self, subscription: int) -> Iterator[SourceEvent]:
         if self._scheduler.now >= self._scan_due:
-            yield from super()._scanned(tenure)
+            yield from super()._scanned(subscription)
 
     def _next_moment(self) -> float:
         habits, share = self._habits, 0.0
@@ -115,12 +115,14 @@ class SimSource(ModelSource):
         self._came += self._taken()
         held = self._cluster.held()
         said = {
-            tenure: min(fetched_ts, held.get(s.region.region_id, fetched_ts))
-            for tenure, s in self._tenures.items()
+            subscription: min(fetched_ts, held.get(s.region.region_id, fetched_ts))
+            for subscription, s in self._subscriptions.items()
             if s.initialized or self._habits.before_ready
         }
-        tenures = np.fromiter(said, np.int64, len(said))
-        self._came.append(Resolved(tenures=tenures, resolved_ts=np.fromiter(said.values(), np.uint64, len(said))))
+        subscriptions = np.fromiter(said, np.int64, len(said))
+        self._came.append(
+            Resolved(subscriptions=subscriptions, resolved_ts=np.fromiter(said.values(), np.uint64, len(said)))
+        )
 
 
 def workload_of(habits: Habits) -> type[Workload]:

@@ -85,7 +85,7 @@ class World:
         self.workload = kind(self.rand.getrandbits(32), self.cluster, profile.upstream)
         self.oracle = Oracle(self.workload.committed, self.database, self.tell, self.workload.shows)
         self.bucket.on_delete = self.oracle.deleting
-        self.database.on_upper = self.oracle.upper_moved
+        self.database.on_durable_ts = self.oracle.durable_ts_moved
         self.oracle.rules = CatalogRules(self.database, self.bucket.objects, self.oracle.violated)
         self.oracle.rules.clock_jumps = "jump" in profile.chaos
         self.database.on_commit = self.oracle.rules.look
@@ -231,7 +231,7 @@ class World:
             self.oracle.violated(f"isolation: {n.harm}: the neighbour's log: {found[0]}")
 
     def _neighbour_tasks(self) -> list[tuple[int, str, int]]:
-        return self.database.query("SELECT task_id, kind, upper FROM tasks WHERE cluster_id = 1 AND tenant_id = 2")
+        return self.database.query("SELECT task_id, kind, durable_ts FROM tasks WHERE cluster_id = 1 AND tenant_id = 2")
 
     def _is_named(self) -> bool:
         """Whether somebody names what has stopped."""
@@ -364,8 +364,8 @@ class World:
             self.scheduler.run(self.scheduler.now + 0.5, self._is_over)
 
     def _why(self) -> str:
-        rows = self.database.query("SELECT task_id, upper, epoch, owner, error FROM tasks")
-        tasks = [f"task {r[0]} upper {r[1] - self.start_ts} epoch {r[2]} of {r[3]} {r[4] or ''}" for r in rows]
+        rows = self.database.query("SELECT task_id, durable_ts, epoch, owner, error FROM tasks")
+        tasks = [f"task {r[0]} durable_ts {r[1] - self.start_ts} epoch {r[2]} of {r[3]} {r[4] or ''}" for r in rows]
         return "; ".join([*tasks, *self.problems(), *self._stuck()])
 
     def _stuck(self) -> list[str]:

@@ -11,8 +11,8 @@ Relations:
 - a tick's now_ts is the cut_ts of its files; what is recorded behind the last tick is promised by nobody, so the last
   resolved ts is the last tick's now_ts;
 - pushed again, the recording first plays silently to the first tick that is not behind what any of its stores has
-  pushed, and writes that tick anew, as new incarnations whose tenures start at the frontier. So a recording that was
-  pushed whole still writes one file per store, with the final watermarks;
+  pushed, and writes that tick anew, as new incarnations whose subscriptions start at the frontier. So a recording
+  that was pushed whole still writes one file per store, with the final watermarks;
 - the player waits for the uploads: a recording can be held, unlike a cluster.
 """
 
@@ -209,7 +209,7 @@ class _Push(PushRun):
         return True
 
     def _tick(self, player: CapturePlayer, tick_ts: int) -> None:
-        self._step_all()  # regions without a tenure get one before the tick, so that it speaks for them too
+        self._step_all()  # regions without a subscription get one before the tick, so that it speaks for them too
         player.cluster.tick(tick_ts)
         for source in self._sources:
             source.tick(tick_ts)
@@ -217,8 +217,8 @@ class _Push(PushRun):
         self._ticks += 1
         self._tick_ts = tick_ts
         self._report("pushing")
-        if tick_ts == self._capture.meta.last_resolved_ts and any(w.reopening for w in self._workers):
-            self._tick(player, tick_ts)  # no later tick would say what the new tenures promise
+        if tick_ts == self._capture.meta.last_resolved_ts and any(w.resubscribing for w in self._workers):
+            self._tick(player, tick_ts)  # no later tick would say what the new subscriptions promise
 
     def _step_all(self) -> None:
         for worker in self._workers:

@@ -1,10 +1,10 @@
 """A Source over the cluster model: the change feed of one modelled store.
 
 Whoever drives the model (a recording's player, a random workload) calls, after commands were applied, `poll` through
-the pusher, so that regions get their tenures; and for each tick first `Cluster.tick`, then at once `tick` here. The
-next poll may come any time later: a tick covers what the store had sent when it came. Timestamps of tenures are the
-model's `now_ts`: it never falls and stands for the order in which things happened, so two tenures whose intervals do
-not touch were really one after the other.
+the pusher, so that regions get their subscriptions; and for each tick first `Cluster.tick`, then at once `tick` here.
+The next poll may come any time later: a tick covers what the store had sent when it came. Timestamps of subscriptions
+are the model's `now_ts`: it never falls and stands for the order in which things happened, so two subscriptions whose
+intervals do not touch were really one after the other.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pusher.core.source import (
     Resolved,
     Rows,
     SourceEvent,
-    TenureClosed,
-    TenureOpened,
-    TenureReady,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
     Tick,
 )
 from simulator.core.cluster import Cluster, Subscription
@@ -31,7 +31,8 @@ from tistream.model.change import ROWS
 
 
 class ModelSource:
-    """The feed of one store of the model. `scan_rows`: how many rows of its opening scan a tenure gets with each poll,
+    """The feed of one store of the model. `scan_rows`: how many rows of its opening scan a subscription gets with
+    each poll,
     live rows in between; None: the whole scan at once."""
 
     def __init__(self, cluster: Cluster, store_id: int, *, scan_rows: int | None = None) -> None:
@@ -39,8 +40,8 @@ class ModelSource:
         self._store_id = store_id
         self._scan_rows = scan_rows
         self._ids = count(1)
-        self._tenures: dict[int, Subscription] = {}
-        self._opening: set[int] = set()  # tenures whose scan goes on
+        self._subscriptions: dict[int, Subscription] = {}
+        self._opening: set[int] = set()  # subscriptions whose scan goes on
         self._came: list[SourceEvent] = []  # up to the newest tick, not polled yet
         self._dropped = False
 
@@ -53,10 +54,10 @@ class ModelSource:
         if self._dropped:
             return
         self._came += self._taken()
-        resolved = {t: s.resolved_ts for t, s in self._tenures.items() if s.resolved_ts}
+        resolved = {t: s.resolved_ts for t, s in self._subscriptions.items() if s.resolved_ts}
         self._came.append(
             Resolved(
-                tenures=np.fromiter(resolved, np.int64, len(resolved)),
+                subscriptions=np.fromiter(resolved, np.int64, len(resolved)),
                 resolved_ts=np.fromiter(resolved.values(), np.uint64, len(resolved)),
             )
         )
@@ -73,15 +74,15 @@ class ModelSource:
         events += self._registered(checkpoint_of)
         return events
 
-    def reopen(self, tenures: Collection[int]) -> None:
-        for subscription_id in tenures:
-            if subscription_id in self._tenures:  # else it has ended, and the news is under way
-                self._cluster.unregister(self._tenures[subscription_id])
+    def resubscribe(self, subscriptions: Collection[int]) -> None:
+        for subscription_id in subscriptions:
+            if subscription_id in self._subscriptions:  # else it has ended, and the news is under way
+                self._cluster.unregister(self._subscriptions[subscription_id])
 
     def drop(self) -> None:
-        for subscription in self._tenures.values():
+        for subscription in self._subscriptions.values():
             self._cluster.unregister(subscription)
-        self._tenures.clear()
+        self._subscriptions.clear()
         self._opening.clear()
         self._came.clear()
         self._dropped = True
@@ -93,24 +94,24 @@ class ModelSource:
         self.drop()
 
     def _taken(self) -> Iterator[SourceEvent]:
-        for subscription_id, subscription in list(self._tenures.items()):
+        for subscription_id, subscription in list(self._subscriptions.items()):
             yield from _rows(subscription_id, subscription)
             if subscription.ended:
-                del self._tenures[subscription_id]
+                del self._subscriptions[subscription_id]
                 self._opening.discard(subscription_id)
-                yield TenureClosed(tenure=subscription_id)
+                yield SubscriptionClosed(subscription=subscription_id)
 
     def _scanned(self, subscription_id: int) -> Iterator[SourceEvent]:
-        """The next piece of a tenure's opening scan."""
-        subscription = self._tenures[subscription_id]
+        """The next piece of a subscription's opening scan."""
+        subscription = self._subscriptions[subscription_id]
         if self._cluster.scan(subscription, self._scan_rows):
             self._opening.discard(subscription_id)
         yield from _rows(subscription_id, subscription)
         if subscription.initialized:
-            yield TenureReady(tenure=subscription_id, ready_ts=self._cluster.now_ts)
+            yield SubscriptionReady(subscription=subscription_id, ready_ts=self._cluster.now_ts)
 
     def _registered(self, checkpoint_of: CheckpointOf) -> Iterator[SourceEvent]:
-        open_regions = {s.region.region_id for s in self._tenures.values()}
+        open_regions = {s.region.region_id for s in self._subscriptions.values()}
         for region in self._cluster.regions(self._store_id):
             checkpoint_ts = None
             if region.region_id not in open_regions:
@@ -119,10 +120,10 @@ class ModelSource:
                 continue  # or it changed while the frontier was asked for
             subscription_id = next(self._ids)
             subscription = self._cluster.register(region.region_id, region.version, checkpoint_ts, at_once=False)
-            self._tenures[subscription_id] = subscription
+            self._subscriptions[subscription_id] = subscription
             self._opening.add(subscription_id)
-            yield TenureOpened(
-                tenure=subscription_id,
+            yield SubscriptionOpened(
+                subscription=subscription_id,
                 region_id=region.region_id,
                 version=region.version,
                 range=region.range,
@@ -142,7 +143,7 @@ def _rows(subscription_id: int, subscription: Subscription) -> Iterator[Rows]:
     bounds = [0, *(np.flatnonzero(scan[1:] != scan[:-1]) + 1).tolist(), len(scan)]
     rows = _batch(batch)
     for start, end in pairwise(bounds):
-        yield Rows(tenure=subscription_id, rows=rows.slice(start, end - start), scan=bool(scan[start]))
+        yield Rows(subscription=subscription_id, rows=rows.slice(start, end - start), scan=bool(scan[start]))
 
 
 def _batch(rows: RowColumns) -> pa.RecordBatch:

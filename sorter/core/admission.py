@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from sorter.core.watermark import RangeWatermarkMap
-from sorter.rows.batch_rows import SOURCE, TENURE, Arrivals
+from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, Arrivals
 from sorter.rows.kernels import I64, U64, Flags
 from sorter.rows.run import Needles, Run, RunSet
 from tistream.errors import BrokenPromise
@@ -87,7 +87,7 @@ def told(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
         return None
     keys = pl.Series("key", pl.from_arrow(rows.place.take(at).column("key")), dtype=pl.Binary)
     frame = pl.DataFrame({"key": keys, **{n: rows.numbers[n][at] for n in ("start_ts", "commit_ts")}, "w": w[at]})
-    return frame.hstack(rows.origins.select(*SOURCE, *TENURE)[rows.numbers["origin"][at]])
+    return frame.hstack(rows.origins.select(*SOURCE, *SUBSCRIPTION)[rows.numbers["origin"][at]])
 
 
 def fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:

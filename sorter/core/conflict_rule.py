@@ -4,9 +4,9 @@ Usually there is one, or all say the same, and nobody comes here. Otherwise, in 
 
 1. a PUT with an empty value (older TiKV's "fake prewrite") never replaces a full one; a DELETE is always full;
 2. a larger `generation` wins;
-3. in one tenure the later row wins;
-4. across tenures the later one wins, if the TSOs say which is later: `a` is later than `b` if a was opened after b was
-   ready. The tenures' intervals [open, ready] may overlap, or one was never ready; then
+3. in one subscription the later row wins;
+4. across subscriptions the later one wins, if the TSOs say which is later: `a` is later than `b` if a was opened
+   after b was ready. The subscriptions' intervals [open, ready] may overlap, or one was never ready; then
 5. the COMMIT's own value decides (TiKV sends it up to 255 bytes);
 6. else nobody knows, and the answer is None.
 
@@ -31,7 +31,7 @@ class Candidate:
     expire_ts: int
     flags: int
     generation: int
-    tenure: tuple[int, ...]  #: store, incarnation, region, version, checkpoint_ts, open_ts
+    subscription: tuple[int, ...]  #: store, incarnation, region, version, checkpoint_ts, open_ts
     open_ts: int
     ready_ts: int  #: 0 = not known to be ready
     row_no: int
@@ -52,7 +52,7 @@ def choose(candidates: Sequence[Candidate], commit_op: int, commit_value: bytes 
     top = max((c.generation for c in able), default=0)
     last: dict[tuple[int, ...], Candidate] = {}
     for c in sorted((c for c in able if c.generation == top), key=lambda c: c.row_no):
-        last[c.tenure] = c
+        last[c.subscription] = c
     left = list(last.values())
     if left and all(c.is_fake for c in left) and commit_value:
         return _with_value(left, commit_value)

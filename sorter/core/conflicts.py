@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.core.conflict_rule import Candidate, choose
-from sorter.rows.batch_rows import SOURCE, TENURE, empty
+from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, empty
 from sorter.rows.kernels import I64
 from sorter.rows.payload import Place, segment_of
 from sorter.rows.run import RUN_ROWS, SEGMENT_BYTES, Run
@@ -39,7 +39,7 @@ OPEN = _schema(
     old_value=pa.binary(),
     expire_ts=pa.uint64(),
     flags=pa.uint8(),
-    **{name: pa.uint64() for name in (*SOURCE, *TENURE, "cut_ts", "row_no")},
+    **{name: pa.uint64() for name in (*SOURCE, *SUBSCRIPTION, "cut_ts", "row_no")},
 )
 #: commits that wait for W(key), or for a decision
 COMMITS = _schema(
@@ -60,18 +60,18 @@ READY = pa.schema([field for field in COMMITTED if field.name != "table_id"])
 
 TXN = ["key", "start_ts"]
 VERSION = ["key", "commit_ts"]
-TENURE_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
+SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
 _CONTENT = ["op", "value", "old_value", "expire_ts", "flags"]
 _IS_FAKE = (pl.col("op") == Op.PUT) & (pl.col("value").bin.size() == 0)
 _BYTES = ("key", "value", "old_value")
 
 
 def merged(group: pl.DataFrame) -> pl.DataFrame:
-    """Of prewrites (OPEN) those that count, per (key, start_ts) and tenure; a cut_ts is the largest of them."""
+    """Of prewrites (OPEN) those that count, per (key, start_ts) and subscription; a cut_ts is the largest of them."""
     group = group.with_columns(full=~_IS_FAKE)
     group = group.filter(pl.col("full") == pl.col("full").max().over(TXN))
     group = group.filter(pl.col("generation") == pl.col("generation").max().over(TXN))
-    same = [*TXN, *TENURE_ID]
+    same = [*TXN, *SUBSCRIPTION_ID]
     group = group.with_columns(
         cut_ts=pl.col("cut_ts").max().over(same), tenure_ready_ts=pl.col("tenure_ready_ts").max().over(same)
     )
@@ -136,7 +136,7 @@ def run_sized(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 def run_of(frame: pl.DataFrame, schema: pa.Schema) -> Run:
     """A run with the rows of a frame of that schema (OPEN or COMMITS), which must fit one segment."""
-    from_origin = [name for name in (*SOURCE, *TENURE, "cut_ts") if name in schema.names]
+    from_origin = [name for name in (*SOURCE, *SUBSCRIPTION, "cut_ts") if name in schema.names]
     origins = frame.select(from_origin).unique(maintain_order=True).with_row_index("origin")
     origin = frame.select(from_origin).join(origins, on=from_origin, how="left", maintain_order="left")["origin"]
     numbers = {name: frame[name].to_numpy() for name in schema.names if name not in (*from_origin, *_BYTES)}
@@ -164,5 +164,6 @@ def _choose_each(pairs: pl.DataFrame) -> pl.DataFrame:
 
 def _candidate(row: dict[str, int]) -> Candidate:
     content = {name: row[name] for name in (*_CONTENT, "generation", "row_no")}
-    tenure = tuple(row[name] for name in TENURE_ID)
-    return Candidate(tenure=tenure, open_ts=row["tenure_open_ts"], ready_ts=row["tenure_ready_ts"], **content)  # type: ignore[arg-type]
+    subscription = tuple(row[name] for name in SUBSCRIPTION_ID)
+    open_ts, ready_ts = row["tenure_open_ts"], row["tenure_ready_ts"]
+    return Candidate(subscription=subscription, open_ts=open_ts, ready_ts=ready_ts, **content)  # type: ignore[arg-type]

@@ -6,24 +6,18 @@ commit row that overtook its prewrite needs no rule of its own.
 
 What a row does:
 
-- PREWRITE    is kept, unless its (key, start_ts) is known to be decided. Several of one (key, start_ts) are kept one
-              per tenure (see `choice`). It is dead once W(key) > cut_ts of the file that brought it, unless its commit
-              waits;
-- COMMIT      at or below `upper`, or equal in (key, commit_ts) to a row that is ready or waits: a duplicate. New ones
-              wait. New, at or below W(key) and without a prewrite: a broken promise;
-- COMMITTED   decides (key, start_ts) by itself and is ready at once. New and at or below W(key): a broken promise,
-              except where it answers a commit that waits undecided;
-- ROLLBACK    deletes the prewrites that came before it, never a commit; one that finds nothing is forgotten.
+- PREWRITE    is kept, unless its (key, start_ts) is decided. One per subscription is kept (`conflict_rule`). It is dead
+              once W(key) > cut_ts of its file, unless its commit waits;
+- COMMIT      at or below `durable_ts`, or equal in (key, commit_ts) to a row that is ready or waits: a duplicate.
+              Others wait. At or below W(key) and without a prewrite: the upstream broke its contract;
+- COMMITTED   decides (key, start_ts) by itself and is ready at once. At or below W(key): the upstream broke its
+              contract, unless the row answers a commit that waits undecided;
+- ROLLBACK    deletes the prewrites before it, never a commit; without a match it is ignored.
 
 `sealed` is the largest W handed out for writing; nothing new appears at or below it.
 
 Relations: a (key, commit_ts) waits at most once, and never while the same is ready; no waiting commit is at or below
-`sealed`; a commit that stays although W(key) has reached it is undecided, holds the watermark below itself, and keeps
-its prewrites.
-
-Deciding goes in slices (`settle`, then `go_on` while `settling`, see `due`). No file is taken in between two of them.
-Both kinds lie in runs (`run`): what arrives is looked up, what is reached (`reach`) leaves, nothing else is touched.
-Where a (key, start_ts) has several prewrites, `doubt` looks at those keys in the plain way.
+`sealed`; a commit that W(key) has reached is undecided, holds the watermark below itself, and keeps its prewrites.
 """
 
 from __future__ import annotations
@@ -49,7 +43,7 @@ from sorter.core.admission import (
 from sorter.core.conflicts import (
     COMMITS,
     OPEN,
-    TENURE_ID,
+    SUBSCRIPTION_ID,
     TXN,
     VERSION,
     frame_of,
@@ -96,8 +90,8 @@ class Undecided:
 class Limits:
     """The timestamps that tell old rows from new ones."""
 
-    upper: int  #: everything at or below is in the committed log
-    sealed: int  #: everything at or below may be; upper <= sealed
+    durable_ts: int  #: everything at or below is in the committed log
+    sealed: int  #: everything at or below may be; durable watermark <= sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ class _Outcomes:
     known: tuple[tuple[Run, I64, I64], ...]  #: (run, row there, COMMIT row here that waits already and has a value)
     decided: I64  #: all rows whose transaction is decided by this file, or was before
     duplicates: int
-    served: I64  #: at or below `upper`
+    served: I64  #: at or below `durable_ts`
 
 
 class PrewriteBuffer:
@@ -121,8 +115,10 @@ class PrewriteBuffer:
         self.dead = 0  #: prewrites dropped because W passed their cut_ts
         self.forgotten = 0  #: rollbacks that met no prewrite
         self.duplicates = 0  #: commits that were known already
-        self.dropped: dict[int, int] = {}  #: store -> commits at or below `upper`: duplicates, as far as one can tell
-        self.told = NONE_TOLD  #: tenures that became ready after a snapshot held their rows, see `saved.TOLD`
+        self.dropped: dict[
+            int, int
+        ] = {}  #: store -> commits at or below `durable_ts`: duplicates, as far as one can tell
+        self.told = NONE_TOLD  #: subscriptions that became ready after a snapshot held their rows, see `saved.TOLD`
         self._clash = False  #: a commit waits although another transaction's row has its (key, commit_ts)
         self.settling = False  #: W(key) has reached commits that are not decided yet
         self._due = Due()
@@ -170,7 +166,7 @@ class PrewriteBuffer:
             self.dropped[store] = self.dropped.get(store, 0) + len(outcomes.served)
 
     def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
-        """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
+        """Subscriptions whose prewrites arrived before their opening scan had finished may be ready now."""
         unknown = [run for run in self.open if run.live and run.unsaid()]
         if not unknown:
             return
@@ -181,17 +177,17 @@ class PrewriteBuffer:
                 pl.lit(store_id, pl.UInt64).alias("store_id"), pl.lit(incarnation, pl.UInt64).alias("incarnation")
             )
         )
-        told = told.select(*TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(
-            TENURE_ID, keep="first", maintain_order=True
+        told = told.select(*SUBSCRIPTION_ID, pl.col("tenure_ready_ts").alias("told")).unique(
+            SUBSCRIPTION_ID, keep="first", maintain_order=True
         )
         if not told.height:
             return
         for run in unknown:
             assert run.origins is not None
-            matters = told.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=TENURE_ID, how="semi")
+            matters = told.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=SUBSCRIPTION_ID, how="semi")
             if matters.height:
                 run.origins = learned(run.origins, matters)
-                self.told = pl.concat([self.told, matters]).unique(TENURE_ID, keep="first", maintain_order=True)
+                self.told = pl.concat([self.told, matters]).unique(SUBSCRIPTION_ID, keep="first", maintain_order=True)
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
         """Begin to decide the commits that W(key) has reached; `go_on` while it is `settling`. What is newly undecided.
@@ -221,7 +217,8 @@ class PrewriteBuffer:
         return asking
 
     def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
-        """The undecided commits of the range: for each tenure that brought some the lowest one, the incarnation and
+        """The undecided commits of the range: for each subscription that brought some the lowest one, the incarnation
+        and
         seq of its file, and how many there are. Lowest commit_ts first."""
         found = []
         for run in self._asked():
@@ -255,13 +252,14 @@ class PrewriteBuffer:
     def snapshot(self) -> tuple[tuple[RunState, ...], tuple[RunState, ...]]:
         """(open prewrites, waiting commits)."""
         if not any(piece.group.unsaid for run in self.open for piece in run.saved):
-            self.told = NONE_TOLD  # no object holds rows of a tenure that was not ready
+            self.told = NONE_TOLD  # no object holds rows of a subscription that was not ready
         return states_of(self.open), states_of(self.commits)
 
     def restore(
-        self, open_: Sequence[Run], commits: Sequence[Run], told: pl.DataFrame, range_: KeyRange, upper: int
+        self, open_: Sequence[Run], commits: Sequence[Run], told: pl.DataFrame, range_: KeyRange, durable_ts: int
     ) -> list[Undecided]:
-        """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
+        """Take over a snapshot, cut to the range. Commits at or below `durable_ts` were written out since. Undecided
+        ones
         hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
         self.told = told
         for found, runs in ((open_, self.open), (commits, self.commits)):
@@ -269,8 +267,8 @@ class PrewriteBuffer:
                 cut(run, range_)
                 runs.add(run)
         for run in self.commits:
-            if run.span("commit_ts")[0] <= upper:
-                served = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(upper)))
+            if run.span("commit_ts")[0] <= durable_ts:
+                served = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(durable_ts)))
                 self.open.kill(run.needles(served, "start_ts"), "start_ts")
                 run.kill(served)
         asked = [frame_of(run, np.flatnonzero(run.numbers["asked"] & run.alive), COMMITS) for run in self._asked()]
@@ -282,7 +280,9 @@ class PrewriteBuffer:
         invariant(not commits.select(pl.struct(VERSION).is_duplicated().any()).item(), "a commit waits twice")
         invariant(ready.unknown(commits).height == commits.height, "a commit waits and is ready")
         invariant(not (commits["commit_ts"] <= at.sealed).any(), "a commit waits at or below what is sealed")
-        invariant(not open_.select(pl.struct(TXN + TENURE_ID).is_duplicated().any()).item(), "a tenure says twice")
+        invariant(
+            not open_.select(pl.struct(TXN + SUBSCRIPTION_ID).is_duplicated().any()).item(), "a subscription says twice"
+        )
         for run in (*self.open, *self.commits, *ready.runs):
             invariant(run.live == int(run.alive.sum()), "a run has lost count of its rows")
 
@@ -291,7 +291,7 @@ class PrewriteBuffer:
     def _sort_out(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
         """What becomes of the outcomes of a file."""
         outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
-        above = rows.ts("commit_ts")[outcome] > np.uint64(at.upper)
+        above = rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)
         fresh = outcome[above]
         fresh = fresh[~ready.known(rows.needles(fresh, "commit_ts"))]
         is_whole = rows.kind[fresh] == RowKind.COMMITTED

@@ -2,7 +2,7 @@
 
 A row comes in when its content is known and leaves when everything up to it has durably been written (`flushed`), not
 when it was handed out (`take`): a flush whose fate is unknown is taken again. Until then it is also the memory by which
-a second copy of the same (key, commit_ts) is recognised; at or below `upper` the log itself is that memory.
+a second copy of the same (key, commit_ts) is recognised; at or below `durable_ts` the log itself is that memory.
 
 Rows lie in runs as they were matched, in no order; their bytes stay where they arrived. A flush looks at the runs whose
 commit timestamps begin at or below W; `output` puts them in order and copies each row's bytes once, piece by piece.
@@ -124,12 +124,12 @@ class SortBuffer:
         """The ready rows."""
         return states_of(self.runs)
 
-    def restore(self, rows: Sequence[Run], range_: KeyRange, upper: int) -> None:
-        """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""
+    def restore(self, rows: Sequence[Run], range_: KeyRange, durable_ts: int) -> None:
+        """Take over a snapshot, cut to the range; rows at or below `durable_ts` have been written since."""
         for run in rows:
             cut(run, range_)
             self.runs.add(run)
-        self.flushed(upper)
+        self.flushed(durable_ts)
 
     def check(self) -> None:
         """Raise when a relation of the module's docstring does not hold."""

@@ -10,9 +10,10 @@ Relations:
 - per (store, incarnation) the batches come densely: seq = position + 1. A repeated one is ignored, a gap is refused;
 - per store one incarnation begins after the one before has ended; ended ones are forgotten
   (`tistream.model.positions`);
-- upper <= sealed, and neither falls. `sealed` is the largest W that `take` was asked for: its fate may be unknown, so
-  from then on nothing new may appear at or below it;
-- after a restore W may lie below upper, until the replay, or a tenure that begins at or below upper, has caught up;
+- durable watermark <= sealed, and neither falls. `sealed` is the largest W that `take` was asked for: its fate may be
+  unknown, so from then on nothing new may appear at or below it;
+- after a restore W may lie below durable watermark, until the replay, or a subscription that begins at or below
+  durable watermark, has caught up;
 - what W(key) has reached and is not decided holds the watermark, also after a restore;
 - state at any time = snapshot + the batches after its positions. Batches that were consumed before a restored snapshot
   of another half may come again: they are duplicates.
@@ -45,14 +46,14 @@ from tistream.model.positions import Positions, position_of, without_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeedReopen:
-    """Ask the upstream for a new tenure of the range: only its opening scan can say what this commit committed."""
+class NeedResubscribe:
+    """A new subscription of the range is needed: only its opening scan can say what this commit committed."""
 
     task_id: int
     undecided: Undecided
 
 
-Effect = NeedReopen
+Effect = NeedResubscribe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class CoreSnapshot:
     """A task's whole state at one moment: runs, which never change, with the flags that they had then, and tables."""
 
     start_ts: int
-    upper: int  #: when it was taken; the catalog's may be higher by now
+    durable_ts: int  #: when it was taken; the catalog's may be higher by now
     positions: Positions
     next_row_no: int  #: of the next prewrite that comes
     open: tuple[RunState, ...]  #: prewrites that are not decided
@@ -75,7 +76,7 @@ class CoreSnapshot:
 class CoreStats:
     """How much a task holds, and what it dropped since it started."""
 
-    upper: int
+    durable_ts: int
     watermark: int | None
     open_prewrites: int
     waiting_commits: int
@@ -84,24 +85,24 @@ class CoreStats:
     bytes_held: int  #: in memory
     bytes_on_disk: int
     slices: int
-    holes: int
+    watermark_gaps: int
     waiting_watermarks: int
     dead_prewrites: int
     forgotten_rollbacks: int
     duplicates: int
-    dropped_by_store: Mapping[int, int]  #: commits at or below upper
+    dropped_by_store: Mapping[int, int]  #: commits at or below durable watermark
 
 
 class TaskCore:
     """One task: a key range, its watermark map and its buffers."""
 
-    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, upper: int) -> None:
+    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, durable_ts: int) -> None:
         self.task_id = task_id
         self.range = range_
         self.start_ts = start_ts
-        self._upper = upper
-        self._sealed = upper
-        self._watermarks = RangeWatermarkMap(range_, start_ts, upper=upper)
+        self._durable_ts = durable_ts
+        self._sealed = durable_ts
+        self._watermarks = RangeWatermarkMap(range_, start_ts, durable_ts=durable_ts)
         self._prewrites = PrewriteBuffer()
         self._ready = SortBuffer()
         self._positions: dict[int, dict[int, Position]] = {}
@@ -111,9 +112,9 @@ class TaskCore:
         self._uncovered_by = "its snapshot"
 
     @property
-    def upper(self) -> int:
+    def durable_ts(self) -> int:
         """Everything at or below is durably written."""
-        return self._upper
+        return self._durable_ts
 
     def handle(self, batch: FeedBatch) -> list[Effect]:
         """Take one batch. What it lets decide is decided up to a bounded number of commits, the rest by `settle`, or
@@ -143,7 +144,7 @@ class TaskCore:
             raise self._told(e) from e
         self._stands(store, incarnation, Position(seq=batch.seq))
         self._ask_again = []
-        return effects + self._need_reopen(asking)
+        return effects + self._need_resubscribe(asking)
 
     @property
     def settling(self) -> bool:
@@ -153,7 +154,7 @@ class TaskCore:
     def settle(self) -> list[Effect]:
         """Decide a bounded number of them. BrokenPromise: see above."""
         try:
-            return self._need_reopen(self._prewrites.go_on(self._watermarks, self._ready))
+            return self._need_resubscribe(self._prewrites.go_on(self._watermarks, self._ready))
         except BrokenPromise as e:
             raise self._told(e) from e
 
@@ -164,26 +165,26 @@ class TaskCore:
         return w if w is None or hold is None else min(w, hold)
 
     def pending(self) -> int | None:
-        """A watermark above `upper` up to which the task can be written now, or None. Rows of one flush are bounded."""
+        """A watermark above `durable_ts` up to which the task can be written now, or None. A flush has bounded rows."""
         w = self.watermark()
-        return self._ready.reach(w) if w is not None and w > self._upper else None
+        return self._ready.reach(w) if w is not None and w > self._durable_ts else None
 
     def flushable_bytes(self) -> int:
         """Bytes of keys and values that could be written out now."""
         w = self.watermark()
-        return self._ready.bytes_due(w) if w is not None and w > self._upper else 0
+        return self._ready.bytes_due(w) if w is not None and w > self._durable_ts else 0
 
     def take(self, w: int) -> Output:
-        """The rows in (upper, w], by (table_id, commit_ts, start_ts, key), to be written in pieces."""
+        """The rows in (durable_ts, w], by (table_id, commit_ts, start_ts, key), to be written in pieces."""
         limit = self.watermark()
-        invariant(limit is not None and self._upper < w <= limit, "taken above the watermark", w=w, limit=limit)
+        invariant(limit is not None and self._durable_ts < w <= limit, "taken above the watermark", w=w, limit=limit)
         self._sealed = max(self._sealed, w)
         return self._ready.take(w)
 
     def flushed(self, w: int) -> None:
         """The catalog says that everything up to w is written. Only a w that was taken can be."""
-        invariant(self._upper <= w <= self._sealed, "flushed what was never taken", w=w, sealed=self._sealed)
-        self._upper = w
+        invariant(self._durable_ts <= w <= self._sealed, "flushed what was never taken", w=w, sealed=self._sealed)
+        self._durable_ts = w
         self._ready.flushed(w)
 
     def positions(self) -> dict[int, dict[int, Position]]:
@@ -230,7 +231,7 @@ class TaskCore:
         slices, waiting = self._watermarks.snapshot()
         return CoreSnapshot(
             start_ts=self.start_ts,
-            upper=self._upper,
+            durable_ts=self._durable_ts,
             positions=self.positions(),
             next_row_no=self._next_row_no,
             open=open_,
@@ -249,8 +250,8 @@ class TaskCore:
         open_, commits, ready = (
             [run.revive() for run in of] for of in (snapshot.open, snapshot.commits, snapshot.ready)
         )
-        self._ask_again = self._prewrites.restore(open_, commits, snapshot.told, self.range, self._upper)
-        self._ready.restore(ready, self.range, self._upper)
+        self._ask_again = self._prewrites.restore(open_, commits, snapshot.told, self.range, self._durable_ts)
+        self._ready.restore(ready, self.range, self._durable_ts)
         self._prewrites.look(self._watermarks)
         self._positions = {store: dict(lives) for store, lives in positions.items()}
         self._next_row_no = snapshot.next_row_no
@@ -260,17 +261,22 @@ class TaskCore:
         self._watermarks.check()
         self._ready.check()
         self._prewrites.check(self._limits(), self._ready)
-        invariant(self._upper <= self._sealed, "upper above sealed", upper=self._upper, sealed=self._sealed)
+        invariant(
+            self._durable_ts <= self._sealed,
+            "durable watermark above sealed",
+            durable_ts=self._durable_ts,
+            sealed=self._sealed,
+        )
 
     def counts(self) -> tuple[int, int, int]:
         """Undecided prewrites, rows that wait for the watermark or the flush, and holes: cheap enough to ask often."""
-        return self._prewrites.open_count, self._ready.count, self._watermarks.hole_count
+        return self._prewrites.open_count, self._ready.count, self._watermarks.watermark_gap_count
 
     def stats(self) -> CoreStats:
         """How much it holds."""
         prewrites, ready = self._prewrites, self._ready
         return CoreStats(
-            upper=self._upper,
+            durable_ts=self._durable_ts,
             watermark=self.watermark(),
             open_prewrites=prewrites.open_count,
             waiting_commits=prewrites.waiting_count,
@@ -279,7 +285,7 @@ class TaskCore:
             bytes_held=self.bytes_held(),
             bytes_on_disk=self.bytes_on_disk(),
             slices=self._watermarks.slice_count(),
-            holes=len(self._watermarks.holes()),
+            watermark_gaps=len(self._watermarks.watermark_gaps()),
             waiting_watermarks=len(self._watermarks.waiting()),
             dead_prewrites=prewrites.dead,
             forgotten_rollbacks=prewrites.forgotten,
@@ -296,15 +302,15 @@ class TaskCore:
         self._prewrites.take_in(rows, self._watermarks, self._limits(), self._ready)
         self._next_row_no += batch.rows.num_rows
 
-    def _need_reopen(self, asking: list[Undecided]) -> list[Effect]:
-        return [NeedReopen(task_id=self.task_id, undecided=undecided) for undecided in asking]
+    def _need_resubscribe(self, asking: list[Undecided]) -> list[Effect]:
+        return [NeedResubscribe(task_id=self.task_id, undecided=undecided) for undecided in asking]
 
     def _told(self, error: BrokenPromise) -> BrokenPromise:
         """The same error with the task and the file whose arrival uncovered it."""
         return BrokenPromise(error.message, task=self.task_id, uncovered_by=self._uncovered_by, **error.facts)
 
     def _limits(self) -> Limits:
-        return Limits(upper=self._upper, sealed=self._sealed)
+        return Limits(durable_ts=self._durable_ts, sealed=self._sealed)
 
     def _stands(self, store: int, incarnation: int, at: Position) -> None:
         self._positions[store] = without_ended({**self._positions.get(store, {}), incarnation: at})
@@ -349,5 +355,5 @@ def _undecided(commit: Undecided, incarnation: int, seq: int, count: int) -> Stu
         incarnation=incarnation,
         seq=seq,
         reason=f"nobody knows what transaction {commit.start_ts} committed at {commit.commit_ts} to key {key}{others}; "
-        "a new tenure was asked for",
+        "a new subscription was asked for",
     )

@@ -1,20 +1,21 @@
 """How far each key of a task is complete: the piecewise-constant map W(key).
 
-A watermark row of a tenure says: every change of [start_key, end_key) with commit_ts in (checkpoint_ts, resolved_ts],
-and every undecided prewrite, is in this store's files up to and including the one that carries the row. So
+A watermark row of a subscription says: every change of [start_key, end_key) with commit_ts in (checkpoint_ts,
+resolved_ts], and every undecided prewrite, is in this store's files up to and including the one that carries the row.
+So
 
-    a row may lift a slice from w to max(w, resolved_ts)  only if  checkpoint_ts <= max(w, upper);
+    a row may lift a slice from w to max(w, resolved_ts)  only if  checkpoint_ts <= max(w, durable_ts);
 
 otherwise it waits until another row has lifted the slice that far. A slice that no row ever lifted counts as `start_ts`
 for this test, and as "none" for the result: it is a hole, and a task with a hole has no watermark. Leader moves,
 splits, merges, restarts and files in any order need no further rule. Region ids and versions explain, never decide.
 
-`upper` counts because all changes at or below it are in the committed log, so a tenure that begins there leaves nothing
-out; and a tenure's opening scan sends every lock that is held, so it needs no prewrite of an earlier one. It makes a
-difference after a restart only, when W is what an older snapshot says: the files that had lifted it to `upper` may be
-unreadable by now, and a tenure that was opened at the published frontier needs none of them. While a task runs, `upper`
-never exceeds W. W itself is not raised to `upper`: a prewrite of a file that is read again would count as dead before
-its commit, which lies in a later file, has been read again.
+`durable_ts` counts because all changes at or below it are in the committed log, so a subscription that begins there
+leaves nothing out; and a subscription's opening scan sends every lock that is held, so it needs no prewrite of an
+earlier one. It makes a difference after a restart only, when W is what an older snapshot says: the files that had
+lifted it to `durable_ts` may be unreadable by now, and a subscription that was opened at the published frontier needs
+none of them. While a task runs, `durable_ts` never exceeds W. W itself is not raised to `durable_ts`: a prewrite of a
+file that is read again would count as dead before its commit, which lies in a later file, has been read again.
 
 Every store names all its regions in every file, mostly the same ones. Their rows lie on numbered slots
 (sorter.core.slots) that are found once per list of regions: `apply` looks at keys only when a store's list differs
@@ -22,7 +23,7 @@ from that of its file before.
 
 Relations that hold after every call:
 
-- W(key) never falls, and is at least `start_ts`; after a restart it may lie below `upper`;
+- W(key) never falls, and is at least `start_ts`; after a restart it may lie below `durable_ts`;
 - no row that waits may lift anything: all that the rows of any file allow has been done;
 - for each (store, incarnation) the newest file counts. A row that waits stays when later files no longer have it: its
   promise holds. Of one promise only the row with the highest resolved_ts waits;
@@ -83,7 +84,7 @@ class WatermarkRow:
 
     @property
     def promise(self) -> tuple[object, ...]:
-        """What stays the same when the same tenure speaks again."""
+        """What stays the same when the same subscription speaks again."""
         where = (self.store_id, self.incarnation, self.region_id, self.version)
         return (*where, self.start_key, self.end_key, self.checkpoint_ts)
 
@@ -108,7 +109,7 @@ class Stuck:
         return f"{self.incarnation}/{self.seq}" if self.seq else ""
 
     def __str__(self) -> str:
-        at = "hole" if self.w is None else f"W {self.w}"
+        at = "watermark_gap" if self.w is None else f"W {self.w}"
         who = f"region {self.region_id} store {self.store_id} file {self.file}: " if self.seq else ""
         return f"{self.range} {at}: {who}{self.reason}"
 
@@ -126,11 +127,11 @@ class _Voice:
 class RangeWatermarkMap:
     """W(key) over the range of one task."""
 
-    def __init__(self, range_: KeyRange, start_ts: int, *, upper: int = 0) -> None:
-        """`upper`: that of the task now. Later ones need not be told, they never exceed W."""
+    def __init__(self, range_: KeyRange, start_ts: int, *, durable_ts: int = 0) -> None:
+        """`durable_ts`: that of the task now. Later ones need not be told, they never exceed W."""
         self.range = range_
         self.start_ts = start_ts
-        self._slots = Slots(range_, start_ts, max(start_ts, upper))
+        self._slots = Slots(range_, start_ts, max(start_ts, durable_ts))
         self._voices: dict[tuple[int, int], _Voice] = {}
         self._orphans = _NO_ROWS  # rows that wait and that their store no longer says
         self._orphaned = _promises(_NO_ROWS, self._slots)
@@ -184,7 +185,7 @@ class RangeWatermarkMap:
         """W of each slot, to be read only."""
         return self._slots.w
 
-    def holes(self) -> list[KeyRange]:
+    def watermark_gaps(self) -> list[KeyRange]:
         """The ranges that no row ever lifted, in key order."""
         return [where for where, w in self.slices() if w is None] if self._slots.uncovered else []
 
@@ -198,7 +199,7 @@ class RangeWatermarkMap:
             yield KeyRange(start, end), ts if known else None
 
     @property
-    def hole_count(self) -> int:
+    def watermark_gap_count(self) -> int:
         """How many slots no row ever lifted: 0 without a hole."""
         return self._slots.uncovered
 
@@ -394,7 +395,7 @@ def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
 
 
 def _said(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
-    """How far each row's tenure is complete; 0 when it says nothing yet. A new array."""
+    """How far each row's subscription is complete; 0 when it says nothing yet. A new array."""
     ready, resolved = regions.column("tenure_ready_ts").to_numpy(), regions.column("resolved_ts").to_numpy()
     out: Stamps = resolved.copy() if ready.all() else np.where(ready, resolved, np.uint64(0))
     return out if inside is None else out[inside]

@@ -1,7 +1,7 @@
-"""The rows of one feed batch, each with the tenure and the file that brought it, and the way to and from polars.
+"""The rows of one feed batch, each with the subscription and the file that brought it, and the way to and from polars.
 
 A batch is not copied: `Arrivals` are its columns as arrays, the place of its bytes, a hash of each key, and one row of
-`origins` for each tenure that sent something.
+`origins` for each subscription that sent something.
 
 Rare cases are handled in polars frames (`doubt`), snapshots are Arrow tables: `to_arrow`, `from_arrow` and `within`
 stand between them.
@@ -28,10 +28,10 @@ from tistream.model.change import RowKind
 
 ARROW_BYTES_MAX = 1 << 30  #: of one output chunk; Arrow's binary columns count in 31 bits
 
-#: what a row of the feed gains: which tenure sent it, in which file, and its number in the order of arrival
-TENURE = ("region_id", "version", "checkpoint_ts", "tenure_open_ts", "tenure_ready_ts")
+#: what a row of the feed gains: which subscription sent it, in which file, and its number in the order of arrival
+SUBSCRIPTION = ("region_id", "version", "checkpoint_ts", "tenure_open_ts", "tenure_ready_ts")
 SOURCE = ("store_id", "incarnation", "seq")
-ORIGIN = (*SOURCE, *TENURE, "cut_ts")
+ORIGIN = (*SOURCE, *SUBSCRIPTION, "cut_ts")
 
 _NUMBERS = ("kind", "op", "start_ts", "commit_ts", "generation", "expire_ts", "flags")
 
@@ -71,10 +71,10 @@ def to_arrow(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
 
 class Arrivals:
     """The rows of a batch that lie in the task's range, as arrays of one length. CorruptObject when a row belongs to no
-    tenure of the batch, or to two."""
+    subscription of the batch, or to two."""
 
     def __init__(self, batch: FeedBatch, range_: KeyRange, first_row_no: int) -> None:
-        tenures, origin = _tenure_of_rows(batch)
+        subscriptions, origin = _subscription_of_rows(batch)
         rows = batch.rows
         self.segment = Segment(*(rows.column(name) for name in ("key", "value", "old_value")))
         place = Place.whole(self.segment)
@@ -88,10 +88,10 @@ class Arrivals:
         self.numbers = numbers
         self.kind = numbers.pop("kind")
         self.hashes = place.hashes()
-        #: what the rows of one tenure have in common: SOURCE, TENURE and cut_ts
-        of_file = {name: np.full(len(tenures), getattr(batch, name), np.uint64) for name in (*SOURCE, "cut_ts")}
-        of_tenure = {name: batch.regions.column(name).to_numpy()[tenures] for name in TENURE}
-        self.origins = pl.DataFrame([pl.Series(name, {**of_file, **of_tenure}[name]) for name in ORIGIN])
+        #: what the rows of one subscription have in common: SOURCE, Subscription and cut_ts
+        of_file = {name: np.full(len(subscriptions), getattr(batch, name), np.uint64) for name in (*SOURCE, "cut_ts")}
+        of_subscription = {name: batch.regions.column(name).to_numpy()[subscriptions] for name in SUBSCRIPTION}
+        self.origins = pl.DataFrame([pl.Series(name, {**of_file, **of_subscription}[name]) for name in ORIGIN])
 
     def __len__(self) -> int:
         return len(self.place)
@@ -130,8 +130,8 @@ def rows_inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64]
     return None if inside.all() else np.flatnonzero(inside)
 
 
-def _tenure_of_rows(batch: FeedBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """(REGIONS rows of the tenures that sent something, for each row its number among them)."""
+def _subscription_of_rows(batch: FeedBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """(REGIONS rows of the subscriptions that sent something, for each row its number among them)."""
     offset = batch.regions.column("row_offset").to_numpy().astype(np.int64)
     count = batch.regions.column("row_count").to_numpy().astype(np.int64)
     with_rows = np.flatnonzero(count)
@@ -140,5 +140,7 @@ def _tenure_of_rows(batch: FeedBatch) -> tuple[npt.NDArray[np.int64], npt.NDArra
     total = int(ends[-1]) if len(ends) else 0
     if total != batch.rows.num_rows or (offset[order] != ends - count[order]).any():
         facts = {"store": batch.store_id, "incarnation": batch.incarnation, "seq": batch.seq}
-        raise CorruptObject("the tenures do not name each row once", rows=batch.rows.num_rows, named=total, **facts)
+        raise CorruptObject(
+            "the subscriptions do not name each row once", rows=batch.rows.num_rows, named=total, **facts
+        )
     return order, np.repeat(np.arange(len(order), dtype=np.uint32), count[order])

@@ -5,7 +5,7 @@ bytes. Nothing here checks an address: `payload.Columns` has looked at every off
 addresses, keeps the memory alive, and checks row numbers with `rows_are_inside`. Arrays are always C-contiguous and of
 the types named here, so each loop is compiled once.
 
-An index is a table of chains in compressed form: the rows of bucket b (the upper bits of the hash) stand in
+An index is a table of chains in compressed form: the rows of bucket b (the durable watermark bits of the hash) stand in
 `rows[starts[b]:starts[b + 1]]`, in rising order, with the lower half of their hashes in `tags`. It is built in two
 passes without sorting, and never changes. A hit counts only when timestamp and whole key are equal.
 """

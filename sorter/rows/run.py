@@ -169,7 +169,7 @@ class Run:
         return int(self.facts["cut"])
 
     def unsaid(self) -> bool:
-        """Whether some row's tenure was not ready when last heard of."""
+        """Whether some row's subscription was not ready when last heard of."""
         return self.origins is not None and not self.origins["tenure_ready_ts"].to_numpy().all()
 
     def frozen(self) -> Flags:

@@ -5,7 +5,7 @@ A `Group` is rows that were written together, in four parts of one object:
     keys       what a probe compares with, and what says where a row lies
     values     value and old value: needed when rows are written out, or copied
     numbers    timestamps, flags, and which origin each row has; a column that is the same in all rows is a fact instead
-    origins    which tenures and files brought them
+    origins    which subscriptions and files brought them
 
 A `SavedRun` is a group as a run: it has the alive flags and the facts of its group (timestamps and keys from and to,
 the lowest cut_ts), and fetches a part when somebody asks for more. Hashes and indexes are made again: from keys that
@@ -14,7 +14,8 @@ are read anyway that takes less time than fetching them.
 Which rows are alive is not part of a group: a `RunState` says it for one moment. The rows of a run that arrived here
 lie in one or more groups once they were saved, each `Piece` names some of them.
 
-A tenure may be told to be ready after its rows were saved; the groups stay as they are, and TOLD goes with the state.
+A subscription may be told to be ready after its rows were saved; the groups stay as they are, and TOLD goes with the
+state.
 
 What it does not do: decide what is saved (`saving`), or read and write by itself.
 """
@@ -40,9 +41,9 @@ from tistream.errors import CorruptObject, ObjectNotFound, StoreError, StoreUnav
 from tistream.keyrange import KeyRange
 
 PARTS = ("keys", "values", "numbers", "origins")
-TENURE_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
-#: tenures, and the tenure_ready_ts that became known after their rows were saved
-TOLD = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*TENURE_ID, "told")])
+SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
+#: subscriptions, and the tenure_ready_ts that became known after their rows were saved
+TOLD = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*SUBSCRIPTION_ID, "told")])
 NONE_TOLD = pl.DataFrame(schema=dict.fromkeys(TOLD.names, pl.UInt64))
 
 Rows = npt.NDArray[np.uint32]
@@ -90,7 +91,7 @@ class Group:
     spans: Mapping[str, tuple[int, int]]  #: of timestamps: lowest and highest
     same: Mapping[str, tuple[str, int]]  #: columns of `numbers` that have one value: type and value
     cut: int = 0  #: lowest cut_ts of open prewrites
-    unsaid: bool = False  #: whether some open prewrite's tenure was not ready when it was written
+    unsaid: bool = False  #: whether some open prewrite's subscription was not ready when it was written
 
     @property
     def stored_bytes(self) -> int:
@@ -157,7 +158,7 @@ def has_asked(run: Run) -> bool:
 def learned(origins: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
     """The same origins; a tenure_ready_ts that was not known is the one that was told."""
     known = pl.when(pl.col("tenure_ready_ts") == 0).then(pl.col("told").fill_null(0)).otherwise("tenure_ready_ts")
-    joined = origins.join(told, on=TENURE_ID, how="left", maintain_order="left")
+    joined = origins.join(told, on=SUBSCRIPTION_ID, how="left", maintain_order="left")
     return joined.with_columns(tenure_ready_ts=known).select(origins.columns)
 
 

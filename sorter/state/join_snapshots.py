@@ -21,7 +21,7 @@ import pyarrow as pa
 from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.kernels import Flags
-from sorter.rows.saved import TENURE_ID, Group, Read, RunState, SavedRun, states_of
+from sorter.rows.saved import SUBSCRIPTION_ID, Group, Read, RunState, SavedRun, states_of
 from sorter.state.snapshot import ROW_KINDS
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
@@ -31,10 +31,18 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
     """The state of `range_` from those of its parts, in key order, as they were read from their files."""
     first = states[0]
     for other in states[1:]:
-        same = (other.start_ts, other.upper, other.positions) == (first.start_ts, first.upper, first.positions)
-        invariant(same, "the parts of a task are not at the same place", uppers=[state.upper for state in states])
-    told = pl.concat([state.told for state in states]).unique(TENURE_ID, keep="first", maintain_order=True)
-    watermarks = RangeWatermarkMap(range_, first.start_ts, upper=first.upper)
+        same = (other.start_ts, other.durable_ts, other.positions) == (
+            first.start_ts,
+            first.durable_ts,
+            first.positions,
+        )
+        invariant(
+            same,
+            "the parts of a task are not at the same place",
+            durable_timestamps=[state.durable_ts for state in states],
+        )
+    told = pl.concat([state.told for state in states]).unique(SUBSCRIPTION_ID, keep="first", maintain_order=True)
+    watermarks = RangeWatermarkMap(range_, first.start_ts, durable_ts=first.durable_ts)
     watermarks.restore(
         pa.concat_tables([state.slices for state in states]), pa.concat_tables([state.waiting for state in states])
     )
@@ -48,7 +56,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
     }
     return CoreSnapshot(
         start_ts=first.start_ts,
-        upper=first.upper,
+        durable_ts=first.durable_ts,
         positions=first.positions,
         next_row_no=max(state.next_row_no for state in states),
         told=told,

@@ -1,9 +1,9 @@
 """The state of a task as a segment file, and back: the small object that its catalog row points to.
 
-    head        cluster, tenant, task, epoch, start_ts, upper, next_row_no, layout, write_id,
+    head        cluster, tenant, task, epoch, start_ts, durable_ts, next_row_no, layout, write_id,
                 positions {store: {incarnation: [seq, closed]}}
     runs        the groups of rows that are alive, each in an object that may be another one         (RUNS)
-    told        what became known of their tenures since                                             (saved.TOLD)
+    told        what became known of their subscriptions since                                             (saved.TOLD)
     slices      the watermark map                                                                    (watermark.SLICES)
     waiting     watermark rows that wait                                                             (watermark.WAITING)
 
@@ -84,7 +84,7 @@ def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Grou
             "layout": LAYOUT,
             **named(key),
             "start_ts": state.start_ts,
-            "upper": state.upper,
+            "durable_ts": state.durable_ts,
             "next_row_no": state.next_row_no,
             "positions": _plain(state.positions),
             "write_id": write_id,
@@ -118,7 +118,7 @@ def read_state_file(name: str, data: bytes | memoryview, read: Read) -> LoadedSn
         head = file.head
         state = CoreSnapshot(
             start_ts=int(head["start_ts"]),
-            upper=int(head["upper"]),
+            durable_ts=int(head["durable_ts"]),
             positions=_positions(head["positions"]),
             next_row_no=int(head["next_row_no"]),
             told=told,

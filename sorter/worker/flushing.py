@@ -123,17 +123,17 @@ class Flushing:
         self, publisher: Publisher, group: Group, outcome: Outcome, flush: Callable[[], frozenset[int]]
     ) -> None:
         runners = [runner for of_tenant in group.values() for runner in of_tenant]
-        before, began = {runner.task_id: runner.core.upper for runner in runners}, self._clock.monotonic()
+        before, began = {runner.task_id: runner.core.durable_ts for runner in runners}, self._clock.monotonic()
         try:
             outcome.gone |= flush()
             outcome.written |= {runner.task_id for runner in runners} - publisher.failed.keys()
         finally:
             outcome.failed |= publisher.failed
-            moved = [runner for runner in runners if runner.core.upper != before[runner.task_id]]
+            moved = [runner for runner in runners if runner.core.durable_ts != before[runner.task_id]]
             for runner in moved:
                 runner.note_flush()
                 self.touch(runner.row.tenant)
             self._touched |= {tenant: None for tenant in group if publisher.is_busy_with(tenant)}
         if moved:
             seconds = self._clock.monotonic() - began
-            measures.flushed([(r.core.upper, r.heard) for r in moved], seconds=seconds, clock=self._clock)
+            measures.flushed([(r.core.durable_ts, r.heard) for r in moved], seconds=seconds, clock=self._clock)

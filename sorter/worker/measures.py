@@ -12,7 +12,7 @@ from tistream.model.task_state import TaskState
 from tistream.runtime import metrics
 from tistream.runtime.metrics import Metric
 
-_MATCH, _HOLE, _FLUSH = (metrics.STAGE.labels(stage) for stage in ("match", "hole_wait", "flush"))
+_MATCH, _WATERMARK_GAP, _FLUSH = (metrics.STAGE.labels(stage) for stage in ("match", "watermark_gap_wait", "flush"))
 _FILE_AGE = metrics.FILE_AGE.labels("absorbed")
 _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("sorter", "in"), metrics.BYTES.labels("sorter", "in")
 
@@ -27,14 +27,15 @@ def absorbed(took: Absorbed, heard: Mapping[int, int], *, seconds: float, clock:
 
 
 def flushed(tasks: Sequence[tuple[int, Mapping[int, int]]], *, seconds: float, clock: Clock) -> None:
-    """Tasks of a tenant were written out: (upper now, what was heard of each store). A task's hole wait is how far its
-    upper lies behind the cut of the store that was heard least of."""
+    """Tasks of a tenant were written out: (durable watermark now, what was heard of each store). A task's hole wait
+    is how far its
+    durable watermark lies behind the cut of the store that was heard least of."""
     metrics.FLUSHES.inc()
     _FLUSH.observe(seconds)
-    for upper, heard in tasks:
-        metrics.COMMIT_TO_FLUSH.observe(_age_s(upper, clock))
+    for durable_ts, heard in tasks:
+        metrics.COMMIT_TO_FLUSH.observe(_age_s(durable_ts, clock))
         if heard:
-            _HOLE.observe(max(0, ts.physical_ms(min(heard.values())) - ts.physical_ms(upper)) / 1000)
+            _WATERMARK_GAP.observe(max(0, ts.physical_ms(min(heard.values())) - ts.physical_ms(durable_ts)) / 1000)
 
 
 def collect(reports: Iterable[TaskState], clock: Clock) -> list[Metric]:
@@ -47,11 +48,11 @@ def collect(reports: Iterable[TaskState], clock: Clock) -> list[Metric]:
         "tistream_sorter_held_bytes": sum(t.held_bytes for t in tasks),
         "tistream_sorter_spill_bytes": sum(t.spill_bytes for t in tasks),
         "tistream_sorter_inbox_bytes": sum(t.inbox_bytes for t in tasks),
-        "tistream_sorter_holes": sum(t.holes for t in tasks),
+        "tistream_sorter_watermark_gaps": sum(t.watermark_gaps for t in tasks),
     }
     lowest: dict[Tenant, int] = {}
     for t in tasks:
-        at = t.upper if t.watermark is None else max(t.watermark, t.upper)
+        at = t.durable_ts if t.watermark is None else max(t.watermark, t.durable_ts)
         lowest[t.tenant] = min(at, lowest.get(t.tenant, at))
     family = metrics.collected("tistream_resolved_ts_lag_seconds")
     for tenant, at in sorted(lowest.items(), key=lambda each: each[1])[: metrics.TENANTS_SHOWN_MAX]:

@@ -1,8 +1,8 @@
 """How much memory the tasks of a sorter may hold, what goes to the disk because of it, and which tasks take nothing.
 
-What the tasks hold (rows, numbers, indexes, inboxes, flushes under way) is counted exactly when an upper bound of it
-reaches the budget, and then once for each step; what exceeds three quarters of the budget is moved out, the largest
-task's oldest rows first, a bounded number of bytes for each step.
+What the tasks hold (rows, numbers, indexes, inboxes, flushes under way) is counted exactly when an durable watermark
+bound of it reaches the budget, and then once for each step; what exceeds three quarters of the budget is moved out,
+the largest task's oldest rows first, a bounded number of bytes for each step.
 
 While the tasks hold more than the budget and something could still be moved out, because the disk takes nothing or is
 slower than the feed, a task that holds more than its share of the budget takes no batches: its inbox fills, its readers

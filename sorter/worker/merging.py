@@ -1,14 +1,14 @@
 """Merges the tasks of this worker that are to be merged: brings two neighbours to one place and makes one of them.
 
-    catch up   neither is written out above the larger `upper` of the two; the one behind gets there
+    catch up   neither is written out above the larger `durable_ts` of the two; the one behind gets there
     meet       both read to the same file of each store (`meeting`), and no further
     join       the rows that no object holds yet are PUT, the two states put together (`joining`), the new state PUT,
                then one transaction: see tistream.catalog.work.reshape. Both are dropped, the new task is loaded as ever
 
-Until the transaction nothing has happened: both tasks are what they were, and only what they may write and read next is
-bounded. That ends when one of them is not here or has stopped, when the two have not come together for PATIENCE_S, or
-with any error: both go on, it is shown, and tried again later. While it lasts neither `upper` rises above the place, so
-readers wait.
+Until the transaction nothing has happened: both tasks are what they were, and only what they may write and read next
+is bounded. That ends when one of them is not here or has stopped, when the two have not come together for PATIENCE_S,
+or with any error: both go on, it is shown, and tried again later. While it lasts neither `durable_ts` rises above the
+place, so readers wait.
 
 Whatever came of the transaction, if it is not known that it did not happen, both are dropped and loaded again: from the
 catalog, which knows.
@@ -111,7 +111,7 @@ class Merging:
             raise MergeWaits("a task that is to be merged is not here, or has stopped", tasks=ids)
         now = self._tries[ids] = self._tries[ids] or _Try(begun=self._clock.monotonic())
         if self._clock.monotonic() - now.begun > PATIENCE_S:
-            raise MergeWaits(tasks=ids, uppers=(left.core.upper, right.core.upper))
+            raise MergeWaits(tasks=ids, durable_timestamps=(left.core.durable_ts, right.core.durable_ts))
         until = _place(now, left, right, publisher)
         if until is None:
             return frozenset()
@@ -144,7 +144,9 @@ class Merging:
             if e.determinate:
                 raise
             task_id = None
-        log.info("two tasks became one", left=left.task_id, right=right.task_id, task=task_id, upper=state.upper)
+        log.info(
+            "two tasks became one", left=left.task_id, right=right.task_id, task=task_id, durable_ts=state.durable_ts
+        )
         return frozenset({left.task_id, right.task_id})
 
     def _rows_saved(
@@ -164,12 +166,12 @@ class Merging:
 def _place(now: _Try, left: TaskRunner, right: TaskRunner, publisher: Publisher) -> Positions | None:
     """Where the two are when they are at one place; None while they are not."""
     both = (left, right)
-    upper = max(runner.core.upper for runner in both)
+    durable_ts = max(runner.core.durable_ts for runner in both)
     for runner in both:
-        runner.publication.upto = upper
+        runner.publication.upto = durable_ts
     if any(runner.publication.unsure or publisher.writes(runner.publication) for runner in both):
         return None
-    if left.core.upper != right.core.upper:
+    if left.core.durable_ts != right.core.durable_ts:
         return None
     if now.until is None:
         now.until = furthest(left.core.positions(), right.core.positions())
@@ -180,7 +182,9 @@ def _place(now: _Try, left: TaskRunner, right: TaskRunner, publisher: Publisher)
 
 
 def _half(runner: TaskRunner) -> Half:
-    return Half(task_id=runner.task_id, epoch=runner.row.epoch, upper=runner.core.upper, snapshot_n=runner.durable_n)
+    return Half(
+        task_id=runner.task_id, epoch=runner.row.epoch, durable_ts=runner.core.durable_ts, snapshot_n=runner.durable_n
+    )
 
 
 def _let_go(runners: Mapping[int, TaskRunner], task_ids: Collection[int]) -> None:

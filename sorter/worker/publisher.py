@@ -1,20 +1,20 @@
 """Writing out: committed files for the tasks of a tenant, then one guarded catalog transaction that shows them.
 
-    take(W) of every task that can advance
-    PUT one object under a new key                    (none when no task has rows, several when they do not fit one)
-    commit_flush: per task, upper: seen -> W          guarded by epoch and seen upper; segments only of those that match
+    take(W) of every task that can advance PUT one object under a new key                    (none when no task has
+    rows, several when they do not fit one) commit_flush: per task, durable_ts: seen -> W          guarded by
+    epoch and seen durable watermark; segments only of those that match
 
-A flush of more than FILE_BYTES_TARGET goes on over several calls, one object each, so that the other tasks are not kept
-waiting; only its transaction moves `upper` and makes all of its objects visible. An object that could not be written is
-written again under a new key, from the same rows; those before it stay.
+A flush of more than FILE_BYTES_TARGET goes on over several calls, one object each, so that the other tasks are not
+kept waiting; only its transaction moves `durable_ts` and makes all of its objects visible. An object that could not
+be written is written again under a new key, from the same rows; those before it stay.
 
 Tenants of which only watermarks have moved are flushed together, without an object and in one transaction: very many
 idle ones would otherwise cost as much as busy ones.
 
 What the reply says, or its absence, is settled per task by one rule. A task that did not surely advance is read back:
 
-- epoch mine, upper one of the W that I attempted   done, up to that W (an earlier reply may have been lost)
-- epoch mine, upper unchanged                       not done: try again later, under new keys
+- epoch mine, durable_ts one of the W that I attempted   done, up to that W (an earlier reply may have been lost)
+- epoch mine, durable_ts unchanged                       not done: try again later, under new keys
 - anything else                                     fenced: the task belongs to somebody else, drop it
 
 Until the read-back has been answered the task stays `unsure` and nothing else is attempted for it. An object that did
@@ -36,7 +36,14 @@ import structlog
 from sorter.core.task_core import TaskCore
 from sorter.rows.output import Output
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import NewSegment, TaskAdvance, advance_uppers, commit_flush, new_segment, uppers
+from tistream.catalog.log.committed import (
+    NewSegment,
+    TaskAdvance,
+    advance_durable_timestamps,
+    commit_flush,
+    durable_timestamps,
+    new_segment,
+)
 from tistream.codec.committed_file import CommittedFileWriter
 from tistream.errors import CatalogUnavailable, Fenced, invariant
 from tistream.ids import Tenant
@@ -56,16 +63,16 @@ class Publication:
 
     core: TaskCore
     epoch: int
-    attempted: set[int] = field(default_factory=set)  #: every W that was tried above the core's upper
+    attempted: set[int] = field(default_factory=set)  #: every W that was tried above the core's durable watermark
     unsure: bool = False  #: the outcome of the last attempt has not been read back yet
     upto: int | None = None  #: before a merge: nothing above it is written
 
     def pending(self) -> int | None:
-        """A watermark above `upper` up to which the task can be written now, or None."""
+        """A watermark above `durable_ts` up to which the task can be written now, or None."""
         w = self.core.pending()
         if w is None or self.upto is None:
             return w
-        return min(w, self.upto) if self.upto > self.core.upper else None
+        return min(w, self.upto) if self.upto > self.core.durable_ts else None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -137,7 +144,7 @@ class Publisher:
             invariant(t.rows.nbytes == 0, "a quiet task has no rows", task=t.task_id)
             t.publication.attempted.add(t.w)
         try:
-            advanced = advance_uppers(self._catalog, [(tenant, _advance(t)) for tenant, t in taken])
+            advanced = advance_durable_timestamps(self._catalog, [(tenant, _advance(t)) for tenant, t in taken])
         except CatalogUnavailable as e:
             for _, t in taken:
                 t.publication.unsure = not e.determinate
@@ -282,15 +289,17 @@ class Publisher:
         """Read back what became of these; the ids of those that were taken away."""
         if not unsure:
             return frozenset()
-        found = uppers(self._catalog, [p.core.task_id for p in unsure])
+        found = durable_timestamps(self._catalog, [p.core.task_id for p in unsure])
         fenced = set()
         for p in unsure:
-            epoch, upper = found.get(p.core.task_id, (-1, -1))
+            epoch, durable_ts = found.get(p.core.task_id, (-1, -1))
             p.unsure = False
-            if epoch == p.epoch and upper in p.attempted:
-                _done(p, upper)
-            elif epoch != p.epoch or upper != p.core.upper:
-                log.warning("a task was taken away", task=p.core.task_id, mine=p.epoch, epoch=epoch, upper=upper)
+            if epoch == p.epoch and durable_ts in p.attempted:
+                _done(p, durable_ts)
+            elif epoch != p.epoch or durable_ts != p.core.durable_ts:
+                log.warning(
+                    "a task was taken away", task=p.core.task_id, mine=p.epoch, epoch=epoch, durable_ts=durable_ts
+                )
                 fenced.add(p.core.task_id)
         return frozenset(fenced)
 
@@ -332,5 +341,9 @@ def _done(p: Publication, w: int) -> None:
 def _advance(t: _Taken) -> TaskAdvance:
     p = t.publication
     return TaskAdvance(
-        task_id=t.task_id, epoch=p.epoch, seen_upper=p.core.upper, new_upper=t.w, segments=tuple(t.segments)
+        task_id=t.task_id,
+        epoch=p.epoch,
+        seen_durable_ts=p.core.durable_ts,
+        new_durable_ts=t.w,
+        segments=tuple(t.segments),
     )

@@ -31,7 +31,7 @@ from sorter.worker.publisher import Publication
 from sorter.worker.reader import Read, Reader
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.snapshots import positions, switch_snapshot
-from tistream.catalog.work.tasks import TaskRow, get_task, raise_reopen, stop_task
+from tistream.catalog.work.tasks import TaskRow, get_task, raise_resubscribe, stop_task
 from tistream.errors import (
     BrokenPromise,
     CatalogUnavailable,
@@ -90,17 +90,17 @@ class TaskRunner:
         self.durable_n = row.snapshot_n  #: of the newest snapshot that the catalog is known to have
         self._until: Positions | None = None  # behind which nothing is taken
         self._left_out = False  # whether something came from there
-        self._counted: tuple[int, int] | None = None  # `upper` and `backlog`, unless something has come since
+        self._counted: tuple[int, int] | None = None  # `durable_ts` and `backlog`, unless something has come since
         self._dirty = False
         self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; looks without one
-        self._reopen = False
+        self._resubscribe = False
         self._problem: Problem | None = None
 
     @classmethod
     def load(cls, row: TaskRow, catalog: Catalog, store: ObjectStore) -> TaskRunner:
         """The task as its last snapshot left it. StateUnreadable when that is gone, damaged or not this task's, Fenced
         when the task changed hands meanwhile; other errors of store and catalog pass through."""
-        core = TaskCore(row.task_id, row.range, row.start_ts, row.upper)
+        core = TaskCore(row.task_id, row.range, row.start_ts, row.durable_ts)
         if row.snapshot_key is not None:
             consumed = positions(catalog, row.task_id)
             try:
@@ -116,7 +116,7 @@ class TaskRunner:
             tenant=str(row.tenant),
             task=row.task_id,
             epoch=row.epoch,
-            upper=row.upper,
+            durable_ts=row.durable_ts,
             snapshot=row.snapshot_key,
         )
         return cls(row, core, catalog, store)
@@ -184,12 +184,12 @@ class TaskRunner:
         takes a fetch. When they do not come, it is as if there were many, until a flush has had them."""
         if self.halted:
             return 0
-        upper = self.core.upper
-        if self._counted is None or self._counted[0] != upper:
+        durable_ts = self.core.durable_ts
+        if self._counted is None or self._counted[0] != durable_ts:
             try:
-                self._counted = upper, self.core.flushable_bytes()
+                self._counted = durable_ts, self.core.flushable_bytes()
             except (RowsOutOfReach, StateUnreadable):
-                self._counted = upper, BACKLOG_BYTES_MAX  # the flush meets it again, and shows it
+                self._counted = durable_ts, BACKLOG_BYTES_MAX  # the flush meets it again, and shows it
         return self._counted[1]
 
     def held_bytes(self) -> int:
@@ -203,11 +203,11 @@ class TaskRunner:
     def report(self) -> TaskState:
         """How it stands."""
         core = self.core
-        open_rows, ready_rows, holes = core.counts()
+        open_rows, ready_rows, watermark_gaps = core.counts()
         return TaskState(
             task_id=self.task_id,
             tenant=self.row.tenant,
-            upper=core.upper,
+            durable_ts=core.durable_ts,
             watermark=core.watermark(),
             heard=dict(self.heard),
             open_rows=open_rows,
@@ -215,14 +215,14 @@ class TaskRunner:
             held_bytes=core.bytes_held(),
             spill_bytes=core.bytes_on_disk(),
             inbox_bytes=self.inbox.bytes,
-            holes=holes,
+            watermark_gaps=watermark_gaps,
         )
 
     def act(self) -> None:
         """Tell the catalog what the core asked for. Fenced when it no longer listens to this epoch."""
-        if self._reopen:
-            self._guarded(raise_reopen(self._catalog, self.task_id, epoch=self.row.epoch))
-            self._reopen = False
+        if self._resubscribe:
+            self._guarded(raise_resubscribe(self._catalog, self.task_id, epoch=self.row.epoch))
+            self._resubscribe = False
         if self.broken is not None:
             self._guarded(stop_task(self._catalog, self.task_id, epoch=self.row.epoch, error=str(self.broken)))
             self.ended = True
@@ -309,7 +309,7 @@ class TaskRunner:
     def _room(self) -> int:
         """Bytes that it may take in before more is written out: in a flood rows wait where they come from, not here,
         where they would be held long and cost memory. Before a merge it is the other way round: what is missing has to
-        come, and what lies above the other's `upper` is not written."""
+        come, and what lies above the other's `durable_ts` is not written."""
         return sys.maxsize if self.publication.upto is not None else max(0, BACKLOG_BYTES_MAX - self.backlog)
 
     def _switch(self, save: Save, consumed: Positions) -> bool:
@@ -361,7 +361,7 @@ class TaskRunner:
             self.spoilt = e
         else:
             self._dirty = True
-            self._reopen = self._reopen or bool(effects)
+            self._resubscribe = self._resubscribe or bool(effects)
 
     def _again(self, store_id: int, error: FeedGap | CorruptObject) -> None:
         """The core refused a batch: subscribe again behind the last one that it took."""
@@ -384,7 +384,7 @@ def _state(store: ObjectStore, row: TaskRow, key: str) -> CoreSnapshot:
         state = read_state_file(key, store.get(key), store.get_range).state
     except CorruptObject:  # bytes may have been damaged on their way: they are read once more
         state = read_state_file(key, store.get(key), store.get_range).state
-    if state.start_ts != row.start_ts or state.upper > row.upper:
+    if state.start_ts != row.start_ts or state.durable_ts > row.durable_ts:
         raise CorruptObject("the snapshot is not of this task's past", object=key, task=row.task_id)
     return state
 

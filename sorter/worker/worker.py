@@ -474,4 +474,4 @@ class SorterWorker:
 
 def _in_order(rows: Collection[TaskRow]) -> Iterable[TaskRow]:
     """In which they are started. Of very many those go first that were written out last: their tenants write."""
-    return rows if len(rows) < MANY else sorted(rows, key=lambda row: -row.upper)
+    return rows if len(rows) < MANY else sorted(rows, key=lambda row: -row.durable_ts)

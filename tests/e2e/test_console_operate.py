@@ -31,7 +31,7 @@ PAGES = {
     "workers": "/workers",
     "worker": "/workers/sorter-1",
     "dispatcher": "/workers/dispatcher-1",
-    "holes": "/holes",
+    "watermark_gaps": "/gaps",
     "events": "/events",
     "schema": "/tenants/1/1/schema",
     "confirm": "/workers/sorter-1/drain",
@@ -105,14 +105,14 @@ def test_figures_equal_the_apis(site: Site) -> None:
     expect(page.locator("#workers")).to_have_text(str(len(workers)))
     expect(page.locator("#up")).to_have_text(str(sum(w["state"] == "up" for w in workers)))
     expect(page.locator("#owner")).to_have_text(http.get("/v1/owner").json()["owner"])
-    page.goto(f"{site.url}/holes")
-    holes = http.get("/v1/holes").json()["items"]
-    expect(page.locator("#holes")).to_have_text(str(len(holes)))
-    expect(page.locator("section.hole")).to_have_count(len(holes))
+    page.goto(f"{site.url}/gaps")
+    watermark_gaps = http.get("/v1/gaps").json()["items"]
+    expect(page.locator("#watermark_gaps")).to_have_text(str(len(watermark_gaps)))
+    expect(page.locator("section.watermark_gap")).to_have_count(len(watermark_gaps))
     page.goto(f"{site.url}/tasks/4")
     task = http.get("/v1/tasks/4").json()
     expect(page.locator("#epoch")).to_have_text(str(task["epoch"]))
-    expect(page.locator("dd", has_text=task["upper"])).to_be_visible()
+    expect(page.locator("dd", has_text=task["durable_ts"])).to_be_visible()
     page.goto(f"{site.url}/tenants/1/1/schema")
     expect(page.locator("#step")).to_have_text(str(http.get("/v1/clusters/1/tenants/1/ddl").json()["total"]))
     page.context.close()

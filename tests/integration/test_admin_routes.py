@@ -66,9 +66,9 @@ def test_a_task_tells_its_load_and_names_its_tables(site: Operated) -> None:
     found = answer.json()
     assert answer.headers["ETag"] == '"1"'
     assert (found["state"], found["owner"], found["load"]["rows_per_s"]) == ("running", "sorter-1", 5200)
-    assert found["upper"] == str(well.upper)
-    assert found["holes"] == []
-    assert get(site, f"/v1/tasks/{waits.task_id}")["holes"][0]["cause"] == "standing"
+    assert found["durable_ts"] == str(well.durable_ts)
+    assert found["watermark_gaps"] == []
+    assert get(site, f"/v1/tasks/{waits.task_id}")["watermark_gaps"][0]["cause"] == "standing"
     labels = [t["label"] for t in get(site, "/v1/ranges", cluster_id=1, tenant_id=1)["items"]]
     assert labels[0] == "schema changes"
     assert "DDL jobs" in labels
@@ -108,15 +108,15 @@ def test_workers_and_the_owner(site: Operated) -> None:
     assert (owner["owner"], owner["epoch"], owner["alive"]) == ("meta-1", site.owner_epoch, True)
 
 
-def test_each_hole_is_one_sentence(site: Operated) -> None:
-    found = get(site, "/v1/holes")["items"]
+def test_each_watermark_gap_is_one_sentence(site: Operated) -> None:
+    found = get(site, "/v1/gaps")["items"]
     by_cause: dict[str, list[dict[str, Any]]] = {}
-    for hole in found:
-        by_cause.setdefault(hole["cause"], []).append(hole)
+    for watermark_gap in found:
+        by_cause.setdefault(watermark_gap["cause"], []).append(watermark_gap)
     (waits,) = by_cause["standing"]
     assert "waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down" in waits["sentence"]
     assert (waits["region_id"], waits["store_id"], waits["file"], waits["file_age_s"]) == (12, 3, "1/88", 41.0)
-    (gap,) = by_cause["hole"]
+    (gap,) = by_cause["watermark_gap"]
     assert "no store has spoken of it yet" in gap["sentence"]
     assert gap["watermark"] is None
     (silent,) = by_cause["silent"]
@@ -128,16 +128,16 @@ def test_each_hole_is_one_sentence(site: Operated) -> None:
     assert [h["sentence"] for h in by_cause["paused"]] == [f"tenant {PAUSED} is paused: upgrade"]
     resting = get(site, "/v1/tasks", cluster_id=PAUSED.cluster_id, tenant_id=PAUSED.tenant_id)["items"]
     assert {t["state"] for t in resting} == {"paused"}, "they rest, and nothing is wrong"
-    of_one = get(site, "/v1/holes", cluster_id=1, tenant_id=1)["items"]
-    assert {h["cause"] for h in of_one} == {"standing", "hole", "silent"}
-    assert get(site, "/v1/holes", cluster_id=1, tenant_id=2)["items"] == by_cause["awaiting"]
+    of_one = get(site, "/v1/gaps", cluster_id=1, tenant_id=1)["items"]
+    assert {h["cause"] for h in of_one} == {"standing", "watermark_gap", "silent"}
+    assert get(site, "/v1/gaps", cluster_id=1, tenant_id=2)["items"] == by_cause["awaiting"]
 
 
 def test_a_report_of_an_older_epoch_explains_nothing(site: Operated) -> None:
     waits = site.tasks[1]
     post(site, f"/v1/tasks/{waits.task_id}:move", to="sorter-1")
-    causes = [h["cause"] for h in get(site, "/v1/holes", cluster_id=1, tenant_id=1)["items"]]
-    assert sorted(causes) == ["hole", "silent"]
+    causes = [h["cause"] for h in get(site, "/v1/gaps", cluster_id=1, tenant_id=1)["items"]]
+    assert sorted(causes) == ["watermark_gap", "silent"]
     assert get(site, f"/v1/tasks/{waits.task_id}")["load"] is None
 
 
@@ -231,13 +231,13 @@ def test_a_task_is_split_and_neighbours_are_merged(site: Operated) -> None:
 
 
 def test_a_stopped_task_tries_again_and_a_running_one_need_not(site: Operated) -> None:
-    (hole,) = [h for h in get(site, "/v1/holes")["items"] if h["cause"] == "stopped"]
-    path = f"/v1/tasks/{hole['task_id']}:retry"
+    (watermark_gap,) = [h for h in get(site, "/v1/gaps")["items"] if h["cause"] == "stopped"]
+    path = f"/v1/tasks/{watermark_gap['task_id']}:retry"
     assert HOSTILE in post(site, path, dry_run="true")["words"]
-    assert get_task(site.world.catalog, hole["task_id"]).error
+    assert get_task(site.world.catalog, watermark_gap["task_id"]).error
     assert post(site, path)["done"]
-    row = get_task(site.world.catalog, hole["task_id"])
-    assert (row.error, row.reopen_id) == (None, 1)
+    row = get_task(site.world.catalog, watermark_gap["task_id"])
+    assert (row.error, row.resubscribe_id) == (None, 1)
     assert post(site, path, 409)["code"] == "TS-1014"
 
 

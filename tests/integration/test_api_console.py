@@ -89,7 +89,7 @@ def test_without_tenants_the_first_page_says_how_to_begin(tmp_path: Path) -> Non
         twin = fresh.http.get("/overview.json").json()
         nothing = {"tenants": [], "active": 0, "states": {}, "lag_ms_max": None, "lag_p99_ms": None, "problems": []}
         assert nothing.items() <= twin.items()
-        assert (twin["holes"], twin["late"], twin["lines"]) == (0, 0, {})
+        assert (twin["watermark_gaps"], twin["late"], twin["lines"]) == (0, 0, {})
 
 
 def test_the_root_leads_to_the_overview(world: ApiWorld) -> None:
@@ -104,7 +104,7 @@ def test_the_overview_and_its_twin(world: ApiWorld) -> None:
     assert [p["message"] for p in twin["problems"]] == [HOSTILE]
     assert twin["states"] == {"ACTIVE": 2, "AWAITING_SNAPSHOT": 1}
     assert sum(twin["states"].values()) == len(twin["tenants"])
-    assert twin["holes"] == len(world.http.get("/holes.json").json()["items"])
+    assert twin["watermark_gaps"] == len(world.http.get("/gaps.json").json()["items"])
     active = [t["lag_ms"] for t in twin["tenants"] if t["state"] == "ACTIVE"]
     assert min(active) - 60_000 <= twin["lag_p50_ms"] <= twin["lag_p99_ms"] <= max(active)
     assert twin["bytes_per_s"] is None, "no sorter runs: nobody knows"

@@ -302,7 +302,7 @@ def test_tenants_and_their_tasks(world: ApiWorld) -> None:
     assert 1000 <= one["lag_ms"] <= 1001
     detail = world.get("").json()
     assert {t["kind"] for t in detail["tasks"]} == {"data", "ddl"}
-    assert {t["upper"] for t in detail["tasks"]} == {str(END)}
+    assert {t["durable_ts"] for t in detail["tasks"]} == {str(END)}
     assert detail["stores"] == []
 
 

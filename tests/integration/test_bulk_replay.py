@@ -94,7 +94,7 @@ def leave_nothing_behind(world: BacklogWorld) -> None:
 
 def is_right(world: BacklogWorld) -> None:
     """Whatever is visible was committed, and nothing is missing up to where the log is complete."""
-    log, upto = world.log(), min(world.uppers())
+    log, upto = world.log(), min(world.durable_timestamps())
     assert log == {version: change for version, change in truth().items() if version in log}
     assert {version for version in truth() if version[1] <= upto} <= log.keys()
 
@@ -120,7 +120,7 @@ def test_a_live_service_loses_its_tasks_gets_them_again_and_is_pulled_as_ticdc_s
         world.push()
         world.wait_for(LAST)
         assert {row.owner for row in list_tasks(world.catalog, TENANT)} == {"sorter-1"}
-    assert world.uppers() == [LAST] * 4
+    assert world.durable_timestamps() == [LAST] * 4
     assert world.log() == truth()
     leave_nothing_behind(world)
     services = Services.create(world.catalog, world.store, ManualClock(tso.physical_ms(LAST)))
@@ -154,7 +154,7 @@ def test_a_part_that_stays_behind_holds_its_task(world: BacklogWorld, monkeypatc
     monkeypatch.setattr(Survey, "take", too_far)
     run(world, parts=8)
     is_right(world)
-    assert min(world.uppers()) > CAPTURE.meta.start_ts
+    assert min(world.durable_timestamps()) > CAPTURE.meta.start_ts
 
 
 def test_without_lowering_the_parts_are_not_at_the_same_place(
@@ -194,7 +194,7 @@ def give_away(world: BacklogWorld) -> None:
 
 def test_a_task_that_was_given_away_meanwhile_is_not_handed_over(world: BacklogWorld) -> None:
     def progress_of_tasks() -> list[tuple[int, str | None]]:
-        return [(row.upper, row.snapshot_key) for row in list_tasks(world.catalog, TENANT)]
+        return [(row.durable_ts, row.snapshot_key) for row in list_tasks(world.catalog, TENANT)]
 
     before = progress_of_tasks()
     with pytest.raises(Fenced, match="taken away"):
@@ -230,7 +230,7 @@ def test_an_error_of_a_worker_leaves_what_was_handed_over(world: BacklogWorld) -
 
     with pytest.raises(TiStreamError, match="a worker is lost"):
         run(world, executor=Interrupted(ThreadsExecutor(world.store), 6, fail), parts=4, leg_bytes=LEG)
-    handed_over = min(world.uppers())
+    handed_over = min(world.durable_timestamps())
     assert handed_over > CAPTURE.meta.start_ts
     assert run(world, parts=4).resolved_ts > handed_over
     is_right(world)
@@ -316,7 +316,7 @@ def test_a_driver_that_is_killed_leaves_a_log_that_is_right_and_a_repeat_goes_on
         assert len(world.objects()) > len(had)
     with start_driver(world) as last:
         assert last.wait(100) == 0, (world.folder / "driver.log").read_text("utf-8")
-    assert min(world.uppers()) > CAPTURE.meta.start_ts
+    assert min(world.durable_timestamps()) > CAPTURE.meta.start_ts
     assert run(world).files == 0
     is_right(world)
     leave_nothing_behind(world)

@@ -39,7 +39,7 @@ NAMES = ("key", "commit_ts", "start_ts", "op", "value", "old_value")
 def pushed(stop_at: int | None) -> dict[Life, list[Prepared]]:
     """The files of a pushed recording; stopped after so many ticks and pushed again: two incarnations per store."""
     store, clock = MemoryStore(), ManualClock()
-    control = MemoryControl(Tenant(1, 2), [FrontierEntry(range=KeyRange(), upper=S, reopen_id=0)])
+    control = MemoryControl(Tenant(1, 2), [FrontierEntry(range=KeyRange(), durable_ts=S, resubscribe_id=0)])
     for ticks in (stop_at, None) if stop_at else (None,):
         stop = threading.Event()
 
@@ -89,8 +89,8 @@ def shuffled(streams: dict[Life, list[Prepared]], rand: random.Random) -> list[P
 def check(tasks: dict[int, TaskRun], expected: dict[tuple[bytes, int], Change]) -> None:
     """Every task is at the end, and together they wrote what was committed, once, in order."""
     for task in tasks.values():
-        assert task.upper == task.core.watermark() == LAST, [str(s) for s in task.core.explain()]
-        assert task.reopens == []
+        assert task.durable_ts == task.core.watermark() == LAST, [str(s) for s in task.core.explain()]
+        assert task.resubscribes == []
         held = task.core.stats()
         assert (held.waiting_commits, held.undecided_commits) == (0, 0)
         for part in task.written:

@@ -30,7 +30,7 @@ from tests.kit.catalog_suite import silence_owner
 from tistream.catalog.database import engine as engines
 from tistream.catalog.database import mysql, tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, advance_uppers
+from tistream.catalog.log.committed import TaskAdvance, advance_durable_timestamps
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.owner import acquire_owner, get_owner
 from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
@@ -148,7 +148,7 @@ def test_a_host_lost_inside_a_flush_delays_its_own_task_only_and_not_for_long(ca
         return assign_tasks(catalog, wanted, owner_epoch=epoch)
 
     def flush(conn: Any) -> None:
-        conn.execute(update(tables.tasks).where(tables.tasks.c.task_id == held).values(upper=START + 1))
+        conn.execute(update(tables.tasks).where(tables.tasks.c.task_id == held).values(durable_ts=START + 1))
 
     with LostHost(proxy, catalog, flush):
         began = time.monotonic()
@@ -157,7 +157,7 @@ def test_a_host_lost_inside_a_flush_delays_its_own_task_only_and_not_for_long(ca
         assert given(catalog, "s2") == set(ids) - {held}
         assert within(4 * SHORT_S, lambda: assign() == 1), "the server ends the session of a lost host"
     assert given(catalog, "s2") == set(ids)
-    assert {row.upper for row in list_tasks(catalog)} == {START}, "what was not committed did not happen"
+    assert {row.durable_ts for row in list_tasks(catalog)} == {START}, "what was not committed did not happen"
 
 
 def test_a_host_lost_while_it_assigns_delays_the_next_election_not_for_long(catalog: Catalog, proxy: Proxy) -> None:
@@ -394,9 +394,11 @@ def test_round_trips_do_not_grow_with_the_number_of_items(catalog: Catalog, prox
     stores = [StoreAssignment(T, p.store_id, f"d{p.store_id % 2}", p.epoch) for p in store_places(catalog)]
     assert turns(proxy, lambda: assign_tasks(far, tasks, owner_epoch=epoch)) <= ROUND_TRIPS_MAX
     assert turns(proxy, lambda: assign_stores(far, stores, owner_epoch=epoch)) <= ROUND_TRIPS_MAX
-    uppers = [(T, TaskAdvance(task_id=a.task_id, epoch=1, seen_upper=START, new_upper=START + 1)) for a in tasks]
-    assert turns(proxy, lambda: advance_uppers(far, uppers)) <= ROUND_TRIPS_MAX
-    assert {row.upper for row in list_tasks(catalog)} == {START + 1}
+    durable_timestamps = [
+        (T, TaskAdvance(task_id=a.task_id, epoch=1, seen_durable_ts=START, new_durable_ts=START + 1)) for a in tasks
+    ]
+    assert turns(proxy, lambda: advance_durable_timestamps(far, durable_timestamps)) <= ROUND_TRIPS_MAX
+    assert {row.durable_ts for row in list_tasks(catalog)} == {START + 1}
     far.close()
 
 

@@ -125,9 +125,9 @@ class TestCatalogOnMariaDB(CatalogSuite):
             first, second = (low, high) if i else (high, low)
             try:
                 with catalog.transaction() as conn:
-                    conn.exec_driver_sql(f"UPDATE tasks SET reopen_id = 1 WHERE task_id = {first}")
+                    conn.exec_driver_sql(f"UPDATE tasks SET resubscribe_id = 1 WHERE task_id = {first}")
                     met.wait(30)
-                    conn.exec_driver_sql(f"UPDATE tasks SET reopen_id = 2 WHERE task_id = {second}")
+                    conn.exec_driver_sql(f"UPDATE tasks SET resubscribe_id = 2 WHERE task_id = {second}")
             except CatalogUnavailable as e:
                 return e
             return None

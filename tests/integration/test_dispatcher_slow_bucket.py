@@ -14,7 +14,7 @@ import pytest
 from dispatcher.flight_server import FlightDispatcher
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
-from tests.kit.batch_files import batch_bytes, tenures_of
+from tests.kit.batch_files import batch_bytes, subscriptions_of
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
 from tistream.catalog.work.owner import acquire_owner
@@ -89,7 +89,7 @@ class World:
             key = BatchKey(tenant=T, store_id=7, incarnation=1, seq=seq)
             data = batch_bytes(key, [(b"a", b"z", [b"b"])])
             if value_bytes:
-                rows, regions = tenures_of([(b"a", b"z", [b"b"])])
+                rows, regions = subscriptions_of([(b"a", b"z", [b"b"])])
                 value = pa.array([seq.to_bytes(4, "little") * (value_bytes // 4)], pa.binary())
                 rows = rows.set_column(rows.schema.get_field_index("value"), "value", value).cast(rows.schema)
                 data = encode_batch_file(key, cut_ts=1000 + seq, rows=rows, regions=regions, write_id="w")

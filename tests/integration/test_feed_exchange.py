@@ -13,7 +13,7 @@ import pytest
 import dispatcher.exchange
 from dispatcher.flight_server import FlightFeedServer
 from simulator.chaos.servers.proxy import Proxy, Trouble
-from tests.kit.batch_files import tenures_of
+from tests.kit.batch_files import subscriptions_of
 from tests.kit.waiting import eventually
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
 from tistream.feed.flight import FlightFeed, FlightStream
@@ -47,7 +47,7 @@ class Store:
             wake.set()
 
     def batch(self, seq: int) -> FeedBatch:
-        rows, regions = tenures_of([(b"a", b"z", [b"b"])])
+        rows, regions = subscriptions_of([(b"a", b"z", [b"b"])])
         rows = rows.set_column(rows.schema.get_field_index("value"), ROWS.field("value"), self.value)
         return FeedBatch(store_id=self.store_id, incarnation=1, seq=seq, cut_ts=1000 + seq, rows=rows, regions=regions)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dispatcher.exchange import Source
 from dispatcher.flight_server import FlightFeedServer
-from tests.kit.batch_files import tenures_of
+from tests.kit.batch_files import subscriptions_of
 from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
@@ -28,8 +28,8 @@ CLOCK = SystemClock()
 
 
 def batch(seq: int, incarnation: int = 1, *, closes: bool = False, value_bytes: int = 0) -> FeedBatch:
-    tenures = [] if closes else [(b"a", b"c", [b"b%d" % seq]), (b"c", b"", [])]
-    rows, regions = tenures_of(tenures)
+    subscriptions = [] if closes else [(b"a", b"c", [b"b%d" % seq]), (b"c", b"", [])]
+    rows, regions = subscriptions_of(subscriptions)
     if value_bytes:
         rows = rows.set_column(
             rows.schema.get_field_index("value"), ROWS.field("value"), pa.array([bytes(value_bytes)])
@@ -211,7 +211,7 @@ MORTAL = """
 import sys, threading
 from dispatcher.flight_server import FlightFeedServer
 from tistream.change import REGIONS, ROWS
-from tistream.feed import FeedBatch
+from tistream.feed.protocol import FeedBatch
 import pyarrow as pa
 
 class Feed:

@@ -80,7 +80,7 @@ def test_the_slowest_store_is_named_with_its_newest_file_and_region(world: ApiWo
     for store_id in STORES:
         note_cut_ts(world.catalog, TENANT, store_id, ago(700))
     found = world.ok("/lag", why="true").json()
-    assert stages(found) == {"upstream_flush": 600, "fetch": 100, "match+hole_wait+flush": 300, "serve": 0}
+    assert stages(found) == {"upstream_flush": 600, "fetch": 100, "match+watermark_gap_wait+flush": 300, "serve": 0}
     assert found["slowest"] == "upstream_flush"
     first = found["stages"][0]
     assert first["where"].startswith("store 2: its newest file 1/1 was cut 0.6 s ago; region 1 is complete up to ")
@@ -104,12 +104,18 @@ def test_watermarks_and_reasons_come_from_what_workers_reported(world: ApiWorld)
     ]
     heartbeat(world.catalog, "sorter-1", 1, WorkerReport(tasks=tuple(told)))
     found = world.ok("/lag", why="true").json()
-    assert stages(found) == {"upstream_flush": 100, "fetch": 0, "match+hole_wait": 700, "flush": 200, "serve": 0}
-    assert found["slowest"] == "match+hole_wait"
+    assert stages(found) == {
+        "upstream_flush": 100,
+        "fetch": 0,
+        "match+watermark_gap_wait": 700,
+        "flush": 200,
+        "serve": 0,
+    }
+    assert found["slowest"] == "match+watermark_gap_wait"
     assert found["waits_for"] == ["[74, 75): region 12 store 3 file 1/9: its store is silent"]
     stale = [replace(report, epoch=report.epoch - 1) for report in told]
     heartbeat(world.catalog, "sorter-1", 1, WorkerReport(tasks=tuple(stale)))
-    assert "match+hole_wait+flush" in stages(world.ok("/lag", why="true").json()), "of an earlier owner"
+    assert "match+watermark_gap_wait+flush" in stages(world.ok("/lag", why="true").json()), "of an earlier owner"
 
 
 def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
@@ -120,7 +126,7 @@ def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
         TaskState(
             task_id=task.task_id,
             tenant=TENANT,
-            upper=task.upper,
+            durable_ts=task.durable_ts,
             watermark=ago(900),
             heard={1: ago(150), 2: ago(300)},
             open_rows=1,
@@ -128,7 +134,7 @@ def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
             held_bytes=3,
             spill_bytes=4,
             inbox_bytes=5,
-            holes=0,
+            watermark_gaps=0,
         )
         for task in tasks_of(world)
     ]
@@ -139,7 +145,7 @@ def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
         "upstream_flush": 100,
         "fetch": 0,
         "match": 200,
-        "hole_wait": 600,
+        "watermark_gap_wait": 600,
         "flush": 100,
         "serve": 0,
     }

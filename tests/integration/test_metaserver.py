@@ -98,7 +98,7 @@ def test_the_first_schema_snapshot_starts_all_tasks_at_its_ts(catalog: Catalog, 
     row = get_tenant(catalog, T)
     assert (row.state, row.start_ts) == (TenantState.ACTIVE, ts)
     tasks = list_tasks(catalog, T)
-    assert {(task.start_ts, task.upper) for task in tasks} == {(ts, ts)}
+    assert {(task.start_ts, task.durable_ts) for task in tasks} == {(ts, ts)}
     data = sorted(task.range for task in tasks if task.kind is TaskKind.DATA)
     users = [b"t" + (i + (1 << 63)).to_bytes(8, "big") for i in (118, 120, 123, 124, 125)]
     assert [sum(key in tile for key in users) for tile in data] == [2, 3]
@@ -384,18 +384,18 @@ def test_the_frontier_covers_every_task_in_key_order(
 ) -> None:
     entries = http.get(f"{BASE}/frontier").json()
     assert [e["start_key"] for e in entries] == sorted(task.range.start.hex() for task in list_tasks(catalog, T))
-    assert {e["upper"] for e in entries} == {snapshot["ts"]}
-    assert {e["reopen_id"] for e in entries} == {0}
+    assert {e["durable_ts"] for e in entries} == {snapshot["ts"]}
+    assert {e["resubscribe_id"] for e in entries} == {0}
     assert entries[0]["end_key"] == b"n".hex()
 
 
-def test_a_stopped_task_tries_again_with_new_tenures(http: TestClient, catalog: Catalog, active: Clocked) -> None:
+def test_a_stopped_task_tries_again_with_new_subscriptions(http: TestClient, catalog: Catalog, active: Clocked) -> None:
     task = list_tasks(catalog, T)[0]
     assert stop_task(catalog, task.task_id, epoch=task.epoch, error="broken promise")
     answer = http.post(f"{BASE}/tasks/{task.task_id}:retry")
-    assert (answer.status_code, answer.json()) == (200, {"task_id": task.task_id, "reopen_id": 1})
+    assert (answer.status_code, answer.json()) == (200, {"task_id": task.task_id, "resubscribe_id": 1})
     after = get_task(catalog, task.task_id)
-    assert (after.error, after.reopen_id) == (None, 1)
+    assert (after.error, after.resubscribe_id) == (None, 1)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_a_task_of_another_tenant_is_not_found(http: TestClient, catalog: Catalo
     register_tenant(catalog, Tenant(1, 2))
     task = list_tasks(catalog, T)[0]
     assert http.post(f"/v1/clusters/1/tenants/2/tasks/{task.task_id}:retry").status_code == 404
-    assert get_task(catalog, task.task_id).reopen_id == 0
+    assert get_task(catalog, task.task_id).resubscribe_id == 0
 
 
 def test_an_unreachable_catalog_is_a_503_that_says_when_to_come_back(tmp_path: Path) -> None:

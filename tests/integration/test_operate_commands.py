@@ -101,11 +101,17 @@ def test_a_verb_says_first_what_it_would_do(site: tuple[Operated, str]) -> None:
     assert isinstance(refused(site, "tasks", "retry", task), StateForbids)
 
 
-def test_holes_are_sentences(site: tuple[Operated, str]) -> None:
-    words = run(site, "holes", "--tenant", "1/1")
+def test_watermark_gaps_are_sentences(site: tuple[Operated, str]) -> None:
+    words = run(site, "gaps", "--tenant", "1/1")
     assert "last file 41.0 s ago; probably the store is down\n" in words, "a sentence is not broken"
-    assert {h["cause"] for h in data(site, "holes")["items"]} >= {"standing", "hole", "silent", "stopped", "awaiting"}
-    assert run(site, "holes", "--tenant", "2/8").startswith("paused: tenant 2/8 is paused: upgrade\n")
+    assert {h["cause"] for h in data(site, "gaps")["items"]} >= {
+        "standing",
+        "watermark_gap",
+        "silent",
+        "stopped",
+        "awaiting",
+    }
+    assert run(site, "gaps", "--tenant", "2/8").startswith("paused: tenant 2/8 is paused: upgrade\n")
 
 
 def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatch: pytest.MonkeyPatch) -> None:

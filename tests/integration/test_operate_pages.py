@@ -45,7 +45,7 @@ def twin(site: Operated, path: str, **params: Any) -> Any:
 
 
 def test_pages_show_what_the_api_answers(site: Operated) -> None:
-    api = {name: site.http.get(f"/v1/{name}").json()["items"] for name in ("tasks", "workers", "holes", "events")}
+    api = {name: site.http.get(f"/v1/{name}").json()["items"] for name in ("tasks", "workers", "gaps", "events")}
     tasks = twin(site, "/tasks")
     assert tasks["items"] == api["tasks"]
     assert tasks["total"] == len(api["tasks"])
@@ -54,20 +54,25 @@ def test_pages_show_what_the_api_answers(site: Operated) -> None:
     shown = [w for group in workers["groups"] for w in group["workers"]]
     assert sorted(w["worker_id"] for w in shown) == sorted(w["worker_id"] for w in api["workers"])
     assert workers["owner"]["owner"] == site.http.get("/v1/owner").json()["owner"]
-    holes = twin(site, "/holes")["items"]
-    still = [hole for hole in api["holes"] if hole["cause"] != "silent"]  # how long somebody is silent goes on
-    assert [hole for hole in holes if hole["cause"] != "silent"] == still
-    assert len(holes) == len(api["holes"]) > len(still)
+    gaps = twin(site, "/gaps")["items"]
+    still = [gap for gap in api["gaps"] if gap["cause"] != "silent"]  # how long somebody is silent goes on
+    assert [gap for gap in gaps if gap["cause"] != "silent"] == still
+    assert len(gaps) == len(api["gaps"]) > len(still)
     assert [e["event_id"] for e in twin(site, "/events")["items"]] == [e["event_id"] for e in api["events"]][:50]
-    text = page(site, "/holes")
-    assert all(" ".join(hole["sentence"].split()) in text for hole in still)
+    text = page(site, "/gaps")
+    assert all(" ".join(watermark_gap["sentence"].split()) in text for watermark_gap in still)
     assert all(w["worker_id"] in page(site, "/workers") for w in api["workers"])
     assert "sorter at sorter-1.example:9000" in page(site, "/workers/sorter-1")
 
 
 def test_words_of_others_are_never_markup(site: Operated) -> None:
     (stopped,) = [t for t in list_tasks(site.world.catalog, STOPPED) if t.error]
-    for path in ("/holes", "/events?kind=task.stopped", f"/tasks/{stopped.task_id}", f"/tasks/{stopped.task_id}/retry"):
+    for path in (
+        "/gaps",
+        "/events?kind=task.stopped",
+        f"/tasks/{stopped.task_id}",
+        f"/tasks/{stopped.task_id}/retry",
+    ):
         assert HOSTILE in page(site, path)
     assert "owned" not in page(site, "/tasks?owner=<script>owned</script>").replace("<script>owned</script>", "")
 
@@ -101,7 +106,7 @@ def test_many_ranges_share_cells() -> None:
     assert cells[0]["words"].startswith("7 ranges from r0 on")
     assert cells[-1]["x"] + cells[-1]["width"] == pytest.approx(1000, abs=1)
     assert all(a["x"] + a["width"] <= b["x"] + 0.2 for a, b in pairwise(cells))
-    gap, stands = {"cause": "hole"}, {"cause": "standing"}
+    gap, stands = {"cause": "watermark_gap"}, {"cause": "standing"}
     assert [c["colour"] for c in lag_strip(many[:3], {1: [stands], 2: [stands, gap]})] == ["late0", "late3", "gap"]
     assert [lag_class(ms) for ms in (4_999, 5_000, 30_000, 300_000)] == ["late0", "late1", "late2", "late3"]
     assert owner_strip([], {}) == []
@@ -220,7 +225,7 @@ def test_the_schema_at_each_of_its_steps(site: Operated) -> None:
 def test_wrong_addresses_are_pages_too(site: Operated) -> None:
     for path, status in (
         ("/tasks/999", 404), ("/workers/nobody", 404), ("/workers/nobody/drain", 404), ("/tasks?tenant=x", 400),
-        ("/tasks?tenant=9/9", 404), ("/tasks?cursor=x", 400), ("/holes?tenant=9/9", 404), ("/events?cursor=x", 400),
+        ("/tasks?tenant=9/9", 404), ("/tasks?cursor=x", 400), ("/gaps?tenant=9/9", 404), ("/events?cursor=x", 400),
         ("/workers/api-1/drain", 409),
     ):  # fmt: skip
         assert "Back to the overview" in page(site, path, status), path
@@ -234,6 +239,6 @@ def test_empty_pages_teach(tmp_path: Path) -> None:
         with TestClient(create_app(fresh.services)) as http:
             for path, words in (
                 ("/tenants", "tistream tenant register"), ("/tasks", "tistream push"), ("/workers", "tistream sort"),
-                ("/holes", "every range goes on"), ("/events", "tistream events --follow"),
+                ("/gaps", "every range goes on"), ("/events", "tistream events --follow"),
             ):  # fmt: skip
                 assert words in http.get(path).text, path

@@ -194,7 +194,7 @@ def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
 def test_doctor_looks_at_every_region_or_says_how_many_are_left(
     bench: PushBench, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr("tistream.pusher.tikv.examine._LOCKS_S", seconds)
+    monkeypatch.setattr("pusher.tikv.examine._LOCKS_S", seconds)
     pd = PdClient([bench.served.pd_address])
     found = examine(pd, whole_cluster(), tls=None, clock=SystemClock())
     pd.close()

@@ -36,8 +36,8 @@ def expected() -> dict[tuple[bytes, int], Change]:
     return expected_changes(e for _, e in CAPTURE.events())
 
 
-def frontier_at(upper: int) -> list[FrontierEntry]:
-    return [FrontierEntry(range=KeyRange(), upper=upper, reopen_id=0)]
+def frontier_at(durable_ts: int) -> list[FrontierEntry]:
+    return [FrontierEntry(range=KeyRange(), durable_ts=durable_ts, resubscribe_id=0)]
 
 
 class Bench:
@@ -140,7 +140,7 @@ def test_stopped_anywhere_and_pushed_again_at_a_stale_frontier(
         read = rand.randint(0, survived)  # and the dispatcher has read some of it
         cuts[store_id] = stream[read - 1].cut_ts if read else 0
     bench.control.max_cut_ts.update(cuts)
-    bench.control.entries = frontier_at(rand.randint(S, bench.oracle().upper))
+    bench.control.entries = frontier_at(rand.randint(S, bench.oracle().durable_ts))
     bench.stop_at = 0
     result = bench.push()
     assert (result.complete, result.last_resolved_ts) == (True, LAST)
@@ -148,13 +148,13 @@ def test_stopped_anywhere_and_pushed_again_at_a_stale_frontier(
 
 
 class FollowedBench(Bench):
-    """A sorter that keeps up: it publishes what it has, in three tasks, and asks for new tenures now and then."""
+    """A sorter that keeps up: it publishes what it has, in three tasks, and asks for new subscriptions now and then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.follower, self.fed = WatermarkOracle(S), defaultdict(int)
         self.rand = random.Random(4)
-        self.reopened = 0
+        self.resubscribed = 0
         self.decoded: dict[str, BatchFile] = {}
 
     def on_progress(self, p: PushProgress) -> None:
@@ -164,13 +164,13 @@ class FollowedBench(Bench):
             for file in stream[self.fed[life] :]:
                 self.follower.feed(file)
             self.fed[life] = len(stream)
-        self.reopened += self.rand.random() < 0.3
+        self.resubscribed += self.rand.random() < 0.3
         bounds = [b"", b"t\x80\x00\x00\x00\x00\x00\x00\x90", b"t\x80\x00\x00\x00\x00\x00\x01\x10", b""]
         self.control.entries = [
             FrontierEntry(
                 range=KeyRange(start, end),
-                upper=self.follower.upper,
-                reopen_id=self.reopened if at == 1 else 0,
+                durable_ts=self.follower.durable_ts,
+                resubscribe_id=self.resubscribed if at == 1 else 0,
             )
             for at, (start, end) in enumerate(pairwise(bounds))
         ]
@@ -181,7 +181,7 @@ def test_a_frontier_that_follows_keeps_repetition_low_and_loses_nothing(
 ) -> None:
     bench = FollowedBench()
     bench.push()
-    assert bench.reopened
+    assert bench.resubscribed
     checkpoints = {
         c for s in batch_files(bench.store).values() for f in s for c in f.regions["checkpoint_ts"].to_pylist()
     }

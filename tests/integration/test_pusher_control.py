@@ -83,13 +83,13 @@ def test_the_four_requests(server: Server, control: HttpControl) -> None:
         ("GET", f"{ROOT}/stores/5/incarnations"): (200, {"incarnation": 4}),
         ("GET", f"{ROOT}/frontier"): (
             200,
-            [{"start_key": "", "end_key": "74", "upper": str((1 << 60) + 3), "reopen_id": 2}],
+            [{"start_key": "", "end_key": "74", "durable_ts": str((1 << 60) + 3), "resubscribe_id": 2}],
         ),
         ("GET", f"{ROOT}/push"): (200, {"object_store": "file:///b", "state": "ACTIVE"}),
     }
     assert control.issue_incarnation(5) == IncarnationGrant(incarnation=3, max_cut_ts=(1 << 60) + 1)
     assert control.newest_incarnation(5) == 4
-    assert control.frontier() == [FrontierEntry(range=KeyRange(b"", b"t"), upper=(1 << 60) + 3, reopen_id=2)]
+    assert control.frontier() == [FrontierEntry(range=KeyRange(b"", b"t"), durable_ts=(1 << 60) + 3, resubscribe_id=2)]
     assert control.push_bundle() == PushBundle(object_store="file:///b", state="ACTIVE")
     assert {r[2] for r in server.requests} == {"Bearer secret"}
 
@@ -145,8 +145,8 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(server: Server, contro
 def test_a_frontier_with_numbers_that_are_none_is_no_frontier(
     server: Server, control: HttpControl, number: object
 ) -> None:
-    for field in ("upper", "reopen_id"):
-        entry = {"start_key": "", "end_key": "", "upper": "7", "reopen_id": 0} | {field: number}
+    for field in ("durable_ts", "resubscribe_id"):
+        entry = {"start_key": "", "end_key": "", "durable_ts": "7", "resubscribe_id": 0} | {field: number}
         server.answers["GET", f"{ROOT}/frontier"] = (200, [entry])
         with pytest.raises(ControlUnavailable, match="makes no sense"):
             control.frontier()

@@ -38,7 +38,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.control = MemoryControl(TENANT, [FrontierEntry(range=KeyRange(), upper=START_TS, reopen_id=0)])
+        self.control = MemoryControl(TENANT, [FrontierEntry(range=KeyRange(), durable_ts=START_TS, resubscribe_id=0)])
         self.seen: list[PushProgress] = []
         self.stop = threading.Event()
 

@@ -107,7 +107,7 @@ def told(story: Story, task: TaskRun) -> dict[Version, tuple[int, int, bytes | N
     return {
         (key, commit_ts): (start_ts, *list(story.contents[key, start_ts])[-1])
         for (key, commit_ts), start_ts in story.commits.items()
-        if key in task.range and task.start_ts < commit_ts <= task.upper
+        if key in task.range and task.start_ts < commit_ts <= task.durable_ts
     }
 
 
@@ -137,12 +137,12 @@ def check(recording: Recording, tasks: Sequence[TaskRun], hidden: set[Version]) 
     compared = 0
     stored = stored_versions(recording.folder)
     for task in tasks:
-        behind = ts.physical_ms(recording.last_cut_ts) - ts.physical_ms(task.upper)
+        behind = ts.physical_ms(recording.last_cut_ts) - ts.physical_ms(task.durable_ts)
         assert behind < FALL_BEHIND_MS, [str(s) for s in task.core.explain()]
-        assert task.reopens == []
+        assert task.resubscribes == []
         written = written_by(task)
         assert written == told(recording.player.story, task)
-        due = {v: w for v, w in stored.items() if v[0] in task.range and task.start_ts < v[1] <= task.upper}
+        due = {v: w for v, w in stored.items() if v[0] in task.range and task.start_ts < v[1] <= task.durable_ts}
         sent = {v: w for v, w in due.items() if w.start_ts != v[1] and v not in hidden}
         keys = {key for key, _ in stored}
         assert {v: Write(*row[:3]) for v, row in written.items() if v[0] in keys} == sent

@@ -179,7 +179,7 @@ def test_an_idle_tenant_is_complete_without_a_committed_file(service: Counted) -
     assert sorter.of("put", "committed") == before[0]
     assert pusher.of("put") - before[1] == IDLE * len(STORES)
     assert sorter.of("put", "snapshot") - before[2] <= 2 * (seconds / SNAPSHOT_S + 1) * 2
-    assert {task.upper for task in list_tasks(service.catalog, T)} == {service.ts}
+    assert {task.durable_ts for task in list_tasks(service.catalog, T)} == {service.ts}
 
 
 def segments_of(service: Counted) -> list[SegmentRow]:

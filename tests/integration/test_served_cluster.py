@@ -45,8 +45,8 @@ def written_by_cores(push: ServedPush, start_ts: int, end_ts: int, seed: int) ->
     arrivals = prepare(interleaved(streams.values(), rand))
     tasks = run_tasks(arrivals, dict(enumerate(TIDB_KEYS, 1)), start_ts, rand, ended=ended)
     for task in tasks.values():
-        assert task.upper >= end_ts, [str(slice_) for slice_ in task.core.explain()]
-        assert push.reopened or task.reopens == []
+        assert task.durable_ts >= end_ts, [str(slice_) for slice_ in task.core.explain()]
+        assert push.resubscribed or task.resubscribes == []
     rows = pa.concat_tables([task.rows() for task in tasks.values()])
     return list(zip(*(rows[name].to_pylist() for name in ROW), strict=True))
 

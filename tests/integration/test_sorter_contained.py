@@ -75,7 +75,7 @@ def test_a_task_whose_state_is_gone_stops_and_no_sorter_ends(bench: Bench) -> No
     bench.assign("s1")
     first = bench.worker("s1")
     bench.put(1, *change(b"x", 11, 12, b"2"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     saved(bench, 1)
     first.stop()
     key = bench.row(1).snapshot_key
@@ -87,13 +87,13 @@ def test_a_task_whose_state_is_gone_stops_and_no_sorter_ends(bench: Bench) -> No
         bench.assign(name)
         worker = bench.worker(name)
         stopped_by(bench, key)
-        bench.wait(lambda upto=upto: bench.row(2).upper == upto, "the other task goes on")  # type: ignore[misc]
+        bench.wait(lambda upto=upto: bench.row(2).durable_ts == upto, "the other task goes on")  # type: ignore[misc]
         bench.wait(lambda worker=worker: any(key in p.message for p in worker.problems()), "shown")  # type: ignore[misc]
         assert worker.ready
         bench.put(3, upto=50)
     bench.store.put(key, data)
     assert retry_task(bench.catalog, 1, epoch=bench.row(1).epoch)
-    bench.wait_for_upper(50)
+    bench.wait_for_durable_ts(50)
     bench.wait(lambda: worker.problems() == [], "over")
     assert [s.key for s in bench.served()] == [b"x", b"a", b"x"]
 
@@ -105,7 +105,7 @@ def test_a_task_whose_rows_are_damaged_stops_and_its_tenant_goes_on(
     first = bench.worker("s1")
     waits = Row(kind=D, key=b"a", start_ts=24, commit_ts=25, value=b"1")
     bench.put(1, waits, *change(b"x", 11, 12, b"2"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     saved(bench, 1)
     first.stop()
     (bad,) = [
@@ -124,11 +124,11 @@ def test_a_task_whose_rows_are_damaged_stops_and_its_tenant_goes_on(
     worker = bench.worker("s2")
     bench.put(2, *change(b"x", 31, 32, b"3"), upto=40)
     stopped_by(bench, bad)
-    bench.wait(lambda: bench.row(2).upper == 40, "the other task goes on")
+    bench.wait(lambda: bench.row(2).durable_ts == 40, "the other task goes on")
     assert worker.ready
     monkeypatch.setattr(bench.store, "get_range", sound)
     assert retry_task(bench.catalog, 1, epoch=bench.row(1).epoch)
-    bench.wait_for_upper(40)
+    bench.wait_for_durable_ts(40)
     assert bench.served() == [expected(b"x", 11, 12, b"2"), expected(b"a", 24, 25, b"1"), expected(b"x", 31, 32, b"3")]
 
 
@@ -136,7 +136,7 @@ def test_bytes_that_were_damaged_on_their_way_stop_nothing(bench: Bench, monkeyp
     bench.assign("s1")
     first = bench.worker("s1")
     bench.put(1, Row(kind=D, key=b"a", start_ts=24, commit_ts=25, value=b"1"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     saved(bench, 1)
     first.stop()
     seen: set[tuple[str, int]] = set()
@@ -154,7 +154,7 @@ def test_bytes_that_were_damaged_on_their_way_stop_nothing(bench: Bench, monkeyp
     bench.assign("s2")
     bench.worker("s2")
     bench.put(2, upto=40)
-    bench.wait_for_upper(40)
+    bench.wait_for_durable_ts(40)
     assert len(seen) > 2
     assert bench.served() == [expected(b"a", 24, 25, b"1")]
 
@@ -174,7 +174,7 @@ def test_an_unexpected_error_in_a_step_of_one_task_is_shown_and_the_other_goes_o
     worker = bench.worker("s1")
     bench.put(1, upto=20)
     bench.put(2, *change(b"x", 31, 32, b"3"), upto=40)
-    bench.wait(lambda: bench.row(2).upper == 40, "the other task goes on")
+    bench.wait(lambda: bench.row(2).durable_ts == 40, "the other task goes on")
     bench.wait(lambda: any("task 1 take" in p.source and "a defect" in p.message for p in worker.problems()), "shown")
     assert worker.ready
     assert bench.row(1).error is None, "another build of the sorter may do better"
@@ -189,7 +189,7 @@ def test_an_unexpected_error_in_a_step_of_one_task_is_shown_and_the_other_goes_o
     bench.assign("s2")
     second = bench.worker("s2")
     bench.put(3, *change(b"a", 41, 42, b"4"), *change(b"x", 41, 42, b"4"), upto=50)
-    bench.wait(lambda: bench.row(2).upper == 50, "the other task of the same object goes on")
+    bench.wait(lambda: bench.row(2).durable_ts == 50, "the other task of the same object goes on")
     bench.wait(lambda: any("task 1 write" in p.source for p in second.problems()), "shown")
     assert second.ready
 
@@ -227,10 +227,10 @@ def test_what_a_flush_of_one_tenant_suffers_from_does_not_delay_another(
         row = Row(kind=D, key=b"k", start_ts=upto - 2, commit_ts=upto - 1, value=b"1")
         began = time.monotonic()
         feed.put(batch(seq, row, upto=upto), OTHER)
-        bench.wait(lambda upto=upto: bench.row(other).upper == upto, "written")  # type: ignore[misc]
+        bench.wait(lambda upto=upto: bench.row(other).durable_ts == upto, "written")  # type: ignore[misc]
         assert time.monotonic() - began < 0.7
     monkeypatch.setattr(bench.store, "put", put)
-    bench.wait(lambda: bench.row(1).upper == 20, "it goes on when it may")
+    bench.wait(lambda: bench.row(1).durable_ts == 20, "it goes on when it may")
     bench.wait(lambda: worker.problems() == [], "over")
 
 
@@ -248,14 +248,14 @@ def test_a_half_goes_on_when_the_other_stops_on_the_way_to_a_merge(bench: Bench,
     feed.put(batch(1, *change(b"a", 11, 12, b"1"), upto=20), 1, 2)
     ahead = 30 if right_is_ahead else 20
     feed.put(batch(2, upto=ahead), 2)
-    bench.wait(lambda: bench.row(1).upper == 20 and bench.row(2).upper == ahead, "written")
+    bench.wait(lambda: bench.row(1).durable_ts == 20 and bench.row(2).durable_ts == ahead, "written")
     asked_to_merge(bench)
     bench.wait(lambda: worker._runners[2].publication.upto is not None, "the merge is under way")
     feed.put(batch(2, Row(kind=C, key=b"a", start_ts=15, commit_ts=25), upto=30), 1)  # a commit without its prewrite
     bench.wait(lambda: bench.row(1).error is not None, "the left half stops")
     for seq in range(3, 6):
         feed.put(batch(seq, *change(b"x", 10 * seq + 1, 10 * seq + 2, b"3"), upto=10 * seq + 5), 2)
-    bench.wait(lambda: bench.row(2).upper == 55, "the right half goes on")
+    bench.wait(lambda: bench.row(2).durable_ts == 55, "the right half goes on")
     assert any("task 1" in p.source for p in worker.problems())
 
 
@@ -267,7 +267,7 @@ def test_two_tasks_that_do_not_come_together_are_shown(bench: Bench, monkeypatch
     worker = bench.worker("s1")
     feed.put(batch(1, upto=20), 1, 2)
     feed.put(batch(2, upto=30), 2)
-    bench.wait(lambda: bench.row(1).upper == 20 and bench.row(2).upper == 30, "written")
+    bench.wait(lambda: bench.row(1).durable_ts == 20 and bench.row(2).durable_ts == 30, "written")
     asked_to_merge(bench)
     bench.wait(lambda: any(p.code == "TS-1066" for p in worker.problems()), "shown")
 
@@ -280,12 +280,12 @@ def test_halves_that_saw_the_end_of_a_life_at_different_files_become_one(bench: 
     worker = bench.worker("s1")
     for seq in range(1, 6):
         feed.put(batch(seq, *change(b"a", 10 * seq + 11, 10 * seq + 12, b"1"), upto=10 * seq + 20), 1, 2)
-    bench.wait_for_upper(70)
+    bench.wait_for_durable_ts(70)
     issue_incarnation(bench.catalog, TENANT, 1)  # the pusher was replaced
     feed.put(batch(5, upto=0, closes=True), 1)
     feed.put(batch(6, upto=70), 2)
     ends = (1, Position(seq=5, closed=True)), (2, Position(seq=6))
-    bench.wait(lambda: all(positions(bench.catalog, t)[1][1] == at for t, at in ends), "saved")
+    bench.wait(lambda: all(positions(bench.catalog, t).get(1, {}).get(1) == at for t, at in ends), "saved")
     worker.stop()
     bench.assign("s2")
     second = bench.worker("s2", snapshot_interval_s=1000.0)
@@ -295,5 +295,5 @@ def test_halves_that_saw_the_end_of_a_life_at_different_files_become_one(bench: 
     feed.put(batch(6, upto=0, closes=True), 2)
     feed.put(replace(batch(1, *change(b"b", 81, 82, b"2"), upto=90), incarnation=2), 1, 2, 3)
     bench.wait(lambda: len(list_tasks(bench.catalog, TENANT)) == 1, "one task")
-    bench.wait(lambda: list_tasks(bench.catalog, TENANT)[0].upper == 90, "it goes on")
+    bench.wait(lambda: list_tasks(bench.catalog, TENANT)[0].durable_ts == 90, "it goes on")
     assert second.ready

@@ -36,8 +36,10 @@ def tasks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, 
     return found
 
 
-def advance(catalog: Catalog, task: int, upper: int, to: int) -> None:
-    assert flush(catalog, None, TaskAdvance(task_id=task, epoch=1, seen_upper=upper, new_upper=to)) == {task}
+def advance(catalog: Catalog, task: int, durable_ts: int, to: int) -> None:
+    assert flush(catalog, None, TaskAdvance(task_id=task, epoch=1, seen_durable_ts=durable_ts, new_durable_ts=to)) == {
+        task
+    }
 
 
 def test_progress_is_not_read_again_before_its_time(catalog: Catalog, tasks: tuple[int, int, int]) -> None:
@@ -46,18 +48,18 @@ def test_progress_is_not_read_again_before_its_time(catalog: Catalog, tasks: tup
     assert {id_: row.epoch for id_, row in looked.look("s", 1, is_here=lambda _: False).items()} == dict.fromkeys(
         tasks, 1
     )
-    assert looked.look("s", 1, is_here=lambda _: True)[low].upper == START
+    assert looked.look("s", 1, is_here=lambda _: True)[low].durable_ts == START
     advance(catalog, low, START, START + 5)
-    assert looked.look("s", 1, is_here=lambda _: True)[low].upper == START
+    assert looked.look("s", 1, is_here=lambda _: True)[low].durable_ts == START
     clock.advance(REREAD_S)
-    assert looked.look("s", 1, is_here=lambda _: True)[low].upper == START + 5
+    assert looked.look("s", 1, is_here=lambda _: True)[low].durable_ts == START + 5
 
 
 def test_the_row_of_a_task_that_is_not_here_is_new(catalog: Catalog, tasks: tuple[int, int, int]) -> None:
     looked, low = Owned(catalog, ManualClock()), tasks[0]
     looked.look("s", 1, is_here=lambda _: True)
     advance(catalog, low, START, START + 5)
-    assert looked.look("s", 1, is_here=lambda task: task != low)[low].upper == START + 5
+    assert looked.look("s", 1, is_here=lambda task: task != low)[low].durable_ts == START + 5
 
 
 def test_what_others_decide_is_seen_at_once(catalog: Catalog, tasks: tuple[int, int, int]) -> None:

@@ -16,7 +16,7 @@ from tests.kit.routed import routed
 from tests.kit.sorter_oracle import D, Mark, Row
 from tests.kit.sorter_world import File, feed_batch
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import find_segments, uppers
+from tistream.catalog.log.committed import durable_timestamps, find_segments
 from tistream.catalog.log.objects import tombstone
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.tasks import assign_task
@@ -103,8 +103,8 @@ class Bench:
         return self.publisher.flush(TENANT, self.tasks)
 
     def state(self) -> tuple[list[int], int]:
-        """(uppers by the catalog, rows that can be read)."""
-        found = uppers(self.catalog, [1, 2])
+        """(durable watermarks by the catalog, rows that can be read)."""
+        found = durable_timestamps(self.catalog, [1, 2])
         segments = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 60, limit=99)
         assert all(s.object_key in self.keys() for s in segments)
         return [found[1][1], found[2][1]], sum(s.rows for s in segments)
@@ -150,11 +150,11 @@ def test_all_tasks_of_a_tenant_share_one_object(bench: Bench) -> None:
     assert bench.flush() == frozenset()
     assert bench.keys() == [key(1)]
     assert bench.state() == ([20, 20], 2)
-    assert [p.core.upper for p in bench.tasks] == [20, 20]
+    assert [p.core.durable_ts for p in bench.tasks] == [20, 20]
     assert bench.flush() == frozenset()
 
 
-def test_without_rows_only_the_uppers_move(bench: Bench) -> None:
+def test_without_rows_only_the_durable_timestamps_move(bench: Bench) -> None:
     bench.feed(20)
     assert bench.flush() == frozenset()
     assert bench.keys() == []
@@ -190,7 +190,7 @@ def test_a_task_that_was_taken_away_is_left_out_and_named(bench: Bench) -> None:
     bench.take_over(1, seen_epoch=1)
     assert bench.flush() == {1}
     assert bench.state() == ([10, 20], 1)
-    assert [p.core.upper for p in bench.tasks] == [10, 20]
+    assert [p.core.durable_ts for p in bench.tasks] == [10, 20]
 
 
 @pytest.mark.parametrize("fault", ["lost, not done", "away"])
@@ -225,18 +225,18 @@ def test_an_attempt_that_lands_after_the_next_one_was_prepared_counts(bench: Ben
     with pytest.raises(CatalogUnavailable):
         bench.flush()
     with bench.catalog.transaction() as conn:  # the database had it in hand all the time
-        conn.exec_driver_sql("UPDATE tasks SET upper = 20")
+        conn.exec_driver_sql("UPDATE tasks SET durable_ts = 20")
     bench.feed(30, b"b")
     assert bench.flush() == frozenset()
-    assert [p.core.upper for p in bench.tasks] == [20, 20]
+    assert [p.core.durable_ts for p in bench.tasks] == [20, 20]
     assert bench.flush() == frozenset()
     assert bench.state()[0] == [30, 30]
 
 
-def test_an_upper_that_nobody_here_attempted_means_fenced(bench: Bench) -> None:
+def test_an_durable_ts_that_nobody_here_attempted_means_fenced(bench: Bench) -> None:
     bench.feed(20, b"a")
     with bench.catalog.transaction() as conn:
-        conn.exec_driver_sql("UPDATE tasks SET upper = 15 WHERE task_id = 1")
+        conn.exec_driver_sql("UPDATE tasks SET durable_ts = 15 WHERE task_id = 1")
     assert bench.flush() == {1}
 
 

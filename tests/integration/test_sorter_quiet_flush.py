@@ -15,7 +15,7 @@ from tests.kit.catalog_cases import elected
 from tests.kit.sorter_oracle import D, Mark, Row
 from tests.kit.sorter_world import File, feed_batch
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import uppers
+from tistream.catalog.log.committed import durable_timestamps
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.tasks import assign_task
 from tistream.errors import CatalogUnavailable
@@ -79,13 +79,13 @@ class Bench:
     def flush(self) -> frozenset[int]:
         return self.publisher.flush_quiet(self.publications)
 
-    def uppers(self) -> list[int]:
+    def durable_timestamps(self) -> list[int]:
         """By the catalog; the cores say the same."""
-        found = uppers(self.catalog, [1, 2, 3])
+        found = durable_timestamps(self.catalog, [1, 2, 3])
         return [found[n][1] for n in (1, 2, 3)]
 
     def cores(self) -> list[int]:
-        return [self.publications[tenant][0].core.upper for tenant in TENANTS]
+        return [self.publications[tenant][0].core.durable_ts for tenant in TENANTS]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_all_move_in_one_transaction_without_an_object(bench: Bench) -> None:
     bench.feed(20)
     assert bench.flush() == frozenset()
-    assert bench.uppers() == bench.cores() == [20, 20, 20]
+    assert bench.durable_timestamps() == bench.cores() == [20, 20, 20]
     assert bench.catalog.transactions == 1
     assert list(bench.store.list("")) == []
     assert bench.flush() == frozenset()
@@ -108,14 +108,14 @@ def test_all_move_in_one_transaction_without_an_object(bench: Bench) -> None:
 def test_only_those_move_that_can(bench: Bench) -> None:
     bench.feed(20, TENANTS[1])
     bench.flush()
-    assert bench.uppers() == bench.cores() == [10, 20, 10]
+    assert bench.durable_timestamps() == bench.cores() == [10, 20, 10]
 
 
 def test_one_that_was_taken_away_is_told_and_the_others_move(bench: Bench) -> None:
     bench.feed(20)
     bench.take_over(2, seen_epoch=1)
     assert bench.flush() == {2}
-    assert bench.uppers() == [20, 10, 20]
+    assert bench.durable_timestamps() == [20, 10, 20]
 
 
 @pytest.mark.parametrize("fault", ["lost, not done", "lost, done", "away"])
@@ -131,7 +131,7 @@ def test_a_lost_reply_is_settled_before_anything_else_is_tried(bench: Bench, fau
     bench.feed(30)
     for tenant, publications in bench.publications.items():
         assert bench.publisher.flush(tenant, publications) == frozenset()
-    assert bench.uppers() == bench.cores() == [30, 30, 30]
+    assert bench.durable_timestamps() == bench.cores() == [30, 30, 30]
 
 
 def test_who_has_rows_is_not_quiet(bench: Bench) -> None:

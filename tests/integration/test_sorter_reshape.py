@@ -39,13 +39,13 @@ def test_a_task_is_split_while_rows_wait_and_both_parts_write_theirs(bench: Benc
     bench.worker("s1")
     late = Row(kind=C, key=b"b", start_ts=15, commit_ts=25)
     bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=15, value=b"2"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "a snapshot")
     parts = split_task(bench.catalog, 1, b"b", seen_epoch=bench.row(1).epoch)
     assert parts is not None
     bench.tasks = [*parts, 2]
     bench.put(2, late, *change(b"a", 21, 22, b"3"), upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     found = [expected(b"a", 11, 12, b"1"), expected(b"a", 21, 22, b"3"), expected(b"b", 15, 25, b"2")]
     assert bench.served() == found
 
@@ -55,14 +55,14 @@ def test_two_tasks_become_one_while_rows_wait(bench: Bench) -> None:
     worker = bench.worker("s1")
     waiting = [Row(kind=P, key=key, start_ts=15, value=b"w") for key in (b"b", b"y")]
     bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 11, 12, b"2"), *waiting, upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     asked_to_merge(bench)
     bench.wait(lambda: len(rows_of(bench)) == 1, "the merge")
     (row,) = rows_of(bench)
-    assert (row.range, row.upper, row.owner) == (KeyRange(b"", b""), 20, "s1")
+    assert (row.range, row.durable_ts, row.owner) == (KeyRange(b"", b""), 20, "s1")
     bench.tasks = [row.task_id]
     bench.put(2, *(Row(kind=C, key=key, start_ts=15, commit_ts=25) for key in (b"b", b"y")), upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     early = [expected(b"a", 11, 12, b"1"), expected(b"x", 11, 12, b"2")]
     assert bench.served() == [*early, expected(b"b", 15, 25, b"w"), expected(b"y", 15, 25, b"w")]
     assert worker.problems() == []
@@ -73,7 +73,7 @@ def test_a_merge_that_goes_wrong_leaves_two_tasks_or_one(bench: Bench, fault: st
     bench.assign("s1")
     bench.worker("s1", snapshot_interval_s=1000.0)
     bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 13, 14, b"2"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     match fault:
         case "the reply is lost":
             bench.catalog.lost_replies_of = "merge_tasks"
@@ -86,7 +86,7 @@ def test_a_merge_that_goes_wrong_leaves_two_tasks_or_one(bench: Bench, fault: st
     bench.wait(lambda: len(rows_of(bench)) == 1, "the merge")
     bench.tasks = [row.task_id for row in rows_of(bench)]
     bench.put(2, *change(b"a", 21, 22, b"3"), upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     early = [expected(b"a", 11, 12, b"1"), expected(b"x", 13, 14, b"2")]
     assert bench.served() == [*early, expected(b"a", 21, 22, b"3")]
 
@@ -97,10 +97,10 @@ def test_two_tasks_that_do_not_come_together_go_on(bench: Bench, monkeypatch: py
     bench.assign("s1")
     bench.worker("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     asked_to_merge(bench)
     bench.put(2, *change(b"x", 21, 22, b"2"), upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(b"a", 11, 12, b"1"), expected(b"x", 21, 22, b"2")]
     assert len(rows_of(bench)) == 2
     monkeypatch.setattr(merging, "PATIENCE_S", 60.0)

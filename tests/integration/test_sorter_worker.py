@@ -32,13 +32,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.stop()
 
 
-def test_changes_of_both_tasks_reach_the_log_once_and_uppers_follow(bench: Bench) -> None:
+def test_changes_of_both_tasks_reach_the_log_once_and_durable_timestamps_follow(bench: Bench) -> None:
     bench.assign("s1")
     worker = bench.worker("s1")
     assert worker.wait_until_ready(WAIT_S)
     bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 13, 14, b"2"), upto=20)
     bench.put(2, upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(b"a", 11, 12, b"1"), expected(b"x", 13, 14, b"2")]
     assert worker.problems() == []
 
@@ -51,10 +51,10 @@ def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
     worker = bench.worker("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
     bench.wait(lambda: len(worker.stats()) == 2, "tasks")
     bench.put(1, *change(b"a", 11, 12, b"1" * 499), *change(b"x", 13, 14, b"2" * 499), upto=20)
-    bench.wait_for_upper(20)  # both together are a file's worth
+    bench.wait_for_durable_ts(20)  # both together are a file's worth
     bench.put(2, *change(b"a", 21, 22, b"1" * 499), *change(b"x", 23, 24, b"2" * 498), upto=30)
     bench.wait(lambda: all(s.watermark == 30 for s in worker.stats().values()), "arrival")
-    assert [s.upper for s in worker.stats().values()] == [20, 20]
+    assert [s.durable_ts for s in worker.stats().values()] == [20, 20]
 
 
 def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
@@ -78,7 +78,7 @@ def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
     time.sleep(0.3)
     assert worker.stats()[1].ready_rows == 2, "a row more than there was room for"
     monkeypatch.setattr(bench.store, "put", put)
-    bench.wait_for_upper(110)
+    bench.wait_for_durable_ts(110)
     assert bench.served() == [expected(b"a", ts + 1, ts + 2, b"v" * 999) for ts in at]
     bench.wait(lambda: worker.problems() == [], "problems pass")
 
@@ -92,7 +92,7 @@ def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatc
     bench.put(1, prewrite, *change(b"b", 13, 24, b"2" * 1000), upto=12)
     bench.wait(lambda: any(s.bytes_on_disk > 1000 for s in worker.stats().values()), "spill")
     bench.put(2, commit, upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(b"b", 13, 24, b"2" * 1000), expected(b"a", 11, 25, b"1" * 1000)]
     bench.wait(lambda: not any(s.bytes_on_disk for s in worker.stats().values()), "the disk to be free")
     assert worker.problems() == []
@@ -116,7 +116,7 @@ def test_while_the_disk_takes_nothing_a_large_task_waits_and_the_other_goes_on(
     bench.wait(lambda: worker.stats()[1].open_prewrites == 200, "all is taken in")
     commits = [Row(kind=C, key=row.key, start_ts=11, commit_ts=25) for row in prewrites]
     bench.put(21, *commits, upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(row.key, 11, 25, b"v" * 1000) for row in prewrites]
     bench.wait(lambda: worker.problems() == [], "problems pass")
 
@@ -132,7 +132,7 @@ def test_a_transaction_that_takes_many_slices_and_objects_is_written_whole(
     keys = [b"a%03d" % (n * 37 % 100) for n in range(100)]
     bench.put(1, *(Row(kind=P, key=key, start_ts=11, value=b"v" * 30) for key in keys), upto=10)
     bench.put(2, *(Row(kind=C, key=key, start_ts=11, commit_ts=25) for key in reversed(keys)), upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(key, 11, 25, b"v" * 30) for key in sorted(keys)]
     found = find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
     assert len({s.object_key for s in found}) > 5
@@ -177,13 +177,13 @@ def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Be
     first = bench.worker("s1")
     prewrite, commit = change(b"a", 21, 25, b"kept")
     bench.put(1, *change(b"a", 11, 12, b"old"), prewrite, upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "snapshot")
     first.stop()
     bench.assign("s2")
     bench.worker("s2")
     bench.put(2, commit, upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(b"a", 11, 12, b"old"), expected(b"a", 21, 25, b"kept")]
 
 
@@ -191,11 +191,11 @@ def test_without_any_snapshot_a_new_owner_replays_and_writes_nothing_twice(bench
     bench.assign("s1")
     bench.worker("s1", snapshot_interval_s=1000.0)
     bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     bench.assign("s2")  # s1 still runs, and still believes
     bench.worker("s2", snapshot_interval_s=1000.0)
     bench.put(2, *change(b"a", 21, 22, b"2"), upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(b"a", 11, 12, b"1"), expected(b"a", 21, 22, b"2")]
 
 
@@ -207,7 +207,7 @@ def test_a_catalog_that_fails_or_loses_its_reply_loses_no_row(bench: Bench, befo
     for seq in range(1, 8):
         bench.catalog.lost_before, bench.catalog.lost_replies = before, replies
         bench.put(seq, *change(b"a", seq * 10 + 1, seq * 10 + 2, b"v%d" % seq), upto=seq * 10 + 10)
-        bench.wait_for_upper(seq * 10 + 10)
+        bench.wait_for_durable_ts(seq * 10 + 10)
     want = [expected(b"a", s * 10 + 1, s * 10 + 2, b"v%d" % s) for s in range(1, 8)]
     assert bench.served() == want
     bench.wait(lambda: worker.problems() == [], "problems pass")
@@ -217,16 +217,16 @@ def test_a_broken_promise_stops_one_task_loudly_and_the_other_goes_on(bench: Ben
     bench.assign("s1")
     bench.worker("s1")
     bench.put(1, upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     bench.put(2, upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     bench.put(3, Row(kind=C, key=b"a", start_ts=31, commit_ts=35), upto=40)
     bench.put(4, *change(b"x", 41, 42, b"x"), upto=50)
-    bench.wait(lambda: bench.row(1).error is not None and bench.row(2).upper == 50, "stopped")
+    bench.wait(lambda: bench.row(1).error is not None and bench.row(2).durable_ts == 50, "stopped")
     error = bench.row(1).error or ""
     for fact in ("key=61", "commit_ts=35", "region_id=1", "store_id=1", "incarnation=1", "seq=3"):
         assert fact in error
-    assert bench.row(1).upper == 30
+    assert bench.row(1).durable_ts == 30
     assert bench.served() == [expected(b"x", 41, 42, b"x")]
     clear_task_error(bench.catalog, 1)  # the upstream has not changed: it stops again
     bench.wait(lambda: bench.row(1).error is not None, "stopped again")
@@ -240,7 +240,7 @@ def test_an_idle_tasks_position_moves_so_that_files_can_be_reclaimed(bench: Benc
     bench.wait(lambda: durable_floor(bench.catalog, TENANT, 1) == {1: 3}, "positions")
 
 
-def test_an_undecided_commit_raises_the_reopen_id_and_holds_the_task(bench: Bench) -> None:
+def test_an_undecided_commit_raises_the_resubscribe_id_and_holds_the_task(bench: Bench) -> None:
     bench.assign("s1")
     bench.worker("s1")
     marks = tuple(
@@ -248,17 +248,17 @@ def test_an_undecided_commit_raises_the_reopen_id_and_holds_the_task(bench: Benc
         for v in (1, 2)
     )
     rows = (
-        Row(kind=P, key=b"a", start_ts=11, value=b"one", tenure=0),
-        Row(kind=P, key=b"a", start_ts=11, value=b"two", tenure=1),
-        Row(kind=C, key=b"a", start_ts=11, commit_ts=15, tenure=1),
+        Row(kind=P, key=b"a", start_ts=11, value=b"one", subscription=0),
+        Row(kind=P, key=b"a", start_ts=11, value=b"two", subscription=1),
+        Row(kind=C, key=b"a", start_ts=11, commit_ts=15, subscription=1),
     )
     bench.feed.put(feed_batch(File(store_id=1, incarnation=1, seq=1, cut_ts=16, rows=rows, marks=marks)))
     bench.put(2, upto=30)
-    bench.wait(lambda: bench.row(1).reopen_id == 1 and bench.row(2).upper == 30, "reopen")
-    bench.wait(lambda: bench.row(1).upper == 14, "everything below it is written")
+    bench.wait(lambda: bench.row(1).resubscribe_id == 1 and bench.row(2).durable_ts == 30, "resubscribe")
+    bench.wait(lambda: bench.row(1).durable_ts == 14, "everything below it is written")
     whole = Row(kind=4, key=b"a", start_ts=11, commit_ts=15, value=b"two")
     bench.put(3, whole, upto=40, checkpoint_ts=14)
-    bench.wait_for_upper(40)
+    bench.wait_for_durable_ts(40)
     assert bench.served() == [expected(b"a", 11, 15, b"two")]
 
 
@@ -279,7 +279,7 @@ def test_a_failing_feed_is_shown_and_tried_again_at_the_same_place(bench: Bench)
     bench.feed.failures_left = 8
     bench.wait(lambda: any("task 1 store 1" in p.source for p in worker.problems()), "shown")
     bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     assert bench.served() == [expected(b"a", 11, 12, b"1")]
     bench.wait(lambda: worker.problems() == [], "over")
 
@@ -290,7 +290,7 @@ def test_a_gap_in_the_feed_is_waited_out_and_nothing_is_skipped(bench: Bench) ->
     assert worker.wait_until_ready(WAIT_S)
     bench.put(2, *change(b"a", 21, 22, b"2"), upto=30)
     bench.wait(lambda: any(p.code == "TS-1060" for p in worker.problems()), "the gap is shown")
-    assert {bench.row(t).upper for t in bench.tasks} == {10}
+    assert {bench.row(t).durable_ts for t in bench.tasks} == {10}
 
 
 def test_rows_that_cannot_be_fetched_cost_a_restart_of_the_task_and_nothing_else(
@@ -315,7 +315,7 @@ def test_rows_that_cannot_be_fetched_cost_a_restart_of_the_task_and_nothing_else
     assert again.wait_until_ready(WAIT_S)
     assert fetched == []
     bench.put(2, Row(kind=C, key=b"a", start_ts=11, commit_ts=12), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     assert len(fetched) > 3
     assert bench.served() == [expected(b"a", 11, 12, b"1")]
     bench.wait(lambda: again.problems() == [], "over")
@@ -349,7 +349,7 @@ def test_rows_that_cannot_be_fetched_are_asked_for_only_when_they_would_be_writt
     time.sleep(1.0)
     assert len(asked) < 30, "not with every turn of the loop"
     away = False
-    bench.wait_for_upper(40)
+    bench.wait_for_durable_ts(40)
     assert bench.served() == [expected(b"a", ts - 1, ts, b"1") for ts in (12, 35)]
 
 
@@ -358,7 +358,7 @@ def test_a_good_end_saves_everything_and_retires(bench: Bench) -> None:
     worker = bench.worker("s1", snapshot_interval_s=1000.0)
     bench.put(1, Row(kind=P, key=b"a", start_ts=11, value=b"1"), upto=11)
     bench.put(2, Row(kind=R, key=b"b", start_ts=11, op=0), upto=11)
-    bench.wait_for_upper(11)
+    bench.wait_for_durable_ts(11)
     bench.wait(lambda: all(s.open_prewrites == (t == 1) for t, s in worker.stats().items()), "consumed")
     worker.stop()
     assert positions(bench.catalog, 1)[1][1].seq >= 1
@@ -370,17 +370,17 @@ def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench:
     bench.assign("s1")
     worker = bench.worker("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     assert change_state(bench.catalog, TENANT, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="asked")
     bench.wait(lambda: worker.stats() == {}, "resting")
     bench.put(2, *change(b"b", 21, 22, b"2"), *change(b"x", 21, 23, b"3"), upto=30)
-    mark = [(bench.row(t).upper, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks]
+    mark = [(bench.row(t).durable_ts, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks]
     worker._flush.hurry()
     worker._save.hurry()
     bench.wait(lambda: not any(p.is_alive for r in worker._leaving for p in r._leaving), "readers gone")
-    assert [(bench.row(t).upper, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks] == mark
+    assert [(bench.row(t).durable_ts, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks] == mark
     assert change_state(bench.catalog, TENANT, seen=TenantState.PAUSED, to=TenantState.ACTIVE, reason="")
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     rows = (expected(b"a", 11, 12, b"1"), expected(b"b", 21, 22, b"2"), expected(b"x", 21, 23, b"3"))
     assert bench.served() == list(rows)
 
@@ -407,17 +407,17 @@ def test_who_drains_goes_on_and_saves_often_until_it_has_nothing(bench: Bench) -
     bench.assign("s1")
     worker = bench.worker("s1", snapshot_interval_s=1000.0)
     bench.put(1, upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     before = bench.row(1).snapshot_n
     worker.begin_drain()
     assert [w.state for w in list_workers(bench.catalog)] == ["draining"]
     assert not worker.drained()
     bench.put(2, *change(b"a", 21, 22, b"1"), upto=30)
-    bench.wait_for_upper(30)
+    bench.wait_for_durable_ts(30)
     bench.wait(lambda: bench.row(1).snapshot_n > before, "saved")
     bench.worker("s2", snapshot_interval_s=1000.0)
     bench.assign("s2")
     assert worker.drained()
     bench.put(3, *change(b"b", 31, 32, b"1"), upto=40)
-    bench.wait_for_upper(40)
+    bench.wait_for_durable_ts(40)
     assert bench.served() == [expected(b"a", 21, 22, b"1"), expected(b"b", 31, 32, b"1")]

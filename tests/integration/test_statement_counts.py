@@ -70,10 +70,10 @@ def per_flush(bench: Bench, counts: tuple[int, ...] = TABLES) -> list[set[int]]:
         rows = [row for key in keys for row in change(key, at - 9, at - 8, b"v")]
         with log:
             bench.put(seq, *rows, upto=at)
-            bench.wait_for_upper(at)
+            bench.wait_for_durable_ts(at)
         flushes = log.with_a("INSERT INTO segments")
         assert flushes, "rows were published"
-        found.append({sum(not sql.startswith("UPDATE tasks SET upper") for sql in one) for one in flushes})
+        found.append({sum(not sql.startswith("UPDATE tasks SET durable_ts") for sql in one) for one in flushes})
         at += 10
     return found
 
@@ -100,16 +100,16 @@ def test_a_flush_that_asks_for_each_table_is_found(bench: Bench, monkeypatch: py
 
 
 def test_an_idle_sorter_asks_nothing_of_single_tables(bench: Bench) -> None:
-    """Without a row only the uppers move."""
+    """Without a row only the durable watermarks move."""
     log = StatementLog(bench.catalog)
     bench.worker("s1")
     bench.put(1, upto=20)
-    bench.wait_for_upper(20)
+    bench.wait_for_durable_ts(20)
     with log:
         bench.put(2, upto=30)
-        bench.wait_for_upper(30)
+        bench.wait_for_durable_ts(30)
     assert log.with_a("INSERT INTO segments") == []
-    moved = log.with_a("UPDATE tasks SET upper=")
+    moved = log.with_a("UPDATE tasks SET durable_ts=")
     assert moved
     assert {len(one) for one in moved} <= {1, 2}, "one for each task that moved"
 

@@ -173,7 +173,7 @@ def test_the_hold_moves_up_with_the_frontier(bench: PushBench, monkeypatch: pyte
     (held,) = bench.held()
     assert held <= bench.watermark
     bench.judging = False  # the service stands still
-    frontier = min(e.upper for e in bench.control.entries)
+    frontier = min(e.durable_ts for e in bench.control.entries)
     bench.until(lambda: bench.held() == [frontier])
     time.sleep(0.6)
     assert bench.held() == [frontier]
@@ -368,7 +368,7 @@ def test_history_that_is_gone_ends_no_push_that_lives(bench: PushBench, monkeypa
     bench.until(lambda: len(workload.committed) > 50)
     settled = bench.served.settle()  # nothing has to be registered any more
     bench.until(lambda: bench.watermark >= settled)
-    frontier = min(e.upper for e in bench.control.entries)
+    frontier = min(e.durable_ts for e in bench.control.entries)
     bench.judging = False
     with bench.served.changing():
         bench.served.pd.holds.clear()  # its time to live is over
@@ -392,11 +392,13 @@ def test_a_push_that_starts_below_what_pd_keeps_waits_while_the_frontier_rises(
     with bench.served.changing() as cluster:
         cluster.start_stores()
         bench.served.pd.holds.clear()
-        bench.served.pd.collect_garbage(min(e.upper for e in bench.control.entries) + 1)
+        bench.served.pd.collect_garbage(min(e.durable_ts for e in bench.control.entries) + 1)
     bench.start()
     bench.until(lambda: any("is gone" in p for p in bench.seen.problems))
     entries = bench.control.entries
-    bench.control.entries = [replace(e, upper=bench.served.pd.kept_from_ts + 1) for e in entries]  # a sorter went on
+    bench.control.entries = [
+        replace(e, durable_ts=bench.served.pd.kept_from_ts + 1) for e in entries
+    ]  # a sorter went on
     bench.judging = False
     bench.until(lambda: bench.seen.phase == "pushing")
     assert bench.error is None

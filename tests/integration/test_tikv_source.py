@@ -17,7 +17,15 @@ import grpc
 import pytest
 
 from pusher.core.cdcpb import read_change_data
-from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    Resolved,
+    Rows,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from pusher.tikv.source import TikvSource
 from tests.kit import change_data as wire
 from tests.kit.real_tikv import lines
@@ -192,12 +200,12 @@ def test_rows_and_promises_arrive() -> None:
         asked = r.poll_until_asked()
         assert asked == Asked(request_id=1, region_id=7, checkpoint_ts=5, deregister=False, cluster_id=77)
         assert r.store.metadata[0]["features"] == "stream-multiplexing"
-        (opened,) = r.got(TenureOpened)
+        (opened,) = r.got(SubscriptionOpened)
         r.store.say(wire.event(7, 1, wire.committed(b"ta", 6, 8), wire.INITIALIZED), wire.resolved(1, [7], 9))
         r.poll_until(lambda: r.got(Resolved))
         order = [type(e) for e in r.events if not isinstance(e, Tick)]
-        assert order == [TenureOpened, Rows, TenureReady, Resolved]
-        (ready,) = r.got(TenureReady)
+        assert order == [SubscriptionOpened, Rows, SubscriptionReady, Resolved]
+        (ready,) = r.got(SubscriptionReady)
         assert opened.open_ts < ready.ready_ts
         cuts = [e.cut_ts for e in r.got(Tick)]
         assert cuts == sorted(set(cuts))
@@ -232,12 +240,12 @@ def test_a_stream_that_ends_is_opened_again() -> None:
     with rig() as r:
         r.poll_until_asked()
         r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(TenureReady))
+        r.poll_until(lambda: r.got(SubscriptionReady))
         r.store.hang_up()
         r.checkpoint_ts = 6
         again = r.poll_until_asked()
         assert (again.request_id, again.checkpoint_ts) == (1, 6)
-        r.poll_until(lambda: r.got(TenureClosed))
+        r.poll_until(lambda: r.got(SubscriptionClosed))
         assert r.store.streams == 2
         assert r.refused == []
 
@@ -246,7 +254,7 @@ def test_a_store_that_cannot_be_reached() -> None:
     with rig() as r:
         r.poll_until_asked()
         r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(TenureReady))
+        r.poll_until(lambda: r.got(SubscriptionReady))
         r.store.stop()
         r.poll_until(lambda: r.refused)
         assert r.refused[0].facts["store"] == 1
@@ -254,13 +262,13 @@ def test_a_store_that_cannot_be_reached() -> None:
         r.poll_until(lambda: len(r.got(Tick)) > ticks)
 
 
-def test_reopen_drop_and_resume() -> None:
+def test_resubscribe_drop_and_resume() -> None:
     with rig() as r:
         r.poll_until_asked()
-        r.source.reopen([1])
+        r.source.resubscribe([1])
         asked = [r.poll_until_asked(), r.poll_until_asked()]
         assert [(a.request_id, a.deregister) for a in asked] == [(1, True), (2, False)]
-        r.poll_until(lambda: r.got(TenureClosed))
+        r.poll_until(lambda: r.got(SubscriptionClosed))
         r.source.drop()
         r.events.clear()
         ticks = time.monotonic() + 0.3
@@ -268,18 +276,18 @@ def test_reopen_drop_and_resume() -> None:
         assert {type(e) for e in r.events} == {Tick}
         r.source.resume()
         assert r.poll_until_asked().request_id == 1
-        assert r.got(TenureOpened)[-1].tenure == 3
+        assert r.got(SubscriptionOpened)[-1].subscription == 3
 
 
 def test_more_than_fits_drops_the_stream_not_the_store() -> None:
     with rig(inbox_bytes_max=100_000) as r:
         r.poll_until_asked()
         r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(TenureReady))
+        r.poll_until(lambda: r.got(SubscriptionReady))
         row = wire.event(7, 1, wire.committed(b"ta", 6, 8, b"v" * 1000))
         r.store.say(*[row] * 300)  # nobody polls
         assert r.store.over.wait(PATIENCE_S), "the store was made to wait"
-        r.poll_until(lambda: r.got(TenureClosed))
+        r.poll_until(lambda: r.got(SubscriptionClosed))
         assert sum(e.rows.num_rows for e in r.got(Rows)) < 300
         assert r.poll_until_asked().request_id == 1
         assert r.store.streams == 2
@@ -289,7 +297,7 @@ def test_without_pd_nothing_is_taken_and_nothing_is_lost() -> None:
     with rig() as r:
         r.poll_until_asked()
         r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(TenureReady))
+        r.poll_until(lambda: r.got(SubscriptionReady))
         r.pd.away = True
         r.poll_until(lambda: r.refused)
         r.store.say(wire.event(7, 1, wire.committed(b"ta", 6, 8)))
@@ -299,7 +307,7 @@ def test_without_pd_nothing_is_taken_and_nothing_is_lost() -> None:
         assert r.got(Rows) == []
         r.pd.away = False
         r.poll_until(lambda: r.got(Rows))
-        assert r.got(TenureClosed) == []
+        assert r.got(SubscriptionClosed) == []
 
 
 def test_damage_is_survived() -> None:
@@ -308,7 +316,7 @@ def test_damage_is_survived() -> None:
         r.store.say(b"\x0a\x02\xff\xff")
         assert r.poll_until_asked().request_id == 1
         r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(TenureReady))
+        r.poll_until(lambda: r.got(SubscriptionReady))
         assert r.store.streams == 2
 
 
@@ -342,7 +350,7 @@ def test_a_region_that_moves_is_followed_by_its_new_store() -> None:
             assert [type(e) for e in second.poll(0.01, lambda _: 5)] in ([], [Tick])
             r.store.say(wire.event(7, 1, error=wire.not_leader(7, 2)))
             r.pd.regions = []  # PD does not know yet
-            r.poll_until(lambda: r.got(TenureClosed))
+            r.poll_until(lambda: r.got(SubscriptionClosed))
             deadline = time.monotonic() + PATIENCE_S
             while other.asked.empty():
                 assert time.monotonic() < deadline
@@ -364,7 +372,7 @@ def test_tls_on_both_sides(tmp_path: Path) -> None:
     with rig(credentials=server, tls=mine) as r:
         r.poll_until_asked()
         r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(TenureReady))
+        r.poll_until(lambda: r.got(SubscriptionReady))
     with rig(credentials=server, tls=Tls(ca=pair[1])) as r:
         r.poll_until(lambda: r.refused)
         assert r.store.asked.empty()

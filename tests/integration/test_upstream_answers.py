@@ -198,19 +198,19 @@ class World:
 def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Timeouts and rhythms of a push, short."""
     for name, value in (
-        ("tikv_push._PD_PATIENCE_S", 0.0),
-        ("tikv_push._HOLD_S", 1.0),
-        ("tikv_push._STORES_S", 1.0),
-        ("tikv.pd_channel._CALL_S", 0.2),
-        ("tikv.pd_tso._ANSWER_S", 0.2),
-        ("tikv.kv_scan._CALL_S", 0.2),
-        ("tikv.kv_scan._BUSY_S", 0.5),
-        ("tikv.scans.SHOWN_S", 3.0),
-        ("tikv.board._GAP_SHOWN_S", 1.0),
-        ("store_push._SHOWN_S", 1.0),
-        ("tikv_push.TikvSource", partial(TikvSource, failures_shown=2)),
+        ("pusher.tikv_push._PD_PATIENCE_S", 0.0),
+        ("pusher.tikv_push._HOLD_S", 1.0),
+        ("pusher.tikv_push._STORES_S", 1.0),
+        ("tistream.tikv.pd_channel._CALL_S", 0.2),
+        ("tistream.tikv.pd_tso._ANSWER_S", 0.2),
+        ("tistream.tikv.kv_scan._CALL_S", 0.2),
+        ("tistream.tikv.kv_scan._BUSY_S", 0.5),
+        ("pusher.tikv.core.scans.SHOWN_S", 3.0),
+        ("tistream.tikv.region_cache._GAP_SHOWN_S", 1.0),
+        ("pusher.store_push._SHOWN_S", 1.0),
+        ("pusher.tikv_push.TikvSource", partial(TikvSource, failures_shown=2)),
     ):
-        monkeypatch.setattr(f"pusher.{name}", value, raising=False)
+        monkeypatch.setattr(name, value, raising=False)
     board = __import__("tistream.tikv.region_cache", fromlist=["RegionBoard"]).RegionBoard
     monkeypatch.setattr("pusher.tikv_push.RegionBoard", partial(board, refresh_s=1.0))
     return monkeypatch
@@ -340,14 +340,14 @@ def _old_refusal(*_: object) -> InvalidInput:
 
 
 MUTANTS: list[tuple[str, object, str, GrpcFault | HttpFault]] = [
-    ("tikv.pd_channel.PdChannel._judge", _old_judge, STORES, GRPC_FAULTS[1]),
-    ("tikv.pd_channel.PdChannel._judge", _old_judge, TSO, GRPC_FAULTS[2]),
-    ("tikv.pd.PdClient._read", _old_read, STORES, NO_MESSAGE),
-    ("tikv.pd.PdClient._read", _old_read, HOLD, NO_CLUSTER),
-    ("control._problem", _old_problem, "frontier", page(404, b"default backend - 404")),
-    ("control._problem", _old_problem, "newest", page(520, b"")),
-    ("control._nonsense", _old_nonsense, "frontier", page(200, b"<html>", "makes no sense")),
-    ("tikv.feed.refusal", _old_refusal, FEED, registration_error(99, "OTHER")),
+    ("tistream.tikv.pd_channel.PdChannel._judge", _old_judge, STORES, GRPC_FAULTS[1]),
+    ("tistream.tikv.pd_channel.PdChannel._judge", _old_judge, TSO, GRPC_FAULTS[2]),
+    ("tistream.tikv.pd.PdClient._read", _old_read, STORES, NO_MESSAGE),
+    ("tistream.tikv.pd.PdClient._read", _old_read, HOLD, NO_CLUSTER),
+    ("pusher.control._problem", _old_problem, "frontier", page(404, b"default backend - 404")),
+    ("pusher.control._problem", _old_problem, "newest", page(520, b"")),
+    ("pusher.control._nonsense", _old_nonsense, "frontier", page(200, b"<html>", "makes no sense")),
+    ("pusher.tikv.core.feed.refusal", _old_refusal, FEED, registration_error(99, "OTHER")),
 ]
 
 
@@ -355,7 +355,7 @@ MUTANTS: list[tuple[str, object, str, GrpcFault | HttpFault]] = [
 def test_a_push_that_takes_what_passes_for_final_is_found_out(
     living: World, monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, point: str, fault: GrpcFault | HttpFault
 ) -> None:
-    monkeypatch.setattr(f"pusher.{name}", mutant)
+    monkeypatch.setattr(name, mutant)
     monkeypatch.setattr("tests.integration.test_upstream_answers.NAMED_S", 3.0)
     if point == FEED:
         with living.bench.served.changing():

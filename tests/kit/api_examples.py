@@ -192,7 +192,7 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     record_stop(world.catalog, _stopped())
     (stop,) = list_stops(world.catalog)
     asked = [
-        ("list_holes", "GET", "/v1/holes", tenant),
+        ("list_watermark_gaps", "GET", "/v1/gaps", tenant),
         ("list_stops", "GET", "/v1/stops", {}),
         ("resume_stop", "POST", f"/v1/stops/{stop.stop_id}:resume", {}),
         ("retry_stopped_task", "POST", f"/v1/tasks/{task}:retry", {}),

@@ -70,7 +70,9 @@ class CatalogControl:
     def frontier(self) -> Sequence[FrontierEntry]:
         self._activate()
         rows = frontier(self._catalog, TENANT)
-        return [FrontierEntry(range=row.range, upper=row.upper, reopen_id=row.reopen_id) for row in rows]
+        return [
+            FrontierEntry(range=row.range, durable_ts=row.durable_ts, resubscribe_id=row.resubscribe_id) for row in rows
+        ]
 
     def push_bundle(self) -> PushBundle:
         return PushBundle(object_store="", state="ACTIVE")
@@ -132,9 +134,9 @@ class BacklogWorld:
         assert len(found) == table.num_rows, "a row is in the log twice"
         return found
 
-    def uppers(self) -> list[int]:
+    def durable_timestamps(self) -> list[int]:
         """Of all tasks."""
-        return [row.upper for row in list_tasks(self.catalog, TENANT)]
+        return [row.durable_ts for row in list_tasks(self.catalog, TENANT)]
 
     @contextmanager
     def live(self, name: str = "1") -> Iterator[list[Service]]:
@@ -166,7 +168,7 @@ class BacklogWorld:
 
     def wait_for(self, upto: int) -> None:
         """Until every task is there."""
-        self.wait_until(lambda: min(self.uppers()) >= upto)
+        self.wait_until(lambda: min(self.durable_timestamps()) >= upto)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         eventually(condition, lambda: [str(row) for row in list_tasks(self.catalog, TENANT)])

@@ -13,8 +13,8 @@ from tistream.keyrange import KeyRange
 from tistream.model import change
 from tistream.objectstore.layout import BatchKey
 
-#: a tenure: its region's range and the keys of its rows in the order of their arrival
-Tenure = tuple[bytes, bytes, Sequence[bytes]]
+#: a subscription: its region's range and the keys of its rows in the order of their arrival
+Subscription = tuple[bytes, bytes, Sequence[bytes]]
 
 
 def rows_of(keys: Sequence[bytes], first_ts: int = 1) -> pa.RecordBatch:
@@ -35,11 +35,13 @@ def rows_of(keys: Sequence[bytes], first_ts: int = 1) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=change.ROWS)
 
 
-def tenures_of(tenures: Sequence[Tenure], order: Sequence[int] | None = None) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def subscriptions_of(
+    subscriptions: Sequence[Subscription], order: Sequence[int] | None = None
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Rows and regions of a file. `order` is the order in which the regions rows stand; the rows keep theirs."""
     keys: list[bytes] = []
     regions: list[dict[str, Any]] = []
-    for number, (start, end, found) in enumerate(tenures, 1):
+    for number, (start, end, found) in enumerate(subscriptions, 1):
         times = {"tenure_open_ts": 10, "tenure_ready_ts": 11, "checkpoint_ts": 5, "resolved_ts": 20 + number}
         where = {"region_id": number, "version": 1, "start_key": start, "end_key": end}
         regions.append({**where, **times, "row_offset": len(keys), "row_count": len(found)})
@@ -49,9 +51,9 @@ def tenures_of(tenures: Sequence[Tenure], order: Sequence[int] | None = None) ->
     return rows_of(keys), pa.RecordBatch.from_pylist(regions, schema=change.REGIONS)
 
 
-def batch_bytes(key: BatchKey, tenures: Sequence[Tenure] = (), cut_ts: int = 0) -> bytes:
-    """An encoded file. Without tenures it is a tick in which the store led nothing."""
-    rows, regions = tenures_of(tenures)
+def batch_bytes(key: BatchKey, subscriptions: Sequence[Subscription] = (), cut_ts: int = 0) -> bytes:
+    """An encoded file. Without subscriptions it is a tick in which the store led nothing."""
+    rows, regions = subscriptions_of(subscriptions)
     return encode_batch_file(key, cut_ts=cut_ts or 1000 + key.seq, rows=rows, regions=regions, write_id=f"w{key.seq}")
 
 

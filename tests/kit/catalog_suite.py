@@ -57,7 +57,7 @@ from tistream.catalog.work.tasks import (
     frontier,
     get_task,
     list_tasks,
-    raise_reopen,
+    raise_resubscribe,
     served_watermark,
     served_watermarks,
     stop_task,
@@ -182,7 +182,7 @@ class CatalogSuite(
         assert (row.state, row.start_ts) == (TenantState.ACTIVE, START)
         made = list_tasks(catalog, T)
         assert [(t.kind, t.range) for t in made] == [("data", LOW), ("data", HIGH), ("ddl", DDL)]
-        assert {(t.start_ts, t.upper, t.epoch, t.owner, t.error) for t in made} == {(START, START, 0, None, None)}
+        assert {(t.start_ts, t.durable_ts, t.epoch, t.owner, t.error) for t in made} == {(START, START, 0, None, None)}
         assert list_tenants(catalog, TenantState.ACTIVE) == [row]
         assert list_tenants(catalog, TenantState.PAUSED) == []
 
@@ -191,7 +191,7 @@ class CatalogSuite(
         task = NewTask(kind="data", range=KeyRange())
         won = together(8, lambda i: activate_tenant(catalog, T, START + i, [task]))
         assert won.count(True) == 1
-        assert [t.upper for t in list_tasks(catalog, T)] == [START + won.index(True)]
+        assert [t.durable_ts for t in list_tasks(catalog, T)] == [START + won.index(True)]
         assert get_tenant(catalog, T).start_ts == START + won.index(True)
 
     def test_an_unknown_tenant_is_not_activated(self, catalog: Catalog) -> None:
@@ -258,12 +258,12 @@ class CatalogSuite(
         clear_task_error(catalog, low)
         assert get_task(catalog, low).error is None
 
-    def test_reopening_is_guarded_by_the_epoch(self, catalog: Catalog) -> None:
+    def test_resubscribing_is_guarded_by_the_epoch(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
-        assert raise_reopen(catalog, low, epoch=0)
-        assert raise_reopen(catalog, low, epoch=0)
-        assert not raise_reopen(catalog, low, epoch=1)
-        assert [row.reopen_id for row in frontier(catalog, T)] == [0, 2, 0]
+        assert raise_resubscribe(catalog, low, epoch=0)
+        assert raise_resubscribe(catalog, low, epoch=0)
+        assert not raise_resubscribe(catalog, low, epoch=1)
+        assert [row.resubscribe_id for row in frontier(catalog, T)] == [0, 2, 0]
 
     def test_an_unknown_task_is_named(self, catalog: Catalog) -> None:
         with pytest.raises(NotFound, match="no task 404"):
@@ -272,34 +272,38 @@ class CatalogSuite(
     def test_the_frontier_has_every_range_in_key_order(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         activate(catalog, OTHER)
-        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_upper=START, new_upper=START + 5))
+        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_durable_ts=START, new_durable_ts=START + 5))
         assert frontier(catalog, T) == [
-            FrontierRow(range=DDL, upper=START, reopen_id=0),
-            FrontierRow(range=LOW, upper=START + 5, reopen_id=0),
-            FrontierRow(range=HIGH, upper=START, reopen_id=0),
+            FrontierRow(range=DDL, durable_ts=START, resubscribe_id=0),
+            FrontierRow(range=LOW, durable_ts=START + 5, resubscribe_id=0),
+            FrontierRow(range=HIGH, durable_ts=START, resubscribe_id=0),
         ]
 
     def test_the_watermark_is_the_lowest_of_range_and_schema(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         for task_id, by in ((low, 10), (high, 20), (ddl, 30)):
-            flush(catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_upper=START, new_upper=START + by))
+            flush(
+                catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_durable_ts=START, new_durable_ts=START + by)
+            )
         assert served_watermark(catalog, T) == START + 10
         assert served_watermark(catalog, T, LOW) == START + 10
         assert served_watermark(catalog, T, HIGH) == START + 20
         assert served_watermark(catalog, T, KeyRange(long_key(b"t\x80"), long_key(b"t\x81"))) == START + 20
         assert served_watermark(catalog, T, KeyRange(long_key(b"t\x7f"), long_key(b"t\x80"))) == START + 10
         assert served_watermark(catalog, T, KeyRange(b"a", b"b")) == 0
-        flush(catalog, None, TaskAdvance(task_id=high, epoch=0, seen_upper=START + 20, new_upper=START + 99))
+        flush(catalog, None, TaskAdvance(task_id=high, epoch=0, seen_durable_ts=START + 20, new_durable_ts=START + 99))
         assert served_watermark(catalog, T, HIGH) == START + 30
-        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_upper=START + 10, new_upper=START + 200))
-        flush(catalog, None, TaskAdvance(task_id=ddl, epoch=0, seen_upper=START + 30, new_upper=START + 300))
+        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_durable_ts=START + 10, new_durable_ts=START + 200))
+        flush(catalog, None, TaskAdvance(task_id=ddl, epoch=0, seen_durable_ts=START + 30, new_durable_ts=START + 300))
         assert served_watermark(catalog, T, LOW) == START + 200, "the range next to it does not count"
 
     def test_the_watermarks_of_several_tenants_are_those_of_each(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         activate(catalog, OTHER)
         for task_id, by in ((low, 10), (high, 20), (ddl, 30)):
-            flush(catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_upper=START, new_upper=START + by))
+            flush(
+                catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_durable_ts=START, new_durable_ts=START + by)
+            )
         assert served_watermarks(catalog, [T, OTHER, Tenant(9, 9)]) == {T: START + 10, OTHER: START}
         assert served_watermarks(catalog, [OTHER]) == {OTHER: served_watermark(catalog, OTHER)}
         assert served_watermarks(catalog, []) == {}

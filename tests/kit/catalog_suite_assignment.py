@@ -158,7 +158,9 @@ class AssignmentSuite:
         for n, task in enumerate((low, high, ddl)):
             assert assign_task(catalog, task, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
             assert is_news(), n
-        assert flush(catalog, None, TaskAdvance(task_id=low, epoch=1, seen_upper=START, new_upper=START + 1)) == {low}
+        assert flush(
+            catalog, None, TaskAdvance(task_id=low, epoch=1, seen_durable_ts=START, new_durable_ts=START + 1)
+        ) == {low}
         assert not is_news(), "progress is no news"
         assert request_merge(catalog, low, high, seen_epochs=(1, 1))
         assert is_news()

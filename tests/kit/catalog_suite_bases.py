@@ -53,7 +53,9 @@ class BaseSuite:
         """The tenant's log stands at EDGE."""
         tasks = activate(catalog)[:2]
         flush(
-            catalog, None, *(TaskAdvance(task_id=t, epoch=0, seen_upper=START, new_upper=EDGE) for t in sorted(tasks))
+            catalog,
+            None,
+            *(TaskAdvance(task_id=t, epoch=0, seen_durable_ts=START, new_durable_ts=EDGE) for t in sorted(tasks)),
         )
 
     @staticmethod

@@ -10,7 +10,7 @@ from tests.kit.catalog_cases import OTHER, START, T, activate, flush, long_key, 
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import SegmentFormat, SegmentRow, TaskAdvance, find_segments
-from tistream.catalog.log.compaction import Output, Piece, lowest_upper, new_job, pieces, segments_of, swap
+from tistream.catalog.log.compaction import Output, Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
 from tistream.catalog.log.files import file_bytes, list_files
 from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_expired_pins, drop_pin, open_pin, renew_pin
@@ -52,8 +52,8 @@ class CompactionSuite:
         found = segments_of(catalog, T, everything(catalog))
         assert [s.segment_no for s in found["committed/1", low]] == [0, 1]
         assert segments_of(catalog, T, [piece("committed/9", low)]) == {}
-        assert lowest_upper(catalog, T) == START + 10, "where the slower data task stands, whatever DDL does"
-        assert lowest_upper(catalog, OTHER) == 0
+        assert lowest_durable_ts(catalog, T) == START + 10, "where the slower data task stands, whatever DDL does"
+        assert lowest_durable_ts(catalog, OTHER) == 0
 
     def test_jobs_have_numbers_of_their_own(self, catalog: Catalog) -> None:
         numbers = together(4, lambda _: new_job(catalog))
@@ -228,9 +228,11 @@ def fill(catalog: Catalog) -> tuple[int, int]:
     """Three flushes: two segments of the low task, one of the high one and one of DDL; one of the low; one of it."""
     low, high, ddl = activate(catalog)
 
-    def advance(task: int, seen: int, upper: int, *numbers: int) -> TaskAdvance:
-        made = tuple(segment(no, START + seen + 1, START + upper) for no in numbers)
-        return TaskAdvance(task_id=task, epoch=0, seen_upper=START + seen, new_upper=START + upper, segments=made)
+    def advance(task: int, seen: int, durable_ts: int, *numbers: int) -> TaskAdvance:
+        made = tuple(segment(no, START + seen + 1, START + durable_ts) for no in numbers)
+        return TaskAdvance(
+            task_id=task, epoch=0, seen_durable_ts=START + seen, new_durable_ts=START + durable_ts, segments=made
+        )
 
     flush(catalog, "committed/1", advance(low, 0, 10, 0, 1), advance(high, 0, 10, 2), advance(ddl, 0, 5))
     flush(catalog, "committed/2", advance(low, 10, 20, 0))

@@ -51,7 +51,7 @@ from tistream.catalog.work.stores import (
     set_reclaimed,
     store_places,
 )
-from tistream.catalog.work.tasks import list_tasks, raise_reopen
+from tistream.catalog.work.tasks import list_tasks, raise_resubscribe
 from tistream.errors import InvalidInput, StateForbids, TenantDeleted
 from tistream.ids import Position
 
@@ -60,7 +60,9 @@ ACTIVE, DELETING, DELETED = TenantState.ACTIVE, TenantState.DELETING, TenantStat
 
 def advance(task: int, lo: int, hi: int, no: int = 0) -> TaskAdvance:
     """The task goes on from `lo` to `hi`, with one segment."""
-    return TaskAdvance(task_id=task, epoch=0, seen_upper=lo, new_upper=hi, segments=(segment(no, lo + 1, hi),))
+    return TaskAdvance(
+        task_id=task, epoch=0, seen_durable_ts=lo, new_durable_ts=hi, segments=(segment(no, lo + 1, hi),)
+    )
 
 
 def grown(catalog: Catalog) -> list[int]:
@@ -132,7 +134,7 @@ class DeletionSuite:
         assert delete_tenant(catalog, T, seen=ACTIVE)
         assert flush(catalog, "f/2", advance(low, START + 9, START + 20)) == frozenset()
         assert not snapshot(catalog, low, 2, {}, keeps=["s/a"])
-        assert not raise_reopen(catalog, low, epoch=0)
+        assert not raise_resubscribe(catalog, low, epoch=0)
         assert not set_reclaimed(catalog, T, 1, 1, 3, dispatcher_epoch=epoch)
         assert not raise_floor(catalog, T, seen_floor=0, to_ts=START + 5)
         for late in (

@@ -120,11 +120,13 @@ class GaugeSuite:
         for n, count in enumerate((1, 100, 1000)):
             seen = START + 10 * n
             held = tuple(segment(i, seen + 1, seen + 9, (i, i)) for i in range(count))
-            advance = TaskAdvance(task_id=tasks[0], epoch=0, seen_upper=seen, new_upper=seen + 10, segments=held)
+            advance = TaskAdvance(
+                task_id=tasks[0], epoch=0, seen_durable_ts=seen, new_durable_ts=seen + 10, segments=held
+            )
             with log:
                 assert flush(catalog, f"f/{n}", advance) == {tasks[0]}
             found.append(log.count)
-        assert found == [4, 4, 4], "upper, kind, object, segments"
+        assert found == [4, 4, 4], "durable_ts, kind, object, segments"
 
     def test_the_tasks_of_some_tenants_are_read_together(self, catalog: Catalog) -> None:
         log, mine = StatementLog(catalog), activate(catalog)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.kit.catalog_cases import OTHER, START, T, activate, elected, referred, segment, snapshot
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, find_segments, uppers
+from tistream.catalog.log.committed import TaskAdvance, durable_timestamps, find_segments
 from tistream.catalog.log.snapshots import NewSnapshot, positions
 from tistream.catalog.work.handover import hand_over, take_tasks
 from tistream.catalog.work.tasks import assign_task, get_task, stop_task
@@ -20,7 +20,7 @@ AT = {1: {1: Position(seq=5)}}
 
 def advance(task_id: int, epoch: int, upto: int, seen: int = START) -> TaskAdvance:
     segments = (segment(key="committed/r"),) if upto > seen else ()
-    return TaskAdvance(task_id=task_id, epoch=epoch, seen_upper=seen, new_upper=upto, segments=segments)
+    return TaskAdvance(task_id=task_id, epoch=epoch, seen_durable_ts=seen, new_durable_ts=upto, segments=segments)
 
 
 def state(n: int, keeps: frozenset[str] = frozenset()) -> NewSnapshot:
@@ -60,7 +60,7 @@ class HandoverSuite:
         low, *_ = activate(catalog)
         assert snapshot(catalog, low, 1, {}, more=["snapshots/kept", "snapshots/left"])
         assert given(catalog, advance(low, 0, START + 10), state(2, frozenset({"snapshots/kept"})))
-        assert uppers(catalog, [low]) == {low: (0, START + 10)}
+        assert durable_timestamps(catalog, [low]) == {low: (0, START + 10)}
         assert [s.object_key for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == ["committed/r"]
         row = get_task(catalog, low)
         assert (row.snapshot_key, row.snapshot_n, positions(catalog, low)) == ("snapshots/r-2", 2, AT)
@@ -69,11 +69,12 @@ class HandoverSuite:
     def test_a_state_moves_alone(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         assert given(catalog, advance(low, 0, START), state(1))
-        assert uppers(catalog, [low]) == {low: (0, START)}
+        assert durable_timestamps(catalog, [low]) == {low: (0, START)}
         assert positions(catalog, low) == AT
 
     @pytest.mark.parametrize(
-        "fault", ["another epoch", "another upper", "a newer snapshot", "what it keeps was let go", "an orphan"]
+        "fault",
+        ["another epoch", "another durable watermark", "a newer snapshot", "what it keeps was let go", "an orphan"],
     )
     def test_nothing_happens_when_one_guard_does_not_match(self, catalog: Catalog, fault: str) -> None:
         low, *_ = activate(catalog)
@@ -83,7 +84,7 @@ class HandoverSuite:
         match fault:
             case "another epoch":
                 wanted = advance(low, 1, START + 10)
-            case "another upper":
+            case "another durable watermark":
                 wanted = advance(low, 0, START + 10, seen=START - 1)
             case "a newer snapshot":
                 new = state(3)

@@ -20,8 +20,14 @@ from tests.kit.catalog_cases import (
 )
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import NewSegment, TaskAdvance, advance_uppers, find_segments, uppers
-from tistream.catalog.log.objects import object_states, stored_bytes, superseded_objects, tombstone
+from tistream.catalog.log.committed import (
+    NewSegment,
+    TaskAdvance,
+    advance_durable_timestamps,
+    durable_timestamps,
+    find_segments,
+)
+from tistream.catalog.log.objects import object_states, stored_bytes, tombstone
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.log.snapshots import ALL_CONSUMED, durable_floor, positions
 from tistream.catalog.work.stores import (
@@ -47,18 +53,18 @@ class CommittedLogSuite:
 
     # flushes
 
-    def test_a_flush_shows_its_segments_and_moves_the_uppers(self, catalog: Catalog) -> None:
+    def test_a_flush_shows_its_segments_and_moves_the_durable_timestamps(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         done = flush(
             catalog,
             "committed/1",
-            TaskAdvance(task_id=low, epoch=0, seen_upper=START, new_upper=START + 10, segments=(segment(0),)),
-            TaskAdvance(task_id=high, epoch=0, seen_upper=START, new_upper=START + 20),
-            TaskAdvance(task_id=ddl, epoch=0, seen_upper=START, new_upper=START + 30, segments=(segment(1),)),
+            TaskAdvance(task_id=low, epoch=0, seen_durable_ts=START, new_durable_ts=START + 10, segments=(segment(0),)),
+            TaskAdvance(task_id=high, epoch=0, seen_durable_ts=START, new_durable_ts=START + 20),
+            TaskAdvance(task_id=ddl, epoch=0, seen_durable_ts=START, new_durable_ts=START + 30, segments=(segment(1),)),
         )
         assert done == {low, high, ddl}
         expected = {low: (0, START + 10), high: (0, START + 20), ddl: (0, START + 30)}
-        assert uppers(catalog, [low, high, ddl]) == expected
+        assert durable_timestamps(catalog, [low, high, ddl]) == expected
         (data,) = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=10)
         (of_ddl,) = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, kind="ddl", limit=10)
         assert (data.object_key, data.task_id, data.kind, data.segment_no) == ("committed/1", low, "data", 0)
@@ -67,47 +73,49 @@ class CommittedLogSuite:
         assert (of_ddl.task_id, of_ddl.segment_no) == (ddl, 1)
         assert stored_bytes(catalog, T) == {("committed", "live"): (1, 1000)}
 
-    def test_a_flush_without_an_object_only_moves_uppers(self, catalog: Catalog) -> None:
+    def test_a_flush_without_an_object_only_moves_durable_timestamps(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         assert flush(catalog, None, advance(low, START, START + 1)) == {low}
-        assert get_task(catalog, low).upper == START + 1
+        assert get_task(catalog, low).durable_ts == START + 1
         assert stored_bytes(catalog, T) == {}
 
-    def test_uppers_of_several_tenants_move_together_each_behind_its_own_guard(self, catalog: Catalog) -> None:
+    def test_durable_timestamps_of_several_tenants_move_together_each_behind_its_own_guard(
+        self, catalog: Catalog
+    ) -> None:
         low, high, ddl = activate(catalog)
         foreign, other, _ = activate(catalog, OTHER)
         assert assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog)) == 1
         wanted = [
             (OTHER, advance(foreign, START, START + 10)),
-            (T, advance(ddl, START - 1, START + 10)),  # not the upper that it has
+            (T, advance(ddl, START - 1, START + 10)),  # not the durable watermark that it has
             (T, advance(high, START, START + 10)),  # not the epoch that it has
             (T, advance(other, START, START + 10)),  # not a task of this tenant
             (T, advance(low, START, START + 10)),
         ]
-        assert advance_uppers(catalog, wanted) == {low, foreign}
+        assert advance_durable_timestamps(catalog, wanted) == {low, foreign}
         moved = {low: (0, START + 10), foreign: (0, START + 10)}
-        assert uppers(catalog, [low, high, ddl, foreign, other]) == {
+        assert durable_timestamps(catalog, [low, high, ddl, foreign, other]) == {
             high: (1, START),
             ddl: (0, START),
             other: (0, START),
             **moved,
         }
         with pytest.raises(TiStreamError):
-            advance_uppers(catalog, [(T, advance(low, START + 10, START + 20, segment()))])
-        assert uppers(catalog, [low]) == {low: (0, START + 10)}
+            advance_durable_timestamps(catalog, [(T, advance(low, START + 10, START + 20, segment()))])
+        assert durable_timestamps(catalog, [low]) == {low: (0, START + 10)}
 
     def test_a_stale_epoch_leaves_nothing(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog))
         assert flush(catalog, "committed/1", advance(low, START, START + 10, segment())) == frozenset()
-        assert uppers(catalog, [low]) == {low: (1, START)}
+        assert durable_timestamps(catalog, [low]) == {low: (1, START)}
         assert_nothing_visible(catalog)
 
-    def test_a_stale_upper_leaves_nothing(self, catalog: Catalog) -> None:
+    def test_a_stale_durable_ts_leaves_nothing(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         flush(catalog, None, advance(low, START, START + 5))
         assert flush(catalog, "committed/1", advance(low, START, START + 10, segment())) == frozenset()
-        assert uppers(catalog, [low]) == {low: (0, START + 5)}
+        assert durable_timestamps(catalog, [low]) == {low: (0, START + 5)}
         assert_nothing_visible(catalog)
 
     def test_another_tenants_task_is_not_moved(self, catalog: Catalog) -> None:
@@ -127,7 +135,11 @@ class CommittedLogSuite:
             advance(ddl, START, START + 10),
         )
         assert done == {low, ddl}
-        assert uppers(catalog, [low, high, ddl]) == {low: (0, START + 10), high: (1, START), ddl: (0, START + 10)}
+        assert durable_timestamps(catalog, [low, high, ddl]) == {
+            low: (0, START + 10),
+            high: (1, START),
+            ddl: (0, START + 10),
+        }
         assert [s.segment_no for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == [2]
 
     def test_an_object_is_inserted_only_when_a_task_with_segments_matched(self, catalog: Catalog) -> None:
@@ -147,7 +159,7 @@ class CommittedLogSuite:
         with pytest.raises(Fenced):
             flush(catalog, None, advance(low, START, START + 5, *parts))
         assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == [], "one of them was given up: none"
-        assert uppers(catalog, [low]) == {low: (0, START)}
+        assert durable_timestamps(catalog, [low]) == {low: (0, START)}
         other = segment(0, key="committed/9")
         assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog))
         done = flush(catalog, None, advance(low, START, START + 5, *parts[:4]), advance(high, START, START + 10, other))
@@ -162,14 +174,14 @@ class CommittedLogSuite:
         with pytest.raises(Fenced) as caught:
             flush(catalog, "committed/1", advance(high, START, START + 10, segment(1)))
         assert caught.value.facts["object_key"] == "committed/1"
-        assert uppers(catalog, [high]) == {high: (0, START)}, "the whole flush was undone"
+        assert durable_timestamps(catalog, [high]) == {high: (0, START)}, "the whole flush was undone"
 
     def test_a_tombstoned_key_is_never_published(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         assert tombstone(catalog, T, "committed/1")
         with pytest.raises(Fenced):
             flush(catalog, "committed/1", advance(low, START, START + 10, segment()))
-        assert get_task(catalog, low).upper == START
+        assert get_task(catalog, low).durable_ts == START
         assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == []
 
     def test_a_live_object_is_not_buried(self, catalog: Catalog) -> None:
@@ -186,22 +198,27 @@ class CommittedLogSuite:
         assert len(find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)) == 2
 
     @pytest.mark.parametrize(
-        ("new_upper", "segments"),
+        ("new_durable_ts", "segments"),
         [
             (START, ()),
             (START - 1, ()),
             (START + 9, (segment(),)),
             (START + 10, (segment(lo=START),)),
         ],
-        ids=["standing still", "falling", "a segment above the new upper", "a segment at the old upper"],
+        ids=[
+            "standing still",
+            "falling",
+            "a segment above the new durable watermark",
+            "a segment at the old durable watermark",
+        ],
     )
     def test_a_flush_that_contradicts_itself_is_refused(
-        self, catalog: Catalog, new_upper: int, segments: tuple[NewSegment, ...]
+        self, catalog: Catalog, new_durable_ts: int, segments: tuple[NewSegment, ...]
     ) -> None:
         low, *_ = activate(catalog)
         with pytest.raises(TiStreamError, match="invariant violated"):
-            flush(catalog, "committed/1", advance(low, START, new_upper, *segments))
-        assert get_task(catalog, low).upper == START
+            flush(catalog, "committed/1", advance(low, START, new_durable_ts, *segments))
+        assert get_task(catalog, low).durable_ts == START
 
     # finding segments
 
@@ -458,31 +475,10 @@ class CommittedLogSuite:
         with pytest.raises(Fenced):
             add_schema_version(catalog, T, START, "schemas/other", 5)
 
-    def test_a_history_that_several_save_at_once_is_saved_once(self, catalog: Catalog) -> None:
-        activate(catalog)
-        for ts in range(START + 1, START + 21):
-            together(4, lambda _, ts=ts: add_schema_version(catalog, T, ts, f"schemas/{ts}", 5))  # type: ignore[misc]
-        assert latest_schema_version(catalog, T) == (START + 20, f"schemas/{START + 20}")
-
-    def test_superseded_objects_are_listed_after_their_grace(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
-        for n in (1, 2, 3):
-            assert snapshot(catalog, low, n, {})
-        assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == []
-        with catalog.transaction() as conn:
-            conn.execute(
-                tables.objects.update()
-                .where(tables.objects.c.object_key == f"snapshots/{low}/0-1")
-                .values(changed_ms=tables.now_ms() - 3_600_000)
-            )
-        assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == [f"snapshots/{low}/0-1"]
-        assert tombstone(catalog, T, f"snapshots/{low}/0-1")
-        assert superseded_objects(catalog, T, grace_ms=0, limit=10) == [f"snapshots/{low}/0-2"]
-
 
 def advance(task_id: int, seen: int, new: int, *segments: NewSegment) -> TaskAdvance:
     """An advance by an owner of epoch 0."""
-    return TaskAdvance(task_id=task_id, epoch=0, seen_upper=seen, new_upper=new, segments=segments)
+    return TaskAdvance(task_id=task_id, epoch=0, seen_durable_ts=seen, new_durable_ts=new, segments=segments)
 
 
 def fill(catalog: Catalog) -> None:

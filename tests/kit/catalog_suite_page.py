@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about pages of the committed log: what is in one, and what it costs."""
+"""Catalog suite: pages of the committed log, what they cost, and objects that a page no longer needs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests.kit.catalog_cases import START, T, activate, flush, segment
+from tests.kit.catalog_cases import START, T, activate, flush, segment, snapshot, together
+from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, find_segments
+from tistream.catalog.log.objects import superseded_objects, tombstone
+from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.ts import TS_MAX
 
 Span = tuple[int, int]
@@ -40,24 +43,47 @@ class PageSuite:
 
     def test_a_page_costs_the_same_in_a_log_of_any_length(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
-        upper, costs = START, []
+        durable_ts, costs = START, []
         for first, count in ((0, 400), (400, 6000)):
             spans = [(START + 1 + 100 * n, START + 90 + 100 * n) for n in range(first, count)]
-            upper = fill(catalog, low, upper, spans, first)
+            durable_ts = fill(catalog, low, durable_ts, spans, first)
             middle = count // 2
             read = partial(find_segments, catalog, T, after_ts=START + 50 + 100 * middle, upto_ts=TS_MAX, limit=20)
             assert [s.segment_no for s in read()] == list(range(middle, middle + 20))
             costs.append(work(catalog, read))
         assert 0 < costs[1] < 3 * costs[0], costs
 
+    def test_a_history_that_several_save_at_once_is_saved_once(self, catalog: Catalog) -> None:
+        activate(catalog)
+        for ts in range(START + 1, START + 21):
+            together(4, lambda _, ts=ts: add_schema_version(catalog, T, ts, f"schemas/{ts}", 5))  # type: ignore[misc]
+        assert latest_schema_version(catalog, T) == (START + 20, f"schemas/{START + 20}")
 
-def fill(catalog: Catalog, task_id: int, seen_upper: int, spans: Sequence[Span], first: int = 0) -> int:
-    """One flush with these segments, numbered from `first`. Returns the task's upper."""
-    new_upper = max(hi for _, hi in spans)
+    def test_superseded_objects_are_listed_after_their_grace(self, catalog: Catalog) -> None:
+        low, *_ = activate(catalog)
+        for n in (1, 2, 3):
+            assert snapshot(catalog, low, n, {})
+        assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == []
+        with catalog.transaction() as conn:
+            conn.execute(
+                tables.objects.update()
+                .where(tables.objects.c.object_key == f"snapshots/{low}/0-1")
+                .values(changed_ms=tables.now_ms() - 3_600_000)
+            )
+        assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == [f"snapshots/{low}/0-1"]
+        assert tombstone(catalog, T, f"snapshots/{low}/0-1")
+        assert superseded_objects(catalog, T, grace_ms=0, limit=10) == [f"snapshots/{low}/0-2"]
+
+
+def fill(catalog: Catalog, task_id: int, seen_durable_ts: int, spans: Sequence[Span], first: int = 0) -> int:
+    """One flush with these segments, numbered from `first`. Returns the task's durable watermark."""
+    new_durable_ts = max(hi for _, hi in spans)
     segments = tuple(segment(first + n, lo=lo, hi=hi) for n, (lo, hi) in enumerate(spans))
-    advance = TaskAdvance(task_id=task_id, epoch=0, seen_upper=seen_upper, new_upper=new_upper, segments=segments)
+    advance = TaskAdvance(
+        task_id=task_id, epoch=0, seen_durable_ts=seen_durable_ts, new_durable_ts=new_durable_ts, segments=segments
+    )
     assert flush(catalog, f"committed/{first}", advance) == {task_id}
-    return new_upper
+    return new_durable_ts
 
 
 def work(catalog: Catalog, act: Callable[[], object]) -> int:

@@ -22,7 +22,7 @@ from tests.kit.catalog_cases import (
     together,
 )
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, find_segments, uppers
+from tistream.catalog.log.committed import TaskAdvance, durable_timestamps, find_segments
 from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.catalog.log.snapshots import NewSnapshot, durable_floor, positions
 from tistream.catalog.work.handover import take_tasks
@@ -35,7 +35,7 @@ from tistream.catalog.work.tasks import (
     frontier,
     get_task,
     list_tasks,
-    raise_reopen,
+    raise_resubscribe,
     served_watermark,
     stop_task,
     tasks_owned_by,
@@ -52,7 +52,7 @@ LATER = {1: {1: Position(seq=9), 2: Position(seq=1)}, 2: {1: Position(seq=3, clo
 
 
 def advance(task_id: int, upto: int, *, epoch: int, seen: int = START) -> TaskAdvance:
-    return TaskAdvance(task_id=task_id, epoch=epoch, seen_upper=seen, new_upper=upto)
+    return TaskAdvance(task_id=task_id, epoch=epoch, seen_durable_ts=seen, new_durable_ts=upto)
 
 
 def owned(catalog: Catalog) -> tuple[int, int, int]:
@@ -69,7 +69,9 @@ def wanted(catalog: Catalog) -> tuple[Half, Half]:
     """Two neighbours of one sorter that are to be merged."""
     low, high, _ = owned(catalog)
     assert request_merge(catalog, low, high, seen_epochs=(1, 1))
-    return Half(task_id=low, epoch=1, upper=START, snapshot_n=3), Half(task_id=high, epoch=1, upper=START, snapshot_n=3)
+    return Half(task_id=low, epoch=1, durable_ts=START, snapshot_n=3), Half(
+        task_id=high, epoch=1, durable_ts=START, snapshot_n=3
+    )
 
 
 def state(*keeps: str) -> NewSnapshot:
@@ -84,7 +86,7 @@ class ReshapeSuite:
     def test_both_parts_take_over_what_the_task_had(self, catalog: Catalog) -> None:
         low, high, life = owned(catalog)
         assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == {low}
-        assert raise_reopen(catalog, low, epoch=1)
+        assert raise_resubscribe(catalog, low, epoch=1)
         was, others = get_task(catalog, low), [get_task(catalog, high)]
         parts = split_task(catalog, low, KEY, seen_epoch=1, owner_epoch=elected(catalog))
         assert parts is not None
@@ -110,7 +112,7 @@ class ReshapeSuite:
         assert (served_watermark(catalog, T), durable_floor(catalog, T, 1), _everywhere(catalog)) == before
         found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
         assert [(s.object_key, s.task_id) for s in found] == [("c/1", low)], "a segment keeps who wrote it"
-        assert get_task(catalog, high).upper == START
+        assert get_task(catalog, high).durable_ts == START
 
     def test_a_part_holds_the_files_that_its_task_held(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
@@ -145,9 +147,9 @@ class ReshapeSuite:
         rows = list_tasks(catalog)
         assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == frozenset()
         assert not snapshot(catalog, low, 9, LATER, 1)
-        assert not raise_reopen(catalog, low, epoch=1)
+        assert not raise_resubscribe(catalog, low, epoch=1)
         assert not stop_task(catalog, low, epoch=1, error="broken")
-        assert uppers(catalog, [low]) == {}
+        assert durable_timestamps(catalog, [low]) == {}
         assert assign_task(catalog, low, worker_id="s2", seen_epoch=1, owner_epoch=elected(catalog)) is None
         for part in parts:
             advances = (replace(advance(part, START + 10, epoch=1), segments=(segment(key="c/1"),)),)
@@ -277,18 +279,18 @@ class ReshapeSuite:
     def test_one_task_stands_in_the_place_of_two(self, catalog: Catalog) -> None:
         left, right = wanted(catalog)
         for _ in range(2):
-            assert raise_reopen(catalog, right.task_id, epoch=1)
+            assert raise_resubscribe(catalog, right.task_id, epoch=1)
         upto = START + 10
         advances = (advance(left.task_id, upto, epoch=1), advance(right.task_id, upto, epoch=1))
         assert flush(catalog, None, *advances) == {left.task_id, right.task_id}
         before = served_watermark(catalog, T)
         kept = f"snapshots/{left.task_id}/rows", f"snapshots/{right.task_id}/rows"
         old = [get_task(catalog, half.task_id).snapshot_key or "" for half in (left, right)]
-        task = merge_tasks(catalog, replace(left, upper=upto), replace(right, upper=upto), state(*kept))
+        task = merge_tasks(catalog, replace(left, durable_ts=upto), replace(right, durable_ts=upto), state(*kept))
         assert task is not None
         row = get_task(catalog, task)
-        assert (row.range, row.upper, row.start_ts) == (KeyRange(LOW.start, HIGH.end), upto, START)
-        assert (row.owner, row.epoch, row.reopen_id, row.merge_with) == ("s1", 2, 2, None)
+        assert (row.range, row.durable_ts, row.start_ts) == (KeyRange(LOW.start, HIGH.end), upto, START)
+        assert (row.owner, row.epoch, row.resubscribe_id, row.merge_with) == ("s1", 2, 2, None)
         assert (row.snapshot_key, row.snapshot_n, positions(catalog, task)) == ("snapshots/joined", 4, LATER)
         assert referred(catalog, task) == {*kept, "snapshots/joined"}
         assert object_states(catalog, [*old, *kept, "snapshots/joined"]) == {
@@ -300,7 +302,7 @@ class ReshapeSuite:
         assert snapshot(catalog, task, 5, LATER, 2, keeps=kept), "it goes on"
 
     @pytest.mark.parametrize(
-        "fault", ["epoch", "upper", "snapshot", "not wanted", "what it keeps was let go", "gone", "an orphan"]
+        "fault", ["epoch", "durable_ts", "snapshot", "not wanted", "what it keeps was let go", "gone", "an orphan"]
     )
     def test_a_merge_that_is_not_what_its_owner_knows_does_not_happen(self, catalog: Catalog, fault: str) -> None:
         left, right = wanted(catalog)
@@ -309,7 +311,7 @@ class ReshapeSuite:
         match fault:
             case "epoch":
                 assert register_worker(catalog, "s1", "sorter", "") == 2
-            case "upper":
+            case "durable_ts":
                 assert flush(catalog, None, advance(right.task_id, START + 1, epoch=1)) == {right.task_id}
             case "snapshot":
                 assert snapshot(catalog, left.task_id, 4, AT, 1, keeps=[f"snapshots/{left.task_id}/rows"])
@@ -333,11 +335,11 @@ class ReshapeSuite:
         assert list_tasks(catalog) == rows
         assert [positions(catalog, task) for task in (left.task_id, *parts)] == [AT] * (1 + len(parts))
 
-    def test_halves_of_two_uppers_and_positions_that_fall_are_a_fault(self, catalog: Catalog) -> None:
+    def test_halves_of_two_durable_timestamps_and_positions_that_fall_are_a_fault(self, catalog: Catalog) -> None:
         left, right = wanted(catalog)
         rows = list_tasks(catalog)
         with pytest.raises(TiStreamError):
-            merge_tasks(catalog, left, replace(right, upper=START + 1), state())
+            merge_tasks(catalog, left, replace(right, durable_ts=START + 1), state())
         behind = {1: {1: Position(seq=4), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed=True)}}
         for fallen in (behind, {1: AT[1]}, {**AT, 2: {1: Position(seq=3)}}):
             with pytest.raises(TiStreamError):
@@ -361,4 +363,4 @@ def _everywhere(catalog: Catalog) -> list[tuple[int, int]]:
     """What the frontier says of some keys."""
     rows = frontier(catalog, T)
     keys = [long_key(end) for end in (b"m", b"n", b"s", b"t", b"t\x7f", b"t\x80", b"u")]
-    return [(row.upper, row.reopen_id) for key in keys for row in rows if key in row.range]
+    return [(row.durable_ts, row.resubscribe_id) for key in keys for row in rows if key in row.range]

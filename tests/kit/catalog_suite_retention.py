@@ -35,14 +35,14 @@ EDGE = START + 40
 def grown(catalog: Catalog) -> list[int]:
     """Two files, each with a segment of both data tasks and one of the DDL task: up to START + 20, up to EDGE."""
     tasks = activate(catalog)
-    for key, seen, upper in (("f/1", START, START + 20), ("f/2", START + 20, EDGE)):
+    for key, seen, durable_ts in (("f/1", START, START + 20), ("f/2", START + 20, EDGE)):
         advances = [
             TaskAdvance(
                 task_id=task,
                 epoch=0,
-                seen_upper=seen,
-                new_upper=upper,
-                segments=(segment(n, seen + 1, upper - n),) if task != tasks[2] else (),
+                seen_durable_ts=seen,
+                new_durable_ts=durable_ts,
+                segments=(segment(n, seen + 1, durable_ts - n),) if task != tasks[2] else (),
             )
             for n, task in enumerate(tasks)
         ]
@@ -222,7 +222,11 @@ class RetentionSuite:
         assert forget_dead(catalog, older_ms=0, limit=9) == 1
         assert object_states(catalog, ["f/1", "f/late"]) == {"f/late": "dead"}
         late = TaskAdvance(
-            task_id=tasks[0], epoch=0, seen_upper=EDGE, new_upper=EDGE + 9, segments=(segment(0, EDGE + 1, EDGE + 9),)
+            task_id=tasks[0],
+            epoch=0,
+            seen_durable_ts=EDGE,
+            new_durable_ts=EDGE + 9,
+            segments=(segment(0, EDGE + 1, EDGE + 9),),
         )
         with pytest.raises(Fenced):
             flush(catalog, "f/late", late)

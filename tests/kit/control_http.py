@@ -158,8 +158,8 @@ class ControlHttp:
             {
                 "start_key": e.range.start.hex(),
                 "end_key": e.range.end.hex(),
-                "upper": str(e.upper),
-                "reopen_id": e.reopen_id,
+                "durable_ts": str(e.durable_ts),
+                "resubscribe_id": e.resubscribe_id,
             }
             for e in self._control.frontier()
         ]

@@ -5,7 +5,7 @@
 A task reads the incarnations of a store one after the other, each in `seq` order, and the stores in any order. Now and
 then it lags behind, gets a file twice, writes a snapshot, does not learn what became of a flush, or starts again from
 its last snapshot file with the positions that were saved with it. Checked on the way: no row is written twice, none
-outside of (upper, W], and the relations of the core. What was written is compared by the caller.
+outside of (durable_ts, W], and the relations of the core. What was written is compared by the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dispatcher.core.router import Directory, directory, route
-from sorter.core.task_core import NeedReopen, TaskCore
+from sorter.core.task_core import NeedResubscribe, TaskCore
 from tests.kit.sorter_states import SnapshotFiles
 from tistream.codec.batch_file import BatchFile
 from tistream.feed.protocol import FeedBatch
@@ -60,12 +60,12 @@ class TaskRun:
     def __init__(self, task_id: int, range_: KeyRange, start_ts: int, rand: random.Random, trouble: Trouble) -> None:
         self.task_id, self.range, self.start_ts = task_id, range_, start_ts
         self._rand, self._trouble = rand, trouble
-        self.upper = start_ts  #: the catalog's
+        self.durable_ts = start_ts  #: the catalog's
         self._files = SnapshotFiles(task_id)
         self.core = TaskCore(task_id, range_, start_ts, start_ts)
         self.written: list[pa.Table] = []  #: change.COMMITTED, one for each flush
         self.restarts = 0
-        self.reopens: list[NeedReopen] = []
+        self.resubscribes: list[NeedResubscribe] = []
 
     def catch_up(self, arrived: Mapping[Life, list[Prepared]], ended: Mapping[Life, int]) -> None:
         """Take every file that has arrived, the streams in random order, and write what can be written."""
@@ -83,14 +83,16 @@ class TaskRun:
             commit_ts = rows["commit_ts"]
             if rows.num_rows:
                 low, high = pc.min(commit_ts).as_py(), pc.max(commit_ts).as_py()
-                assert self.upper < low <= high <= w, f"task {self.task_id} writes outside of ({self.upper}, {w}]"
+                assert self.durable_ts < low <= high <= w, (
+                    f"task {self.task_id} writes outside of ({self.durable_ts}, {w}]"
+                )
             unknown = self._happens(self._trouble.unknown)
             if not (unknown and self._happens(0.5)):
                 self.written.append(rows)
-                self.upper = w
+                self.durable_ts = w
             if not unknown:
                 self.core.flushed(w)
-            elif self.upper < w and not self._happens(0.5):
+            elif self.durable_ts < w and not self._happens(0.5):
                 return  # it did not land; the owner finds out and takes the same again later
             else:
                 self._restart()  # the owner dies before it finds out
@@ -136,14 +138,14 @@ class TaskRun:
     def _take(self, batch: FeedBatch) -> None:
         before = self.core.watermark()
         for effect in self.core.handle(batch):
-            self.reopens.append(effect)
+            self.resubscribes.append(effect)
         if self._happens(self._trouble.again):
             positions = self.core.positions()
             assert self.core.handle(batch) == [], "a repeated file does something"
             assert self.core.positions() == positions
             self.core.check()
         after = self.core.watermark()
-        assert before is None or (after is not None and after >= min(before, self.upper)), "W fell"
+        assert before is None or (after is not None and after >= min(before, self.durable_ts)), "W fell"
         self.flush()
 
     def _save(self) -> None:
@@ -151,7 +153,7 @@ class TaskRun:
 
     def _restart(self) -> None:
         self.restarts += 1
-        self.core = TaskCore(self.task_id, self.range, self.start_ts, self.upper)
+        self.core = TaskCore(self.task_id, self.range, self.start_ts, self.durable_ts)
         state = self._files.load()
         if state is not None:
             self.core.restore(state, state.positions)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pusher.core.batcher import Batcher
-from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    Resolved,
+    Rows,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from pusher.logbackup.source import RANGES, LogBackupSource
 from tests.kit.log_backup_files import Entry, LogBackupFiles, Piece
 from tests.kit.manual_clock import ManualClock
@@ -42,7 +50,7 @@ class Reader:
     rows: list[Change] = field(default_factory=list)
     resolved: int = 0
     cut: int = 0
-    opened: list[TenureOpened] = field(default_factory=list)
+    opened: list[SubscriptionOpened] = field(default_factory=list)
     batcher: Batcher = field(default_factory=Batcher)
 
     def poll(self, times: int = 1) -> list[SourceEvent]:
@@ -64,11 +72,11 @@ class Reader:
                     assert self.cut <= event.cut_ts
                     assert max((r[2] for r in self.rows), default=0) <= event.cut_ts
                     self.cut = event.cut_ts
-                case TenureOpened():
+                case SubscriptionOpened():
                     self.opened.append(event)
                     self.resolved = 0
                 case _:
-                    assert isinstance(event, TenureReady | TenureClosed)
+                    assert isinstance(event, SubscriptionReady | SubscriptionClosed)
         return events
 
     def checkpoint_of(self, region: KeyRange) -> int | None:

@@ -1,9 +1,8 @@
 """A tenant's committed log without the services: catalog and bucket as sorters would leave them.
 
-    log = LogBuilder(catalog, store)        registered, schema snapshot pushed, activated at S
-    log.flush(ts)                           one committed file: every task's rows up to ts, every upper at ts
-    log.build(40)                           the whole recording in forty flushes
-    log.seed()                              the rows at its start, as a seed
+    log = LogBuilder(catalog, store)        registered, schema snapshot pushed, activated at S log.flush(ts)
+    one committed file: every task's rows up to ts, every durable watermark at ts log.build(40)
+    the whole recording in forty flushes log.seed()                              the rows at its start, as a seed
 
 Rows are those of the recording that ships with the package; objects and catalog rows are made by the functions that the
 services use. Tasks may be flushed one by one, so that they stand at different timestamps.
@@ -107,7 +106,7 @@ class LogBuilder:
         due = [
             task
             for task in list_tasks(self.catalog, self.tenant)
-            if task.upper < upto and (task_ids is None or task.task_id in task_ids)
+            if task.durable_ts < upto and (task_ids is None or task.task_id in task_ids)
         ]
         objects: dict[str, int] = {}
         segments: dict[int, list[NewSegment]] = {task.task_id: [] for task in due}
@@ -122,8 +121,8 @@ class LogBuilder:
             TaskAdvance(
                 task_id=task.task_id,
                 epoch=task.epoch,
-                seen_upper=task.upper,
-                new_upper=upto,
+                seen_durable_ts=task.durable_ts,
+                new_durable_ts=upto,
                 segments=tuple(segments[task.task_id]),
             )
             for task in due
@@ -144,7 +143,7 @@ class LogBuilder:
     def _rows_of(self, task: TaskRow, upto: int) -> pa.Table:
         rows = self.meta if task.range == META_RANGE else self.rows
         keep = pc.and_(
-            pc.greater(rows["commit_ts"], pa.scalar(task.upper, pa.uint64())),
+            pc.greater(rows["commit_ts"], pa.scalar(task.durable_ts, pa.uint64())),
             pc.less_equal(rows["commit_ts"], pa.scalar(upto, pa.uint64())),
         )
         keep = pc.and_(keep, pc.greater_equal(rows["key"], task.range.start))

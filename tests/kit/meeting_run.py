@@ -33,12 +33,13 @@ class MeetingRun(TaskShapes):
     def random_step(self, rand: random.Random) -> None:
         """As before, and now and then tasks are merged while they hold several prewrites of each lock."""
         if rand.random() < 0.04:
-            self.merge_with_locks_of_two_tenures(rand)
+            self.merge_with_locks_of_two_subscriptions(rand)
         else:
             super().random_step(rand)
 
-    def merge_with_locks_of_two_tenures(self, rand: random.Random) -> None:
-        """Every key is locked, and a second tenure sends the locks again, some with another value. Then neighbours
+    def merge_with_locks_of_two_subscriptions(self, rand: random.Random) -> None:
+        """Every key is locked, and a second subscription sends the locks again, some with another value. Then
+        neighbours
         become one, and that one has to say of many keys at once which prewrite was committed."""
         for key in KEYS:
             self.prewrite(key, b"first", old=False)
@@ -70,7 +71,7 @@ class MeetingRun(TaskShapes):
         a, b = self.ranges[left], self.ranges[right]
         if not a.end or a.end != b.start:
             return False
-        goal = max(self.durable[left].upper, self.durable[right].upper)
+        goal = max(self.durable[left].durable_ts, self.durable[right].durable_ts)
         if not (self._catch_up(left, goal) and self._catch_up(right, goal)):
             return False
         until = furthest(self.cores[left].positions(), self.cores[right].positions())

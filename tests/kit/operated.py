@@ -1,7 +1,7 @@
 """A cluster to look at and to steer, without its processes: workers that reported, holes of each cause, events.
 
     with operated(folder) as world:
-        world.http.get("/v1/holes")
+        world.http.get("/v1/gaps")
 
 Tenant 1/1 is the recording's with four data tasks: one goes on, one waits for a region of a silent store, one has a
 part that nobody spoke of, one belongs to a sorter that is not heard of any more. Tenant 2/7 has a task that stopped,
@@ -132,16 +132,16 @@ def _report(made: Operated) -> None:
     """What the workers say with their heartbeats."""
     well, waits, unspoken, _ = made.tasks
     wait = StuckReport(
-        start_key=waits.range.start, end_key=waits.range.end, watermark=waits.upper,
+        start_key=waits.range.start, end_key=waits.range.end, watermark=waits.durable_ts,
         region_id=12, version=7, store_id=3, file="1/88", reason="",
     )  # fmt: skip
     gap = StuckReport(start_key=unspoken.range.start, end_key=unspoken.range.start + b"_r", watermark=None)
     first = [
         TaskReport(task_id=well.task_id, epoch=1, rows_per_s=5200, bytes_per_s=1.9e6, open_rows=310,
-                   held_bytes=9 << 20, watermark=well.upper, split_key=well.range.start + b"_r"),
+                   held_bytes=9 << 20, watermark=well.durable_ts, split_key=well.range.start + b"_r"),
         TaskReport(task_id=unspoken.task_id, epoch=1, standing_s=3.0, stuck=(gap,)),
     ]  # fmt: skip
-    second = TaskReport(task_id=waits.task_id, epoch=1, rows_per_s=12, bytes_per_s=4e3, watermark=waits.upper,
+    second = TaskReport(task_id=waits.task_id, epoch=1, rows_per_s=12, bytes_per_s=4e3, watermark=waits.durable_ts,
                         standing_s=40.0, stuck=(wait,))  # fmt: skip
     stores = [
         StoreReport(tenant=TENANT, store_id=n, incarnation=1, seq=88, bytes_per_s=8e5, files_per_s=1, silent_s=silent)

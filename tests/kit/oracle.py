@@ -3,14 +3,14 @@
 This is the reference that the sorter and the pusher are compared with. It keeps everything and optimises nothing.
 
 - W(key) is piecewise constant. A region's row lifts a slice to its resolved_ts only if checkpoint_ts <= W(slice),
-  else it waits (a row that begins at or below `upper` needs no rule: nothing restarts here, so upper <= W); a slice
-  that was never covered counts as `start_ts` for that test, and as a hole for the result;
-- `upper` = the smallest W, once there is no hole; it never falls;
-- commits at or below `upper` are duplicates, equal (key, commit_ts) above it must be the same change;
+  else it waits (a row that begins at or below `durable_ts` needs no rule: nothing restarts here, so durable watermark
+  <= W); a slice that was never covered counts as `start_ts` for that test, and as a hole for the result;
+- `durable_ts` = the smallest W, once there is no hole; it never falls;
+- commits at or below `durable_ts` are duplicates, equal (key, commit_ts) above it must be the same change;
 - a commit gets its value from the best prewrite there is when W(key) reaches it; none = BrokenPromise; a PUT without a
   value is never better than one with it;
-- where the tenures' times do not tell the newer of two prewrites, the COMMIT's own value does; without one the commit
-  is `undecided` and holds `upper`, until a new tenure sends the change whole;
+- where the subscriptions' times do not tell the newer of two prewrites, the COMMIT's own value does; without one the
+  commit is `undecided` and holds `durable_ts`, until a new subscription sends the change whole;
 - an undecided prewrite dies once W(key) > cut_ts of the file that brought it.
 """
 
@@ -53,7 +53,7 @@ class _Commit:
 class _Prewrite:
     change: Change
     generation: int
-    tenure: tuple[int, int, int, int]  # store, incarnation, open_ts, region id
+    subscription: tuple[int, int, int, int]  # store, incarnation, open_ts, region id
     ready_ts: int
     order: int
     cut_ts: int
@@ -68,8 +68,8 @@ class WatermarkOracle:
     served: dict[tuple[bytes, int], Change] = field(default_factory=dict)  #: (key, commit_ts) -> change
     duplicates: int = 0  #: commits that came again
     dead: int = 0  #: prewrites dropped as rolled back
-    undecided: frozenset[tuple[bytes, int]] = frozenset()  #: (key, commit_ts) that wait for a new tenure
-    upper: int = 0
+    undecided: frozenset[tuple[bytes, int]] = frozenset()  #: (key, commit_ts) that wait for a new subscription
+    durable_ts: int = 0
     _bounds: list[bytes] = field(default_factory=lambda: [b""])  # start of each slice
     _w: list[int | None] = field(default_factory=lambda: [None])
     _waiting: list[tuple[KeyRange, int, int]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class WatermarkOracle:
     _order: int = 0
 
     def __post_init__(self) -> None:
-        self.upper = self.start_ts
+        self.durable_ts = self.start_ts
 
     @property
     def watermark(self) -> int | None:
@@ -114,11 +114,11 @@ class WatermarkOracle:
         match row["kind"]:
             case RowKind.PREWRITE:
                 self._order += 1
-                tenure = (file.key.store_id, file.key.incarnation, region["tenure_open_ts"], region["region_id"])
+                subscription = (file.key.store_id, file.key.incarnation, region["tenure_open_ts"], region["region_id"])
                 found = _Prewrite(
                     Change(start_ts, row["op"], row["value"], row["old_value"]),
                     row["generation"],
-                    tenure,
+                    subscription,
                     region["tenure_ready_ts"],
                     self._order,
                     file.cut_ts,
@@ -134,7 +134,7 @@ class WatermarkOracle:
 
     def _commit(self, key: bytes, commit_ts: int, what: Change | _Commit) -> None:
         known = self.served.get((key, commit_ts))
-        if known is not None or commit_ts <= self.upper:
+        if known is not None or commit_ts <= self.durable_ts:
             self.duplicates += 1
             if (
                 known is not None
@@ -188,12 +188,12 @@ class WatermarkOracle:
         self.undecided = frozenset(undecided)
         if watermark is None:
             return
-        upper = min([watermark, *(commit_ts - 1 for _, commit_ts in undecided)])
+        durable_ts = min([watermark, *(commit_ts - 1 for _, commit_ts in undecided)])
         for (key, commit_ts), what in list(self._pending.items()):
-            if commit_ts <= upper and isinstance(what, Change):
+            if commit_ts <= durable_ts and isinstance(what, Change):
                 del self._pending[key, commit_ts]
                 self.served[key, commit_ts] = what
-        self.upper = max(self.upper, upper)
+        self.durable_ts = max(self.durable_ts, durable_ts)
 
     def _matched(self, key: bytes, said: _Commit, commit_ts: int) -> Change | None:
         found = [p for p in self._prewrites.get((key, said.start_ts), ()) if said.op in (Op.NONE, p.change.op)]
@@ -201,10 +201,10 @@ class WatermarkOracle:
             raise BrokenPromise("a commit without its prewrite", key=key, start_ts=said.start_ts, commit_ts=commit_ts)
         found = [p for p in found if not _is_fake(p.change)] or found
         generation = max(p.generation for p in found)
-        last = {p.tenure: p for p in sorted(found, key=lambda p: p.order) if p.generation == generation}.values()
+        last = {p.subscription: p for p in sorted(found, key=lambda p: p.order) if p.generation == generation}.values()
         if not (said.value and all(_is_fake(p.change) for p in last)):
             for p in last:
-                if all(p.change == q.change or p.tenure[2] > q.ready_ts > 0 for q in last):
+                if all(p.change == q.change or p.subscription[2] > q.ready_ts > 0 for q in last):
                     return p.change
         if not said.value:
             return None

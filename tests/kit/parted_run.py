@@ -36,7 +36,7 @@ class PartedRun(SorterRun):
         self.rand = rand
         self.replays = 0  #: that wrote rows
         self.shared = 0  #: objects with rows of several parts
-        self._late = False  # locks of two tenures are decided when the parts have been joined
+        self._late = False  # locks of two subscriptions are decided when the parts have been joined
         self.waited = 0  #: times that watermark rows waited in a part
         self._n = 1 << 40
 
@@ -49,7 +49,7 @@ class PartedRun(SorterRun):
         marks = [part.watermark() for part in parts]
         w = None if None in marks else min(mark for mark in marks if mark is not None)
         assert w == solo.watermark(), f"parts {marks}, the whole {solo.watermark()}"
-        if w is not None and w > solo.upper:
+        if w is not None and w > solo.durable_ts:
             self._write(task, solo, parts, w)
         states = [self._saved(task, part) for part in parts]
         keys = [{s.saved[0].group.object_key for s in (*state.open, *state.commits, *state.ready)} for state in states]
@@ -60,7 +60,7 @@ class PartedRun(SorterRun):
         assert mine == whole, f"joined {mine}, one core has {whole}"
         numbers = tables_of(state)["open"]["row_no"].to_pylist()
         assert state.next_row_no > max(numbers, default=-1), "a number would be given twice"
-        self.cores[task] = TaskCore(task, self.ranges[task], START_TS, solo.upper)
+        self.cores[task] = TaskCore(task, self.ranges[task], START_TS, solo.durable_ts)
         self.cores[task].restore(state, state.positions)
         self.cores[task].check()
         self.snapshot(task)
@@ -78,7 +78,7 @@ class PartedRun(SorterRun):
         self.snapshot(task)
         self._late = self.rand.random() < 0.3
         if self._late:
-            self._locks_of_two_tenures()
+            self._locks_of_two_subscriptions()
             return
         for key in KEYS:
             if self.rand.random() < 0.8:
@@ -93,8 +93,8 @@ class PartedRun(SorterRun):
         for store in self.world.stores:
             self.cut(store, self.rand.choice([0, 9]))
 
-    def _locks_of_two_tenures(self) -> None:
-        """A second tenure sends the locks again, some with another value."""
+    def _locks_of_two_subscriptions(self) -> None:
+        """A second subscription sends the locks again, some with another value."""
         for region in range(len(self.world.leader)):
             self.move(region, self.rand.choice(list(self.world.stores)), from_its_end=False)
         for store in self.world.stores:
@@ -115,7 +115,7 @@ class PartedRun(SorterRun):
                 self.flush(task)
 
     def _core(self, task: int, range_: KeyRange) -> TaskCore:
-        core = TaskCore(task, range_, START_TS, self.durable[task].upper)
+        core = TaskCore(task, range_, START_TS, self.durable[task].durable_ts)
         state = self.durable[task].snapshot
         if state is not None:
             core.restore(state, state.positions)
@@ -141,11 +141,11 @@ class PartedRun(SorterRun):
     def _write(self, task: int, solo: TaskCore, parts: list[TaskCore], w: int) -> None:
         rows = served(solo.take(w).table())
         assert sorted(served(pa.concat_tables([part.take(w).table() for part in parts]))) == rows
-        assert rows == [row for row in self.world.truth(solo.upper, w) if row.key in self.ranges[task]]
+        assert rows == [row for row in self.world.truth(solo.durable_ts, w) if row.key in self.ranges[task]]
         self.replays += bool(rows)
         self.rows += len(rows)
-        self.landed(task, solo.upper, w)
-        self.durable[task].upper = w
+        self.landed(task, solo.durable_ts, w)
+        self.durable[task].durable_ts = w
         for core in (solo, *parts):
             core.flushed(w)
 

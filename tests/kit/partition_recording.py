@@ -83,7 +83,7 @@ def read_recording(folder: Path) -> PartitionRecording:
     tasks = run_tasks(prepare(files), ranges, start_ts, random.Random(1), _UNTROUBLED)
     of_meta = [task.rows() for task in tasks.values() if task.range == META_RANGE]
     others = [task.rows() for task in tasks.values() if task.range != META_RANGE]
-    end_ts = min(task.upper for task in tasks.values())
+    end_ts = min(task.durable_ts for task in tasks.values())
     return PartitionRecording(
         start_ts=start_ts,
         end_ts=end_ts,

@@ -43,7 +43,7 @@ from tistream.objectstore.layout import BatchKey
 
 START_TS = tso.compose(1_750_000_000_000)
 TENANT = Tenant(1, 1)
-#: pipelined transactions can leave a task undecided until it asks for a new tenure, which nobody answers here
+#: pipelined transactions can leave a task undecided until it asks for a new subscription, which nobody answers here
 PROFILE = replace(
     PARTITIONS,
     stores=2,
@@ -123,7 +123,7 @@ class PartitionWorld:
     def _commit(self, streams: list[deque[Prepared]]) -> None:
         tasks = {n: task.range for n, task in enumerate(lay_out(parse_pushed(json.loads(self.snapshot)), _DATA_TASKS))}
         ran = run_tasks(self._arrivals(streams), tasks, self.start_ts, self.rand, Trouble(lag=0.8, again=0.0))
-        assert all(task.upper >= self.end_ts for task in ran.values()), "a task does not reach the end"
+        assert all(task.durable_ts >= self.end_ts for task in ran.values()), "a task does not reach the end"
         rows = pa.concat_tables([task.rows() for task in ran.values()])
         rows = rows.filter(pc.less_equal(rows["commit_ts"], pa.scalar(self.end_ts, pa.uint64())))
         by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]

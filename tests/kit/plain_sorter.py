@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from sorter.core import sort_buffer
 from sorter.core.conflict_rule import Candidate, choose
-from sorter.core.conflicts import COMMITS, OPEN, READY, TENURE_ID, TXN, VERSION
+from sorter.core.conflicts import COMMITS, OPEN, READY, SUBSCRIPTION_ID, TXN, VERSION
 from sorter.core.prewrite_buffer import Limits, Undecided
 from sorter.core.task_core import TaskCore
 from sorter.core.watermark import RangeWatermarkMap
-from sorter.rows.batch_rows import SOURCE, TENURE, empty, from_arrow, to_arrow
+from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, empty, from_arrow, to_arrow
 from sorter.rows.run import Run
 from sorter.rows.saved import NONE_TOLD, RunState
 from tests.kit.sorter_states import frame_from, runs_from
@@ -42,8 +42,8 @@ _SIZE = pl.sum_horizontal(
 class PlainTaskCore(TaskCore):
     """The same task with plain buffers."""
 
-    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, upper: int) -> None:
-        super().__init__(task_id, range_, start_ts, upper)
+    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, durable_ts: int) -> None:
+        super().__init__(task_id, range_, start_ts, durable_ts)
         self._prewrites = PlainPrewriteBuffer()  # type: ignore[assignment]
         self._ready = PlainSortBuffer()  # type: ignore[assignment]
 
@@ -128,10 +128,10 @@ class PlainSortBuffer:
         """The ready rows."""
         return runs_from(self.rows.sort(VERSION), "ready")
 
-    def restore(self, rows: list[Run], range_: KeyRange, upper: int) -> None:
-        """Take over a snapshot, cut to the range; rows at or below `upper` have been written since."""
+    def restore(self, rows: list[Run], range_: KeyRange, durable_ts: int) -> None:
+        """Take over a snapshot, cut to the range; rows at or below `durable_ts` have been written since."""
         self.rows = _within(frame_from(rows, "ready"), range_)
-        self.flushed(upper)
+        self.flushed(durable_ts)
 
     def check(self) -> None:
         """Raise when a relation of the module's docstring does not hold."""
@@ -150,7 +150,9 @@ class PlainPrewriteBuffer:
         self.dead = 0  #: prewrites dropped because W passed their cut_ts
         self.forgotten = 0  #: rollbacks that met no prewrite
         self.duplicates = 0  #: commits that were known already
-        self.dropped: dict[int, int] = {}  #: store -> commits at or below `upper`: duplicates, as far as one can tell
+        self.dropped: dict[
+            int, int
+        ] = {}  #: store -> commits at or below `durable_ts`: duplicates, as far as one can tell
 
     @property
     def open_count(self) -> int:
@@ -177,7 +179,7 @@ class PlainPrewriteBuffer:
         rows = rows.with_columns(pl.Series("w", w, pl.UInt64))
         kind = pl.col("kind")
         outcomes = rows.filter(kind.is_in([RowKind.COMMIT, RowKind.COMMITTED]))
-        fresh = ready.unknown(outcomes.filter(pl.col("commit_ts") > at.upper))
+        fresh = ready.unknown(outcomes.filter(pl.col("commit_ts") > at.durable_ts))
         whole = fresh.filter(kind == RowKind.COMMITTED).unique(VERSION, keep="first", maintain_order=True)
         live = fresh.filter(kind == RowKind.COMMIT).join(whole, on=VERSION, how="anti")
         self._refuse(whole.filter(pl.col("commit_ts") <= pl.col("w")).join(self.commits, on=VERSION, how="anti"))
@@ -196,11 +198,13 @@ class PlainPrewriteBuffer:
         self.commits = commits.join(decided, on=TXN, how="anti")
         self.forgotten += forgotten
         self.duplicates += outcomes.height - whole.height - new.height
-        for store_id, count in outcomes.filter(pl.col("commit_ts") <= at.upper)["store_id"].value_counts().iter_rows():
+        for store_id, count in (
+            outcomes.filter(pl.col("commit_ts") <= at.durable_ts)["store_id"].value_counts().iter_rows()
+        ):
             self.dropped[store_id] = self.dropped.get(store_id, 0) + count
 
     def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
-        """Tenures whose prewrites arrived before their opening scan had finished may be ready now."""
+        """Subscriptions whose prewrites arrived before their opening scan had finished may be ready now."""
         unknown = self.open.filter(pl.col("tenure_ready_ts") == 0)
         if not unknown.height:
             return
@@ -211,12 +215,12 @@ class PlainPrewriteBuffer:
                 pl.lit(store_id, pl.UInt64).alias("store_id"), pl.lit(incarnation, pl.UInt64).alias("incarnation")
             )
         )
-        told = told.select(*TENURE_ID, pl.col("tenure_ready_ts").alias("told")).unique(
-            TENURE_ID, keep="first", maintain_order=True
+        told = told.select(*SUBSCRIPTION_ID, pl.col("tenure_ready_ts").alias("told")).unique(
+            SUBSCRIPTION_ID, keep="first", maintain_order=True
         )
         known = pl.when(pl.col("tenure_ready_ts") == 0).then(pl.col("told").fill_null(0)).otherwise("tenure_ready_ts")
         self.open = (
-            self.open.join(told, on=TENURE_ID, how="left").with_columns(tenure_ready_ts=known).select(OPEN.names)
+            self.open.join(told, on=SUBSCRIPTION_ID, how="left").with_columns(tenure_ready_ts=known).select(OPEN.names)
         )
 
     def look(self, watermarks: RangeWatermarkMap) -> None:
@@ -257,12 +261,13 @@ class PlainPrewriteBuffer:
         return runs_from(self.open.sort("row_no"), "open"), runs_from(self.commits.sort(VERSION), "commits")
 
     def restore(
-        self, open_: list[Run], commits: list[Run], _told: pl.DataFrame, range_: KeyRange, upper: int
+        self, open_: list[Run], commits: list[Run], _told: pl.DataFrame, range_: KeyRange, durable_ts: int
     ) -> list[Undecided]:
-        """Take over a snapshot, cut to the range. Commits at or below `upper` were written out since. Undecided ones
+        """Take over a snapshot, cut to the range. Commits at or below `durable_ts` were written out since. Undecided
+        ones
         hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
         held = _within(frame_from(commits, "commits"), range_)
-        served = held.filter(pl.col("commit_ts") <= upper)
+        served = held.filter(pl.col("commit_ts") <= durable_ts)
         self.commits = held.join(served, on=VERSION, how="anti")
         self.open = _within(frame_from(open_, "open"), range_).join(served, on=TXN, how="anti")
         return _named(self.commits.filter(pl.col("asked")))
@@ -272,7 +277,10 @@ class PlainPrewriteBuffer:
         invariant(not self.commits.select(pl.struct(VERSION).is_duplicated().any()).item(), "a commit waits twice")
         invariant(ready.unknown(self.commits).height == self.commits.height, "a commit waits and is ready")
         invariant(not (self.commits["commit_ts"] <= at.sealed).any(), "a commit waits at or below what is sealed")
-        invariant(not self.open.select(pl.struct(TXN + TENURE_ID).is_duplicated().any()).item(), "a tenure says twice")
+        invariant(
+            not self.open.select(pl.struct(TXN + SUBSCRIPTION_ID).is_duplicated().any()).item(),
+            "a subscription says twice",
+        )
 
     def _with_commits(self, live: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """(all waiting commits with these, those of them that are new). A known one may still bring its value."""
@@ -326,7 +334,8 @@ def _roll_back(
 
 
 def _merge(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-    """Old and new prewrites: per (key, start_ts) and tenure the one that counts; its cut_ts is the largest of them."""
+    """Old and new prewrites: per (key, start_ts) and subscription the one that counts; its cut_ts is the largest of
+    them."""
     if not new.height:
         return old
     touched = old.join(new, on=TXN, how="semi")
@@ -335,7 +344,7 @@ def _merge(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     group = pl.concat([touched, new]).with_columns(full=~_IS_FAKE)
     group = group.filter(pl.col("full") == pl.col("full").max().over(TXN))
     group = group.filter(pl.col("generation") == pl.col("generation").max().over(TXN))
-    same = [*TXN, *TENURE_ID]
+    same = [*TXN, *SUBSCRIPTION_ID]
     group = group.with_columns(
         cut_ts=pl.col("cut_ts").max().over(same), tenure_ready_ts=pl.col("tenure_ready_ts").max().over(same)
     )
@@ -376,8 +385,9 @@ def _choose_each(pairs: pl.DataFrame) -> pl.DataFrame:
 
 def _candidate(row: dict[str, int]) -> Candidate:
     content = {name: row[name] for name in (*_CONTENT, "generation", "row_no")}
-    tenure = tuple(row[name] for name in TENURE_ID)
-    return Candidate(tenure=tenure, open_ts=row["tenure_open_ts"], ready_ts=row["tenure_ready_ts"], **content)  # type: ignore[arg-type]
+    subscription = tuple(row[name] for name in SUBSCRIPTION_ID)
+    open_ts, ready_ts = row["tenure_open_ts"], row["tenure_ready_ts"]
+    return Candidate(subscription=subscription, open_ts=open_ts, ready_ts=ready_ts, **content)  # type: ignore[arg-type]
 
 
 def _asking(doubtful: pl.DataFrame) -> list[Undecided]:
@@ -397,14 +407,14 @@ def joined(*frames: pl.DataFrame) -> pl.DataFrame:
 
 
 def arrivals(batch: FeedBatch, range_: KeyRange, first_row_no: int) -> pl.DataFrame:
-    """change.ROWS plus TENURE, SOURCE, `cut_ts` and `row_no`; rows outside the range are left out.
+    """change.ROWS plus Subscription, SOURCE, `cut_ts` and `row_no`; rows outside the range are left out.
 
-    CorruptObject when a row belongs to no tenure of the batch, or to two.
+    CorruptObject when a row belongs to no subscription of the batch, or to two.
     """
     rows, regions = batch.rows, batch.regions
-    of_row = _tenure_of_rows(batch)
+    of_row = _subscription_of_rows(batch)
     frame = from_arrow(rows).with_columns(
-        *(pl.Series(name, regions.column(name).to_numpy()[of_row], pl.UInt64) for name in TENURE),
+        *(pl.Series(name, regions.column(name).to_numpy()[of_row], pl.UInt64) for name in SUBSCRIPTION),
         *(pl.lit(getattr(batch, name), pl.UInt64).alias(name) for name in SOURCE),
         pl.lit(batch.cut_ts, pl.UInt64).alias("cut_ts"),
         pl.Series("row_no", np.arange(rows.num_rows, dtype=np.uint64) + np.uint64(first_row_no), pl.UInt64),
@@ -413,7 +423,7 @@ def arrivals(batch: FeedBatch, range_: KeyRange, first_row_no: int) -> pl.DataFr
     return _within(frame, range_)
 
 
-def _tenure_of_rows(batch: FeedBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _subscription_of_rows(batch: FeedBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """For each row the number of its REGIONS row."""
     offset = batch.regions.column("row_offset").to_numpy().astype(np.int64)
     count = batch.regions.column("row_count").to_numpy().astype(np.int64)
@@ -423,7 +433,9 @@ def _tenure_of_rows(batch: FeedBatch) -> np.ndarray[tuple[int], np.dtype[np.int6
     total = int(ends[-1]) if len(ends) else 0
     if total != batch.rows.num_rows or (offset[order] != ends - count[order]).any():
         facts = {"store": batch.store_id, "incarnation": batch.incarnation, "seq": batch.seq}
-        raise CorruptObject("the tenures do not name each row once", rows=batch.rows.num_rows, named=total, **facts)
+        raise CorruptObject(
+            "the subscriptions do not name each row once", rows=batch.rows.num_rows, named=total, **facts
+        )
     return np.repeat(order, count[order])
 
 

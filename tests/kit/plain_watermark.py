@@ -1,9 +1,9 @@
 """The watermark map in a plain form, the reference for sorter.core.watermark: one Python object per watermark row.
 
-A row may lift a slice from w to max(w, resolved_ts) only if checkpoint_ts <= max(w, upper), where `upper` is that of
-the task when the map was made; otherwise it waits until another row has lifted the slice that far. Every file is looked
-at row by row, slices are coalesced after each; nothing is kept from one file to the next but the slices and the rows
-that wait.
+A row may lift a slice from w to max(w, resolved_ts) only if checkpoint_ts <= max(w, durable_ts), where
+`durable_ts` is that of the task when the map was made; otherwise it waits until another row has lifted the slice that
+far. Every file is looked at row by row, slices are coalesced after each; nothing is kept from one file to the next
+but the slices and the rows that wait.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tistream.keyrange import KeyRange, end_before, gaps, min_end
 class PlainWatermarkMap:
     """W(key) over the range of one task."""
 
-    def __init__(self, range_: KeyRange, start_ts: int, *, upper: int = 0) -> None:
+    def __init__(self, range_: KeyRange, start_ts: int, *, durable_ts: int = 0) -> None:
         self.range = range_
         self.start_ts = start_ts
-        self.floor = np.uint64(max(start_ts, upper))
+        self.floor = np.uint64(max(start_ts, durable_ts))
         self._bounds: list[bytes] = [range_.start]
         self._w: npt.NDArray[np.uint64] = np.array([start_ts], np.uint64)
         self._covered: npt.NDArray[np.bool_] = np.zeros(1, np.bool_)
@@ -67,7 +67,7 @@ class PlainWatermarkMap:
         out: npt.NDArray[np.uint64] = self._w[found - 1]
         return out
 
-    def holes(self) -> list[KeyRange]:
+    def watermark_gaps(self) -> list[KeyRange]:
         """The ranges that no row ever lifted, in key order."""
         return [self._slice(int(i)) for i in np.flatnonzero(~self._covered)]
 

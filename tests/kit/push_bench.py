@@ -99,7 +99,9 @@ class PushBench:
             self.publish()
 
     def publish(self) -> None:
-        self.control.entries = [FrontierEntry(range=o.range, upper=o.upper, reopen_id=0) for o in self.oracles]
+        self.control.entries = [
+            FrontierEntry(range=o.range, durable_ts=o.durable_ts, resubscribe_id=0) for o in self.oracles
+        ]
 
     def judge(self) -> None:
         for life, found in batch_files(self.store, decoded=self.decoded).items():

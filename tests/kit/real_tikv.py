@@ -3,9 +3,10 @@
     stream.ndjson.zst   requests, messages and TSOs as they crossed the wire, in the order of their arrival
     mvcc.ndjson.zst     MvccGetByKey of the region leader for some thousand keys, after the run
 
-A tenure is one registration of one region on one stream. A recorded TSO makes a tick: every store writes a file with
-that TSO as cut_ts. TenureReady, Resolved and TenureClosed wait for the tick, because ready_ts must be a TSO fetched
-after INITIALIZED. A recorded checkpoint_ts is what the recorder had seen resolved, not a published frontier.
+A subscription is one registration of one region on one stream. A recorded TSO makes a tick: every store writes a file
+with that TSO as cut_ts. SubscriptionReady, Resolved and SubscriptionClosed wait for the tick, because ready_ts must
+be a TSO fetched after INITIALIZED. A recorded checkpoint_ts is what the recorder had seen resolved, not a published
+frontier.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ import zstandard
 
 from pusher.core.batcher import Batcher
 from pusher.core.cdcpb import RegionErrorKind, RegionEvent, read_change_data
-from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    Resolved,
+    Rows,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from tistream import ts
 from tistream.codec.batch_file import BatchFile, decode_batch_file, encode_batch_file
 from tistream.codec.memcomparable import decode_bytes
@@ -55,7 +64,7 @@ class TimedFile:
 
 
 @dataclass(slots=True)
-class _Tenure:
+class _Subscription:
     number: int
     initialized: bool = False
     said_ready: bool = False
@@ -95,8 +104,8 @@ class StreamPlayer:
     def __init__(self, folder: Path, requests: frozenset[int]) -> None:
         self._folder, self._requests = folder, requests
         self._batchers: dict[int, Batcher] = {}
-        self._tenures: dict[_Registration, _Tenure] = {}
-        self._leaving: dict[int, list[_Tenure]] = {}  # store -> over since the last tick
+        self._subscriptions: dict[_Registration, _Subscription] = {}
+        self._leaving: dict[int, list[_Subscription]] = {}  # store -> over since the last tick
         self._opened = 0
         self._now_ts = 0
         self.files: dict[int, list[TimedFile]] = {}  #: by store
@@ -113,7 +122,7 @@ class StreamPlayer:
                 case "recv":
                     self._message(line["store"], line["stream"], bytes.fromhex(line["msg_hex"]))
                 case "eof":
-                    for place in [p for p in self._tenures if p[:2] == (line["store"], line["stream"])]:
+                    for place in [p for p in self._subscriptions if p[:2] == (line["store"], line["stream"])]:
                         self._end(place)
                 case "pd" if line["method"].endswith("/Tso"):
                     self._tick(line["t_ms"], _tso(bytes.fromhex(line["resp_hex"])))
@@ -127,17 +136,17 @@ class StreamPlayer:
         if 13 in said:
             self._end(place)
             return
-        if place in self._tenures:
+        if place in self._subscriptions:
             return  # sent twice on purpose; the store answers duplicate_request
         self._opened += 1
         epoch = dict(fields(said[3], {2: VARINT}))
         checkpoint_ts = said[4]
         self.start_ts = min(self.start_ts or checkpoint_ts, checkpoint_ts)
-        self._tenures[place] = _Tenure(self._opened)
+        self._subscriptions[place] = _Subscription(self._opened)
         self._give(
             store,
-            TenureOpened(
-                tenure=self._opened,
+            SubscriptionOpened(
+                subscription=self._opened,
                 region_id=place[3],
                 version=epoch[2],
                 range=KeyRange(_plain(said.get(5, b"")), _plain(said.get(6, b""))),
@@ -150,41 +159,45 @@ class StreamPlayer:
         said = read_change_data(message)
         for event in said.events:
             place = (store, stream, event.request_id, event.region_id)
-            tenure = self._tenures.get(place)
-            if tenure is None:
+            subscription = self._subscriptions.get(place)
+            if subscription is None:
                 continue
             if event.rows is not None and event.rows.num_rows:
-                self._give(store, Rows(tenure=tenure.number, rows=event.rows))
+                self._give(store, Rows(subscription=subscription.number, rows=event.rows))
                 self.story.hear(event)
-            tenure.initialized |= event.initialized
+            subscription.initialized |= event.initialized
             if event.error and event.error.kind is not RegionErrorKind.DUPLICATE_REQUEST:
                 self._end(place)
         if said.resolved is not None and said.resolved.request_id in self._requests:
             for region in said.resolved.regions.tolist():
-                tenure = self._tenures.get((store, stream, said.resolved.request_id, region))
-                if tenure is not None:
-                    self.resolved_fell += said.resolved.ts < tenure.resolved_ts
-                    tenure.resolved_ts = max(tenure.resolved_ts, said.resolved.ts)
+                subscription = self._subscriptions.get((store, stream, said.resolved.request_id, region))
+                if subscription is not None:
+                    self.resolved_fell += said.resolved.ts < subscription.resolved_ts
+                    subscription.resolved_ts = max(subscription.resolved_ts, said.resolved.ts)
 
     def _end(self, place: _Registration) -> None:
-        if (tenure := self._tenures.pop(place, None)) is not None:
-            tenure.over = True
-            self._leaving.setdefault(place[0], []).append(tenure)
+        if (subscription := self._subscriptions.pop(place, None)) is not None:
+            subscription.over = True
+            self._leaving.setdefault(place[0], []).append(subscription)
 
     def _tick(self, at_ms: int, cut_ts: int) -> None:
         self._now_ts = cut_ts
         for store, batcher in self._batchers.items():
-            tenures = [t for place, t in self._tenures.items() if place[0] == store] + self._leaving.pop(store, [])
-            for tenure in tenures:
-                if tenure.initialized and not tenure.said_ready:
-                    tenure.said_ready = True
-                    self._give(store, TenureReady(tenure=tenure.number, ready_ts=cut_ts))
-            told = [t for t in tenures if t.said_ready and t.resolved_ts]
+            subscriptions = [t for place, t in self._subscriptions.items() if place[0] == store] + self._leaving.pop(
+                store, []
+            )
+            for subscription in subscriptions:
+                if subscription.initialized and not subscription.said_ready:
+                    subscription.said_ready = True
+                    self._give(store, SubscriptionReady(subscription=subscription.number, ready_ts=cut_ts))
+            told = [t for t in subscriptions if t.said_ready and t.resolved_ts]
             numbers = np.array([t.number for t in told], np.int64)
-            self._give(store, Resolved(tenures=numbers, resolved_ts=np.array([t.resolved_ts for t in told], np.uint64)))
-            for tenure in tenures:
-                if tenure.over:
-                    self._give(store, TenureClosed(tenure=tenure.number))
+            self._give(
+                store, Resolved(subscriptions=numbers, resolved_ts=np.array([t.resolved_ts for t in told], np.uint64))
+            )
+            for subscription in subscriptions:
+                if subscription.over:
+                    self._give(store, SubscriptionClosed(subscription=subscription.number))
             for file in batcher.handle(Tick(cut_ts=cut_ts)):
                 key = BatchKey(tenant=_TENANT, store_id=store, incarnation=1, seq=file.seq)
                 data = encode_batch_file(key, cut_ts=cut_ts, rows=file.rows, regions=file.regions, write_id="w")

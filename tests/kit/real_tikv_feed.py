@@ -1,9 +1,9 @@
 """Plays a recorded change feed of real stores into `StoreFeed`, one for each store and recorded request id.
 
-The recorder's registrations are made the core's: where the recorder sent one, the core is told that the store leads the
-region, and given the recorded checkpoint_ts; where it deregistered, the core is asked to reopen. The core chooses its
-own request ids, so messages are rewritten to those, by a protobuf writer of this module. A second registration that the
-recorder sent on purpose is left out, with the error that answers it: the core never does that.
+The recorder's registrations are made the core's: where the recorder sent one, the core is told that the store leads
+the region, and given the recorded checkpoint_ts; where it deregistered, the core is asked to resubscribe. The core
+chooses its own request ids, so messages are rewritten to those, by a protobuf writer of this module. A second
+registration that the recorder sent on purpose is left out, with the error that answers it: the core never does that.
 
 Beside it stands what the messages say of each registration without any core: `Told`.
 """
@@ -18,7 +18,15 @@ from typing import Any
 import pyarrow as pa
 
 from pusher.core.cdcpb import RegionErrorKind, read_change_data
-from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    Resolved,
+    Rows,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from pusher.tikv.core.feed import StoreFeed
 from pusher.tikv.core.requests import Register
 from tests.kit.real_tikv import lines
@@ -44,8 +52,8 @@ class Told:
     checkpoint_ts: int
     batches: list[pa.RecordBatch] = field(default_factory=list)
     promised: list[int] = field(default_factory=list)  #: what was resolved when the batch came
-    behind_initialized: list[bool] = field(default_factory=list)  #: whether the batch came behind TenureReady
-    initialized: bool = False  #: and, if it was reopened, a TSO was fetched in between
+    behind_initialized: list[bool] = field(default_factory=list)  #: whether the batch came behind SubscriptionReady
+    initialized: bool = False  #: and, if it was resubscribed, a TSO was fetched in between
     resolved_ts: int = 0
     over: bool = False
 
@@ -66,7 +74,7 @@ class FeedPlayer:
         self._living: dict[_Place, Told] = {}
         self._scanned: set[Told] = set()  # initialized since the last TSO
         self._mine: dict[_Place, int] = {}  # -> the core's request id
-        self._tenures: dict[tuple[int, int, int], Told] = {}
+        self._subscriptions: dict[tuple[int, int, int], Told] = {}
         self._spans: dict[int, KeyRange] = {}
         self._now, self._now_ts, self._opens = 0.0, 0, 0
         for line in lines(folder / "stream.ndjson.zst"):
@@ -102,12 +110,16 @@ class FeedPlayer:
             for place in [p for p in self._living if p[:3] == (store, stream, request) and region in (0, p[3])]:
                 told = self._living.pop(place)
                 told.over = True
-                if told in self._scanned:  # a tenure that is reopened before a TSO is never ready, and promises nothing
+                if (
+                    told in self._scanned
+                ):  # a subscription that is resubscribed before a TSO is never ready, and promises nothing
                     told.initialized, told.resolved_ts = False, 0
                 mine = [
-                    n for (*f, n), t in self._tenures.items() if tuple(f) == (store, request) and t.range == told.range
+                    n
+                    for (*f, n), t in self._subscriptions.items()
+                    if tuple(f) == (store, request) and t.range == told.range
                 ]
-                feed.reopen(mine[-1:], self._now)
+                feed.resubscribe(mine[-1:], self._now)
             return
         place = (store, stream, request, region)
         if place in self._living:
@@ -172,30 +184,32 @@ class FeedPlayer:
         self.events.setdefault(place, []).extend(events)
         for event in events:
             match event:
-                case TenureOpened():
+                case SubscriptionOpened():
                     told = Told(
                         region_id=event.region_id,
                         version=event.version,
                         range=event.range,
                         checkpoint_ts=event.checkpoint_ts,
                     )
-                    self._tenures[*place, event.tenure] = told
+                    self._subscriptions[*place, event.subscription] = told
                     self.core.append(told)
                 case Rows():
-                    told = self._tenures[*place, event.tenure]
+                    told = self._subscriptions[*place, event.subscription]
                     told.batches.append(event.rows)
                     told.promised.append(told.resolved_ts)
                     told.behind_initialized.append(told.initialized)
-                case TenureReady():
-                    self._tenures[*place, event.tenure].initialized = True
+                case SubscriptionReady():
+                    self._subscriptions[*place, event.subscription].initialized = True
                 case Resolved():
-                    for tenure, stamp in zip(event.tenures.tolist(), event.resolved_ts.tolist(), strict=True):
-                        told = self._tenures[*place, tenure]
+                    for subscription, stamp in zip(
+                        event.subscriptions.tolist(), event.resolved_ts.tolist(), strict=True
+                    ):
+                        told = self._subscriptions[*place, subscription]
                         assert told.initialized
                         assert stamp > told.resolved_ts
                         told.resolved_ts = stamp
-                case TenureClosed():
-                    self._tenures[*place, event.tenure].over = True
+                case SubscriptionClosed():
+                    self._subscriptions[*place, event.subscription].over = True
                 case Tick():
                     assert event.cut_ts == self._now_ts
 

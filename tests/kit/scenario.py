@@ -133,7 +133,7 @@ class _Run:
         try:
             for effect in self._core.handle(routed(feed_batch(file), self._core.range)):
                 u = effect.undecided
-                yield f"reopen {u.key.decode()}@{u.start_ts} -> {u.commit_ts}"
+                yield f"resubscribe {u.key.decode()}@{u.start_ts} -> {u.commit_ts}"
         except BrokenPromise as e:
             broken = True
             f = e.facts
@@ -174,7 +174,7 @@ class _Run:
         rows = served(self._core.take(w).table())
         if self.oracle is not None:
             assert self.oracle.flush() == rows, "the oracle writes other rows"
-            assert self.oracle.upper == w, "the oracle has another watermark"
+            assert self.oracle.durable_ts == w, "the oracle has another watermark"
         self._core.flushed(w)
         yield f"written up to {w}"
         yield from (f"  {_served(row)}" for row in rows)
@@ -182,7 +182,7 @@ class _Run:
     def _restart(self, snapshot: CoreSnapshot | None) -> None:
         assert snapshot is not None, "there is no snapshot yet"
         old = self._core
-        self.core = TaskCore(1, old.range, old.start_ts, old.upper)
+        self.core = TaskCore(1, old.range, old.start_ts, old.durable_ts)
         self.core.restore(snapshot, snapshot.positions)
         self.core.check()
         self.oracle = None
@@ -192,8 +192,8 @@ class _Run:
     def _state(self) -> Iterator[str]:
         core = self._core
         tables = tables_of(core.snapshot())
-        holes = [s for s in tables["slices"].to_pylist() if not s["covered"]]
-        shown = ", ".join(f"hole {_shown(KeyRange(s['start_key'], s['end_key']))}" for s in holes)
+        watermark_gaps = [s for s in tables["slices"].to_pylist() if not s["covered"]]
+        shown = ", ".join(f"gap {_shown(KeyRange(s['start_key'], s['end_key']))}" for s in watermark_gaps)
         w = core.watermark()
         yield f"watermark {w}" if w is not None else f"watermark none: {shown}"
         for row in tables["waiting"].to_pylist():
@@ -236,7 +236,7 @@ def _mark(words: list[str]) -> Mark:
     )
 
 
-def _row(words: list[str], tenure: int) -> Row:
+def _row(words: list[str], subscription: int) -> Row:
     o = _options(words)
     plain = [word for word in words[1:] if "=" not in word]
     key, start_ts = plain[0].split("@")
@@ -253,7 +253,7 @@ def _row(words: list[str], tenure: int) -> Row:
         value=None if value is None or is_delete else value.encode(),
         old_value=o["old"].encode() if "old" in o else None,
         generation=int(o.get("gen", 0)),
-        tenure=tenure,
+        subscription=subscription,
     )
 
 

@@ -5,7 +5,8 @@
         push.changes
 
 The judge takes the batch files as they appear, a WatermarkOracle for each followed range, and publishes the frontier
-that new tenures start at, as sorters would; where a commit stays undecided it asks for new tenures, once for each.
+that new subscriptions start at, as sorters would; where a commit stays undecided it asks for new subscriptions, once
+for each.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ServedPush:
         self._judge_at = 0.0
         self.control = MemoryControl(Tenant(1, 2))
         self._asked: list[set[tuple[bytes, int]]] = [set() for _ in wanted]  # commits, for each range
-        self._reopen_ids = [0 for _ in wanted]
+        self._resubscribe_ids = [0 for _ in wanted]
         self._publish()
         self._pd = PdClient([served.pd_address])
         self._board = RegionBoard(self._pd, wanted, clock=clock, refresh_s=refresh_s)
@@ -90,11 +91,11 @@ class ServedPush:
     @property
     def watermark(self) -> int:
         """What is complete in every range; 0 while something was never promised."""
-        return min(0 if oracle.watermark is None else oracle.upper for oracle in self.oracles)
+        return min(0 if oracle.watermark is None else oracle.durable_ts for oracle in self.oracles)
 
     @property
-    def reopened(self) -> bool:
-        """Whether new tenures were asked for, because a commit stayed undecided."""
+    def resubscribed(self) -> bool:
+        """Whether new subscriptions were asked for, because a commit stayed undecided."""
         return any(self._asked)
 
     @property
@@ -155,8 +156,8 @@ class ServedPush:
         for at, (oracle, asked) in enumerate(zip(self.oracles, self._asked, strict=True)):
             if oracle.undecided - asked:
                 asked |= oracle.undecided
-                self._reopen_ids[at] += 1
+                self._resubscribe_ids[at] += 1
         self.control.entries = [
-            FrontierEntry(range=o.range, upper=o.upper, reopen_id=reopen_id)
-            for o, reopen_id in zip(self.oracles, self._reopen_ids, strict=True)
+            FrontierEntry(range=o.range, durable_ts=o.durable_ts, resubscribe_id=resubscribe_id)
+            for o, resubscribe_id in zip(self.oracles, self._resubscribe_ids, strict=True)
         ]

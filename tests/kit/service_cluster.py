@@ -69,10 +69,10 @@ class ServiceCluster:
         """Up to which second, by the upstream's clock, everything is in the log; 0 before it began or while the
         catalog is away."""
         try:
-            uppers = [row.upper for row in frontier(self.catalog, Tenant(1, 1))]
+            durable_timestamps = [row.durable_ts for row in frontier(self.catalog, Tenant(1, 1))]
         except CatalogUnavailable:
             return 0.0
-        return ts.physical_ms(min(uppers, default=0)) / 1000
+        return ts.physical_ms(min(durable_timestamps, default=0)) / 1000
 
     def wait_for(self, what: str, done: Callable[[], bool]) -> float:
         """Wait until it is so; how many seconds that took."""

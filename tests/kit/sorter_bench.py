@@ -111,8 +111,8 @@ class Bench:
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         eventually(condition, lambda: f"{what}: {[w.problems() for w in self.workers]}")
 
-    def wait_for_upper(self, upto: int) -> None:
-        self.wait(lambda: all(self.row(t).upper >= upto for t in self.tasks), f"upper {upto}")
+    def wait_for_durable_ts(self, upto: int) -> None:
+        self.wait(lambda: all(self.row(t).durable_ts >= upto for t in self.tasks), f"durable watermark {upto}")
 
     def served(self) -> list[Served]:
         out = []

@@ -24,7 +24,7 @@ class OracleBroken(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the feed, with the tenure that sent it."""
+    """A row of the feed, with the subscription that sent it."""
 
     kind: int
     key: bytes
@@ -34,7 +34,7 @@ class Row:
     value: bytes | None = None
     old_value: bytes | None = None
     generation: int = 0
-    tenure: int = 0  #: number of the region row in the same file
+    subscription: int = 0  #: number of the region row in the same file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Held:
 
     row: Row
     cut_ts: int
-    tenure: tuple[int, ...]
+    subscription: tuple[int, ...]
     open_ts: int
     ready_ts: int
 
@@ -90,10 +90,10 @@ class OracleSorter:
     start: bytes
     end: bytes
     start_ts: int
-    upper: int = field(init=False)
+    durable_ts: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.upper = self.start_ts
+        self.durable_ts = self.start_ts
         self.bounds = [self.start]
         self.w = [self.start_ts]
         self.covered = [False]
@@ -105,16 +105,16 @@ class OracleSorter:
 
     def file(self, store: int, incarnation: int, cut_ts: int, rows: Sequence[Row], marks: Sequence[Mark]) -> None:
         """Take one file."""
-        tenures = [(store, incarnation, m.region_id, m.version, m.checkpoint_ts, m.open_ts) for m in marks]
+        subscriptions = [(store, incarnation, m.region_id, m.version, m.checkpoint_ts, m.open_ts) for m in marks]
         for row in rows:
             if row.key < self.start or (self.end and row.key >= self.end):
                 continue
-            mark = marks[row.tenure]
-            self._row(row, Held(row, cut_ts, tenures[row.tenure], mark.open_ts, mark.ready_ts))
+            mark = marks[row.subscription]
+            self._row(row, Held(row, cut_ts, subscriptions[row.subscription], mark.open_ts, mark.ready_ts))
         for group in self.held.values():
             for h in group:
-                for mark, tenure in zip(marks, tenures, strict=True):
-                    if h.tenure == tenure and h.ready_ts == 0:
+                for mark, subscription in zip(marks, subscriptions, strict=True):
+                    if h.subscription == subscription and h.ready_ts == 0:
                         h.ready_ts = mark.ready_ts
         self.marks += [m for m in marks if m.ready_ts and m.resolved_ts]
         while any(self._lift(m) for m in self.marks):
@@ -130,11 +130,11 @@ class OracleSorter:
     def flush(self) -> list[Served]:
         """What may be written now, in order; it is written."""
         w = self.watermark()
-        if w is None or w <= self.upper:
+        if w is None or w <= self.durable_ts:
             return []
         out = sorted(row for row in self.ready.values() if row.commit_ts <= w)
         self.ready = {k: row for k, row in self.ready.items() if row.commit_ts > w}
-        self.upper = w
+        self.durable_ts = w
         return out
 
     def w_of(self, key: bytes) -> int:
@@ -147,7 +147,7 @@ class OracleSorter:
         elif r.kind == R:
             if not any(k == r.key and c.start_ts == r.start_ts for (k, _), c in self.waiting.items()):
                 self.held.pop(txn, None)
-        elif r.commit_ts <= self.upper or version in self.ready:
+        elif r.commit_ts <= self.durable_ts or version in self.ready:
             self.held.pop(txn, None)
         elif r.kind == D:
             if r.commit_ts <= self.w_of(r.key) and version not in self.waiting:
@@ -165,12 +165,13 @@ class OracleSorter:
             self.waiting[version] = Waiting(r.start_ts, r.op, r.value)
 
     def _hold(self, txn: tuple[bytes, int], new: Held) -> None:
-        """Keep a prewrite beside those of other tenures; in its own tenure the later, full, higher one replaces."""
+        """Keep a prewrite beside those of other subscriptions; in its own subscription the later, full, higher one
+        replaces."""
         group = self.held.setdefault(txn, [])
         for i, old in enumerate(group):
-            if old.tenure == new.tenure:
+            if old.subscription == new.subscription:
                 better = (not _is_fake(old.row), old.row.generation) <= (not _is_fake(new.row), new.row.generation)
-                group[i] = Held(new.row if better else old.row, new.cut_ts, new.tenure, new.open_ts, new.ready_ts)
+                group[i] = Held(new.row if better else old.row, new.cut_ts, new.subscription, new.open_ts, new.ready_ts)
                 return
         group.append(new)
 

@@ -1,6 +1,6 @@
 """Cores of two tasks fed by a small TiKV (`sorter_world`), and the promises checked after every step.
 
-- what is written out in (upper, W] is exactly what was committed there: nothing missing, nothing twice, in order;
+- what is written out in (durable_ts, W] is exactly what was committed there: nothing missing, nothing twice, in order;
 - no W that was written ever falls, and nothing appears below it later;
 - the invariants of the cores hold after every batch;
 - until its first restart a core has the watermark of the dict-based oracle and writes the same rows;
@@ -16,7 +16,7 @@ import random
 from dataclasses import dataclass, replace
 
 from sorter.core.prewrite_buffer import Undecided
-from sorter.core.task_core import CoreSnapshot, NeedReopen, TaskCore
+from sorter.core.task_core import CoreSnapshot, NeedResubscribe, TaskCore
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import PUT, OracleSorter, P, Row
 from tests.kit.sorter_states import Bucket, SnapshotFiles
@@ -36,7 +36,7 @@ STORES = 2
 class Durable:
     """What survives a restart of a task."""
 
-    upper: int
+    durable_ts: int
     snapshot: CoreSnapshot | None = None  #: as it is read back from the bucket
 
 
@@ -48,11 +48,11 @@ class SorterRun:
         self.files = {task: SnapshotFiles(task, self.bucket) for task in RANGES}
         self.ranges = dict(RANGES)
         self.durable = {task: Durable(START_TS) for task in RANGES}
-        self.world = World(KEYS, STORES, START_TS, lambda: min(d.upper for d in self.durable.values()))
+        self.world = World(KEYS, STORES, START_TS, lambda: min(d.durable_ts for d in self.durable.values()))
         self.cores = {task: self._new_core(task) for task in RANGES}
         self.oracles = {task: OracleSorter(r.start, r.end, START_TS) for task, r in RANGES.items()}  # until a restart
         self.rows = 0  #: written out so far
-        self.reopened = 0
+        self.resubscribed = 0
         self.slices = 0  #: of decisions that took several
         self.lost: dict[tuple[int, int], int] = {}  # (store, ended life) -> its first file that is unreadable by now
 
@@ -146,11 +146,11 @@ class SorterRun:
         if oracle is not None and not file.closes:
             oracle.file(file.store_id, file.incarnation, file.cut_ts, file.rows, file.marks)
             assert oracle.watermark() == after, f"W {after}, the oracle says {oracle.watermark()}"
-        assert before is None or (after is not None and after >= min(before, core.upper)), "W fell"
+        assert before is None or (after is not None and after >= min(before, core.durable_ts)), "W fell"
         for effect in effects:
-            assert isinstance(effect, NeedReopen)
+            assert isinstance(effect, NeedResubscribe)
             self._is_in_doubt(effect.undecided)
-            self._reopen(effect.undecided.key)
+            self._resubscribe(effect.undecided.key)
         return True
 
     # -- the task
@@ -165,14 +165,14 @@ class SorterRun:
         w = w if at_most is None else min(w, at_most)
         rows = served(core.take(w).table())
         range_ = self.ranges[task]
-        truth = [row for row in self.world.truth(core.upper, w) if row.key in range_]
-        assert rows == truth, f"task {task} in ({core.upper}, {w}]: served {rows}, committed {truth}"
+        truth = [row for row in self.world.truth(core.durable_ts, w) if row.key in range_]
+        assert rows == truth, f"task {task} in ({core.durable_ts}, {w}]: served {rows}, committed {truth}"
         if lands:
             self.rows += len(rows)
-            self.landed(task, core.upper, w)
+            self.landed(task, core.durable_ts, w)
             if task in self.oracles and w == core.watermark():
                 assert self.oracles[task].flush() == rows, "the oracle writes other rows"
-            self.durable[task].upper = w
+            self.durable[task].durable_ts = w
             core.flushed(w)
             core.check()
 
@@ -180,7 +180,7 @@ class SorterRun:
         """What could be written now is whole; every third time a snapshot is taken here."""
         w = core.pending()
         if w is not None:
-            truth = [row for row in self.world.truth(core.upper, w) if row.key in self.ranges[task]]
+            truth = [row for row in self.world.truth(core.durable_ts, w) if row.key in self.ranges[task]]
             assert served(core.take(w).table()) == truth, f"task {task}: a part of what is committed up to {w}"
         self.slices += 1
         if self.slices % 3 == 0:
@@ -205,13 +205,13 @@ class SorterRun:
         for key in KEYS:
             self.decide(key, how="commit")
         for _ in range(4):
-            for region, (store, _tenure) in list(self.world.leader.items()):
+            for region, (store, _subscription) in list(self.world.leader.items()):
                 self.world.move(region, store)
             self._drain()
         for task, core in self.cores.items():
             stats = core.stats()
             last = max((t.commit_ts for t in self.world.txns if t.key in self.ranges[task]), default=START_TS)
-            assert core.upper >= last, f"stuck at {core.upper}: {[str(s) for s in core.explain()]}"
+            assert core.durable_ts >= last, f"stuck at {core.durable_ts}: {[str(s) for s in core.explain()]}"
             held = (stats.open_prewrites, stats.waiting_commits, stats.ready_rows)
             assert held == (0, 0, 0), f"left behind: {stats}"
 
@@ -249,7 +249,7 @@ class SorterRun:
 
     def _new_core(self, task: int) -> TaskCore:
         durable = self.durable[task]
-        core = TaskCore(task, self.ranges[task], START_TS, durable.upper)
+        core = TaskCore(task, self.ranges[task], START_TS, durable.durable_ts)
         if durable.snapshot is not None:
             core.restore(durable.snapshot, durable.snapshot.positions)
         return core
@@ -270,16 +270,16 @@ class SorterRun:
         return None
 
     def _is_in_doubt(self, commit: Undecided) -> None:
-        """A new tenure is asked for only where the files disagree about the transaction, or say nothing of it."""
+        """A new subscription is asked for only where the files disagree about the transaction, or say nothing of it."""
         files = (file for files in self.world.files.values() for file in files)
         rows = [row for file in files for row in file.rows if (row.key, row.start_ts) == (commit.key, commit.start_ts)]
         said = {(row.op, row.value, row.old_value) for row in rows if row.kind == P and not _is_fake(row)}
-        assert len(said) != 1, f"asks for a new tenure of {commit}, of which all prewrites say {said}"
+        assert len(said) != 1, f"asks for a new subscription of {commit}, of which all prewrites say {said}"
 
-    def _reopen(self, key: bytes) -> None:
-        self.reopened += 1
-        for region, (store, tenure) in list(self.world.leader.items()):
-            if key >= tenure.start and (not tenure.end or key < tenure.end):
+    def _resubscribe(self, key: bytes) -> None:
+        self.resubscribed += 1
+        for region, (store, subscription) in list(self.world.leader.items()):
+            if key >= subscription.start and (not subscription.end or key < subscription.end):
                 self.world.move(region, store)
 
     def _region(self, number: int) -> int:

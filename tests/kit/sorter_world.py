@@ -35,7 +35,7 @@ class Txn:
 
 
 @dataclass
-class Tenure:
+class Subscription:
     """A leader's subscription of one region on one store."""
 
     region_id: int
@@ -57,8 +57,8 @@ class StoreLife:
     store_id: int
     incarnation: int = 1
     seq: int = 0
-    open: list[Tenure] = field(default_factory=list)
-    ended: list[Tenure] = field(default_factory=list)  #: since the last file: their closing rows are due
+    open: list[Subscription] = field(default_factory=list)
+    ended: list[Subscription] = field(default_factory=list)  #: since the last file: their closing rows are due
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class World:
         self.files: dict[int, list[File]] = {s: [] for s in self.stores}
         self.txns: list[Txn] = []
         self.next_region = 1
-        self.leader: dict[int, tuple[int, Tenure]] = {}  # region -> (store, tenure)
+        self.leader: dict[int, tuple[int, Subscription]] = {}  # region -> (store, subscription)
         self._lead(1, b"", b"", 1)
 
     # -- transactions
@@ -150,20 +150,21 @@ class World:
     # -- topology
 
     def move(self, region: int, store: int, *, from_its_end: bool = False) -> None:
-        """The leader moves to another store, or the same one registers again. The new tenure begins at the frontier, or
+        """The leader moves to another store, or the same one registers again. The new subscription begins at the
+        frontier, or
         where the old one ended: then its rows must wait for the old one's closing row."""
-        tenure = self._end(region)
-        checkpoint = max(self.frontier(), tenure.resolved_ts) if from_its_end else None
-        self._lead(store, tenure.start, tenure.end, tenure.version, region, checkpoint)
+        subscription = self._end(region)
+        checkpoint = max(self.frontier(), subscription.resolved_ts) if from_its_end else None
+        self._lead(store, subscription.start, subscription.end, subscription.version, region, checkpoint)
 
     def split(self, region: int, at: bytes, store: int) -> bool:
         """The right half becomes a new region led by `store`. False when `at` is no inner key."""
-        old_store, tenure = self.leader[region]
-        if at <= tenure.start or (tenure.end and at >= tenure.end):
+        old_store, subscription = self.leader[region]
+        if at <= subscription.start or (subscription.end and at >= subscription.end):
             return False
         self._end(region)
-        self._lead(old_store, tenure.start, at, tenure.version + 1, region)
-        self._lead(store, at, tenure.end, tenure.version + 1)
+        self._lead(old_store, subscription.start, at, subscription.version + 1, region)
+        self._lead(store, at, subscription.end, subscription.version + 1)
         return True
 
     def merge(self, left: int, right: int) -> bool:
@@ -185,8 +186,8 @@ class World:
         self.files[store].append(_closing(life))
         self.stores[store] = StoreLife(store, life.incarnation + 1)
         for i, region in enumerate(regions):
-            tenure = self.leader.pop(region)[1]
-            self._lead(others[i % len(others)], tenure.start, tenure.end, tenure.version, region)
+            subscription = self.leader.pop(region)[1]
+            self._lead(others[i % len(others)], subscription.start, subscription.end, subscription.version, region)
 
     def cut(self, store: int) -> File:
         """The pusher writes a file."""
@@ -195,13 +196,15 @@ class World:
         cut_ts = self.next_ts()
         rows: list[Row] = []
         marks = []
-        for number, tenure in enumerate([*life.ended, *life.open]):
-            if tenure in life.open and tenure.ready_ts:
-                locks = [t.start_ts for t in self.txns if t.value != b"" and not t.applied and _holds(tenure, t.key)]
-                tenure.resolved_ts = max(tenure.resolved_ts, min([cut_ts, *locks]))
-            rows += [_in_tenure(row, number) for row in tenure.rows]
-            tenure.rows = []
-            marks.append(_mark(tenure))
+        for number, subscription in enumerate([*life.ended, *life.open]):
+            if subscription in life.open and subscription.ready_ts:
+                locks = [
+                    t.start_ts for t in self.txns if t.value != b"" and not t.applied and _holds(subscription, t.key)
+                ]
+                subscription.resolved_ts = max(subscription.resolved_ts, min([cut_ts, *locks]))
+            rows += [_in_subscription(row, number) for row in subscription.rows]
+            subscription.rows = []
+            marks.append(_mark(subscription))
         life.ended = []
         file = File(
             store_id=store,
@@ -215,13 +218,13 @@ class World:
         return file
 
     def scan(self, store: int, rows: int) -> None:
-        """The opening scans of the store send up to so many rows; a finished one makes its tenure ready."""
-        for tenure in self.stores[store].open:
-            if not tenure.ready_ts:
-                tenure.rows += tenure.scan[:rows]
-                del tenure.scan[:rows]
-                if not tenure.scan:
-                    tenure.ready_ts = self.next_ts()
+        """The opening scans of the store send up to so many rows; a finished one makes its subscription ready."""
+        for subscription in self.stores[store].open:
+            if not subscription.ready_ts:
+                subscription.rows += subscription.scan[:rows]
+                del subscription.scan[:rows]
+                if not subscription.scan:
+                    subscription.ready_ts = self.next_ts()
 
     def _lead(
         self, store: int, start: bytes, end: bytes, version: int, region: int = 0, checkpoint: int | None = None
@@ -229,26 +232,26 @@ class World:
         if not region:
             region, self.next_region = self.next_region, self.next_region + 1
         checkpoint = self.frontier() if checkpoint is None else checkpoint
-        tenure = Tenure(region, version, start, end, checkpoint, self.next_ts())
-        mine = [t for t in self.txns if _holds(tenure, t.key)]
-        tenure.scan = [self._whole_row(t) for t in mine if t.applied and t.commit_ts > checkpoint]
-        tenure.scan += [self._prewrite_row(t) for t in mine if not t.applied and t.value != b""]
-        self.stores[store].open.append(tenure)
-        self.leader[region] = (store, tenure)
+        subscription = Subscription(region, version, start, end, checkpoint, self.next_ts())
+        mine = [t for t in self.txns if _holds(subscription, t.key)]
+        subscription.scan = [self._whole_row(t) for t in mine if t.applied and t.commit_ts > checkpoint]
+        subscription.scan += [self._prewrite_row(t) for t in mine if not t.applied and t.value != b""]
+        self.stores[store].open.append(subscription)
+        self.leader[region] = (store, subscription)
 
-    def _end(self, region: int) -> Tenure:
-        store, tenure = self.leader.pop(region)
+    def _end(self, region: int) -> Subscription:
+        store, subscription = self.leader.pop(region)
         life = self.stores[store]
-        life.open.remove(tenure)
-        life.ended.append(tenure)
-        return tenure
+        life.open.remove(subscription)
+        life.ended.append(subscription)
+        return subscription
 
     def _live(self, key: bytes, row: Row) -> None:
-        for _, tenure in self.leader.values():
-            if _holds(tenure, key):
-                stale = [r for r in tenure.scan if r.kind == P == row.kind and r.key == key]
-                tenure.scan = [r for r in tenure.scan if r not in stale]
-                tenure.rows += [*stale, row]  # the rows of one lock keep their order, scanned or live
+        for _, subscription in self.leader.values():
+            if _holds(subscription, key):
+                stale = [r for r in subscription.scan if r.kind == P == row.kind and r.key == key]
+                subscription.scan = [r for r in subscription.scan if r not in stale]
+                subscription.rows += [*stale, row]  # the rows of one lock keep their order, scanned or live
 
     def _prewrite_row(self, t: Txn) -> Row:
         return Row(
@@ -273,11 +276,11 @@ class World:
         )
 
 
-def _holds(tenure: Tenure, key: bytes) -> bool:
-    return key >= tenure.start and (not tenure.end or key < tenure.end)
+def _holds(subscription: Subscription, key: bytes) -> bool:
+    return key >= subscription.start and (not subscription.end or key < subscription.end)
 
 
-def _mark(t: Tenure) -> Mark:
+def _mark(t: Subscription) -> Mark:
     return Mark(
         region_id=t.region_id,
         start=t.start,
@@ -290,8 +293,8 @@ def _mark(t: Tenure) -> Mark:
     )
 
 
-def _in_tenure(row: Row, number: int) -> Row:
-    return Row(**{**row.__dict__, "tenure": number})
+def _in_subscription(row: Row, number: int) -> Row:
+    return Row(**{**row.__dict__, "subscription": number})
 
 
 def _closing(life: StoreLife) -> File:
@@ -301,14 +304,14 @@ def _closing(life: StoreLife) -> File:
 
 def feed_batch(file: File) -> FeedBatch:
     """The file as the feed brings it."""
-    rows = sorted(file.rows, key=lambda r: r.tenure)
+    rows = sorted(file.rows, key=lambda r: r.subscription)
     fields = ("kind", "op", "key", "start_ts", "commit_ts", "generation", "value", "old_value")
     columns = {name: [getattr(r, name) for r in rows] for name in fields}
     zeros = [0] * len(rows)
     regions = []
     offset = 0
     for number, m in enumerate(file.marks):
-        count = sum(r.tenure == number for r in rows)
+        count = sum(r.subscription == number for r in rows)
         regions.append(
             {
                 "region_id": m.region_id,

@@ -73,18 +73,18 @@ class Rig:
     def got(self, kind: type[T]) -> list[T]:
         return [e for e in self.events if isinstance(e, kind)]
 
-    def keys(self, tenure: int) -> list[bytes]:
-        return [key for e in self.got(Rows) if e.tenure == tenure for key in e.rows["key"].to_pylist()]
+    def keys(self, subscription: int) -> list[bytes]:
+        return [key for e in self.got(Rows) if e.subscription == subscription for key in e.rows["key"].to_pylist()]
 
     def resolved(self) -> dict[int, int]:
         told: dict[int, int] = {}
         for e in self.got(Resolved):
-            told |= dict(zip(e.tenures.tolist(), e.resolved_ts.tolist(), strict=True))
+            told |= dict(zip(e.subscriptions.tolist(), e.resolved_ts.tolist(), strict=True))
         return told
 
 
 def opened(*, ready: bool = True) -> Rig:
-    """A core with region 7 of all tables registered as (request 1, tenure 1)."""
+    """A core with region 7 of all tables registered as (request 1, subscription 1)."""
     rig = Rig()
     rig.answer(region(7, b"t", b"u"))
     if ready:

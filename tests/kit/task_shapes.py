@@ -1,11 +1,13 @@
 """Tasks that are split and merged while they run: a model of it over the sorter's cores.
 
-    split    at any key, at whatever `upper` the task has: both children have its upper, its snapshot and the positions
+    split    at any key, at whatever `durable_ts` the task has: both children have its durable watermark, its snapshot
+    and the positions
              of that; each loads of the snapshot what lies in its range, and replays
-    merge    of two neighbours: the one behind is written out up to the other's upper and no further, both write a
-             snapshot, and the new task has that one upper, both snapshots and the smaller position of each incarnation.
-             The two halves are at different files: what a half had heard counts for that half alone, so rows that wait
-             are cut to it. The half that was ahead gets files a second time
+    merge    of two neighbours: the one behind is written out up to the other's durable watermark and no further, both
+    write a
+             snapshot, and the new task has that one durable watermark, both snapshots and the smaller position of
+             each incarnation. The two halves are at different files: what a half had heard counts for that half
+             alone, so rows that wait are cut to it. The half that was ahead gets files a second time
 
 Checked beside what `SorterRun` checks: for every key the flushes of all tasks that ever held it join without a gap and
 without an overlap. `broken` names a rule to leave out, to show that it is needed.
@@ -30,8 +32,8 @@ Half = tuple[KeyRange, CoreSnapshot]
 
 #: name -> what is done instead
 BROKEN = {
-    "merge-at-the-larger-upper": "two tasks are merged as they are, at the larger of their uppers",
-    "merge-at-the-smaller-upper": "two tasks are merged as they are, at the smaller of their uppers",
+    "merge-at-the-larger-durable-watermark": "two tasks are merged at the larger of their durable watermarks",
+    "merge-at-the-smaller-durable-watermark": "two tasks are merged at the smaller of their durable watermarks",
     "merge-at-the-larger-position": "a merged task goes on at the larger position of each incarnation",
     "waiting-rows-for-both": "a watermark row that waited in one half lifts the other one too",
     "merge-keeps-one-snapshot": "a merged task has the snapshot of its left half only",
@@ -59,7 +61,7 @@ class TaskShapes(SorterRun):
         at_now = self.cores[task].positions()
         refers = self._forget(task)
         for part in (KeyRange(range_.start, at), KeyRange(at, range_.end)):
-            child = self._add(part, Durable(parent.upper, self._inherited(parent, at_now)), refers)
+            child = self._add(part, Durable(parent.durable_ts, self._inherited(parent, at_now)), refers)
             self.cores[child].check()
         self.splits += 1
 
@@ -68,10 +70,10 @@ class TaskShapes(SorterRun):
         a, b = self.ranges[left], self.ranges[right]
         if not a.end or a.end != b.start:
             return False
-        goal = max(self.durable[left].upper, self.durable[right].upper)
-        if self._broken == "merge-at-the-smaller-upper":
-            goal = min(self.durable[left].upper, self.durable[right].upper)
-        elif self._broken != "merge-at-the-larger-upper" and not (
+        goal = max(self.durable[left].durable_ts, self.durable[right].durable_ts)
+        if self._broken == "merge-at-the-smaller-durable-watermark":
+            goal = min(self.durable[left].durable_ts, self.durable[right].durable_ts)
+        elif self._broken != "merge-at-the-larger-durable-watermark" and not (
             self._catch_up(left, goal) and self._catch_up(right, goal)
         ):
             return False
@@ -102,7 +104,7 @@ class TaskShapes(SorterRun):
         super().finish()
         for key, upto in self.written_to.items():
             (task,) = [task for task, range_ in self.ranges.items() if key in range_]
-            assert upto == self.cores[task].upper
+            assert upto == self.cores[task].durable_ts
 
     # -- inside
 
@@ -133,13 +135,13 @@ class TaskShapes(SorterRun):
 
     def _catch_up(self, task: int, goal: int) -> bool:
         """Write the task out up to there and no further; whether it got there."""
-        while self.cores[task].upper < goal and self.cores[task].pending() is not None:
+        while self.cores[task].durable_ts < goal and self.cores[task].pending() is not None:
             self.flush(task, at_most=goal)
-        return self.cores[task].upper == goal
+        return self.cores[task].durable_ts == goal
 
 
 def joined(left: Half, right: Half, *, broken: str = "") -> CoreSnapshot:
-    """One state made of those of two neighbours with the same `upper`, each cut to its range."""
+    """One state made of those of two neighbours with the same `durable_ts`, each cut to its range."""
     a, b = left[1], right[1]
     if broken == "merge-keeps-one-snapshot":
         return a

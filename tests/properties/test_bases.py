@@ -53,29 +53,29 @@ class World:
         self.segments: list[SegmentRow] = []
         self.bases: dict[BaseRow, list[SeedSegmentRow]] = {}
         self.states: dict[int, State] = {START: {}}
-        self.upper, self.files, self.jobs = START, 0, 0
+        self.durable_ts, self.files, self.jobs = START, 0, 0
         self.history, self.table = one_table(TABLES, start_ts=START)
         self.sown: dict[SeedRow, list[SeedSegmentRow]] = {sown_at(START): []}
         self.not_yet: dict[SeedRow, list[SeedSegmentRow]] = {}
 
     def flush(self) -> None:
         """Some transactions, a file of one segment or two."""
-        rows, state = [], dict(self.states[self.upper])
+        rows, state = [], dict(self.states[self.durable_ts])
         for _ in range(self.rand.randint(1, 8)):
-            self.upper += self.rand.randint(1, 3)
+            self.durable_ts += self.rand.randint(1, 3)
             for table_id in TABLES:
                 if self.rand.random() < 0.5:
                     continue
                 key = record_key(table_id, self.rand.randint(0, 5))
                 deleted = self.rand.random() < 0.3
-                value = None if deleted else b"\x80%d" % self.upper
-                rows.append((table_id, key, self.upper, value))
+                value = None if deleted else b"\x80%d" % self.durable_ts
+                rows.append((table_id, key, self.durable_ts, value))
                 state.pop(key, None)
                 if value is not None:
-                    state[key] = (self.upper, value)
-            self.states[self.upper] = dict(state)
-        self.upper += 1
-        self.states[self.upper] = state
+                    state[key] = (self.durable_ts, value)
+            self.states[self.durable_ts] = dict(state)
+        self.durable_ts += 1
+        self.states[self.durable_ts] = state
         if rows:
             self._write(sorted(rows, key=lambda row: (row[0], row[2], row[1])))
 
@@ -101,18 +101,18 @@ class World:
 
     def sow(self) -> None:
         """Rows are rewritten, of which the log says nothing, and a seed that knows of it is taken, to come later."""
-        self.upper += 1
-        state = dict(self.states[self.upper - 1])
+        self.durable_ts += 1
+        state = dict(self.states[self.durable_ts - 1])
         for key in self.rand.sample(sorted(state), len(state) // 2):
-            state[key] = (self.upper, b"\x80new")
-        self.states[self.upper] = state
+            state[key] = (self.durable_ts, b"\x80new")
+        self.states[self.durable_ts] = state
         rows = [{"key": k, "start_ts": ts - 1, "commit_ts": ts, "value": v} for k, (ts, v) in sorted(state.items())]
-        builder = SeedBuilder(TENANT, self.upper)
+        builder = SeedBuilder(TENANT, self.durable_ts)
         found = []
         for file in [*builder.add(pa.Table.from_pylist(rows, SEED)), *builder.finish()]:
             self.store.put(str(file.key), file.data)
             found += [segment_row(str(file.key), info) for info in file.segments]
-        self.not_yet[sown_at(self.upper)] = found
+        self.not_yet[sown_at(self.durable_ts)] = found
 
     def publish(self) -> None:
         """The seeds are there."""
@@ -121,7 +121,7 @@ class World:
 
     def build(self) -> None:
         """A round of compaction at a timestamp of its choice, at or below the live edge."""
-        edge = self.upper
+        edge = self.durable_ts
         ts = tso.earlier(edge, 0) - self.rand.choice([0, 0, 1, 2])
         if ts <= START:
             return
@@ -149,7 +149,7 @@ class World:
     def retire(self) -> None:
         """Bases go, and what they were of with them."""
         overtaken = {base for base in self.bases if is_overtaken(base, self.history, list(self.sown))}
-        for base in outlived(list(self.bases), overtaken, self.rand.randint(START, self.upper)):
+        for base in outlived(list(self.bases), overtaken, self.rand.randint(START, self.durable_ts)):
             del self.bases[base]
 
     def choose(self, as_of: int) -> tuple[Base, ...]:
@@ -190,10 +190,11 @@ class World:
     def wrong(self) -> str:
         """What is not as it must be at some timestamp; empty when all is."""
         known = sorted(self.states)
-        for as_of in range(START, self.upper + 1):
+        for as_of in range(START, self.durable_ts + 1):
             want = self.states[max(ts for ts in known if ts <= as_of)]
             if self.read(as_of) != want:
-                return f"seed {self.seed}: as of {as_of} of {self.upper}, bases at {sorted({b.ts for b in self.bases})}"
+                bases = sorted({b.ts for b in self.bases})
+                return f"seed {self.seed}: as of {as_of} of {self.durable_ts}, bases at {bases}"
         return ""
 
 

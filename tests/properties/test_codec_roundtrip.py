@@ -160,9 +160,11 @@ KEY = BatchKey(tenant=Tenant(1, 2), store_id=3, incarnation=4, seq=5)
 
 @calm
 @given(st.lists(st.lists(batch_row, max_size=5), max_size=5), st.integers(0, 2**63 - 1))
-def test_batch_files_round_trip(tenures: list[list[dict[str, Any]]], cut_ts: int) -> None:
-    rows = pa.RecordBatch.from_pylist([row for tenure in tenures for row in tenure], schema=change.ROWS)
-    counts = [len(tenure) for tenure in tenures]
+def test_batch_files_round_trip(subscriptions: list[list[dict[str, Any]]], cut_ts: int) -> None:
+    rows = pa.RecordBatch.from_pylist(
+        [row for subscription in subscriptions for row in subscription], schema=change.ROWS
+    )
+    counts = [len(subscription) for subscription in subscriptions]
     region = dict.fromkeys(change.REGIONS.names, 0) | {"start_key": b"", "end_key": b""}
     marks = [region | {"row_offset": sum(counts[:i]), "row_count": n} for i, n in enumerate(counts)]
     regions = pa.RecordBatch.from_pylist(marks[::-1], schema=change.REGIONS)

@@ -77,7 +77,7 @@ class CompactionMachine(RuleBasedStateMachine):
         self.catalog = Catalog(f"sqlite:///{self.folder / 'catalog.db'}")
         event.listen(self.catalog._engine, "connect", lambda c, _: c.execute("PRAGMA synchronous=OFF").close())
         self.numbers = 0
-        self.upper = {1: 0, 2: 0}
+        self.durable_ts = {1: 0, 2: 0}
         self.bucket: dict[str, list[tuple[int, int]]] = {}
         self.written: list[tuple[int, int]] = []
         self.readers: list[Reader] = []
@@ -96,14 +96,18 @@ class CompactionMachine(RuleBasedStateMachine):
         key, advances = f"committed/{self.next()}", []
         held = []
         for no, task in enumerate(sorted(tasks)):
-            seen = self.upper[task]
+            seen = self.durable_ts[task]
             made = segment(no, START + seen + 1, START + seen + 10)
             advances.append(
                 TaskAdvance(
-                    task_id=task, epoch=0, seen_upper=START + seen, new_upper=START + seen + 10, segments=(made,)
+                    task_id=task,
+                    epoch=0,
+                    seen_durable_ts=START + seen,
+                    new_durable_ts=START + seen + 10,
+                    segments=(made,),
                 )
             )
-            self.upper[task] = seen + 10
+            self.durable_ts[task] = seen + 10
             held.append((task, self.numbers))
         self.bucket[key] = held
         assert flush(self.catalog, key, *advances) == tasks

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from pusher.core.source import TenureClosed, TenureOpened, TenureReady
+from pusher.core.source import SubscriptionClosed, SubscriptionOpened, SubscriptionReady
 from pusher.frontier import FrontierEntry, checkpoint_for
 from pusher.tikv.core.requests import Register
 from pusher.tikv.history import HeldFrontier, Hold
@@ -54,15 +54,15 @@ class Pd:
 class Control:
     """A published frontier."""
 
-    def __init__(self, upper: int) -> None:
-        self.upper = upper
+    def __init__(self, durable_ts: int) -> None:
+        self.durable_ts = durable_ts
 
     def frontier(self) -> list[FrontierEntry]:
-        return [FrontierEntry(range=KeyRange(), upper=self.upper, reopen_id=0)]
+        return [FrontierEntry(range=KeyRange(), durable_ts=self.durable_ts, resubscribe_id=0)]
 
 
 class World:
-    """One store of two regions, and what is true of its tenures."""
+    """One store of two regions, and what is true of its subscriptions."""
 
     def __init__(self, seed: int) -> None:
         self.rand = random.Random(seed)
@@ -73,8 +73,8 @@ class World:
         self.rig = Rig()
         self.rig.checkpoints = lambda part: checkpoint_for(self.frontier.read(), part)
         self.regions = [region(7, b"t", b"t5"), region(8, b"t5", b"u")]
-        self.living: dict[int, tuple[Register, int]] = {}  # tenure -> its registration, and its checkpoint
-        self.scanned: dict[int, bool] = {}  # tenure -> whether its scan saw everything
+        self.living: dict[int, tuple[Register, int]] = {}  # subscription -> its registration, and its checkpoint
+        self.scanned: dict[int, bool] = {}  # subscription -> whether its scan saw everything
         self.ready: set[int] = set()
 
     def step(self) -> None:
@@ -96,11 +96,11 @@ class World:
     def renew(self) -> None:
         """As whoever owns the push does, every few seconds of its own clock."""
         with suppress(TsExpired):
-            self.hold.renew(min([self.control.upper, *self.opening().values()]))
+            self.hold.renew(min([self.control.durable_ts, *self.opening().values()]))
 
     def catch_up(self) -> None:
         behind_s = self.rand.choice([1, 300, 20 * HOUR_S])
-        self.control.upper = max(self.control.upper, ts.compose(self.pd.ms - behind_s * 1000))
+        self.control.durable_ts = max(self.control.durable_ts, ts.compose(self.pd.ms - behind_s * 1000))
 
     def register(self) -> None:
         self.rig.ts = self.pd.tso()
@@ -111,9 +111,9 @@ class World:
 
     def scan(self) -> None:
         """A store ends its opening scans: what they saw was there until now."""
-        for tenure, (sent, checkpoint_ts) in list(self.living.items()):
-            if tenure not in self.scanned:
-                self.scanned[tenure] = self.pd.safe <= checkpoint_ts
+        for subscription, (sent, checkpoint_ts) in list(self.living.items()):
+            if subscription not in self.scanned:
+                self.scanned[subscription] = self.pd.safe <= checkpoint_ts
                 self.rig.say(wire.event(sent.region_id, sent.request_id, wire.INITIALIZED))
 
     def cut(self) -> None:
@@ -127,25 +127,25 @@ class World:
         self.take()
         opening = self.opening()
         if opening and not self.hold.covers(min(opening.values())):
-            self.rig.feed.reopen(list(opening), self.rig.now)
+            self.rig.feed.resubscribe(list(opening), self.rig.now)
             self.take()
 
     def opening(self) -> dict[int, int]:
-        """Tenures that are not ready, and their checkpoints."""
-        return {tenure: at for tenure, (_, at) in self.living.items() if tenure not in self.ready}
+        """Subscriptions that are not ready, and their checkpoints."""
+        return {subscription: at for subscription, (_, at) in self.living.items() if subscription not in self.ready}
 
     def take(self) -> None:
         """What the feed says and wants."""
         self.rig.collect()
         sent = self.rig.sent(Register)
-        opened = self.rig.got(TenureOpened)
-        self.living |= {o.tenure: (s, o.checkpoint_ts) for o, s in zip(opened, sent, strict=True)}
+        opened = self.rig.got(SubscriptionOpened)
+        self.living |= {o.subscription: (s, o.checkpoint_ts) for o, s in zip(opened, sent, strict=True)}
         for event in self.rig.events:
-            if isinstance(event, TenureReady):
-                self.ready.add(event.tenure)
-                assert self.scanned[event.tenure], "ready, though what it had to scan was collected"
-            elif isinstance(event, TenureClosed):
-                del self.living[event.tenure]
+            if isinstance(event, SubscriptionReady):
+                self.ready.add(event.subscription)
+                assert self.scanned[event.subscription], "ready, though what it had to scan was collected"
+            elif isinstance(event, SubscriptionClosed):
+                del self.living[event.subscription]
         self.rig.events.clear()
         self.rig.effects.clear()
 

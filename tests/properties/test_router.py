@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.core.router import directory, route
-from tests.kit.batch_files import Tenure, keys_in, tenures_of
+from tests.kit.batch_files import Subscription, keys_in, subscriptions_of
 from tistream.keyrange import KeyRange
 
 KEYS = st.binary(max_size=3).map(lambda b: bytes(x & 0x83 for x in b))  # few bytes, on both sides of 0x80: many ties
@@ -21,8 +21,8 @@ def ranges(draw: st.DrawFn) -> KeyRange:
 
 
 @st.composite
-def tenures(draw: st.DrawFn) -> list[Tenure]:
-    found: list[Tenure] = []
+def subscriptions(draw: st.DrawFn) -> list[Subscription]:
+    found: list[Subscription] = []
     for region in draw(st.lists(ranges(), max_size=8)):
         keys = [key for key in draw(st.lists(KEYS, max_size=6)) if key in region]
         found.append((region.start, region.end, keys))
@@ -30,11 +30,13 @@ def tenures(draw: st.DrawFn) -> list[Tenure]:
 
 
 @settings(deadline=None)  # the first example compiles
-@given(tenures(), ranges(), st.randoms(use_true_random=False))
-def test_every_row_and_promise_of_the_range_and_no_other(found: list[Tenure], wanted: KeyRange, rand: object) -> None:
+@given(subscriptions(), ranges(), st.randoms(use_true_random=False))
+def test_every_row_and_promise_of_the_range_and_no_other(
+    found: list[Subscription], wanted: KeyRange, rand: object
+) -> None:
     order = list(range(len(found)))
     rand.shuffle(order)  # type: ignore[attr-defined]
-    rows, regions = tenures_of(found, order)
+    rows, regions = subscriptions_of(found, order)
     routed = route(directory(rows, regions), wanted)
     assert routed.rows["key"].to_pylist() == keys_in(rows, wanted)
     assert routed.rows["start_ts"].to_pylist() == [
@@ -53,9 +55,9 @@ def test_every_row_and_promise_of_the_range_and_no_other(found: list[Tenure], wa
 
 
 @settings(deadline=None)  # the first example compiles
-@given(tenures(), st.lists(KEYS, max_size=4))
-def test_tiles_share_out_every_row_exactly_once(found: list[Tenure], cuts: list[bytes]) -> None:
-    rows, regions = tenures_of(found)
+@given(subscriptions(), st.lists(KEYS, max_size=4))
+def test_tiles_share_out_every_row_exactly_once(found: list[Subscription], cuts: list[bytes]) -> None:
+    rows, regions = subscriptions_of(found)
     edges = [b"", *sorted({cut for cut in cuts if cut}), b""]
     file = directory(rows, regions)
     tiles = [KeyRange(a, b) for a, b in itertools.pairwise(edges)]

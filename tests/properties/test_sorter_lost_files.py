@@ -1,7 +1,8 @@
 """Batch files that were read and written out, and are unreadable when another sorter needs them again.
 
-A pusher is replaced and files of its ended life are lost for whoever has not read them. What they said is in the log up
-to `upper`, and the tenures of the new life begin at or below it: the task goes on, and the log stays complete."""
+A pusher is replaced and files of its ended life are lost for whoever has not read them. What they said is in the log
+up
+to `durable_ts`, and the new subscriptions begin at or below it: the task goes on, and the log stays complete."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def play(seed: int) -> int:
     for _ in range(3):
         for _ in range(25):
             run.random_step(rand)
-        run._drain()  # `upper` is ahead of the snapshots
+        run._drain()  # `durable_ts` is ahead of the snapshots
         for store in run.world.stores:
             if rand.random() < 0.8:
                 run.lose_file(rand.choice(list(RANGES)), store)

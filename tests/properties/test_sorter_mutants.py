@@ -49,7 +49,7 @@ MUTANTS = [
         new="self.slot < 0",
     ),
     Mutant(
-        name="a row lifts a slice from above upper",
+        name="a row lifts a slice from above durable watermark",
         module=slots,
         owner=Slots,
         function="reaches",
@@ -65,7 +65,7 @@ MUTANTS = [
         new="int(self._slots.w.min())",
     ),
     Mutant(
-        name="a tenure counts before it is ready",
+        name="a subscription counts before it is ready",
         module=watermark,
         owner=watermark,
         function="_said",
@@ -154,7 +154,7 @@ MUTANTS = [
         new="True",
     ),
     Mutant(
-        name="the first row of a tenure wins",
+        name="the first row of a subscription wins",
         module=conflicts,
         owner=prewrite_buffer,
         function="merged",
@@ -162,7 +162,7 @@ MUTANTS = [
         new='keep="first"',
     ),
     Mutant(
-        name="tenures are ordered by arrival",
+        name="subscriptions are ordered by arrival",
         module=conflict_rule,
         owner=conflict_rule,
         function="_is_later",
@@ -211,19 +211,19 @@ MUTANTS = [
         new="if False:",
     ),
     Mutant(
-        name="a restored W is lifted to upper",
+        name="a restored W is lifted to durable watermark",
         module=task_core,
         owner=TaskCore,
         function="restore",
         old="self._positions =",
-        new="self._watermarks._slots.w.clip(self._upper, out=self._watermarks._slots.w)\n    self._positions =",
+        new="self._watermarks._slots.w.clip(self._durable_ts, out=self._watermarks._slots.w)\n    self._positions =",
     ),
     Mutant(
         name="restored rows that were written are kept",
         module=sort_buffer,
         owner=SortBuffer,
         function="restore",
-        old="self.flushed(upper)",
+        old="self.flushed(durable_ts)",
         new="pass",
     ),
     Mutant(

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from sorter.core import decision_queue, eviction, prewrite_buffer, sort_buffer
-from sorter.core.task_core import CoreSnapshot, NeedReopen, Positions, TaskCore
+from sorter.core.task_core import CoreSnapshot, NeedResubscribe, Positions, TaskCore
 from sorter.rows import output, payload, run
 from sorter.rows.output import Output
 from sorter.worker.spill import Spill
@@ -42,7 +42,7 @@ TABLES = ("open", "commits", "ready", "slices", "waiting")
 @st.composite
 def rows(draw: st.DrawFn, found: tuple[Mark, ...]) -> Row:
     key = draw(st.sampled_from(KEYS))
-    tenures = [at for at, mark in enumerate(found) if key in KeyRange(mark.start, mark.end)]
+    subscriptions = [at for at, mark in enumerate(found) if key in KeyRange(mark.start, mark.end)]
     kind = draw(st.sampled_from([P, P, P, C, C, D, R]))
     start_ts = draw(st.integers(11, 13))
     op = 0 if kind == R else draw(st.sampled_from([1, 1, 1, 2, 0] if kind == C else [1, 1, 1, 2]))
@@ -57,7 +57,7 @@ def rows(draw: st.DrawFn, found: tuple[Mark, ...]) -> Row:
         value=draw(st.sampled_from([None, b"", b"v", b"w"])) if kind != R else None,
         old_value=draw(st.sampled_from([None, b"", b"o"])) if kind in (P, D) else None,
         generation=draw(st.sampled_from([0, 0, 0, 1])) if kind == P else 0,
-        tenure=draw(st.sampled_from(tenures)),
+        subscription=draw(st.sampled_from(subscriptions)),
     )
 
 
@@ -129,7 +129,7 @@ class Pair:
 
     def __init__(self, range_: KeyRange, files: SnapshotFiles) -> None:
         self.range, self.files = range_, files
-        self.upper = 10
+        self.durable_ts = 10
         self.cores: list[TaskCore] = [TaskCore(1, range_, 10, 10), PlainTaskCore(1, range_, 10, 10)]
         self.goes_on = True
 
@@ -170,7 +170,7 @@ class Pair:
     def copy(self, core: TaskCore) -> TaskCore:
         """The task as it would start again from a snapshot that is taken now."""
         state = core.snapshot()
-        made = TaskCore(1, self.range, 10, core.upper)
+        made = TaskCore(1, self.range, 10, core.durable_ts)
         made.restore(state, state.positions)
         assert made.watermark() == core.watermark() or made.settling
         return made
@@ -191,7 +191,7 @@ class Pair:
             self.both(lambda core: core.take(w).table().to_pylist())
         if w is not None and not lost:
             self.both(lambda core: core.flushed(w))
-            self.upper = w
+            self.durable_ts = w
 
     def save(self, *, lands: bool) -> None:
         self.files.save(self.cores[0], lands=lands)
@@ -201,8 +201,8 @@ class Pair:
         objects."""
         states = [self.files.load(), self.cores[1].snapshot()]
         new = Pair(range_, files)
-        new.upper = self.upper
-        new.cores = [kind(1, range_, 10, self.upper) for kind in (TaskCore, PlainTaskCore)]
+        new.durable_ts = self.durable_ts
+        new.cores = [kind(1, range_, 10, self.durable_ts) for kind in (TaskCore, PlainTaskCore)]
         for core, state in zip(new.cores, states[::-1] if crosswise else states, strict=True):
             assert state is not None
             core.restore(state, state.positions)
@@ -303,11 +303,11 @@ def test_runs_and_plain_frames_agree(small: None, history: list[File | str]) -> 
 class Twins(TaskCore):
     """A core that has its plain twin beside it."""
 
-    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, upper: int) -> None:
-        super().__init__(task_id, range_, start_ts, upper)
-        self.plain = PlainTaskCore(task_id, range_, start_ts, upper)
+    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, durable_ts: int) -> None:
+        super().__init__(task_id, range_, start_ts, durable_ts)
+        self.plain = PlainTaskCore(task_id, range_, start_ts, durable_ts)
 
-    def handle(self, batch: FeedBatch) -> list[NeedReopen]:
+    def handle(self, batch: FeedBatch) -> list[NeedResubscribe]:
         effects = super().handle(batch)
         while self.settling:
             effects += self.settle()

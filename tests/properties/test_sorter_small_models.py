@@ -1,7 +1,7 @@
 """The watermark map and the prewrite buffer, each alone, against a dict; a restart from its snapshot may come any time.
 
 The map's model is one number per elementary piece of the key space, and a list of all rows that ever came. The buffer's
-model is a dict of what one tenure said of each transaction, under a watermark that the test moves.
+model is a dict of what one subscription said of each transaction, under a watermark that the test moves.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class WatermarkMachine(RuleBasedStateMachine):
         self.map.check()
         keys = [EDGES[piece] for piece in self.w]
         assert self.map.w_of(pa.array(keys, pa.binary())).tolist() == [w or START_TS for w in self.w.values()]
-        holes = [w for w in self.w.values() if w is None]
-        assert self.map.watermark() == (None if holes else min(w for w in self.w.values() if w is not None))
-        assert bool(self.map.holes()) == bool(holes)
+        watermark_gaps = [w for w in self.w.values() if w is None]
+        assert self.map.watermark() == (None if watermark_gaps else min(w for w in self.w.values() if w is not None))
+        assert bool(self.map.watermark_gaps()) == bool(watermark_gaps)
 
 
 TestWatermarkMachine = WatermarkMachine.TestCase
@@ -116,7 +116,7 @@ TestWatermarkMachine.settings = settings(max_examples=60, stateful_step_count=30
 
 
 class PrewriteMachine(RuleBasedStateMachine):
-    """One tenure of one store over everything, which keeps its promise; W is what the last file said.
+    """One subscription of one store over everything, which keeps its promise; W is what the last file said.
 
     The model: `locks` are what is prewritten and not decided, `due` what is committed above the last flush."""
 
@@ -125,7 +125,7 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.ts = START_TS
         self.buffer, self.ready = PrewriteBuffer(), SortBuffer()
         self.map = RangeWatermarkMap(KeyRange(), START_TS)
-        self.upper, self.resolved = START_TS, 0
+        self.durable_ts, self.resolved = START_TS, 0
         self.locks: dict[tuple[bytes, int], tuple[int, bytes | None]] = {}
         self.begun: list[int] = []  # start_ts of transactions that have not written yet
         self.buried: list[tuple[bytes, int]] = []  # rolled back, and the feed does not say so
@@ -217,7 +217,7 @@ class PrewriteMachine(RuleBasedStateMachine):
         self._compare()
 
     def _limits(self) -> Limits:
-        return Limits(upper=self.upper, sealed=self.upper)
+        return Limits(durable_ts=self.durable_ts, sealed=self.durable_ts)
 
     def _compare(self) -> None:
         """What was said is known: undecided locks are kept, reached commits are ready, whatever is later waits."""
@@ -238,13 +238,13 @@ class PrewriteMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         w = self.map.watermark()
-        if w is None or w <= self.upper:
+        if w is None or w <= self.durable_ts:
             return
         taken = self.ready.take(w).table().to_pylist()
         got = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in taken}
         assert got == {v: row for v, row in self.due.items() if v[1] <= w}
         assert [(r["commit_ts"], r["key"]) for r in taken] == sorted((commit_ts, key) for key, commit_ts in got)
-        self.upper = w
+        self.durable_ts = w
         self.ready.flushed(w)
         self.due = {v: row for v, row in self.due.items() if v[1] > w}
 
@@ -257,8 +257,8 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.buffer, self.ready = PrewriteBuffer(), SortBuffer()
         self.map = RangeWatermarkMap(KeyRange(), START_TS)
         self.map.restore(*slices)
-        self.buffer.restore(_revived(open_), _revived(commits), NONE_TOLD, KeyRange(), self.upper)
-        self.ready.restore(_revived(rows), KeyRange(), self.upper)
+        self.buffer.restore(_revived(open_), _revived(commits), NONE_TOLD, KeyRange(), self.durable_ts)
+        self.ready.restore(_revived(rows), KeyRange(), self.durable_ts)
 
     def teardown(self) -> None:
         """In the end nothing that was decided is left."""

@@ -52,7 +52,7 @@ def test_the_map_is_the_plain_map(
         assert now == {k: oracle.w_of(k) for k in inside}
         assert all(now[k] >= before[k] for k in inside)
         assert ours.watermark() == oracle.watermark()
-        assert bool(ours.holes()) == (ours.watermark() is None) == (any(s.w is None for s in ours.explain()))
+        assert bool(ours.watermark_gaps()) == (ours.watermark() is None) == (any(s.w is None for s in ours.explain()))
         if seq == restart_after:
             saved = ours.snapshot()
             ours = RangeWatermarkMap(where, 10)

@@ -69,7 +69,7 @@ def same(ours: RangeWatermarkMap, plain: PlainWatermarkMap) -> None:
     plain.check()
     assert list(ours.slices()) == list(plain.slices())
     assert sorted(ours.waiting(), key=str) == sorted(plain.waiting(), key=str)
-    assert ours.holes() == plain.holes()
+    assert ours.watermark_gaps() == plain.watermark_gaps()
     assert ours.watermark() == plain.watermark()
     assert ours.highest() == plain.highest()
     inside = pa.array([k for k in KEYS if k in ours.range], pa.binary())

@@ -27,8 +27,8 @@ STEPS = 150
 LEFT, RIGHT = KeyRange(b"", b"m"), KeyRange(b"m", b"")
 #: broken rule -> the first seed that shows it, with STEPS steps
 SHOWN_BY = {
-    "merge-at-the-larger-upper": 1,
-    "merge-at-the-smaller-upper": 1,
+    "merge-at-the-larger-durable-watermark": 1,
+    "merge-at-the-smaller-durable-watermark": 1,
     "merge-at-the-larger-position": 4,
     "merge-keeps-one-snapshot": 4,
     "split-without-snapshot": 14,

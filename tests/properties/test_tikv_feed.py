@@ -3,8 +3,9 @@
 `Store` is a small model of one store's side of the change feed: registrations keyed by (request id, region), opening
 scans in pieces between live rows, resolved ts in groups, splits, merges, leaders that go and come back, errors out of
 nothing, requests and messages that take their time, streams that break; and of a PD that knows less than the store.
-What is checked: a resolved ts is told only when every commit that it covers has been handed over in that tenure; no
-pair is registered twice; and in the end, when nothing changes any more, everything that the store leads is followed.
+What is checked: a resolved ts is told only when every commit that it covers has been handed over in that
+subscription; no pair is registered twice; and in the end, when nothing changes any more, everything that the store
+leads is followed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 
 from pusher.core.batcher import Batcher
-from pusher.core.source import Resolved, Rows, TenureClosed, TenureOpened, TenureReady
+from pusher.core.source import Resolved, Rows, SubscriptionClosed, SubscriptionOpened, SubscriptionReady
 from pusher.tikv.core.effects import AskRegions, CloseStream, OpenStream
 from pusher.tikv.core.feed import StoreFeed
 from pusher.tikv.core.requests import Deregister, Register
@@ -186,7 +187,7 @@ class Store:
 
 
 class World:
-    """A store, a core, and what is known of the tenures."""
+    """A store, a core, and what is known of the subscriptions."""
 
     def __init__(self, seed: int) -> None:
         self.rand = random.Random(seed)
@@ -194,8 +195,8 @@ class World:
         self.feed = StoreFeed(1, WANTED, scans_max=3)
         self.batcher = Batcher()
         self.time = 0.0
-        self.upper = 1000
-        self.tenures: dict[int, TenureOpened] = {}
+        self.durable_ts = 1000
+        self.subscriptions: dict[int, SubscriptionOpened] = {}
         self.ready: set[int] = set()
         self.rows: dict[int, set[tuple[bytes, int]]] = {}
         self.asks: deque[KeyRange] = deque()
@@ -214,7 +215,7 @@ class World:
             store.transfer,
             store.fail,
             self.news,
-            self.reopen,
+            self.resubscribe,
             self.hang_up,
             self.pause,
         ]
@@ -241,15 +242,15 @@ class World:
     def open(self) -> None:
         self.feed.advance(self.time)
         if self.feed.is_due(self.time):
-            self.feed.open(self.store.now(), lambda _: self.upper, self.time)
+            self.feed.open(self.store.now(), lambda _: self.durable_ts, self.time)
 
     def tick(self) -> None:
         self.feed.tick(self.store.now(), self.time)
-        self.upper = max(self.upper, self.store.ts - self.rand.randint(50, 200))
+        self.durable_ts = max(self.durable_ts, self.store.ts - self.rand.randint(50, 200))
 
-    def reopen(self) -> None:
-        if self.tenures:
-            self.feed.reopen(self.rand.choices(list(self.tenures), k=2), self.time)
+    def resubscribe(self) -> None:
+        if self.subscriptions:
+            self.feed.resubscribe(self.rand.choices(list(self.subscriptions), k=2), self.time)
 
     def hang_up(self) -> None:
         self.store.hang_up()
@@ -258,7 +259,7 @@ class World:
     def pause(self) -> None:
         self.feed.drop()
         self.batcher = Batcher()
-        self.tenures.clear()
+        self.subscriptions.clear()
         self.feed.resume()
 
     def collect(self) -> None:
@@ -273,27 +274,27 @@ class World:
         for event in self.feed.take_events(self.time):
             self.batcher.handle(event)
             match event:
-                case TenureOpened():
-                    self.tenures[event.tenure] = event
-                    self.rows[event.tenure] = set()
+                case SubscriptionOpened():
+                    self.subscriptions[event.subscription] = event
+                    self.rows[event.subscription] = set()
                 case Rows():
                     columns = (event.rows[name].to_pylist() for name in ("key", "commit_ts"))
-                    self.rows[event.tenure] |= set(zip(*columns, strict=True))
-                case TenureReady():
-                    self.ready.add(event.tenure)
-                case TenureClosed():
-                    del self.tenures[event.tenure]
+                    self.rows[event.subscription] |= set(zip(*columns, strict=True))
+                case SubscriptionReady():
+                    self.ready.add(event.subscription)
+                case SubscriptionClosed():
+                    del self.subscriptions[event.subscription]
                 case Resolved():
-                    for tenure, ts in zip(event.tenures.tolist(), event.resolved_ts.tolist(), strict=True):
-                        self.check(tenure, ts)
+                    for subscription, ts in zip(event.subscriptions.tolist(), event.resolved_ts.tolist(), strict=True):
+                        self.check(subscription, ts)
         assert self.feed.take_damage() is None
         assert self.feed.fatal is None
 
-    def check(self, tenure: int, ts: int) -> None:
-        opened = self.tenures[tenure]
-        assert tenure in self.ready
+    def check(self, subscription: int, ts: int) -> None:
+        opened = self.subscriptions[subscription]
+        assert subscription in self.ready
         covered = {(k, c) for k, c in self.store.commits if k in opened.range and opened.checkpoint_ts < c <= ts}
-        assert covered <= self.rows[tenure]
+        assert covered <= self.rows[subscription]
         self.promises += 1
 
     def due(self) -> list[KeyRange]:
@@ -329,8 +330,8 @@ def test_whatever_a_store_does(seed: int) -> None:
             world.step()
         promises += world.promises
         world.settle()
-        assert sorted(t.range for t in world.tenures.values()) == world.due()
-        assert set(world.tenures) <= world.ready
+        assert sorted(t.range for t in world.subscriptions.values()) == world.due()
+        assert set(world.subscriptions) <= world.ready
         assert world.store.duplicates == 0
     assert promises > 10
 
@@ -396,5 +397,5 @@ def test_damaged_messages_end_the_stream_at_most(messages: list[bytes]) -> None:
             assert damage.facts["store"] == 1
             assert {"region", "request"} <= set(damage.facts)
     if feed.fatal is None:
-        known = {(t.range.start, t.range.end) for t in batcher.tenures.values()}
+        known = {(t.range.start, t.range.end) for t in batcher.subscriptions.values()}
         assert known == set(REGIONS.values()), "in the end both are followed again"

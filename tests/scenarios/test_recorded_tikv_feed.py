@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pusher.core.batcher import Batcher
-from pusher.core.source import Resolved, TenureClosed, TenureReady, Tick
+from pusher.core.source import Resolved, SubscriptionClosed, SubscriptionReady, Tick
 from tests.kit.real_tikv_feed import FeedPlayer
 from tistream.model.change import Op, RowKind
 
@@ -29,7 +29,7 @@ def played(request: pytest.FixtureRequest) -> FeedPlayer:
     return player
 
 
-def test_every_registration_becomes_a_tenure(played: FeedPlayer) -> None:
+def test_every_registration_becomes_a_subscription(played: FeedPlayer) -> None:
     def known(told: object) -> list[tuple[object, ...]]:
         return [(t.region_id, t.range, t.checkpoint_ts, t.over) for t in told]  # type: ignore[attr-defined]
 
@@ -50,7 +50,7 @@ def test_every_promise_is_told_and_no_other(played: FeedPlayer) -> None:
 
 
 def test_no_promise_was_broken(played: FeedPlayer) -> None:
-    """Of each tenure: no commit at or below what was told resolved before."""
+    """Of each subscription: no commit at or below what was told resolved before."""
     for told in played.core:
         highest = 0
         for batch, promised in zip(told.batches, told.promised, strict=True):
@@ -80,10 +80,10 @@ def test_a_pusher_can_write_it(played: FeedPlayer) -> None:
         files = 0
         for event in events:
             files += len(batcher.handle(event))
-            if isinstance(event, TenureReady):
-                ready.add(event.tenure)
+            if isinstance(event, SubscriptionReady):
+                ready.add(event.subscription)
             elif isinstance(event, Resolved):
-                assert set(event.tenures.tolist()) <= ready - closed
-            elif isinstance(event, TenureClosed):
-                closed.add(event.tenure)
+                assert set(event.subscriptions.tolist()) <= ready - closed
+            elif isinstance(event, SubscriptionClosed):
+                closed.add(event.subscription)
         assert files >= sum(isinstance(event, Tick) for event in events)

@@ -20,7 +20,7 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
-    "no-upper-guard": 25,
+    "no-durable-watermark-guard": 25,
     "no-epoch-guard": 0,
     "stale-snapshot": 15,
     "torn-snapshot": 0,
@@ -46,12 +46,12 @@ QUICK = {
     "pin-not-renewed": 0,
     "part-without-positions": 0,
     "part-without-state": 0,
-    "new-task-above-upper": 0,
+    "new-task-above-durable-watermark": 0,
     "parts-let-go": 0,
     "split-task-stays": 0,
     "halves-stay": 0,
     "parts-of-old-epoch": 0,
-    "merged-at-two-uppers": 0,
+    "merged-at-two-durable-watermarks": 0,
     "merged-unmet": 8,
     "merged-with-one-half": 0,
     "gap-skipped": 6,
@@ -87,7 +87,7 @@ QUICK = {
     "scan-behind-live": 8,
     "bytes-change-on-retry": 0,
     "errors-spread": 0,
-    "upper-forgotten": 9,
+    "durable-watermark-forgotten": 9,
 }
 
 

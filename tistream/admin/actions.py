@@ -148,7 +148,9 @@ def retry(sources: Sources, task_id: int, *, dry_run: bool, actor: str) -> dict[
     row = get_task(sources.catalog, task_id)
     if row.error is None:
         raise StateForbids(f"Task {task_id} has not stopped.", task_id=task_id)
-    words = f"Task {task_id} tries again, and its pushers open new tenures in its range. It had stopped: {row.error}"
+    words = (
+        f"Task {task_id} tries again, and its pushers open new subscriptions in its range. It had stopped: {row.error}"
+    )
     if not dry_run and not retry_task(sources.catalog, task_id, epoch=row.epoch, actor=actor):
         raise ChangedMeanwhile(f"Task {task_id} was given to another sorter meanwhile.", task_id=task_id)
     return _outcome("retry", str(task_id), dry_run, words)

@@ -1,7 +1,7 @@
 """What errors have stopped, as one list for operators: the catalog's stops, then the tasks that have stopped.
 
 An item's id is a number for a stop and `task-N` for a task. Resuming lets the role that stopped try the item now; a
-task is retried, with new tenures in its range.
+task is retried, with new subscriptions in its range.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 from tistream import ts as tso
 from tistream.admin.core.formatting import NameOf, key_text, range_label
-from tistream.admin.core.watermark_gaps import Hole, Known, awaiting, holes_of, paused
+from tistream.admin.core.watermark_gaps import Known, WatermarkGap, awaiting, paused, watermark_gaps_of
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventRow, list_events
 from tistream.catalog.tenancy.tenants import TenantState, get_tenant, list_tenants
@@ -28,7 +28,7 @@ from tistream.errors import CursorInvalid, TiStreamError
 from tistream.ids import Tenant
 from tistream.limits import OWNER_LEASE_MS
 
-HOLES_MAX = 200
+WATERMARK_GAPS_MAX = 200
 _RESTING = (TenantState.PAUSED, TenantState.DELETING)
 
 
@@ -75,7 +75,13 @@ def task(sources: Sources, task_id: int) -> dict[str, Any]:
     known = known_now(sources, row.tenant)
     name_of = sources.names_of(row.tenant)
     facts = _task_fact(sources, row, name_of, known)
-    return {**facts, "holes": [hole_fact(sources, hole, name_of) for hole in holes_of(row, known, name_of)]}
+    return {
+        **facts,
+        "watermark_gaps": [
+            watermark_gap_fact(sources, watermark_gap, name_of)
+            for watermark_gap in watermark_gaps_of(row, known, name_of)
+        ],
+    }
 
 
 def ranges_page(sources: Sources, tenant: Tenant, *, limit: int, cursor: str | None = None) -> dict[str, Any]:
@@ -114,9 +120,9 @@ def owner(sources: Sources) -> dict[str, Any]:
     return {"owner": row.owner, "epoch": row.epoch, "heartbeat_age_ms": row.heartbeat_age_ms, "alive": alive}
 
 
-def holes(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
-    """What does not go on, each in one sentence; at most HOLES_MAX (`truncated` says that there are more)."""
-    found: list[tuple[Hole, NameOf]] = []
+def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
+    """What does not go on, each in one sentence; at most WATERMARK_GAPS_MAX (`truncated` says that there are more)."""
+    found: list[tuple[WatermarkGap, NameOf]] = []
     names: dict[Tenant, NameOf] = {}
     rows = list_tenants(sources.catalog) if tenant is None else [get_tenant(sources.catalog, tenant)]
     nobody: NameOf = lambda _: None  # noqa: E731
@@ -125,10 +131,12 @@ def holes(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
     known = known_now(sources, tenant)
     for row in _suspects(sources.catalog, known, tenant):
         name_of = names.setdefault(row.tenant, sources.names_of(row.tenant))
-        found += [(hole, name_of) for hole in holes_of(row, known, name_of)]
+        found += [(watermark_gap, name_of) for watermark_gap in watermark_gaps_of(row, known, name_of)]
     return {
-        "items": [hole_fact(sources, hole, name_of) for hole, name_of in found[:HOLES_MAX]],
-        "truncated": len(found) > HOLES_MAX,
+        "items": [
+            watermark_gap_fact(sources, watermark_gap, name_of) for watermark_gap, name_of in found[:WATERMARK_GAPS_MAX]
+        ],
+        "truncated": len(found) > WATERMARK_GAPS_MAX,
     }
 
 
@@ -172,30 +180,30 @@ def event_fact(event: EventRow) -> dict[str, Any]:
     }
 
 
-def hole_fact(sources: Sources, hole: Hole, name_of: NameOf) -> dict[str, Any]:
+def watermark_gap_fact(sources: Sources, watermark_gap: WatermarkGap, name_of: NameOf) -> dict[str, Any]:
     """A hole for people and programs."""
-    part = hole.range
+    part = watermark_gap.range
     return {
-        "cluster_id": hole.tenant.cluster_id,
-        "tenant_id": hole.tenant.tenant_id,
-        "task_id": hole.task.task_id if hole.task else None,
-        "cause": hole.cause,
-        "sentence": hole.sentence,
-        "next_step": hole.next_step,
+        "cluster_id": watermark_gap.tenant.cluster_id,
+        "tenant_id": watermark_gap.tenant.tenant_id,
+        "task_id": watermark_gap.task.task_id if watermark_gap.task else None,
+        "cause": watermark_gap.cause,
+        "sentence": watermark_gap.sentence,
+        "next_step": watermark_gap.next_step,
         "start_key": part.start.hex() if part else None,
         "end_key": part.end.hex() if part else None,
         "start_text": key_text(part.start, name_of) if part else None,
         "end_text": key_text(part.end, name_of) if part else None,
-        "label": range_label(part, hole.task.kind, name_of) if part and hole.task else None,
-        "watermark": str(hole.watermark) if hole.watermark else None,
-        "lag_ms": _lag(sources, hole.watermark),
-        "standing_s": hole.standing_s,
-        "region_id": hole.region_id or None,
-        "version": hole.version or None,
-        "store_id": hole.store_id or None,
-        "file": hole.file or None,
-        "file_age_s": hole.file_age_s,
-        "owner": hole.owner,
+        "label": range_label(part, watermark_gap.task.kind, name_of) if part and watermark_gap.task else None,
+        "watermark": str(watermark_gap.watermark) if watermark_gap.watermark else None,
+        "lag_ms": _lag(sources, watermark_gap.watermark),
+        "standing_s": watermark_gap.standing_s,
+        "region_id": watermark_gap.region_id or None,
+        "version": watermark_gap.version or None,
+        "store_id": watermark_gap.store_id or None,
+        "file": watermark_gap.file or None,
+        "file_age_s": watermark_gap.file_age_s,
+        "owner": watermark_gap.owner,
     }
 
 
@@ -219,7 +227,7 @@ def known_now(sources: Sources, tenant: Tenant | None = None) -> Known:
 
 def _suspects(catalog: Catalog, known: Known, tenant: Tenant | None) -> list[TaskRow]:
     """The tasks that may have something to tell, by id: not all 100,000 are looked at."""
-    limit = HOLES_MAX + 1
+    limit = WATERMARK_GAPS_MAX + 1
     idle = listing.idle_tasks(catalog, limit=limit, tenant=tenant, resting=_RESTING)
     found = {row.task_id: row for row in idle}
     owners = listing.tasks_per_owner(catalog)
@@ -268,12 +276,12 @@ def _task_fact(sources: Sources, row: TaskRow, name_of: NameOf, known: Known) ->
         "start_text": key_text(row.range.start, name_of),
         "end_text": key_text(row.range.end, name_of),
         "start_ts": str(row.start_ts),
-        "upper": str(row.upper),
-        "upper_time": tso.to_text(row.upper),
-        "lag_ms": _lag(sources, row.upper),
+        "durable_ts": str(row.durable_ts),
+        "durable_time": tso.to_text(row.durable_ts),
+        "lag_ms": _lag(sources, row.durable_ts),
         "epoch": row.epoch,
         "owner": row.owner,
-        "reopen_id": row.reopen_id,
+        "resubscribe_id": row.resubscribe_id,
         "snapshot_n": row.snapshot_n,
         "error": row.error,
         "load": _load(report) if report is not None and report.epoch == row.epoch else None,

@@ -100,9 +100,9 @@ class _Service:
         except TiStreamError as e:
             return [_unanswered("tenants", e)]
         try:
-            return tenants_of(known, self._get("/v1/holes")[1]["items"])
+            return tenants_of(known, self._get("/v1/gaps")[1]["items"])
         except TiStreamError as e:
-            return [*tenants_of(known, []), _unanswered("holes", e)]
+            return [*tenants_of(known, []), _unanswered("watermark_gaps", e)]
 
     def _get(self, path: str, *also: int) -> tuple[httpx2.Response, Any]:
         """The answer and what it says; statuses of `also` are answers like any other."""
@@ -202,21 +202,25 @@ def workers_of(found: Mapping[str, Any]) -> Finding:
     return Finding(name="workers", verdict=Verdict.OK, words=f"up: {told}", facts=facts)
 
 
-def tenants_of(tenants: list[Mapping[str, Any]], holes: list[Mapping[str, Any]]) -> list[Finding]:
-    """Of /v1/tenants and /v1/holes: a finding about each tenant."""
+def tenants_of(tenants: list[Mapping[str, Any]], watermark_gaps: list[Mapping[str, Any]]) -> list[Finding]:
+    """Of /v1/tenants and /v1/gaps: a finding about each tenant."""
     found = []
     for tenant in tenants:
         ids = (tenant["cluster_id"], tenant["tenant_id"])
-        mine = [hole for hole in holes if (hole["cluster_id"], hole["tenant_id"]) == ids]
-        facts: dict[str, object] = {"state": tenant["state"], "lag_ms": tenant["lag_ms"], "holes": len(mine)}
+        mine = [
+            watermark_gap
+            for watermark_gap in watermark_gaps
+            if (watermark_gap["cluster_id"], watermark_gap["tenant_id"]) == ids
+        ]
+        facts: dict[str, object] = {"state": tenant["state"], "lag_ms": tenant["lag_ms"], "watermark_gaps": len(mine)}
         verdict, words = Verdict.OK, str(tenant["state"])
         if tenant["lag_ms"] is not None:
             words += f", {tenant['lag_ms'] / 1000:,.1f} s behind"
         if mine:
-            stopped = [hole for hole in mine if hole["cause"] == _STOPPED]
+            stopped = [watermark_gap for watermark_gap in mine if watermark_gap["cause"] == _STOPPED]
             first = (stopped or mine)[0]
             verdict = Verdict.FAIL if stopped else Verdict.WARN
-            more = f" (and {len(mine) - 1} more: tistream holes)" if len(mine) > 1 else ""
+            more = f" (and {len(mine) - 1} more: tistream gaps)" if len(mine) > 1 else ""
             words += f"; {first['sentence']}: {first['next_step']}{more}"
         found.append(Finding(name=f"tenant {ids[0]}/{ids[1]}", verdict=verdict, words=words, facts=facts))
     return found

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "status": ("status",),
     "lag": ("lag",),
     "cost": ("cost",),
-    "operate": ("workers", "tasks", "api", "holes", "stops", "events"),
+    "operate": ("workers", "tasks", "api", "gaps", "stops", "events"),
     "schema": ("schema",),
     "settings": ("config",),
     "doctor": ("doctor",),

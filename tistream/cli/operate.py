@@ -40,7 +40,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(tasks, name="tasks")
     app.add_typer(stops, name="stops")
     app.add_typer(api, name="api")
-    app.command("holes")(holes)
+    app.command("gaps")(watermark_gaps)
     app.command("events")(events)
 
 
@@ -126,8 +126,8 @@ def show_task(
         found = client.get(f"/v1/tasks/{task}")
     show_facts(found, output, no_color=no_color)
     if output is Output.TABLE:
-        for hole in found["holes"]:
-            print(f"\n{hole['sentence']}\n  {hole['next_step']}")
+        for watermark_gap in found["watermark_gaps"]:
+            print(f"\n{watermark_gap['sentence']}\n  {watermark_gap['next_step']}")
 
 
 @tasks.command()
@@ -206,23 +206,25 @@ def resume_stop(
     _do(url, f"/v1/stops/{_quoted(stop)}:resume", dry_run, output)
 
 
-def holes(
+def watermark_gaps(
     tenant: OfTenant = None, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
     """Ranges that do not go on, each in one sentence with what to look at."""
     from tistream.cli.output import console
 
     with _connect(url) as client:
-        found = client.get("/v1/holes", **_of_tenant(tenant))
+        found = client.get("/v1/gaps", **_of_tenant(tenant))
     if output is not Output.TABLE:
         show_data(found, output)
         return
     out = console(no_color)
     if not found["items"]:
         out.print("no holes: every range goes on", style="green")
-    for hole in found["items"]:
-        out.print(f"{hole['cause']}: {hole['sentence']}", style="yellow", markup=False, soft_wrap=True)
-        out.print(f"  {hole['next_step']}", markup=False, soft_wrap=True)
+    for watermark_gap in found["items"]:
+        out.print(
+            f"{watermark_gap['cause']}: {watermark_gap['sentence']}", style="yellow", markup=False, soft_wrap=True
+        )
+        out.print(f"  {watermark_gap['next_step']}", markup=False, soft_wrap=True)
 
 
 def events(

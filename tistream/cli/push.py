@@ -216,13 +216,13 @@ def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:
     try:
         while time.monotonic() - moved_at < _STANDS_STILL_S:
             try:
-                upper = min((entry.upper for entry in control.frontier()), default=0)
+                durable_ts = min((entry.durable_ts for entry in control.frontier()), default=0)
             except TiStreamError:
-                upper = 0  # what was pushed is safe, whatever the service does meanwhile
-            if upper >= ts:
+                durable_ts = 0  # what was pushed is safe, whatever the service does meanwhile
+            if durable_ts >= ts:
                 return True
-            if upper > reached:
-                reached, moved_at = upper, time.monotonic()
+            if durable_ts > reached:
+                reached, moved_at = durable_ts, time.monotonic()
             time.sleep(_LOOK_EVERY_S)
         return False
     finally:

@@ -54,12 +54,17 @@ def _show(
     for tenant in tenants:
         title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, lag {lag(tenant['lag_ms'])}"
         table = Table(title=title, title_justify="left")
-        for column in ("task", "kind", "range", "upper", "owner", "epoch", "error"):
+        for column in ("task", "kind", "range", "durable_ts", "owner", "epoch", "error"):
             table.add_column(column)
         for task in tenant["tasks"]:
             span = f"{task['start_key'][:24] or '-inf'} .. {task['end_key'][:24] or '+inf'}"
             table.add_row(
-                str(task["task_id"]), task["kind"], span, task["upper_time"], task["owner"] or "-", str(task["epoch"]),
+                str(task["task_id"]),
+                task["kind"],
+                span,
+                task["durable_time"],
+                task["owner"] or "-",
+                str(task["epoch"]),
                 escape(task["error"] or ""),
-            )  # fmt: skip
+            )
         out.print(table)

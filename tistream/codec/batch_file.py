@@ -1,13 +1,13 @@
 """The batch file: what one store's pusher says about one tick, as a segment file.
 
     head      cluster, tenant, store, incarnation, seq (the object key, said again), cut_ts, write_id
-    rows      schema change.ROWS, clustered by tenure
-    regions   schema change.REGIONS: one watermark row per tenure, which names its slice of the rows
+    rows      schema change.ROWS, clustered by subscription
+    regions   schema change.REGIONS: one watermark row per subscription, which names its slice of the rows
 
 Relations, checked by the writer and by the reader alike:
 
 - the head's identity is the object key: a file under a foreign key is refused;
-- the slices of the regions tile the rows exactly: no row belongs to two tenures or to none;
+- the slices of the regions tile the rows exactly: no row belongs to two subscriptions or to none;
 - every `kind` and `op` is known; `commit_ts` is 0 for prewrites and rollbacks and only for them;
 - a region's range is not empty; `tenure_ready_ts` is 0 or not below `tenure_open_ts`.
 

@@ -4,8 +4,8 @@
 
 Relations that hold everywhere:
 
-- a batch file's rows are clustered by tenure; the REGIONS row of the tenure names its slice (`row_offset`,
-  `row_count`); within a tenure the order is the order of arrival;
+- a batch file's rows are clustered by subscription; the REGIONS row of the subscription names its slice (`row_offset`,
+  `row_count`); within a subscription the order is the order of arrival;
 - `op` and `kind` are small integers, never text;
 - `value` is null where the upstream sent none (a COMMIT, a ROLLBACK, a DELETE); an empty value is not null;
 - `old_value` is null exactly where the key did not exist before, but for rows with FLAG_OLD_VALUE_UNKNOWN;
@@ -63,7 +63,8 @@ ROWS = _schema(
     ("flags", pa.uint8(), False),  # FLAG_*
 )
 
-#: one watermark row per tenure open at any time since the store's previous file (a closing row for one that ended)
+#: one watermark row per subscription open at any time since the store's previous file (a closing row for one that
+#: ended)
 REGIONS = _schema(
     ("region_id", pa.uint64(), False),
     ("version", pa.uint64(), False),
@@ -71,9 +72,9 @@ REGIONS = _schema(
     ("end_key", pa.binary(), False),  # empty = plus infinity
     ("tenure_open_ts", pa.uint64(), False),  # TSO taken before registering
     ("tenure_ready_ts", pa.uint64(), False),  # TSO taken after INITIALIZED; 0 until then: such a row moves no watermark
-    ("checkpoint_ts", pa.uint64(), False),  # fixed for the tenure
-    ("resolved_ts", pa.uint64(), False),  # the largest the region ever sent in this tenure; 0 = none yet
-    ("row_offset", pa.uint64(), False),  # of the tenure's rows in the rows segment (or in the feed batch)
+    ("checkpoint_ts", pa.uint64(), False),  # fixed for the subscription
+    ("resolved_ts", pa.uint64(), False),  # the largest the region ever sent in this subscription; 0 = none yet
+    ("row_offset", pa.uint64(), False),  # of the subscription's rows in the rows segment (or in the feed batch)
     ("row_count", pa.uint64(), False),
 )
 

@@ -18,7 +18,7 @@ class TaskState:
 
     task_id: int
     tenant: Tenant
-    upper: int  #: everything at or below it is in the committed log
+    durable_ts: int  #: everything at or below it is in the committed log
     watermark: int | None  #: everything at or below it is here and decided; None while the range has a hole
     heard: Mapping[int, int]  #: store -> cut_ts of the newest batch file that the core took
     open_rows: int  #: prewrites whose transaction is not decided
@@ -26,4 +26,4 @@ class TaskState:
     held_bytes: int  #: in memory
     spill_bytes: int  #: on the local disk
     inbox_bytes: int  #: that the core has not taken
-    holes: int  #: parts of the range of which no store speaks
+    watermark_gaps: int  #: parts of the range of which no store speaks

@@ -8,8 +8,8 @@ create-if-absent, and no reader ever meets half an object. The folder is synced 
 why it is not obstore's local store: that one links too, but syncs nothing, so that a power failure may leave an empty
 file under a key that can never be written again, or lose an object whose catalog row survives.
 
-Keys are names of files, so `a` and `a/b` cannot both exist. The file system must tell upper from lower case and know
-hard links.
+Keys are names of files, so `a` and `a/b` cannot both exist. The file system must tell durable watermark from lower
+case and know hard links.
 """
 
 from __future__ import annotations

@@ -31,7 +31,14 @@ from tistream import __version__
 TENANTS_SHOWN_MAX = 100
 CATALOG_LOOK_S = 5.0
 
-STAGES = ("upstream_flush", "fetch", "match", "hole_wait", "flush", "serve")  #: of the way from a commit to a reader
+STAGES = (
+    "upstream_flush",
+    "fetch",
+    "match",
+    "watermark_gap_wait",
+    "flush",
+    "serve",
+)  #: of the way from a commit to a reader
 SERVICES = ("pusher", "dispatcher", "sorter", "api")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -126,7 +133,7 @@ _OF_TENANT = ("cluster", "tenant")
 COLLECTED = _collected(
     (
         "tistream_checkpoint_lag_seconds",
-        "Age of what can be served of an active tenant: wall time less the lowest upper of its tasks",
+        "Age of what can be served of an active tenant: wall time less the lowest durable watermark of its tasks",
         _OF_TENANT,
     ),
     (
@@ -151,7 +158,7 @@ COLLECTED = _collected(
     ("tistream_sorter_held_bytes", "Memory that tasks take", ()),
     ("tistream_sorter_spill_bytes", "Rows on the local disk", ()),
     ("tistream_sorter_inbox_bytes", "Batches that wait for a task's core", ()),
-    ("tistream_sorter_holes", "Parts of the key space of which no store speaks", ()),
+    ("tistream_sorter_watermark_gaps", "Parts of the key space of which no store speaks", ()),
     ("tistream_dispatcher_stores", "Stores that this process dispatches", ()),
     ("tistream_dispatcher_cache_bytes", "Decoded batch files in memory", ()),
 )

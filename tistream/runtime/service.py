@@ -90,7 +90,7 @@ class Service(Protocol):
 
 
 class Backoff:
-    """Pauses that double from `first_s` to `max_s`; `rand` spreads each over its upper half."""
+    """Pauses that double from `first_s` to `max_s`; `rand` spreads each over its durable watermark half."""
 
     def __init__(self, *, first_s: float, max_s: float, rand: random.Random | None = None) -> None:
         self._first_s, self._max_s, self._rand = first_s, max_s, rand

@@ -2,22 +2,22 @@
 
     region lists, messages of the stream, its end, TSOs, the time   ->   requests to send, and source events
 
-One registration of one piece (a region's part of one wanted range) is one tenure. Rules:
+One registration of one piece (a region's part of one wanted range) is one subscription. Rules:
 
 - a request id is shared by as many regions as possible, because a store joins the resolved ts of one request; the pairs
   (request id, region) that live on one stream are distinct. A pair whose registration the store itself has ended may be
   used again. A pair that was deregistered never is, on this stream: the store answers a deregistration with an error,
   and so nobody has to wait for that, or to tell it from an error of a later registration;
 - a registration ends with the first error that names it; nothing that comes later counts for it;
-- what comes before INITIALIZED is handed over at once, unless it may break the order of the rows (see `opening`): then
-  the tenure is given up and opened again. What comes behind is joined per tenure and decoded with the tick, or when
-  there is much of it;
-- TenureReady, Resolved and TenureClosed come with a tick only, in this order, behind all rows: ready_ts and cut_ts are
-  then the TSO of the tick, and no resolved ts above that TSO passes for one;
-- a tenure that is opened again of our own wish is never ready, though its opening scan may be complete: what the scan
-  read may have been incomplete by then. So is one whose history was not held up to the TSO of the tick;
-- damage ends the stream with all its tenures, and what they heard resolved but have not told is forgotten: rows that
-  it covers may be lost;
+- what comes before INITIALIZED is handed over at once, unless it may break the order of the rows (see `opening`):
+  then the subscription is given up and opened again. What comes behind is joined per subscription and decoded with
+  the tick, or when there is much of it;
+- SubscriptionReady, Resolved and SubscriptionClosed come with a tick only, in this order, behind all rows: ready_ts
+  and cut_ts are then the TSO of the tick, and no resolved ts above that TSO passes for one;
+- a subscription that is opened again of our own wish is never ready, though its opening scan may be complete: what
+  the scan read may have been incomplete by then. So is one whose history was not held up to the TSO of the tick;
+- damage ends the stream with all its subscriptions, and what they heard resolved but have not told is forgotten: rows
+  that it covers may be lost;
 - after more came than could be taken, fewer opening scans go on at once (see `scans`). One that says nothing for long
   is begun anew;
 - a stream that says nothing is dead, unless PD is away: then stores have no timestamps to tell either (`excuse`);
@@ -37,7 +37,15 @@ import pyarrow as pa
 
 from pusher.core.cdcpb import RegionError, RegionMessage, split_change_data
 from pusher.core.cdcpb_rows import read_entries
-from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    Resolved,
+    Rows,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from pusher.tikv.core.effects import AskRegions, CloseStream, Effect, HeldBack, Moved, OpenStream
 from pusher.tikv.core.marks import ResolvedMarks
 from pusher.tikv.core.opening import OpeningPrewrites
@@ -76,7 +84,7 @@ class StoreFeed:
         numbers: Iterator[int] | None = None,
         keyspace: KeyspaceKeys = WHOLE,
     ) -> None:
-        """`wanted`: keys of the keyspace, as all keys here. `numbers`: where tenures get theirs, rising."""
+        """`wanted`: keys of the keyspace, as all keys here. `numbers`: where subscriptions get theirs, rising."""
         self.store_id = store_id
         self._keyspace = keyspace
         self._scans, self._unread_bytes_max = OpeningScans(scans_max), unread_bytes_max
@@ -84,11 +92,11 @@ class StoreFeed:
         self._living: dict[_Pair, Piece] = {}
         self._taken: dict[int, set[int]] = {}  # region -> request ids that are not to be used
         self._leaving: list[Piece] = []  # over, and not said so
-        self._scanned: dict[int, Piece] = {}  # tenure -> piece, INITIALIZED since the last tick
-        self._unread: dict[int, Piece] = {}  # tenure -> piece with entries
+        self._scanned: dict[int, Piece] = {}  # subscription -> piece, INITIALIZED since the last tick
+        self._unread: dict[int, Piece] = {}  # subscription -> piece with entries
         self._unread_bytes = 0
         self._marks = ResolvedMarks()
-        self._tenures = count(1) if numbers is None else numbers
+        self._subscriptions = count(1) if numbers is None else numbers
         self._order = count()
         self._due: list[tuple[float, int, Piece]] = []  # waiting pieces
         self._asks: list[tuple[float, int, KeyRange]] = [(0.0, next(self._order), w) for w in wanted]
@@ -175,26 +183,26 @@ class StoreFeed:
             if piece.phase is Phase.SCANNED:
                 self._give_up(piece, now)
         for piece in self._scanned.values():
-            self._events.append(TenureReady(tenure=piece.tenure, ready_ts=ts))
+            self._events.append(SubscriptionReady(subscription=piece.subscription, ready_ts=ts))
             if piece.phase is Phase.SCANNED:
                 piece.phase = Phase.READY
         self._scanned.clear()
-        tenures, resolved_ts = self._marks.take()
-        if len(tenures):
-            self._events.append(Resolved(tenures=tenures, resolved_ts=resolved_ts))
-        self._events += [TenureClosed(tenure=piece.tenure) for piece in self._leaving]
-        self._marks.close(piece.tenure for piece in self._leaving)
+        subscriptions, resolved_ts = self._marks.take()
+        if len(subscriptions):
+            self._events.append(Resolved(subscriptions=subscriptions, resolved_ts=resolved_ts))
+        self._events += [SubscriptionClosed(subscription=piece.subscription) for piece in self._leaving]
+        self._marks.close(piece.subscription for piece in self._leaving)
         self._leaving.clear()
         self._events.append(Tick(cut_ts=ts))
 
-    def reopen(self, tenures: Collection[int], now: float) -> None:
-        """End these tenures and register their regions again."""
-        wanted = set(tenures)
-        for piece in [p for p in self._living.values() if p.tenure in wanted]:
+    def resubscribe(self, subscriptions: Collection[int], now: float) -> None:
+        """End these subscriptions and register their regions again."""
+        wanted = set(subscriptions)
+        for piece in [p for p in self._living.values() if p.subscription in wanted]:
             self._give_up(piece, now)
 
     def drop(self) -> None:
-        """Forget every tenure, and register nothing until `resume`: more came than could be handed on."""
+        """Forget every subscription, and register nothing until `resume`: more came than could be handed on."""
         self._dropped = True
         self._scans.overflowed()
         if self._streaming:
@@ -203,7 +211,7 @@ class StoreFeed:
         for piece in list(self._living.values()):
             self._end(piece)
             self._wait_again(piece, 0.0)
-        self._marks.close(piece.tenure for piece in self._leaving)
+        self._marks.close(piece.subscription for piece in self._leaving)
         for forgotten in (self._leaving, self._scanned, self._unread, self._events, self._taken):
             forgotten.clear()
         self._unread_bytes = 0
@@ -297,9 +305,9 @@ class StoreFeed:
         """Parts that are followed and have no resolved ts at or above `limit_ts`."""
         late = self._marks.behind(limit_ts)
         return [
-            HeldBack(region_id=piece.region_id, range=piece.range, resolved_ts=late[piece.tenure])
+            HeldBack(region_id=piece.region_id, range=piece.range, resolved_ts=late[piece.subscription])
             for piece in (self._living.values() if late else ())
-            if piece.tenure in late
+            if piece.subscription in late
         ]
 
     def silent_scans(self, now: float) -> dict[int, float]:
@@ -322,12 +330,12 @@ class StoreFeed:
         piece.request_id = next(i for i in count(1) if i not in taken)
         taken.add(piece.request_id)
         self._pieces.registered(piece)
-        piece.tenure, piece.checkpoint_ts, piece.opened_at = next(self._tenures), checkpoint_ts, now
+        piece.subscription, piece.checkpoint_ts, piece.opened_at = next(self._subscriptions), checkpoint_ts, now
         self._scans.began(piece, now)
         self._living[piece.request_id, piece.region_id] = piece
         self._events.append(
-            TenureOpened(
-                tenure=piece.tenure,
+            SubscriptionOpened(
+                subscription=piece.subscription,
                 region_id=piece.region_id,
                 version=piece.version,
                 range=piece.range,
@@ -354,7 +362,7 @@ class StoreFeed:
                 self._opening(piece, event.entries, now)
             else:
                 piece.entries.append(event.entries)
-                self._unread[piece.tenure] = piece
+                self._unread[piece.subscription] = piece
                 self._unread_bytes += len(event.entries)
         if piece.phase is Phase.OVER:
             return
@@ -378,13 +386,13 @@ class StoreFeed:
             piece.phase = Phase.SCANNED
             piece.opening = OpeningPrewrites()
             self._scans.ended(piece)
-            self._scanned[piece.tenure] = piece
+            self._scanned[piece.subscription] = piece
             if not len(self._scans) and not self._next_due():
                 self._scans.caught_up()
-            self._marks.open(piece.tenure, piece.request_id, piece.region_id, piece.checkpoint_ts)
+            self._marks.open(piece.subscription, piece.request_id, piece.region_id, piece.checkpoint_ts)
 
     def _read(self, now: float) -> None:
-        """Decode what waits, in one go for each tenure."""
+        """Decode what waits, in one go for each subscription."""
         unread, self._unread, self._unread_bytes = self._unread, {}, 0
         for piece in unread.values():
             joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
@@ -404,7 +412,7 @@ class StoreFeed:
     def _hand_over(self, piece: Piece, rows: pa.RecordBatch) -> None:
         rows = self._pieces.wanted_rows(rows) if piece.has_gaps else rows
         if rows.num_rows:
-            self._events.append(Rows(tenure=piece.tenure, rows=rows))
+            self._events.append(Rows(subscription=piece.subscription, rows=rows))
 
     def _failed(self, piece: Piece, error: RegionError, now: float) -> None:
         self.fatal = self.fatal or refusal(error, self.store_id, piece)
@@ -438,11 +446,11 @@ class StoreFeed:
 
     def _never_ready(self, piece: Piece) -> None:
         """What its opening scan read does not count, nor what it has heard since."""
-        if self._scanned.pop(piece.tenure, None) is not None:
-            self._marks.close([piece.tenure])
+        if self._scanned.pop(piece.subscription, None) is not None:
+            self._marks.close([piece.subscription])
 
     def _end(self, piece: Piece) -> None:
-        """A registration is over; its tenure says so with the next tick."""
+        """A registration is over; its subscription says so with the next tick."""
         self._scans.ended(piece)
         del self._living[piece.request_id, piece.region_id]
         self._marks.deafen(piece.request_id, piece.region_id)

@@ -1,4 +1,4 @@
-"""The resolved timestamps of the registrations of one store: which tenure a message means, and what may be told.
+"""The resolved timestamps of the registrations of one store: which subscription a message means, and what may be told.
 
 A message names (request id, region ids, ts): thousands of regions at once. They are found in sorted arrays, one for
 each request id, without a Python object per region. What is kept:
@@ -24,24 +24,24 @@ I64 = npt.NDArray[np.int64]
 
 
 class ResolvedMarks:
-    """A slot for each tenure."""
+    """A slot for each subscription."""
 
     def __init__(self) -> None:
-        self._tenure = np.zeros(0, np.int64)
+        self._subscription = np.zeros(0, np.int64)
         self._marks = np.zeros((3, 0), np.uint64)  # checkpoint, largest heard, told
         self._free: list[int] = []
-        self._slots: dict[int, int] = {}  # tenure -> slot
+        self._slots: dict[int, int] = {}  # subscription -> slot
         self._listening: dict[int, dict[int, int]] = {}  # request -> region -> slot
         self._found: dict[int, tuple[U64, I64]] = {}  # the same, sorted by region; made when needed
 
-    def open(self, tenure: int, request_id: int, region_id: int, checkpoint_ts: int) -> None:
+    def open(self, subscription: int, request_id: int, region_id: int, checkpoint_ts: int) -> None:
         """A registration begins to listen: its opening scan is complete."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        self._tenure[slot] = tenure
+        self._subscription[slot] = subscription
         self._marks[:, slot] = (checkpoint_ts, 0, 0)
-        self._slots[tenure] = slot
+        self._slots[subscription] = slot
         self._listening.setdefault(request_id, {})[region_id] = slot
         self._found.pop(request_id, None)
 
@@ -73,34 +73,34 @@ class ResolvedMarks:
         return int(waiting.max()) if len(waiting) else 0
 
     def behind(self, limit_ts: int) -> dict[int, int]:
-        """Tenures that have heard of nothing at or above `limit_ts`, and what they have heard."""
+        """Subscriptions that have heard of nothing at or above `limit_ts`, and what they have heard."""
         slots = np.fromiter(self._slots.values(), np.int64, len(self._slots))
         reached = self._marks[:2, slots].max(axis=0)
         late = reached < np.uint64(limit_ts)
-        return dict(zip(self._tenure[slots[late]].tolist(), reached[late].tolist(), strict=True))
+        return dict(zip(self._subscription[slots[late]].tolist(), reached[late].tolist(), strict=True))
 
     def take(self) -> tuple[I64, U64]:
-        """(tenures, ts) of what is new."""
+        """(subscriptions, ts) of what is new."""
         new = np.flatnonzero(self._marks[1] > self._marks[2])
         self._marks[2, new] = self._marks[1, new]
-        return self._tenure[new].copy(), self._marks[1, new].copy()
+        return self._subscription[new].copy(), self._marks[1, new].copy()
 
     def forget_untold(self) -> None:
         """What was heard and not told is not true, or may not be: drop it."""
         self._marks[1] = self._marks[2]
 
-    def close(self, tenures: Iterable[int]) -> None:
+    def close(self, subscriptions: Iterable[int]) -> None:
         """These are over and have told everything, if they ever listened."""
-        for tenure in tenures:
-            slot = self._slots.pop(tenure, None)
+        for subscription in subscriptions:
+            slot = self._slots.pop(subscription, None)
             if slot is not None:
                 self._marks[:, slot] = 0
                 self._free.append(slot)
 
     def _grow(self) -> None:
-        size = len(self._tenure)
+        size = len(self._subscription)
         more = max(16, size)
-        self._tenure = np.concatenate([self._tenure, np.zeros(more, np.int64)])
+        self._subscription = np.concatenate([self._subscription, np.zeros(more, np.int64)])
         self._marks = np.concatenate([self._marks, np.zeros((3, more), np.uint64)], axis=1)
         self._free += range(size, size + more)
 

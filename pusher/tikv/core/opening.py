@@ -3,15 +3,15 @@
 Until a registration is INITIALIZED, a store mixes rows of the opening scan with live ones and does not say which is
 which. Mostly that does no harm. But a lock may be written again while the scan is under way (a pipelined transaction
 flushes a key a second time): then the live PREWRITE may come first and the scan's, which says what the lock was before,
-behind it; and whoever takes the later row of a tenure takes the wrong one.
+behind it; and whoever takes the later row of a subscription takes the wrong one.
 
-The rule: a tenure that before INITIALIZED gets two prewrites of one (key, start_ts) that say different things cannot
-know which is newer, and must be given up. Its successor's scan reads the lock as it is then. Repeats of the same are
-harmless and stay (a store repeats a PREWRITE whenever its lock is rewritten), and so are PUTs without a value ("fake
-prewrites"), which never count against a full one.
+The rule: a subscription that before INITIALIZED gets two prewrites of one (key, start_ts) that say different things
+cannot know which is newer, and must be given up. Its successor's scan reads the lock as it is then. Repeats of the
+same are harmless and stay (a store repeats a PREWRITE whenever its lock is rewritten), and so are PUTs without a
+value ("fake prewrites"), which never count against a full one.
 
 Columnar: two 64-bit hashes for each prewrite, what it is known by and what it says. Two keys with one hash would give
-up a tenure for nothing; two contents with one hash, of the same key, would have to meet by chance (2^-64). Pure.
+up a subscription for nothing; two contents with one hash, of the same key, would have to meet by chance (2^-64). Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ U64 = npt.NDArray[np.uint64]
 
 
 class OpeningPrewrites:
-    """What one tenure was sent before INITIALIZED."""
+    """What one subscription was sent before INITIALIZED."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[U64, U64]] = []  # (identities, contents), each sorted by identity, longest first

@@ -57,7 +57,7 @@ class Piece:
     due: float = 0.0  #: not to be registered before
     phase: Phase = Phase.WAITING
     request_id: int = 0
-    tenure: int = 0
+    subscription: int = 0
     checkpoint_ts: int = 0
     opened_at: float = 0.0
     opening: OpeningPrewrites = field(default_factory=OpeningPrewrites)

@@ -26,7 +26,7 @@ class OpeningScans:
 
     def __init__(self, most: int) -> None:
         self._most = self.now = most
-        self._heard_at: dict[int, tuple[Piece, float]] = {}  # by tenure
+        self._heard_at: dict[int, tuple[Piece, float]] = {}  # by subscription
         self._patience_s: dict[int, float] = {}  # by region, where it is not SILENT_S
         self._look_at = float("inf")  # nothing is due before
 
@@ -55,28 +55,30 @@ class OpeningScans:
 
     def began(self, piece: Piece, now: float) -> None:
         """A piece was registered."""
-        self._heard_at[piece.tenure] = (piece, now)
+        self._heard_at[piece.subscription] = (piece, now)
         self._look_at = min(self._look_at, now + self._patience(piece.region_id))
 
     def heard(self, piece: Piece, now: float) -> None:
         """It has said something."""
-        self._heard_at[piece.tenure] = (piece, now)
+        self._heard_at[piece.subscription] = (piece, now)
 
     def ended(self, piece: Piece) -> None:
         """It is complete, or over. Others are passed over."""
-        self._heard_at.pop(piece.tenure, None)
+        self._heard_at.pop(piece.subscription, None)
 
     def excuse(self, now: float) -> None:
         """Nothing could be said or heard until now."""
-        self._heard_at = {tenure: (piece, now) for tenure, (piece, _) in self._heard_at.items()}
+        self._heard_at = {subscription: (piece, now) for subscription, (piece, _) in self._heard_at.items()}
 
     def silent(self, now: float) -> list[Piece]:
         """Those that are to be begun anew."""
         if now < self._look_at:
             return []
-        ends = {tenure: at + self._patience(piece.region_id) for tenure, (piece, at) in self._heard_at.items()}
+        ends = {
+            subscription: at + self._patience(piece.region_id) for subscription, (piece, at) in self._heard_at.items()
+        }
         self._look_at = min((end for end in ends.values() if end > now), default=float("inf"))
-        return [self._heard_at[tenure][0] for tenure, end in ends.items() if end <= now]
+        return [self._heard_at[subscription][0] for subscription, end in ends.items() if end <= now]
 
     def grow_patient(self, region_id: int) -> None:
         """The next scan of this region is waited for longer."""

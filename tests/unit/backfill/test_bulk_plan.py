@@ -68,12 +68,12 @@ def task(task_id: int, start: bytes, end: bytes) -> TaskRow:
         kind=TaskKind.DATA,
         range=KeyRange(start, end),
         start_ts=10,
-        upper=20,
+        durable_ts=20,
         epoch=3,
         owner="replay-1-2",
         snapshot_key="snapshots/x",
         snapshot_n=4,
-        reopen_id=0,
+        resubscribe_id=0,
         error=None,
     )
 

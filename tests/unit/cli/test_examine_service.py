@@ -99,18 +99,18 @@ def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) ->
     assert words in found.words
 
 
-def test_each_tenant_with_its_holes() -> None:
+def test_each_tenant_with_its_watermark_gaps() -> None:
     tenants = [{"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_ms": 1_500} for n in (1, 2, 3)]
-    holes = [
+    watermark_gaps = [
         {"cluster_id": 1, "tenant_id": 2, "cause": "standing", "sentence": "it waits", "next_step": "look at store 3"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "standing", "sentence": "it waits", "next_step": "look"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "stopped", "sentence": "it stopped", "next_step": "retry"},
     ]
-    found: list[Finding] = tenants_of(tenants, holes)
+    found: list[Finding] = tenants_of(tenants, watermark_gaps)
     assert [(f.name, f.verdict) for f in found] == [("tenant 1/1", OK), ("tenant 1/2", WARN), ("tenant 1/3", FAIL)]
     assert found[0].words == "ACTIVE, 1.5 s behind"
     assert found[1].words == "ACTIVE, 1.5 s behind; it waits: look at store 3"
-    assert found[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream holes)"
+    assert found[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream gaps)"
 
 
 def test_an_error_is_a_failure_in_its_words() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dispatcher.cache import DecodedFile, FileCache
 from dispatcher.core.router import directory
-from tests.kit.batch_files import tenures_of
+from tests.kit.batch_files import subscriptions_of
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey
 
@@ -16,7 +16,7 @@ def key(seq: int, incarnation: int = 1, store: int = 1) -> BatchKey:
 
 
 def file(seq: int, size: int = 10, incarnation: int = 1) -> DecodedFile:
-    return DecodedFile(key=key(seq, incarnation), cut_ts=seq, directory=directory(*tenures_of([])), bytes=size)
+    return DecodedFile(key=key(seq, incarnation), cut_ts=seq, directory=directory(*subscriptions_of([])), bytes=size)
 
 
 def test_the_bound_holds_and_the_least_recently_used_goes_first() -> None:

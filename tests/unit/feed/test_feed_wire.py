@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.batch_files import tenures_of
+from tests.kit.batch_files import subscriptions_of
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, InvalidInput, TiStreamError
 from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.feed.wire import (
@@ -76,7 +76,7 @@ def test_what_is_no_command_is_refused(bad: bytes) -> None:
 
 
 def test_a_batch_comes_back() -> None:
-    rows, regions = tenures_of([(b"a", b"c", [b"b"]), (b"c", b"", [])])
+    rows, regions = subscriptions_of([(b"a", b"c", [b"b"]), (b"c", b"", [])])
     batch = FeedBatch(store_id=7, incarnation=2, seq=9, cut_ts=1 << 60, rows=rows, regions=regions, closes=False)
     told = decode_news(rows, pa.py_buffer(encode_batch(3, batch)))
     assert told is not None

@@ -34,12 +34,12 @@ def tasks(tenant: int, count: int, first: int) -> list[TaskRow]:
             kind=TaskKind.DDL if n == 0 else TaskKind.DATA,
             range=KeyRange(b"%02d" % n, b"%02d" % (n + 1)),
             start_ts=1,
-            upper=9,
+            durable_ts=9,
             epoch=3,
             owner=f"s{n % 2}",
             snapshot_key=None,
             snapshot_n=0,
-            reopen_id=0,
+            resubscribe_id=0,
             error=None,
         )
         for n in range(count + 1)

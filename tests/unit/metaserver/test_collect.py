@@ -90,7 +90,7 @@ class Rig:
         self.bucket = Bucket(self.clock)
         self.collector = Collector(self.catalog, self.bucket, self.clock, grace_ms=GRACE_MS)
         self.tasks = activate(self.catalog)
-        self.upper = START
+        self.durable_ts = START
 
     def put(self, *keys: str) -> None:
         for key in keys:
@@ -101,12 +101,12 @@ class Rig:
         advance = TaskAdvance(
             task_id=self.tasks[0],
             epoch=0,
-            seen_upper=self.upper,
-            new_upper=self.upper + 10,
-            segments=(segment(0, self.upper + 1, self.upper + 10),),
+            seen_durable_ts=self.durable_ts,
+            new_durable_ts=self.durable_ts + 10,
+            segments=(segment(0, self.durable_ts + 1, self.durable_ts + 10),),
         )
         assert flush(self.catalog, key, advance)
-        self.upper += 10
+        self.durable_ts += 10
 
     def age(self, ms: int = GRACE_MS + 1) -> None:
         """Let time pass, by the clocks of the bucket and of the catalog."""

@@ -27,12 +27,12 @@ def task(task_id: int, edges: tuple[bytes, bytes] | None = None, kind: TaskKind 
         kind=kind,
         range=KeyRange(start, end),
         start_ts=1,
-        upper=9,
+        durable_ts=9,
         epoch=3,
         owner="s1",
         snapshot_key=None,
         snapshot_n=0,
-        reopen_id=0,
+        resubscribe_id=0,
         error=None,
     )
 

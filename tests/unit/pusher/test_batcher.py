@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pusher.core.batcher import Batcher, BatchFile
-from pusher.core.source import Resolved, Rows, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    Resolved,
+    Rows,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from tistream.codec.batch_file import encode_batch_file
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant
@@ -21,9 +29,9 @@ KEY_BYTES = 3
 FIXED_BYTES = 43
 
 
-def opened(tenure: int, start: bytes = b"", end: bytes = b"", *, region_id: int = 1) -> TenureOpened:
-    return TenureOpened(
-        tenure=tenure,
+def opened(subscription: int, start: bytes = b"", end: bytes = b"", *, region_id: int = 1) -> SubscriptionOpened:
+    return SubscriptionOpened(
+        subscription=subscription,
         region_id=region_id,
         version=5,
         range=KeyRange(start, end),
@@ -32,7 +40,7 @@ def opened(tenure: int, start: bytes = b"", end: bytes = b"", *, region_id: int 
     )
 
 
-def rows(tenure: int, numbers: Sequence[int], size: int = 0) -> Rows:
+def rows(subscription: int, numbers: Sequence[int], size: int = 0) -> Rows:
     """Prewrites whose start_ts are `numbers`, each with a value of `size` bytes."""
     n = len(numbers)
     columns: dict[str, list[object]] = {
@@ -44,13 +52,15 @@ def rows(tenure: int, numbers: Sequence[int], size: int = 0) -> Rows:
         "old_value": [None] * n,
     }
     data = [pa.array(columns.get(f.name, [0] * n), f.type) for f in ROWS]
-    return Rows(tenure=tenure, rows=pa.record_batch(data, schema=ROWS))
+    return Rows(subscription=subscription, rows=pa.record_batch(data, schema=ROWS))
 
 
-def resolved(**by_tenure: int) -> Resolved:
-    """`t3=7`: tenure 3 at 7."""
-    ids = [int(name[1:]) for name in by_tenure]
-    return Resolved(tenures=np.array(ids, np.int64), resolved_ts=np.array(list(by_tenure.values()), np.uint64))
+def resolved(**by_subscription: int) -> Resolved:
+    """`t3=7`: subscription 3 at 7."""
+    ids = [int(name[1:]) for name in by_subscription]
+    return Resolved(
+        subscriptions=np.array(ids, np.int64), resolved_ts=np.array(list(by_subscription.values()), np.uint64)
+    )
 
 
 def run(batcher: Batcher, *events: SourceEvent) -> list[BatchFile]:
@@ -65,7 +75,7 @@ def slices(file: BatchFile) -> dict[int, list[int]]:
     }
 
 
-def test_rows_are_clustered_by_tenure_in_start_key_order_and_keep_their_order() -> None:
+def test_rows_are_clustered_by_subscription_in_start_key_order_and_keep_their_order() -> None:
     (file,) = run(
         Batcher(),
         opened(1, b"m", region_id=101),
@@ -90,17 +100,17 @@ def test_a_file_is_written_each_tick_even_when_empty() -> None:
     ]
 
 
-def test_an_ended_tenure_has_one_closing_row_with_its_largest_resolved_ts() -> None:
+def test_an_ended_subscription_has_one_closing_row_with_its_largest_resolved_ts() -> None:
     batcher = Batcher()
     first, second, third = run(
         batcher,
         opened(1, region_id=101),
-        TenureReady(tenure=1, ready_ts=25),
+        SubscriptionReady(subscription=1, ready_ts=25),
         resolved(t1=40),
         Tick(cut_ts=50),
         resolved(t1=30),
         rows(1, [7]),
-        TenureClosed(tenure=1),
+        SubscriptionClosed(subscription=1),
         opened(2, region_id=101),
         Tick(cut_ts=60),
         Tick(cut_ts=70),
@@ -111,12 +121,17 @@ def test_an_ended_tenure_has_one_closing_row_with_its_largest_resolved_ts() -> N
         {"tenure_ready_ts": 0, "resolved_ts": 0, "row_count": 0},
     ]
     assert third.regions.column("resolved_ts").to_pylist() == [0]
-    assert list(batcher.tenures) == [2]
+    assert list(batcher.subscriptions) == [2]
 
 
 def test_ready_ts_is_zero_until_the_opening_scan_is_complete() -> None:
     first, second = run(
-        Batcher(), opened(1), rows(1, [1]), Tick(cut_ts=50), TenureReady(tenure=1, ready_ts=55), Tick(cut_ts=60)
+        Batcher(),
+        opened(1),
+        rows(1, [1]),
+        Tick(cut_ts=50),
+        SubscriptionReady(subscription=1, ready_ts=55),
+        Tick(cut_ts=60),
     )
     assert first.regions.column("tenure_ready_ts").to_pylist() == [0]
     assert second.regions.column("tenure_ready_ts").to_pylist() == [55]
@@ -124,14 +139,14 @@ def test_ready_ts_is_zero_until_the_opening_scan_is_complete() -> None:
 
 def test_of_several_files_of_a_tick_only_the_last_promises_something_new() -> None:
     batcher = Batcher(bytes_target=3 * (FIXED_BYTES + KEY_BYTES))
-    run(batcher, opened(1, b"", b"m", region_id=101), TenureReady(tenure=1, ready_ts=25), resolved(t1=40))
+    run(batcher, opened(1, b"", b"m", region_id=101), SubscriptionReady(subscription=1, ready_ts=25), resolved(t1=40))
     run(batcher, Tick(cut_ts=50))
     files = run(
         batcher,
         opened(2, b"m", region_id=102),
         rows(1, [1, 2, 3, 4]),
         rows(2, [5, 6, 7]),
-        TenureReady(tenure=2, ready_ts=55),
+        SubscriptionReady(subscription=2, ready_ts=55),
         resolved(t1=58, t2=59),
         Tick(cut_ts=60),
     )
@@ -156,11 +171,11 @@ def test_a_row_larger_than_the_target_travels_alone() -> None:
         [rows(1, [1])],
         [resolved(t1=5)],
         [opened(2), resolved(t1=5)],
-        [TenureReady(tenure=1, ready_ts=5)],
-        [TenureClosed(tenure=1)],
-        [opened(1), TenureClosed(tenure=1), TenureClosed(tenure=1)],
-        [opened(1), TenureClosed(tenure=1), rows(1, [1])],
-        [opened(1), TenureClosed(tenure=1), Tick(cut_ts=5), resolved(t1=5)],
+        [SubscriptionReady(subscription=1, ready_ts=5)],
+        [SubscriptionClosed(subscription=1)],
+        [opened(1), SubscriptionClosed(subscription=1), SubscriptionClosed(subscription=1)],
+        [opened(1), SubscriptionClosed(subscription=1), rows(1, [1])],
+        [opened(1), SubscriptionClosed(subscription=1), Tick(cut_ts=5), resolved(t1=5)],
         [opened(2), opened(1)],
         [opened(1), opened(1)],
         [Tick(cut_ts=6), Tick(cut_ts=5)],
@@ -184,14 +199,14 @@ ACTIONS = st.lists(
 def test_every_relation_holds_for_any_sequence(actions: list[tuple[str, int]], bytes_target: int) -> None:
     batcher = Batcher(bytes_target=bytes_target)
     alive: list[int] = []
-    account: dict[int, dict[str, int]] = {}  # of tenures open since the last tick
+    account: dict[int, dict[str, int]] = {}  # of subscriptions open since the last tick
     starts: dict[int, bytes] = {}
     sent: dict[int, list[int]] = {}
     said: dict[int, tuple[int, int]] = {}
     got: dict[int, list[int]] = {}
     cut_ts = seq = number = 0
     for name, n in actions:
-        tenure = alive[n % len(alive)] if alive else 0
+        subscription = alive[n % len(alive)] if alive else 0
         if name == "open":
             number += 1
             starts[number] = bytes([n + 1])
@@ -214,19 +229,19 @@ def test_every_relation_holds_for_any_sequence(actions: list[tuple[str, int]], b
         elif not alive:
             continue
         elif name == "close":
-            alive.remove(tenure)
-            run(batcher, TenureClosed(tenure=tenure))
+            alive.remove(subscription)
+            run(batcher, SubscriptionClosed(subscription=subscription))
         elif name == "rows":
-            mine = sent.setdefault(tenure, [])
+            mine = sent.setdefault(subscription, [])
             new = list(range(len(mine), len(mine) + n % 7))
             mine += new
-            run(batcher, rows(tenure, new, n))
+            run(batcher, rows(subscription, new, n))
         elif name == "ready":
-            account[tenure]["ready"] = 20 + n
-            run(batcher, TenureReady(tenure=tenure, ready_ts=20 + n))
+            account[subscription]["ready"] = 20 + n
+            run(batcher, SubscriptionReady(subscription=subscription, ready_ts=20 + n))
         else:
-            account[tenure]["resolved"] = max(n, account[tenure]["resolved"])
-            run(batcher, resolved(**{f"t{tenure}": n}))
+            account[subscription]["resolved"] = max(n, account[subscription]["resolved"])
+            run(batcher, resolved(**{f"t{subscription}": n}))
 
 
 def check_file(
@@ -250,7 +265,7 @@ def check_file(
 
 
 def prewrite(value: bytes | None, start_ts: int = 7, *, op: Op = Op.PUT, scan: bool = False, key: bytes = b"k") -> Rows:
-    """One prewrite of tenure 1."""
+    """One prewrite of subscription 1."""
     columns: dict[str, object] = {
         "kind": RowKind.PREWRITE,
         "op": op,
@@ -260,7 +275,7 @@ def prewrite(value: bytes | None, start_ts: int = 7, *, op: Op = Op.PUT, scan: b
         "old_value": None,
     }
     data = [pa.array([columns.get(f.name, 0)], f.type) for f in ROWS]
-    return Rows(tenure=1, rows=pa.record_batch(data, schema=ROWS), scan=scan)
+    return Rows(subscription=1, rows=pa.record_batch(data, schema=ROWS), scan=scan)
 
 
 def prewrites(files: Sequence[BatchFile]) -> list[tuple[object, object]]:
@@ -299,15 +314,15 @@ def test_live_prewrites_of_one_lock_are_all_kept() -> None:
     assert prewrites(files) == [(7, b"one"), (7, b"two")]
 
 
-def test_what_an_earlier_tenure_was_sent_live_drops_nothing() -> None:
+def test_what_an_earlier_subscription_was_sent_live_drops_nothing() -> None:
     batcher = Batcher()
-    run(batcher, opened(1), prewrite(b"new"), TenureClosed(tenure=1), opened(2), Tick(cut_ts=50))
-    again = Rows(tenure=2, rows=prewrite(b"new").rows, scan=True)
+    run(batcher, opened(1), prewrite(b"new"), SubscriptionClosed(subscription=1), opened(2), Tick(cut_ts=50))
+    again = Rows(subscription=2, rows=prewrite(b"new").rows, scan=True)
     assert prewrites(run(batcher, again, Tick(cut_ts=60))) == [(7, b"new")]
 
 
 def test_a_scan_that_goes_on_behind_its_end_is_refused() -> None:
     batcher = Batcher()
-    run(batcher, opened(1), TenureReady(tenure=1, ready_ts=25))
+    run(batcher, opened(1), SubscriptionReady(subscription=1, ready_ts=25))
     with pytest.raises(TiStreamError, match="goes on behind its end"):
         batcher.handle(prewrite(b"x", scan=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pusher.core.source import Resolved, Rows, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import Resolved, Rows, SubscriptionClosed, SubscriptionOpened, SubscriptionReady, Tick
 from pusher.tikv.core.effects import AskRegions, CloseStream, OpenStream
 from pusher.tikv.core.feed import StoreFeed
 from pusher.tikv.core.requests import Deregister, Register
@@ -26,9 +26,9 @@ def test_it_asks_for_what_is_wanted_and_registers_what_its_store_leads() -> None
         OpenStream(),
         Register(request_id=1, region_id=7, conf_ver=1, version=1, range=KeyRange(b"t", b"tm"), checkpoint_ts=100),
     ]
-    (tenure,) = rig.got(TenureOpened)
-    assert (tenure.tenure, tenure.region_id, tenure.range) == (1, 7, KeyRange(b"t", b"tm"))
-    assert (tenure.checkpoint_ts, tenure.open_ts) == (100, rig.ts)
+    (subscription,) = rig.got(SubscriptionOpened)
+    assert (subscription.subscription, subscription.region_id, subscription.range) == (1, 7, KeyRange(b"t", b"tm"))
+    assert (subscription.checkpoint_ts, subscription.open_ts) == (100, rig.ts)
     assert rig.later(60) == []
 
 
@@ -119,15 +119,15 @@ def test_from_the_opening_scan_to_resolved() -> None:
     rig.say(wire.event(7, 1, wire.prewrite(b"tb", 120), wire.INITIALIZED), wire.resolved(1, [7], 600))
     assert rig.keys(1) == [b"ta", b"ta", b"tb"]
     ready, told, tick = rig.tick()
-    assert ready == TenureReady(tenure=1, ready_ts=rig.ts)
+    assert ready == SubscriptionReady(subscription=1, ready_ts=rig.ts)
     assert isinstance(told, Resolved)
-    assert (told.tenures.tolist(), told.resolved_ts.tolist()) == ([1], [600])
+    assert (told.subscriptions.tolist(), told.resolved_ts.tolist()) == ([1], [600])
     assert tick == Tick(cut_ts=rig.ts)
     rig.say(wire.event(7, 1, wire.commit(b"tb", 120, 700)))
     assert rig.tick() == [Tick(cut_ts=rig.ts)]  # nothing new was resolved
 
 
-def test_live_rows_of_a_tenure_are_joined_in_order() -> None:
+def test_live_rows_of_a_subscription_are_joined_in_order() -> None:
     rig = opened()
     for n in range(3):
         rig.feed.message(wire.event(7, 1, wire.prewrite(b"t%d" % n, 200), wire.LOCK_ONLY), rig.now)
@@ -150,7 +150,7 @@ def test_live_rows_wait_for_a_tick_or_until_there_is_much() -> None:
     feed.message(row, 0.0)
     assert feed.take_events(0.0) == []
     feed.tick(5, 0.0)
-    assert [type(e) for e in feed.take_events(0.0)] == [Rows, TenureReady, Tick]
+    assert [type(e) for e in feed.take_events(0.0)] == [Rows, SubscriptionReady, Tick]
 
 
 def test_rows_come_before_what_covers_them() -> None:
@@ -165,7 +165,7 @@ def test_rows_of_a_registration_that_fails_right_behind_them() -> None:
     rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 200)), rig.now)
     rig.feed.message(wire.resolved(1, [7], 700), rig.now)
     rig.feed.message(wire.event(7, 1, error=wire.region_not_found(7)), rig.now)
-    assert [type(e) for e in rig.tick()] == [Rows, Resolved, TenureClosed, Tick]
+    assert [type(e) for e in rig.tick()] == [Rows, Resolved, SubscriptionClosed, Tick]
 
 
 def test_lock_only_events_say_nothing() -> None:
@@ -215,7 +215,7 @@ def test_a_resolved_ts_of_the_future_ends_the_stream() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 1 << 60))
     events = rig.tick()
-    assert [type(e) for e in events] == [TenureClosed, Tick]
+    assert [type(e) for e in events] == [SubscriptionClosed, Tick]
     assert rig.sent(CloseStream) == [CloseStream()]
     assert "future" in str(rig.feed.take_damage())
 
@@ -234,18 +234,18 @@ def test_raw_data() -> None:
 # -- the opening scan --------------------------------------------------------------------------------------------------
 
 
-def test_a_tenure_that_contradicts_itself_in_its_opening_scan_is_opened_again() -> None:
+def test_a_subscription_that_contradicts_itself_in_its_opening_scan_is_opened_again() -> None:
     rig = opened(ready=False)
     rig.say(wire.event(7, 1, wire.prewrite(b"ta", 200, b"new")), wire.event(7, 1, wire.prewrite(b"ta", 200, b"new")))
     rig.say(wire.event(7, 1, wire.prewrite(b"tb", 200), wire.prewrite(b"ta", 200, b"old"), wire.INITIALIZED))
     assert rig.keys(1) == [b"ta", b"ta"], "nothing of the event that contradicts"
     assert rig.effects[-1] == Deregister(request_id=1, region_id=7)
-    assert [type(e) for e in rig.tick()] == [TenureClosed, Tick], "never ready"
+    assert [type(e) for e in rig.tick()] == [SubscriptionClosed, Tick], "never ready"
     assert rig.later(0.4) == []
     (again,) = rig.later(5)
     assert (again.request_id, again.range) == (2, TABLES)
     rig.say(wire.event(7, 2, wire.prewrite(b"ta", 200, b"new"), wire.INITIALIZED))
-    assert TenureReady(tenure=2, ready_ts=rig.ts + 1000) in rig.tick()
+    assert SubscriptionReady(subscription=2, ready_ts=rig.ts + 1000) in rig.tick()
 
 
 def test_a_key_may_be_flushed_again_behind_the_opening_scan() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pusher.core.source import Resolved, TenureClosed
+from pusher.core.source import Resolved, SubscriptionClosed
 from pusher.tikv.core.effects import AskRegions, Moved
 from pusher.tikv.core.feed import StoreFeed
 from pusher.tikv.core.requests import Deregister, Register
@@ -39,8 +39,8 @@ def test_an_error_ends_the_registration_and_pd_is_asked_after_a_pause(error: byt
     assert len(rig.sent(Register)) == 1, "not before the pause, whoever asked PD"
     told, closed, _ = rig.tick()
     assert isinstance(told, Resolved)
-    assert told.resolved_ts.tolist() == [300], "the last word of a tenure is kept, what came later is not"
-    assert closed == TenureClosed(tenure=1)
+    assert told.resolved_ts.tolist() == [300], "the last word of a subscription is kept, what came later is not"
+    assert closed == SubscriptionClosed(subscription=1)
     assert rig.keys(1) == []
     assert rig.later(pause_s * 0.99) == []
     (again,) = rig.later(0.2 + pause_s / 2)
@@ -94,8 +94,8 @@ def test_a_split_is_followed_without_pd() -> None:
 
 def test_after_a_merge_both_parts_are_one_registration_from_the_lower_checkpoint() -> None:
     rig = Rig()
-    uppers = {b"t": 300, b"tm": 200}
-    rig.checkpoints = lambda part: min(u for start, u in uppers.items() if start in part)
+    durable_timestamps = {b"t": 300, b"tm": 200}
+    rig.checkpoints = lambda part: min(u for start, u in durable_timestamps.items() if start in part)
     rig.answer(region(7, b"t", b"tm"), region(8, b"tm", b"u"))
     merged = region(8, b"t", b"u", version=3)
     rig.say(wire.event(7, 1, error=wire.region_not_found(7)))
@@ -148,19 +148,19 @@ def test_a_store_that_refuses_ends_it_all(error: bytes) -> None:
 # -- deregistering -----------------------------------------------------------------------------------------------------
 
 
-def test_reopening_does_not_wait_for_the_answer_and_is_not_fooled_by_it() -> None:
+def test_resubscribing_does_not_wait_for_the_answer_and_is_not_fooled_by_it() -> None:
     rig = opened()
-    rig.feed.reopen([1, 55], rig.now)
+    rig.feed.resubscribe([1, 55], rig.now)
     (again,) = rig.open()
     assert rig.sent(Deregister) == [Deregister(request_id=1, region_id=7)]
     assert (again.request_id, again.region_id) == (2, 7)
     rig.say(wire.event(7, 1, wire.committed(b"ta", 300, 310)), wire.event(7, 1, error=wire.region_not_found(7)))
     rig.say(wire.event(7, 2, wire.committed(b"tb", 300, 310), wire.INITIALIZED), wire.resolved(2, [7], 400))
     events = rig.tick()
-    assert TenureClosed(tenure=1) in events
-    assert TenureClosed(tenure=2) not in events
+    assert SubscriptionClosed(subscription=1) in events
+    assert SubscriptionClosed(subscription=2) not in events
     assert (rig.keys(1), rig.keys(2), rig.resolved()) == ([], [b"tb"], {2: 400})
-    rig.feed.reopen([2], rig.now)
+    rig.feed.resubscribe([2], rig.now)
     assert [r.request_id for r in rig.open()] == [3], "an answered number is not used again either"
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from pusher.core.source import Resolved, Rows, TenureClosed, TenureOpened, TenureReady
+from pusher.core.source import Resolved, Rows, SubscriptionClosed, SubscriptionOpened, SubscriptionReady
 from pusher.tikv.core.effects import CloseStream
 from pusher.tikv.core.requests import Deregister, Register
 from tests.kit import change_data as wire
@@ -17,19 +17,19 @@ from tistream.keyrange import KeyRange, gaps
 HALF, REST = region(7, b"t", b"t5"), region(8, b"t5", b"u")
 
 
-def test_a_tenure_that_is_opened_again_behind_its_scan_is_never_ready() -> None:
+def test_a_subscription_that_is_opened_again_behind_its_scan_is_never_ready() -> None:
     """Its hold on history was lost: what the scan read may have been collected."""
     rig = Rig()
     rig.answer(region(7, b"t", b"u"))
     rig.say(wire.event(7, 1, wire.INITIALIZED), wire.resolved(1, [7], 900))
-    rig.feed.reopen([1], rig.now)
+    rig.feed.resubscribe([1], rig.now)
     rig.collect()
     rig.tick()
-    assert not rig.got(TenureReady)
+    assert not rig.got(SubscriptionReady)
     assert not rig.got(Resolved)
-    assert [e.tenure for e in rig.got(TenureClosed)] == [1]
+    assert [e.subscription for e in rig.got(SubscriptionClosed)] == [1]
     rig.open()
-    assert [e.tenure for e in rig.got(TenureOpened)] == [1, 2]
+    assert [e.subscription for e in rig.got(SubscriptionOpened)] == [1, 2]
 
 
 def test_pd_that_is_away_for_a_minute_costs_no_stream() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pusher.core.source import Rows, TenureClosed, TenureOpened, Tick
+from pusher.core.source import Rows, SubscriptionClosed, SubscriptionOpened, Tick
 from pusher.tikv.core.effects import AskRegions, CloseStream, OpenStream
 from pusher.tikv.core.requests import Register
 from tests.kit import change_data as wire
@@ -15,7 +15,7 @@ from tistream.model.change import RowKind
 # -- the stream --------------------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_stream_ends_every_tenure_on_it() -> None:
+def test_the_end_of_a_stream_ends_every_subscription_on_it() -> None:
     rig = Rig()
     regions = [region(n, b"t%03d" % n, b"t%03d" % (n + 1)) for n in range(1, 101)]
     rig.feed.advance(0)
@@ -29,7 +29,7 @@ def test_the_end_of_a_stream_ends_every_tenure_on_it() -> None:
     rig.say(wire.event(3, 1, wire.committed(b"t003", 400, 410)))
     assert len(rig.got(Rows)) == 0
     events = rig.tick()
-    assert len([e for e in events if isinstance(e, TenureClosed)]) == 100
+    assert len([e for e in events if isinstance(e, SubscriptionClosed)]) == 100
     assert len(rig.resolved()) == 100
     rig.answer(*regions)
     assert rig.later(0.3) == [], "a pause"
@@ -48,7 +48,7 @@ def test_a_silent_stream_is_given_up() -> None:
     assert rig.sent(CloseStream) == []
     rig.later(2)
     assert rig.sent(CloseStream) == [CloseStream()]
-    assert TenureClosed(tenure=1) in rig.tick()
+    assert SubscriptionClosed(subscription=1) in rig.tick()
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -60,7 +60,7 @@ def test_damaged_rows_end_the_stream_and_what_covers_them_is_not_told(ready: boo
     rig.feed.message(wire.resolved(1, [7], 400), rig.now)
     rig.tick()
     assert rig.resolved() == {}
-    assert rig.got(TenureClosed) == [TenureClosed(tenure=1)]
+    assert rig.got(SubscriptionClosed) == [SubscriptionClosed(subscription=1)]
     assert rig.sent(CloseStream) == [CloseStream()]
     damage = rig.feed.take_damage()
     assert isinstance(damage, CorruptObject)
@@ -73,7 +73,7 @@ def test_damaged_rows_end_the_stream_and_what_covers_them_is_not_told(ready: boo
 def test_a_message_that_is_none_ends_the_stream() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 400), b"\xff\xff", wire.resolved(1, [7], 500))
-    assert [type(e) for e in rig.tick()] == [TenureClosed, Tick]
+    assert [type(e) for e in rig.tick()] == [SubscriptionClosed, Tick]
     assert rig.feed.take_damage() is not None
     assert rig.feed.take_damage() is None
 
@@ -92,5 +92,5 @@ def test_dropped_and_resumed() -> None:
     rig.feed.resume()
     (again,) = rig.open()
     assert again.range == TABLES
-    assert rig.got(TenureOpened)[-1].tenure == 2
+    assert rig.got(SubscriptionOpened)[-1].subscription == 2
     assert rig.effects[-2] == OpenStream()

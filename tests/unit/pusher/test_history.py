@@ -44,11 +44,11 @@ class Pd:
 
 
 class Control:
-    def __init__(self, upper: int) -> None:
-        self.upper = upper
+    def __init__(self, durable_ts: int) -> None:
+        self.durable_ts = durable_ts
 
     def frontier(self) -> list[FrontierEntry]:
-        return [FrontierEntry(range=KeyRange(), upper=self.upper, reopen_id=0)]
+        return [FrontierEntry(range=KeyRange(), durable_ts=self.durable_ts, resubscribe_id=0)]
 
 
 @pytest.fixture
@@ -121,12 +121,12 @@ def test_no_frontier_is_seen_that_is_not_held(pd: Pd, hold: Hold, clock: ManualC
     assert frontier.read() == ()
     assert frontier.lowest == T0 - HOUR
     hold.renew(T0 - HOUR)
-    assert [e.upper for e in frontier.read()] == [T0 - HOUR]
+    assert [e.durable_ts for e in frontier.read()] == [T0 - HOUR]
     hold.renew(T0)  # too high: somebody still saw the old frontier
     assert frontier.read() == ()
-    control.upper = T0
+    control.durable_ts = T0
     clock.advance(1.0)
-    assert [e.upper for e in frontier.read()] == [T0]
+    assert [e.durable_ts for e in frontier.read()] == [T0]
 
 
 def test_a_machine_that_was_suspended_does_not_trust_its_own_clock(pd: Pd, hold: Hold) -> None:

@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.log, self.bucket, self.clock = LogBackupFiles(MemoryStore()), MemoryStore(), ManualClock()
-        self.control = MemoryControl(TENANT, [FrontierEntry(range=KeyRange(), upper=S, reopen_id=0)])
+        self.control = MemoryControl(TENANT, [FrontierEntry(range=KeyRange(), durable_ts=S, resubscribe_id=0)])
         self.stop = threading.Event()
         self.said: list[LogPushProgress] = []
         self.steps = 0
@@ -189,7 +189,7 @@ def test_tables_that_nobody_has_defined_are_named() -> None:
     bench.log.flush([Piece(cf="write", entries=made)], flush_ts=at(7))
     bench.log.checkpoint(at(5))
     assert bench.push(empty_snapshot(S)).undefined.startswith("2 tables (7, 14) have rows")
-    bench.control.entries = [FrontierEntry(range=KeyRange(), upper=at(3), reopen_id=0)]
+    bench.control.entries = [FrontierEntry(range=KeyRange(), durable_ts=at(3), resubscribe_id=0)]
     bench.control.max_cut_ts[STORE_ID] = at(5)
     bench.steps = 0
     assert bench.push(empty_snapshot(S)).undefined == ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pusher.core.batcher import Batcher
-from pusher.core.source import TenureClosed
+from pusher.core.source import SubscriptionClosed
 from pusher.logbackup.core.metadata import META_PREFIX
 from pusher.logbackup.source import RANGES
 from tests.kit.log_backup_files import Entry, Piece, delete, put
@@ -158,7 +158,7 @@ def test_an_object_that_is_half_written_is_read_again_and_then_an_error(part: st
     log.clock.advance(60)
     log.flush([writes(put(record(2), at(21), at(22), b"y"))], flush_ts=at(31))
     log.checkpoint(at(26))
-    reader.source.reopen([reader.opened[0].tenure])
+    reader.source.resubscribe([reader.opened[0].subscription])
     store.halved = {bad} if part == "entries" else {next(iter(reversed(list(store.list(META_PREFIX))))).key}
     reader.poll(3)  # damage of an hour ago does not count
     assert reader.source.problem
@@ -331,7 +331,7 @@ def test_any_order_lateness_and_copies_give_the_same_changes(seed: int) -> None:
             reader = _restarted(log, reader, rand, options)
         if rand.random() < 0.3 and reader.opened:  # in the middle of a window, too
             reader.frontier = rand.randint(S, reader.resolved or S)
-            reader.source.reopen([reader.opened[-1].tenure])
+            reader.source.resubscribe([reader.opened[-1].subscription])
     reader.until_caught_up()
     log.clock.advance(60)  # that look may have been older than the last checkpoint
     reader.poll()
@@ -343,8 +343,8 @@ def test_any_order_lateness_and_copies_give_the_same_changes(seed: int) -> None:
 
 
 def _restarted(log: Log, reader: Reader, rand: random.Random, options: dict[str, int]) -> Reader:
-    upper = max(reader.resolved, reader.frontier or S)
-    new = log.reader(frontier=rand.randint(reader.frontier or S, upper), **options)
+    durable_ts = max(reader.resolved, reader.frontier or S)
+    new = log.reader(frontier=rand.randint(reader.frontier or S, durable_ts), **options)
     new.rows = [row for row in reader.rows if row[2] <= new.frontier]  # type: ignore[operator]
     return new
 
@@ -365,7 +365,7 @@ def test_a_checkpoint_that_went_back_is_waited_for() -> None:
     assert reader.resolved == at(30)
 
 
-def test_reopened_tenures_begin_at_the_new_frontier() -> None:
+def test_resubscribed_subscriptions_begin_at_the_new_frontier() -> None:
     log = Log()
     log.checkpoint(at(20))
     log.flush([writes(put(record(1), at(1), at(2), b"a"), put(record(1), at(3), at(4), b"b"))], flush_ts=at(30))
@@ -373,10 +373,10 @@ def test_reopened_tenures_begin_at_the_new_frontier() -> None:
     reader.until_caught_up()
     reader.frontier = at(2)
     reader.rows.clear()
-    reader.source.reopen([reader.opened[1].tenure])
+    reader.source.resubscribe([reader.opened[1].subscription])
     assert not reader.source.caught_up
     events = reader.poll(2)
-    assert isinstance(events[0], TenureClosed)
+    assert isinstance(events[0], SubscriptionClosed)
     assert [o.range for o in reader.opened] == [*RANGES, RANGES[1]]
     assert reader.rows == [(record(1), at(3), at(4), b"b")]
     assert reader.resolved == at(20)

@@ -11,7 +11,15 @@ import orjson
 import pytest
 
 from pusher.core.excluded_ranges import LeftOutSource
-from pusher.core.source import CheckpointOf, Resolved, SourceEvent, TenureClosed, TenureOpened, TenureReady, Tick
+from pusher.core.source import (
+    CheckpointOf,
+    Resolved,
+    SourceEvent,
+    SubscriptionClosed,
+    SubscriptionOpened,
+    SubscriptionReady,
+    Tick,
+)
 from pusher.core.table_filter import Choice, check_choice, choose, queued_ids, read_choice
 from schemas.snapshot import parse_pushed
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, index_key, record_key, table_prefix
@@ -116,7 +124,7 @@ class Store:
     store_id = 7
 
     def __init__(self) -> None:
-        self.reopened: list[int] = []
+        self.resubscribed: list[int] = []
         self.now = 100
         self.away = False
 
@@ -126,8 +134,8 @@ class Store:
         self.now += 10
         return [Tick(cut_ts=self.now)]
 
-    def reopen(self, tenures: Sequence[int]) -> None:  # type: ignore[override]
-        self.reopened += tenures
+    def resubscribe(self, subscriptions: Sequence[int]) -> None:  # type: ignore[override]
+        self.resubscribed += subscriptions
 
     def drop(self) -> None: ...
     def resume(self) -> None: ...
@@ -137,23 +145,23 @@ class Store:
 LEFT_OUT = (KeyRange(b"t1", b"t2"), KeyRange(b"t5", b"t6"))
 
 
-def opened_in(events: Sequence[SourceEvent]) -> list[TenureOpened]:
-    return [e for e in events if isinstance(e, TenureOpened)]
+def opened_in(events: Sequence[SourceEvent]) -> list[SubscriptionOpened]:
+    return [e for e in events if isinstance(e, SubscriptionOpened)]
 
 
 def resolved_in(events: Sequence[SourceEvent]) -> list[int]:
-    """The tenures that are resolved up to the tick behind them."""
+    """The subscriptions that are resolved up to the tick behind them."""
     found: list[int] = []
     for event, later in pairwise(events):
         if isinstance(event, Resolved):
             assert isinstance(later, Tick)
             assert (event.resolved_ts == np.uint64(later.cut_ts)).all()
-            found += event.tenures.tolist()
+            found += event.subscriptions.tolist()
     return found
 
 
 def ready_in(events: Sequence[SourceEvent]) -> list[int]:
-    return [e.tenure for e in events if isinstance(e, TenureReady)]
+    return [e.subscription for e in events if isinstance(e, SubscriptionReady)]
 
 
 def test_what_is_left_out_is_spoken_for_at_each_tick() -> None:
@@ -164,31 +172,31 @@ def test_what_is_left_out_is_spoken_for_at_each_tick() -> None:
     events = source.poll(0, lambda _: 60)
     (second,) = opened_in(events)
     assert second.range == LEFT_OUT[1]
-    assert ready_in(events) == resolved_in(events) == [first.tenure]
+    assert ready_in(events) == resolved_in(events) == [first.subscription]
     events = source.poll(0, lambda _: 60)
-    assert ready_in(events) == [second.tenure]
-    assert resolved_in(events) == [first.tenure, second.tenure]
+    assert ready_in(events) == [second.subscription]
+    assert resolved_in(events) == [first.subscription, second.subscription]
     assert not opened_in(events)
     assert first.region_id != second.region_id
 
 
-def test_new_tenures_are_numbered_upwards_with_the_stores_own() -> None:
+def test_new_subscriptions_are_numbered_upwards_with_the_stores_own() -> None:
     inner, numbers = Store(), count(1)
     source = LeftOutSource(inner, LEFT_OUT, numbers)
     first, second = opened_in(source.poll(0, lambda _: 60))
     inner_one = next(numbers)
-    source.reopen([inner_one, first.tenure])
-    assert inner.reopened == [inner_one]
+    source.resubscribe([inner_one, first.subscription])
+    assert inner.resubscribed == [inner_one]
     inner.away = True
     with pytest.raises(StoreUnavailable):
         source.poll(0, lambda _: 65)
     inner.away = False
     events = source.poll(0, lambda _: 65)
-    assert events[0] == TenureClosed(tenure=first.tenure)
-    assert ready_in(events) == [second.tenure]
+    assert events[0] == SubscriptionClosed(subscription=first.subscription)
+    assert ready_in(events) == [second.subscription]
     (again,) = opened_in(events)
     assert (again.range, again.checkpoint_ts) == (LEFT_OUT[0], 65)
-    assert again.tenure > inner_one > second.tenure
+    assert again.subscription > inner_one > second.subscription
     source.drop()
     source.resume()
     events = source.poll(0, lambda _: 70)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pusher.frontier import FrontierEntry, FrontierReader, checkpoint_for, wants_reopen
+from pusher.frontier import FrontierEntry, FrontierReader, checkpoint_for, wants_resubscribe
 from tests.kit.manual_clock import ManualClock
 from tests.kit.memory_control import MemoryControl
 from tistream.errors import NotFound
@@ -10,8 +10,8 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
 
-def entry(start: bytes, end: bytes, upper: int, reopen_id: int = 0) -> FrontierEntry:
-    return FrontierEntry(range=KeyRange(start, end), upper=upper, reopen_id=reopen_id)
+def entry(start: bytes, end: bytes, durable_ts: int, resubscribe_id: int = 0) -> FrontierEntry:
+    return FrontierEntry(range=KeyRange(start, end), durable_ts=durable_ts, resubscribe_id=resubscribe_id)
 
 
 FRONTIER = (entry(b"b", b"f", 30), entry(b"f", b"m", 20), entry(b"p", b"r", 50))
@@ -30,7 +30,7 @@ FRONTIER = (entry(b"b", b"f", 30), entry(b"f", b"m", 20), entry(b"p", b"r", 50))
         (b"r", b"", 50),
     ],
 )
-def test_checkpoint_is_the_lowest_upper_that_the_region_touches(start: bytes, end: bytes, expected: int) -> None:
+def test_checkpoint_is_the_lowest_durable_ts_that_the_region_touches(start: bytes, end: bytes, expected: int) -> None:
     assert checkpoint_for(FRONTIER, KeyRange(start, end)) == expected
 
 
@@ -45,7 +45,7 @@ AB = (entry(b"a", b"m", 5, 5), entry(b"m", b"z", 5, 1))
     ("now", "region", "expected"),
     [
         (AB, KeyRange(), False),
-        ((entry(b"a", b"m", 9, 5), entry(b"m", b"z", 9, 1)), KeyRange(), False),  # only the uppers moved
+        ((entry(b"a", b"m", 9, 5), entry(b"m", b"z", 9, 1)), KeyRange(), False),  # only the durable watermarks moved
         ((entry(b"a", b"m", 5, 5), entry(b"m", b"z", 5, 2)), KeyRange(), True),  # the lower id was raised
         ((entry(b"a", b"m", 5, 5), entry(b"m", b"z", 5, 2)), KeyRange(b"b", b"c"), False),  # elsewhere
         ((entry(b"a", b"f", 5, 5), entry(b"f", b"m", 5, 5), AB[1]), KeyRange(), False),  # a task was split
@@ -56,10 +56,10 @@ AB = (entry(b"a", b"m", 5, 5), entry(b"m", b"z", 5, 1))
         (AB[:1], KeyRange(), False),  # a task went away
     ],
 )
-def test_a_tenure_is_opened_again_where_the_reopen_id_rose(
+def test_a_subscription_is_opened_again_where_the_resubscribe_id_rose(
     now: tuple[FrontierEntry, ...], region: KeyRange, expected: bool
 ) -> None:
-    assert wants_reopen(AB, now, region) is expected
+    assert wants_resubscribe(AB, now, region) is expected
 
 
 def test_reader_asks_again_only_when_the_answer_has_aged() -> None:

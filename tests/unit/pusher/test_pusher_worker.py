@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pusher.core.source import CheckpointOf, SourceEvent, TenureOpened, Tick
+from pusher.core.source import CheckpointOf, SourceEvent, SubscriptionOpened, Tick
 from pusher.frontier import FrontierEntry, FrontierReader
 from pusher.upload_spill import UploadSpill
 from pusher.worker import PusherWorker
@@ -83,7 +83,7 @@ class Rig:
         regions = [Region(region_id=n, version=1, store_id=1, range=KeyRange(*r)) for n, r in enumerate(ranges, 1)]
         self.cluster = Cluster(regions, floor_ts=S)
         self.store, self.clock = UnsteadyStore(), ManualClock()
-        self.control = MemoryControl(TENANT, [FrontierEntry(range=KeyRange(), upper=S, reopen_id=0)])
+        self.control = MemoryControl(TENANT, [FrontierEntry(range=KeyRange(), durable_ts=S, resubscribe_id=0)])
         self.source = ModelSource(self.cluster, 1)
         self.worker = PusherWorker(
             source=self.source,
@@ -195,7 +195,7 @@ def test_a_full_queue_drops_the_stream_and_comes_back_as_a_new_incarnation() -> 
     try:
         rig.tick()
         rig.durable()
-        rig.control.entries = [FrontierEntry(range=KeyRange(), upper=rig.oracle().upper, reopen_id=0)]
+        rig.control.entries = [FrontierEntry(range=KeyRange(), durable_ts=rig.oracle().durable_ts, resubscribe_id=0)]
         rig.store.gate.clear()
         for _ in range(12):
             rig.tick()
@@ -336,18 +336,18 @@ def test_time_never_falls_behind_what_was_pushed() -> None:
     rig.worker.close()
 
 
-def test_a_raised_reopen_id_ends_the_tenures_of_its_range_only(rig: Rig) -> None:
+def test_a_raised_resubscribe_id_ends_the_subscriptions_of_its_range_only(rig: Rig) -> None:
     rig.control.entries = [
-        FrontierEntry(range=KeyRange(b"", b"m"), upper=S, reopen_id=0),
-        FrontierEntry(range=KeyRange(b"m", b""), upper=S, reopen_id=0),
+        FrontierEntry(range=KeyRange(b"", b"m"), durable_ts=S, resubscribe_id=0),
+        FrontierEntry(range=KeyRange(b"m", b""), durable_ts=S, resubscribe_id=0),
     ]
     rig.tick()
     rig.tick()
-    rig.control.entries[1] = FrontierEntry(range=KeyRange(b"m", b""), upper=S + 4, reopen_id=1)
+    rig.control.entries[1] = FrontierEntry(range=KeyRange(b"m", b""), durable_ts=S + 4, resubscribe_id=1)
     rig.tick()
-    assert rig.worker.reopening
+    assert rig.worker.resubscribing
     rig.tick()
-    assert not rig.worker.reopening
+    assert not rig.worker.resubscribing
     rig.durable()
     (files,) = batch_files(rig.store).values()
     checkpoints = [
@@ -355,11 +355,11 @@ def test_a_raised_reopen_id_ends_the_tenures_of_its_range_only(rig: Rig) -> None
         for f in files
     ]
     assert checkpoints[:3] == [[(1, S), (2, S)]] * 3
-    assert checkpoints[3] == [(1, S), (2, S), (2, S + 4)]  # the closing row, and the new tenure's
+    assert checkpoints[3] == [(1, S), (2, S), (2, S + 4)]  # the closing row, and the new subscription's
     rig.check()
 
 
-def test_no_tenure_without_a_frontier_and_the_last_one_serves_in_an_outage(rig: Rig) -> None:
+def test_no_subscription_without_a_frontier_and_the_last_one_serves_in_an_outage(rig: Rig) -> None:
     published, rig.control.entries = rig.control.entries, []
     rig.tick()
     rig.control.entries = published
@@ -382,7 +382,7 @@ class ScriptedSource:
     def __init__(self, clock: ManualClock, between: Callable[[], None]) -> None:
         self.clock, self.between = clock, between
         self.ticks = 0
-        self.reopened: list[list[int]] = []
+        self.resubscribed: list[list[int]] = []
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> list[SourceEvent]:
         self.ticks += 1
@@ -392,27 +392,29 @@ class ScriptedSource:
             checkpoint_ts = checkpoint_of(part)
             assert checkpoint_ts is not None
             self.between()
-            opened = TenureOpened(tenure=1, region_id=7, version=1, range=part, checkpoint_ts=checkpoint_ts, open_ts=S)
+            opened = SubscriptionOpened(
+                subscription=1, region_id=7, version=1, range=part, checkpoint_ts=checkpoint_ts, open_ts=S
+            )
             events.append(opened)
         return events
 
-    def reopen(self, tenures: Collection[int]) -> None:
-        self.reopened.append(list(tenures))
+    def resubscribe(self, subscriptions: Collection[int]) -> None:
+        self.resubscribed.append(list(subscriptions))
 
     def drop(self) -> None: ...
     def resume(self) -> None: ...
     def close(self) -> None: ...
 
 
-def test_a_wish_for_new_tenures_that_is_first_seen_behind_a_tick_is_fulfilled() -> None:
+def test_a_wish_for_new_subscriptions_that_is_first_seen_behind_a_tick_is_fulfilled() -> None:
     """The frontier that a region was given, and the newer one that the tick of the same poll is compared with."""
     clock = ManualClock()
     part = KeyRange(b"t1", b"t2")
-    control = MemoryControl(TENANT, [FrontierEntry(range=part, upper=S, reopen_id=0)])
+    control = MemoryControl(TENANT, [FrontierEntry(range=part, durable_ts=S, resubscribe_id=0)])
 
     def between() -> None:
         clock.advance(1.0)  # what was read of the frontier is old by now
-        control.entries = [FrontierEntry(range=part, upper=S, reopen_id=1)]
+        control.entries = [FrontierEntry(range=part, durable_ts=S, resubscribe_id=1)]
 
     source = ScriptedSource(clock, between)
     worker = PusherWorker(
@@ -428,4 +430,4 @@ def test_a_wish_for_new_tenures_that_is_first_seen_behind_a_tick_is_fulfilled() 
         worker.step()
         clock.advance(1.0)
     worker.close()
-    assert source.reopened[:1] == [[1]]
+    assert source.resubscribed[:1] == [[1]]

@@ -16,7 +16,7 @@ def test_pauses_double_up_to_a_bound_and_start_small_again() -> None:
     assert backoff.next_s() == 1
 
 
-def test_spread_pauses_stay_in_their_upper_half() -> None:
+def test_spread_pauses_stay_in_their_durable_ts_half() -> None:
     backoff = Backoff(first_s=8, max_s=8, rand=random.Random(1))
     pauses = [backoff.next_s() for _ in range(100)]
     assert all(4 <= pause <= 8 for pause in pauses)

@@ -120,7 +120,7 @@ class Log:
     def flush(self, rows: list[tuple[int, int, bytes]], upto_ts: int, *, meta_upto_ts: int | None = None) -> None:
         meta, jobs, _ = list_tasks(self.catalog, TENANT)
         meta_upto = upto_ts if meta_upto_ts is None else meta_upto_ts
-        of_meta = [row for row in self.meta if meta.upper < row[1] <= meta_upto]
+        of_meta = [row for row in self.meta if meta.durable_ts < row[1] <= meta_upto]
         self.files += 1
         key = CommittedKey(tenant=TENANT, sorter="sorter-1", incarnation=1, seq=self.files)
         parts = [(meta.task_id, committed(0, of_meta)), (jobs.task_id, committed_jobs(rows))]
@@ -132,11 +132,11 @@ class Log:
             TaskAdvance(
                 task_id=task.task_id,
                 epoch=0,
-                seen_upper=task.upper,
-                new_upper=upper,
+                seen_durable_ts=task.durable_ts,
+                new_durable_ts=durable_ts,
                 segments=tuple(new_segment(s, str(key)) for s in segments[task.task_id]),
             )
-            for task, upper in ((meta, meta_upto), (jobs, upto_ts))
+            for task, durable_ts in ((meta, meta_upto), (jobs, upto_ts))
         ]
         done = commit_flush(
             self.catalog,

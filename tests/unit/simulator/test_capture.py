@@ -20,13 +20,13 @@ RECORDING = Path(str(files("simulator") / "recording"))
 
 
 class Subscriber:
-    """Registers every region at the start's checkpoint, again whenever its tenure ended, and keeps all rows."""
+    """Registers every region at the start's checkpoint, again whenever its subscription ended, and keeps all rows."""
 
     def __init__(self, player: CapturePlayer) -> None:
         self.player = player
         self.checkpoint_ts = player.cluster.floor_ts
         self.open: dict[int, Subscription] = {}
-        self.largest: dict[int, int] = {}  # region -> largest resolved ts of its tenure
+        self.largest: dict[int, int] = {}  # region -> largest resolved ts of its subscription
         self.rows: list[RowColumns] = []
 
     def follow(self) -> None:

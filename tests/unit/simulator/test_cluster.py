@@ -116,7 +116,7 @@ def test_a_later_flush_of_the_same_transaction_replaces_the_lock() -> None:
     assert [v.value for v in cluster.versions(b"a")] == [b"two"]
 
 
-def test_a_leader_move_ends_the_tenure_and_the_next_one_sends_again() -> None:
+def test_a_leader_move_ends_the_subscription_and_the_next_one_sends_again() -> None:
     cluster = make_cluster()
     old = cluster.register(1, 1, S)
     cluster.prewrite(b"a", put(110, b"x"))
@@ -251,11 +251,11 @@ def act(cluster: Cluster, truth: Truth, rand: random.Random, ids: list[int]) -> 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_tenure_gets_every_commit_above_its_checkpoint_and_every_open_lock(seed: int) -> None:
+def test_each_subscription_gets_every_commit_above_its_checkpoint_and_every_open_lock(seed: int) -> None:
     rand, truth, ids = random.Random(seed), Truth(), [100]
     cluster = make_cluster(b"c", b"f", stores=(1, 2, 3))
     opened: list[Subscription] = []
-    last_step: list[int] = []  # of each tenure: the last step it saw
+    last_step: list[int] = []  # of each subscription: the last step it saw
     for _ in range(600):
         open_regions = {s.region.region_id for s in opened if not s.ended}
         for region in cluster.regions():

@@ -23,12 +23,12 @@ def row(task_id: int, owner: str, epoch: int = 1) -> TaskRow:
         kind=TaskKind.DATA,
         range=KeyRange(b"a", b"b"),
         start_ts=1,
-        upper=1,
+        durable_ts=1,
         epoch=epoch,
         owner=owner,
         snapshot_key=None,
         snapshot_n=0,
-        reopen_id=0,
+        resubscribe_id=0,
         error=None,
     )
 

@@ -21,7 +21,7 @@ OLD, NEW = b"old", b"new"
 
 @dataclass
 class Leader:
-    """One store's tenure of the region, a file at a time."""
+    """One store's subscription of the region, a file at a time."""
 
     store_id: int
     open_ts: int
@@ -56,23 +56,23 @@ def two_prewrites(first: Leader, second: Leader, committed: bytes | None) -> Wat
     return oracle
 
 
-def test_the_prewrite_of_a_tenure_that_opened_when_the_other_was_ready_is_the_newer() -> None:
+def test_the_prewrite_of_a_subscription_that_opened_when_the_other_was_ready_is_the_newer() -> None:
     oracle = two_prewrites(Leader(1, 60, 65), Leader(2, 70, 75), None)
     assert oracle.served == {(KEY, COMMIT_TS): Change(START_TS, Op.PUT, NEW, None)}
     oracle = two_prewrites(Leader(1, 70, 75), Leader(2, 60, 65), None)
     assert oracle.served == {(KEY, COMMIT_TS): Change(START_TS, Op.PUT, OLD, None)}
 
 
-def test_where_tenures_overlap_the_commits_value_tells() -> None:
+def test_where_subscriptions_overlap_the_commits_value_tells() -> None:
     oracle = two_prewrites(Leader(1, 60, 75), Leader(2, 70, 80), OLD)
     assert oracle.served == {(KEY, COMMIT_TS): Change(START_TS, Op.PUT, OLD, None)}
-    assert (oracle.undecided, oracle.upper) == (frozenset(), 150)
+    assert (oracle.undecided, oracle.durable_ts) == (frozenset(), 150)
 
 
-def test_an_undecided_commit_holds_the_log_until_a_new_tenure_sends_it_whole() -> None:
+def test_an_undecided_commit_holds_the_log_until_a_new_subscription_sends_it_whole() -> None:
     oracle = two_prewrites(Leader(1, 60, 75), Leader(2, 70, 80), None)
     assert oracle.undecided == {(KEY, COMMIT_TS)}
-    assert (oracle.served, oracle.upper, oracle.watermark) == ({}, COMMIT_TS - 1, 150)
+    assert (oracle.served, oracle.durable_ts, oracle.watermark) == ({}, COMMIT_TS - 1, 150)
     oracle.feed(Leader(3, 160, 165).file(row(RowKind.COMMITTED, NEW, COMMIT_TS), resolved_ts=170))
     assert oracle.served == {(KEY, COMMIT_TS): Change(START_TS, Op.PUT, NEW, None)}
-    assert (oracle.undecided, oracle.upper) == (frozenset(), 170)
+    assert (oracle.undecided, oracle.durable_ts) == (frozenset(), 170)

@@ -76,12 +76,12 @@ class Pusher:
 def fed(oracle: OracleSorter, store_id: int, incarnation: int, file: BatchFile) -> list[Served]:
     """What the oracle serves because of a file."""
     regions = file.regions.to_pylist()
-    tenure_of = [i for i, r in enumerate(regions) for _ in range(r["row_count"])]
-    assert len(tenure_of) == file.rows.num_rows
+    subscription_of = [i for i, r in enumerate(regions) for _ in range(r["row_count"])]
+    assert len(subscription_of) == file.rows.num_rows
     names = ("kind", "key", "start_ts", "commit_ts", "op", "value", "old_value", "generation")
     rows = [
-        Row(tenure=tenure, **{name: row[name] for name in names})
-        for tenure, row in zip(tenure_of, file.rows.to_pylist(), strict=True)
+        Row(subscription=subscription, **{name: row[name] for name in names})
+        for subscription, row in zip(subscription_of, file.rows.to_pylist(), strict=True)
     ]
     marks = [
         Mark(
@@ -137,9 +137,9 @@ class Pipe:
         pusher = self.rand.choice(waiting)
         incarnation, file = pusher.files.popleft()
         self.kinds.update(RowKind(k).name for k in file.rows.column("kind").to_pylist())
-        before = self.oracle.upper
+        before = self.oracle.durable_ts
         served = fed(self.oracle, pusher.store_id, incarnation, file)
-        assert served == truth(self.workload.committed, before, self.oracle.upper)
+        assert served == truth(self.workload.committed, before, self.oracle.durable_ts)
         self.served += served
         return True
 
@@ -149,7 +149,7 @@ class Pipe:
         if choice < 0.6:
             self.workload.step()
         elif choice < 0.75:
-            self.rand.choice(self.pushers).poll(self.oracle.upper)
+            self.rand.choice(self.pushers).poll(self.oracle.durable_ts)
         elif choice < 0.8:
             self.tick()
         elif choice < 0.997:
@@ -158,21 +158,21 @@ class Pipe:
             self.rand.choice(self.pushers).restart()
 
     def finish(self) -> None:
-        """Everything is decided, pushed and delivered, with new tenures where the sorter would ask for them."""
+        """Everything is decided, pushed and delivered, with new subscriptions where the sorter would ask for them."""
         self.workload.drain()
         target = self.tick()
         for _ in range(500):
-            if self.oracle.upper >= target:
+            if self.oracle.durable_ts >= target:
                 return
             for pusher in self.pushers:
-                pusher.poll(self.oracle.upper)
+                pusher.poll(self.oracle.durable_ts)
             self.tick()
             while self.deliver():
                 pass
             if not self.oracle.undecided <= self.asked:
                 self.asked |= self.oracle.undecided
                 for pusher in self.pushers:
-                    pusher.source.reopen(list(pusher.batcher.tenures))
+                    pusher.source.resubscribe(list(pusher.batcher.subscriptions))
         pytest.fail("the watermark does not move")
 
 
@@ -183,7 +183,7 @@ def test_a_subscriber_of_every_store_gets_exactly_the_truth(profile: Profile, se
     for _ in range(900):
         pipe.act()
     pipe.finish()
-    assert pipe.served == truth(pipe.workload.committed, S, pipe.oracle.upper)
+    assert pipe.served == truth(pipe.workload.committed, S, pipe.oracle.durable_ts)
     assert len(pipe.served) == len(pipe.workload.committed) > 20
     assert set(pipe.kinds) == {"PREWRITE", "COMMIT", "ROLLBACK", "COMMITTED"}
 

@@ -34,12 +34,12 @@ def frame(batch: FeedBatch, range_: KeyRange = KeyRange(), first_row_no: int = 0
     return frame_of(run, run.living(), OPEN)
 
 
-def test_each_row_knows_its_tenure_its_file_and_its_number() -> None:
+def test_each_row_knows_its_subscription_its_file_and_its_number() -> None:
     batch = feed_batch(
         file(
-            Row(kind=P, key=b"a", start_ts=1, value=b"v", tenure=0),
-            Row(kind=P, key=b"b", start_ts=2, value=b"v", tenure=2),
-            Row(kind=P, key=b"c", start_ts=3, value=b"v", tenure=2),
+            Row(kind=P, key=b"a", start_ts=1, value=b"v", subscription=0),
+            Row(kind=P, key=b"b", start_ts=2, value=b"v", subscription=2),
+            Row(kind=P, key=b"c", start_ts=3, value=b"v", subscription=2),
         )
     )
     found = frame(batch, first_row_no=40)
@@ -86,7 +86,7 @@ def test_rows_outside_the_range_are_left_out(
 
 
 @pytest.mark.parametrize("counts", [[1, 0, 0], [1, 1, 1], [2, 2, 0], [0, 0, 0]])
-def test_a_batch_whose_tenures_do_not_name_each_row_once_is_refused(counts: list[int]) -> None:
+def test_a_batch_whose_subscriptions_do_not_name_each_row_once_is_refused(counts: list[int]) -> None:
     batch = feed_batch(file(Row(kind=P, key=b"a", start_ts=1, value=b""), Row(kind=P, key=b"b", start_ts=1, value=b"")))
     at = batch.regions.schema.get_field_index("row_count")
     regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array(counts, pa.uint64()))
@@ -94,7 +94,7 @@ def test_a_batch_whose_tenures_do_not_name_each_row_once_is_refused(counts: list
         Arrivals(replace(batch, regions=regions), KeyRange(), 0)
 
 
-def test_tenures_whose_slices_lie_apart_are_refused() -> None:
+def test_subscriptions_whose_slices_lie_apart_are_refused() -> None:
     batch = feed_batch(file(Row(kind=P, key=b"a", start_ts=1, value=b"")))
     at = batch.regions.schema.get_field_index("row_offset")
     regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array([1, 1, 1], pa.uint64()))

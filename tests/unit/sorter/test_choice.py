@@ -10,7 +10,7 @@ PUT, DELETE, NONE = 1, 2, 0
 def prewrite(
     value: bytes | None,
     *,
-    tenure: int = 1,
+    subscription: int = 1,
     open_ts: int = 10,
     ready_ts: int = 20,
     row_no: int = 0,
@@ -24,17 +24,17 @@ def prewrite(
         expire_ts=0,
         flags=0,
         generation=generation,
-        tenure=(tenure,),
+        subscription=(subscription,),
         open_ts=open_ts,
         ready_ts=ready_ts,
         row_no=row_no,
     )
 
 
-EARLY = {"tenure": 1, "open_ts": 10, "ready_ts": 20}
-MIDDLE = {"tenure": 2, "open_ts": 15, "ready_ts": 25}  # overlaps both
-LATE = {"tenure": 3, "open_ts": 21, "ready_ts": 30}
-NEVER_READY = {"tenure": 4, "open_ts": 5, "ready_ts": 0}
+EARLY = {"subscription": 1, "open_ts": 10, "ready_ts": 20}
+MIDDLE = {"subscription": 2, "open_ts": 15, "ready_ts": 25}  # overlaps both
+LATE = {"subscription": 3, "open_ts": 21, "ready_ts": 30}
+NEVER_READY = {"subscription": 4, "open_ts": 5, "ready_ts": 0}
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,12 @@ NEVER_READY = {"tenure": 4, "open_ts": 5, "ready_ts": 0}
         ([prewrite(b"a", **EARLY), prewrite(b"b", **MIDDLE), prewrite(b"a", **LATE)], None, None),
         ([prewrite(b"a", **EARLY), prewrite(b"a", **MIDDLE), prewrite(b"b", **LATE)], None, None),
         ([prewrite(b"a", **NEVER_READY), prewrite(b"b", **LATE)], None, None),
-        ([prewrite(b"a", **EARLY), prewrite(b"b", tenure=5, open_ts=21, ready_ts=0)], None, b"b"),
+        ([prewrite(b"a", **EARLY), prewrite(b"b", subscription=5, open_ts=21, ready_ts=0)], None, b"b"),
         (
-            [prewrite(b"a", tenure=1, open_ts=10, ready_ts=20), prewrite(b"b", tenure=2, open_ts=20, ready_ts=22)],
+            [
+                prewrite(b"a", subscription=1, open_ts=10, ready_ts=20),
+                prewrite(b"b", subscription=2, open_ts=20, ready_ts=22),
+            ],
             None,
             None,
         ),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sorter.core.task_core import NeedReopen, TaskCore
+from sorter.core.task_core import NeedResubscribe, TaskCore
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
 from tests.kit.sorter_states import tables_of
@@ -24,7 +24,7 @@ class Driver:
         self.core = core or TaskCore(1, KeyRange(), 10, 10)
         self.seq = 0
 
-    def file(self, *rows: Row, upto: int, cut: int | None = None, mark: Mark = MARK) -> list[NeedReopen]:
+    def file(self, *rows: Row, upto: int, cut: int | None = None, mark: Mark = MARK) -> list[NeedResubscribe]:
         self.seq += 1
         marks = (replace(mark, resolved_ts=upto),)
         cut_ts = upto if cut is None else cut
@@ -54,7 +54,7 @@ def whole(key: bytes, start_ts: int, commit_ts: int, value: bytes = b"v") -> Row
     return Row(kind=D, key=key, start_ts=start_ts, commit_ts=commit_ts, value=value)
 
 
-def test_nothing_is_pending_until_the_watermark_has_passed_upper() -> None:
+def test_nothing_is_pending_until_the_watermark_has_passed_durable_ts() -> None:
     d = Driver()
     assert d.core.pending() is None
     d.file(prewrite(b"a", 11), upto=10)
@@ -64,7 +64,7 @@ def test_nothing_is_pending_until_the_watermark_has_passed_upper() -> None:
     assert d.core.pending() == 20
     assert d.write() == [(b"a", 12, b"v")]
     assert d.core.pending() is None
-    assert d.core.upper == 20
+    assert d.core.durable_ts == 20
 
 
 def test_a_failed_flush_is_taken_again_together_with_what_came_since() -> None:
@@ -159,7 +159,7 @@ def test_prewrites_of_what_was_written_already_are_not_kept() -> None:
     assert (stats.open_prewrites, stats.duplicates, stats.dropped_by_store) == (0, 1, {1: 1})
 
 
-def test_a_prewrite_known_to_a_tenure_that_was_not_ready_learns_when_it_is() -> None:
+def test_a_prewrite_known_to_a_subscription_that_was_not_ready_learns_when_it_is() -> None:
     d = Driver()
     old = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=11, ready_ts=0)
     d.file(prewrite(b"a", 11, b"old"), upto=0, cut=12, mark=old)
@@ -169,7 +169,7 @@ def test_a_prewrite_known_to_a_tenure_that_was_not_ready_learns_when_it_is() -> 
     assert d.write() == [(b"a", 16, b"new")]
 
 
-def undecided(d: Driver) -> list[NeedReopen]:
+def undecided(d: Driver) -> list[NeedResubscribe]:
     old = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=11, ready_ts=0)
     d.file(prewrite(b"a", 11, b"old"), upto=0, cut=12, mark=old)
     new = replace(old, version=2, open_ts=14, ready_ts=15)
@@ -184,7 +184,7 @@ def test_an_undecided_commit_asks_once_and_holds_the_watermark() -> None:
     assert d.core.watermark() == 15
     assert d.core.stats().undecided_commits == 1
     assert d.write() == []
-    assert d.core.upper == 15
+    assert d.core.durable_ts == 15
 
 
 def test_an_undecided_commit_is_decided_by_a_copy_that_brings_the_value() -> None:
@@ -309,5 +309,5 @@ def test_forgotten_rollbacks_and_dead_prewrites_are_counted() -> None:
     d.file(Row(kind=R, key=b"c", start_ts=13, op=0), upto=30)
     stats = d.core.stats()
     assert (stats.forgotten_rollbacks, stats.dead_prewrites, stats.open_prewrites) == (1, 1, 0)
-    assert (stats.slices, stats.holes, stats.waiting_watermarks) == (1, 0, 0)
+    assert (stats.slices, stats.watermark_gaps, stats.waiting_watermarks) == (1, 0, 0)
     assert d.core.explain()[0].w == 30

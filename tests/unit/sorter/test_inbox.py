@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 
 from sorter.worker.inbox import Inbox
-from tests.kit.batch_files import tenures_of
+from tests.kit.batch_files import subscriptions_of
 from tistream.feed.protocol import FeedBatch
 from tistream.model.change import ROWS
 
@@ -15,7 +15,7 @@ LONG_S = 60.0
 
 
 def batch(seq: int, value_bytes: int = 0, store_id: int = 1, cut_ts: int = 1) -> FeedBatch:
-    rows, regions = tenures_of([(b"a", b"c", [b"b"])])
+    rows, regions = subscriptions_of([(b"a", b"c", [b"b"])])
     rows = rows.set_column(rows.schema.get_field_index("value"), ROWS.field("value"), pa.array([bytes(value_bytes)]))
     return FeedBatch(store_id=store_id, incarnation=1, seq=seq, cut_ts=cut_ts, rows=rows, regions=regions)
 

@@ -17,7 +17,7 @@ CLOCK = ManualClock(NOW)
 ONE = TaskState(
     task_id=1,
     tenant=Tenant(1, 1),
-    upper=ts.compose(NOW - 5000),
+    durable_ts=ts.compose(NOW - 5000),
     watermark=ts.compose(NOW - 2000),
     heard={},
     open_rows=1,
@@ -25,7 +25,7 @@ ONE = TaskState(
     held_bytes=300,
     spill_bytes=4000,
     inbox_bytes=50_000,
-    holes=0,
+    watermark_gaps=0,
 )
 
 
@@ -46,7 +46,7 @@ def test_tasks_are_summed_and_a_tenant_stands_where_its_slowest_task_stands() ->
     found = collected(
         ONE,
         replace(ONE, task_id=2, watermark=at(3000), open_rows=2),
-        replace(ONE, task_id=3, tenant=Tenant(1, 2), watermark=None, upper=at(7000), holes=1),
+        replace(ONE, task_id=3, tenant=Tenant(1, 2), watermark=None, durable_ts=at(7000), watermark_gaps=1),
     )
     assert found["tistream_resolved_ts_lag_seconds"] == {("1", "2"): 7.0, ("1", "1"): 3.0}
     sums = {name.removeprefix("tistream_sorter_"): values[()] for name, values in found.items() if () in values}
@@ -57,7 +57,7 @@ def test_tasks_are_summed_and_a_tenant_stands_where_its_slowest_task_stands() ->
         "held_bytes": 900,
         "spill_bytes": 12_000,
         "inbox_bytes": 150_000,
-        "holes": 1,
+        "watermark_gaps": 1,
     }
 
 
@@ -66,19 +66,19 @@ def test_what_is_written_already_is_complete_whatever_the_watermark_says_after_a
 
 
 def test_only_the_tenants_that_lag_most_are_shown() -> None:
-    many = [replace(ONE, tenant=Tenant(1, n), upper=at(n), watermark=at(n)) for n in range(1, 251)]
+    many = [replace(ONE, tenant=Tenant(1, n), durable_ts=at(n), watermark=at(n)) for n in range(1, 251)]
     shown = collected(*many)["tistream_resolved_ts_lag_seconds"]
     assert len(shown) == metrics.TENANTS_SHOWN_MAX == 100
     assert {int(tenant) for _, tenant in shown} == set(range(151, 251))
 
 
 def test_a_flush_tells_its_age_and_what_held_it() -> None:
-    names = ("flush", "hole_wait")
+    names = ("flush", "watermark_gap_wait")
     before = {s: value("tistream_stage_seconds_sum", stage=s) for s in names}
     age, flushes = value("tistream_commit_to_flush_seconds_sum"), value("tistream_flushes_total")
     measures.flushed([(at(900), {1: at(100), 2: at(400)}), (at(300), {})], seconds=0.25, clock=CLOCK)
     after = {s: value("tistream_stage_seconds_sum", stage=s) for s in names}
-    assert {s: round(after[s] - before[s], 6) for s in names} == {"flush": 0.25, "hole_wait": 0.5}
+    assert {s: round(after[s] - before[s], 6) for s in names} == {"flush": 0.25, "watermark_gap_wait": 0.5}
     assert round(value("tistream_commit_to_flush_seconds_sum") - age, 6) == 1.2
     assert value("tistream_flushes_total") - flushes == 1
 

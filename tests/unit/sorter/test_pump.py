@@ -8,7 +8,7 @@ import pytest
 
 from sorter.worker.inbox import Inbox
 from sorter.worker.pump import Pump, PumpedReader
-from tests.kit.batch_files import tenures_of
+from tests.kit.batch_files import subscriptions_of
 from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
@@ -19,7 +19,7 @@ from tistream.runtime.service import Repeating
 
 T = Tenant(1, 1)
 CLOCK = SystemClock()
-ROWS, REGIONS = tenures_of([(b"a", b"z", [b"b"])])
+ROWS, REGIONS = subscriptions_of([(b"a", b"z", [b"b"])])
 
 
 class Files:

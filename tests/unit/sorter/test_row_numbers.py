@@ -32,7 +32,7 @@ def file(seq: int, *rows: Row, upto: int, open_ts: int) -> FeedBatch:
 
 
 def give(core: TaskCore, batch: FeedBatch) -> int:
-    """What a dispatcher cuts of a file for the task; how many new tenures the task asks for."""
+    """What a dispatcher cuts of a file for the task; how many new subscriptions the task asks for."""
     part = route(directory(batch.rows, batch.regions), core.range)
     asked = core.handle(
         FeedBatch(
@@ -89,7 +89,8 @@ def put_together(files: Sequence[FeedBatch]) -> TaskCore:
     ],
 )
 def test_a_task_that_was_two_decides_as_one_that_never_was(first: list[Row], second: list[Row], value: bytes) -> None:
-    """A transaction holds a lock on either side of the cut, each sent by two tenures, one after the other. Both commits
+    """A transaction holds a lock on either side of the cut, each sent by two subscriptions, one after the other. Both
+    commits
     become due at once."""
     files = [file(1, *first, upto=14, open_ts=5), file(2, *second, upto=14, open_ts=40)]
     core = put_together(files)

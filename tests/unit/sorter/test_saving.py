@@ -39,7 +39,7 @@ class Task:
     def restart(self, range_: KeyRange = ALL) -> None:
         state = self.files.load()
         assert state is not None
-        self.core = TaskCore(1, range_, 10, self.core.upper)
+        self.core = TaskCore(1, range_, 10, self.core.durable_ts)
         self.core.restore(state, state.positions)
 
     def open(self) -> list[bytes]:
@@ -182,7 +182,7 @@ def test_a_commit_finds_its_prewrite_after_a_restart() -> None:
     assert [(row.key, row.value) for row in served(task.core.take(w).table())] == [(b"000007", b"v" * 50)]
 
 
-def test_a_tenure_that_became_ready_after_the_save_is_known_after_a_restart() -> None:
+def test_a_subscription_that_became_ready_after_the_save_is_known_after_a_restart() -> None:
     task = Task()
     task.take(*prewrites(0, 3), upto=0, ready_ts=0)
     task.files.save(task.core)
@@ -196,7 +196,7 @@ def test_what_was_written_out_since_leaves_at_a_restart_with_its_prewrites() -> 
     task = Task()
     task.take(*prewrites(0, 3), Row(kind=C, key=b"000001", start_ts=20, commit_ts=25), upto=10)
     task.files.save(task.core)
-    task.core._upper = 30
+    task.core._durable_ts = 30
     task.restart()
     stats = task.core.stats()
     assert (stats.waiting_commits, stats.open_prewrites) == (0, 2)

@@ -19,7 +19,7 @@ from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import SnapshotKey
 
 KEY = SnapshotKey(tenant=Tenant(1, 2), task_id=3, epoch=4, n=5)
-HEAD = {"file": "snapshot", "layout": 2, "task": 3, "epoch": 4, "start_ts": 10, "upper": 10, "next_row_no": 0}
+HEAD = {"file": "snapshot", "layout": 2, "task": 3, "epoch": 4, "start_ts": 10, "durable_ts": 10, "next_row_no": 0}
 
 
 def filled() -> TaskCore:
@@ -50,7 +50,7 @@ def test_a_state_comes_back_as_it_was() -> None:
     assert state is not None
     assert all(table.num_rows for table in before.values())
     assert tables_of(state) == before
-    assert (state.start_ts, state.upper, state.next_row_no) == (10, 10, 4)
+    assert (state.start_ts, state.durable_ts, state.next_row_no) == (10, 10, 4)
     assert state.positions == {1: {2: Position(seq=1)}, 9: {1: Position(seq=0, closed=True)}}
 
 
@@ -69,7 +69,7 @@ def test_reading_a_state_fetches_no_rows() -> None:
 def test_an_empty_state_comes_back() -> None:
     before = TaskCore(3, KeyRange(b"a", b"b"), 10, 12).snapshot()
     loaded = read_state_file("k", build_state_file(KEY, before, {}, "w"), unread).state
-    assert (loaded.upper, loaded.open, loaded.slices.num_rows) == (12, (), 1)
+    assert (loaded.durable_ts, loaded.open, loaded.slices.num_rows) == (12, (), 1)
 
 
 def test_rows_of_a_save_share_an_object_until_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_the_objects_are_segment_files_and_the_state_names_them() -> None:
         ({"positions": {"x": {}}}, "head"),
         ({"positions": {"1": {"1": [1]}}}, "head"),
         ({"positions": []}, "head"),
-        ({"upper": None}, "head"),
+        ({"durable_ts": None}, "head"),
     ],
 )
 def test_a_file_that_is_no_snapshot_is_refused(change: dict[str, Any], message: str) -> None:

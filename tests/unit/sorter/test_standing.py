@@ -61,11 +61,11 @@ def test_a_task_to_which_nothing_comes_is_no_problem() -> None:
     assert task.shown(heard=False) == []
 
 
-def test_a_hole_is_named_with_its_range() -> None:
+def test_a_watermark_gap_is_named_with_its_range() -> None:
     task = Task()
     task.file(1, 1, LEFT)
     (message,) = task.shown()
-    assert message == "the watermark stands still: [6d, +inf) hole: no store speaks of this range"
+    assert message == "the watermark stands still: [6d, +inf) watermark_gap: no store speaks of this range"
 
 
 def test_a_slow_region_is_named_with_its_store_and_file() -> None:
@@ -92,7 +92,7 @@ def test_a_store_that_is_gone_is_named_with_its_last_file() -> None:
 
 
 def undecided(task: Task, keys: list[bytes]) -> None:
-    """Two overlapping tenures of one region sent different prewrites, and the commits do not say their values."""
+    """Two overlapping subscriptions of one region sent different prewrites, and the commits do not say their values."""
     both = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=11, ready_ts=0)
     task.file(1, 1, both, rows=tuple(Row(kind=P, key=key, start_ts=11, value=b"old") for key in keys))
     new = replace(both, version=2, open_ts=14, ready_ts=15, resolved_ts=20)
@@ -107,7 +107,7 @@ def test_an_undecided_commit_is_named_rather_than_the_regions() -> None:
     assert task.core.watermark() == 15
     first, last = task.core.explain()
     assert (first.region_id, first.store_id, first.file, first.w) == (3, 1, "1/2", 15)
-    assert "transaction 11 committed at 16 to key 61; a new tenure was asked for" in first.reason
+    assert "transaction 11 committed at 16 to key 61; a new subscription was asked for" in first.reason
     assert "oldest open transaction began at 11" in last.reason
     assert first.range == KeyRange(b"a", b"a\0")
     (other,) = task.core.explain(KeyRange(b"b"))

@@ -91,12 +91,12 @@ class Task:
             kind=TaskKind.DATA,
             range=WHOLE,
             start_ts=1,
-            upper=1,
+            durable_ts=1,
             epoch=3,
             owner="s",
             snapshot_key=None,
             snapshot_n=0,
-            reopen_id=0,
+            resubscribe_id=0,
             error=None,
         )
         self.core = TaskCore(task_id, WHOLE, 1, 1)

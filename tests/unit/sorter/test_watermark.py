@@ -37,10 +37,10 @@ def slices(m: RangeWatermarkMap) -> list[tuple[bytes, bytes, int | None]]:
     return [(r.start, r.end, w) for r, w in m.slices()]
 
 
-def test_a_new_map_is_one_hole() -> None:
+def test_a_new_map_is_one_watermark_gap() -> None:
     m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
     assert m.watermark() is None
-    assert m.holes() == [KeyRange(b"b", b"y")]
+    assert m.watermark_gaps() == [KeyRange(b"b", b"y")]
     assert m.highest() == 10
     assert m.w_of(pa.array([b"b", b"x"], pa.binary())).tolist() == [10, 10]
 
@@ -111,12 +111,12 @@ def test_a_waiting_row_that_has_nothing_more_to_give_is_dropped() -> None:
 def test_a_row_that_is_not_ready_or_has_no_resolved_ts_moves_nothing(ready: int, resolved: int) -> None:
     m = RangeWatermarkMap(KeyRange(), 10)
     assert not m.apply(rows((b"", b"", 10, resolved), ready=ready), 1, 1, 1)
-    assert m.holes() == [KeyRange()]
+    assert m.watermark_gaps() == [KeyRange()]
 
 
-def test_explain_says_what_each_hole_waits_for() -> None:
+def test_explain_says_what_each_watermark_gap_waits_for() -> None:
     m = RangeWatermarkMap(KeyRange(), 10)
-    assert [str(s) for s in m.explain()] == ["[-inf, +inf) hole: no store speaks of this range"]
+    assert [str(s) for s in m.explain()] == ["[-inf, +inf) watermark_gap: no store speaks of this range"]
     m.apply(rows((b"", b"g", 10, 0), ready=0), 1, 1, 3)
     assert "region 7 store 1 file 1/3: its opening scan has not finished" in str(m.explain()[0])
     m.apply(rows((b"", b"g", 10, 0)), 1, 1, 4)
@@ -207,12 +207,12 @@ def test_a_snapshot_is_restored_into_half_of_its_range() -> None:
     assert half.waiting() == []
 
 
-def test_what_a_snapshot_does_not_speak_of_stays_a_hole() -> None:
+def test_what_a_snapshot_does_not_speak_of_stays_a_watermark_gap() -> None:
     m = RangeWatermarkMap(KeyRange(b"b", b"g"), 10)
     m.apply(rows((b"", b"", 10, 30)), 1, 1, 1)
     wide = RangeWatermarkMap(KeyRange(b"a", b"z"), 10)
     wide.restore(*m.snapshot())
-    assert wide.holes() == [KeyRange(b"a", b"b"), KeyRange(b"g", b"z")]
+    assert wide.watermark_gaps() == [KeyRange(b"a", b"b"), KeyRange(b"g", b"z")]
     wide.check()
 
 

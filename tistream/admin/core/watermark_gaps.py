@@ -37,14 +37,14 @@ class Cause(StrEnum):
     STOPPED = "stopped"
     NO_SORTER = "no sorter"
     SILENT = "silent"
-    HOLE = "hole"
+    WATERMARK_GAP = "watermark_gap"
     STANDING = "standing"
     AWAITING = "awaiting"
     PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hole:
+class WatermarkGap:
     """A range that does not go on."""
 
     tenant: Tenant
@@ -80,9 +80,9 @@ class Known:
         return worker is not None and worker.state != "gone" and worker.heartbeat_age_ms <= LEASE_MS
 
 
-def awaiting(tenant: Tenant) -> Hole:
+def awaiting(tenant: Tenant) -> WatermarkGap:
     """A tenant without tasks."""
-    return Hole(
+    return WatermarkGap(
         tenant=tenant,
         cause=Cause.AWAITING,
         sentence=f"tenant {tenant} waits for its first schema snapshot; until then its files wait, too",
@@ -90,9 +90,9 @@ def awaiting(tenant: Tenant) -> Hole:
     )
 
 
-def paused(tenant: Tenant, reason: str) -> Hole:
+def paused(tenant: Tenant, reason: str) -> WatermarkGap:
     """A tenant that was set aside."""
-    return Hole(
+    return WatermarkGap(
         tenant=tenant,
         cause=Cause.PAUSED,
         sentence=f"tenant {tenant} is paused" + (f": {reason}" if reason else ""),
@@ -100,26 +100,28 @@ def paused(tenant: Tenant, reason: str) -> Hole:
     )
 
 
-def holes_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Hole]:
+def watermark_gaps_of(task: TaskRow, known: Known, name_of: NameOf) -> list[WatermarkGap]:
     """What is to be told of a task; nothing when it goes on."""
     label = range_label(task.range, task.kind, name_of)
     if task.error is not None:
         words = f"task {task.task_id} over {label} has stopped: {task.error}"
         then = f"put right what it says, then let it try again: tistream tasks retry {task.task_id}"
-        return [_hole(task, Cause.STOPPED, words, then)]
+        return [_watermark_gap(task, Cause.STOPPED, words, then)]
     if task.tenant in known.resting:
         return []
     if task.owner is None:
         words = f"task {task.task_id} over {label} has no sorter"
         return [
-            _hole(task, Cause.NO_SORTER, words, "see that a sorter and a meta server are up: tistream workers list")
+            _watermark_gap(
+                task, Cause.NO_SORTER, words, "see that a sorter and a meta server are up: tistream workers list"
+            )
         ]
     worker = known.workers.get(task.owner)
     if not Known.is_alive(worker):
         heard = f"for {lag_text(worker.heartbeat_age_ms)}" if worker else "at all"
         words = f"task {task.task_id} over {label} belongs to {task.owner}, which has not been heard of {heard}"
         then = "another sorter takes it over within seconds if one is up and a meta server is elected"
-        return [_hole(task, Cause.SILENT, words, then)]
+        return [_watermark_gap(task, Cause.SILENT, words, then)]
     report = known.tasks.get(task.task_id)
     if report is None or report.epoch != task.epoch:
         return []
@@ -136,10 +138,12 @@ def holes_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Hole]:
         return []
     for_so_long = lag_text(report.standing_s * 1000)
     words = f"task {task.task_id} over {label} has stood for {for_so_long}, and its sorter did not say why"
-    return [_hole(task, Cause.STANDING, words, f"look at the log of {task.owner}", standing_s=report.standing_s)]
+    return [
+        _watermark_gap(task, Cause.STANDING, words, f"look at the log of {task.owner}", standing_s=report.standing_s)
+    ]
 
 
-def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> Hole:
+def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> WatermarkGap:
     """Part of a range that a region, or nobody, has to speak of."""
     part = KeyRange(stuck.start_key, stuck.end_key)
     what = range_label(part, task.kind, name_of) if part == task.range else f"[{key_span(part, name_of)})"
@@ -161,9 +165,9 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
     words.append(guess)
     if stuck.reason:
         words.append(stuck.reason)
-    return _hole(
+    return _watermark_gap(
         task,
-        Cause.HOLE if stuck.watermark is None else Cause.STANDING,
+        Cause.WATERMARK_GAP if stuck.watermark is None else Cause.STANDING,
         "; ".join(words),
         then,
         range=part,
@@ -177,7 +181,7 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
     )
 
 
-def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> Hole:
+def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> WatermarkGap:
     """The oldest transaction whose outcome the watermark waits for: no resolved timestamp passes its locks."""
     key = stuck.start_key
     age = lag_text(known.unix_ms - tso.physical_ms(stuck.start_ts))
@@ -186,7 +190,7 @@ def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known,
         f"and has a lock on {key_text(key, name_of)} (key {key.hex()})",
         stuck.reason,
     ]
-    return _hole(
+    return _watermark_gap(
         task,
         Cause.STANDING,
         "; ".join(word for word in words if word),
@@ -212,9 +216,9 @@ def _guess(stuck: StuckReport, age_s: float | None, dispatcher: str | None, know
     )
 
 
-def _hole(task: TaskRow, cause: Cause, sentence: str, next_step: str, **more: object) -> Hole:
-    facts: dict[str, object] = {"range": task.range, "watermark": task.upper, **more}
-    return Hole(
+def _watermark_gap(task: TaskRow, cause: Cause, sentence: str, next_step: str, **more: object) -> WatermarkGap:
+    facts: dict[str, object] = {"range": task.range, "watermark": task.durable_ts, **more}
+    return WatermarkGap(
         tenant=task.tenant,
         task=task,
         owner=task.owner,

@@ -3,7 +3,7 @@
 A base is made of what came before it (an older base, a seed, or nothing at all) and the log since. `add_bases` is one
 transaction:
 
-    every `upper` of the tenant's data has passed the bases?       else: a fault of ours
+    every `durable_ts` of the tenant's data has passed the bases?       else: a fault of ours
     what each of them was made of is still there, locked           else: nothing happens
     insert the objects, live, the bases and their segments
 
@@ -167,9 +167,9 @@ def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mappin
             raise _Changed
     except (NotFound, TenantDeleted) as e:
         raise _Changed from e
-    upper = select(func.min(tasks.c.upper)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
-    edge, newest = int(conn.execute(upper).scalar() or 0), max(base.ts for base in new)
-    invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, upper=edge)
+    durable_ts = select(func.min(tasks.c.durable_ts)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
+    edge, newest = int(conn.execute(durable_ts).scalar() or 0), max(base.ts for base in new)
+    invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, durable_ts=edge)
     for base in sorted(new, key=lambda b: b.table_id):
         if not _is_there(conn, tenant, base.previous):
             raise _Changed

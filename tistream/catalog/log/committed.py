@@ -2,12 +2,12 @@
 
 A flush is one transaction. For each task, in order of id (so that two flushes never wait for each other in a circle):
 
-    UPDATE tasks SET upper = :new WHERE task_id = :id AND epoch = :mine AND upper = :seen
+    UPDATE tasks SET durable_ts = :new WHERE task_id = :id AND epoch = :mine AND durable_ts = :seen
 
 comes first and must match one row. Objects and segments are inserted for the matching tasks only; the bytes of the
-others stay in the files, unreferenced. `seen_upper < new_upper`, and every segment's timestamps lie in
-(seen_upper, new_upper]. A flush may hold any number of objects, and one commit_ts may lie in several of them: all
-become visible together. The number of statements depends on the number of tasks alone.
+others stay in the files, unreferenced. `seen_durable_ts < new_durable_ts`, and every segment's timestamps lie in
+(seen_durable_ts, new_durable_ts]. A flush may hold any number of objects, and one commit_ts may lie in several of
+them: all become visible together. The number of statements depends on the number of tasks alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tistream.ids import Tenant
 
 _ADD_SEGMENTS = segments.insert()
 _LOCK_TOGETHER = (
-    select(tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.epoch, tasks.c.upper)
+    select(tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.epoch, tasks.c.durable_ts)
     .where(tasks.c.task_id.in_(bindparam("asked_tasks", expanding=True)))
     .order_by(tasks.c.task_id)
     .with_for_update()
@@ -105,8 +105,8 @@ class TaskAdvance:
 
     task_id: int
     epoch: int  #: the flushing owner's
-    seen_upper: int  #: the task's upper as its owner knows it
-    new_upper: int
+    seen_durable_ts: int  #: the task's durable watermark as its owner knows it
+    new_durable_ts: int
     segments: tuple[NewSegment, ...] = ()
 
 
@@ -115,8 +115,9 @@ def commit_flush(
 ) -> frozenset[int]:
     """Make a flush visible, whole. Returns the tasks that advanced; the others were taken away and must be stopped.
 
-    `objects` (key -> bytes) are those that the segments lie in; without any only the uppers move. Fenced when one of
-    the keys already has a row: nothing of the flush happened, and what was written under these keys is lost.
+    `objects` (key -> bytes) are those that the segments lie in; without any only the durable watermarks move. Fenced
+    when one of the keys already has a row: nothing of the flush happened, and what was written under these keys is
+    lost.
     """
     with catalog.transaction() as conn:
         return flush_in(conn, tenant, objects, advances)
@@ -137,7 +138,7 @@ def flush_in(
     return frozenset(a.task_id for a in advanced)
 
 
-def advance_uppers(catalog: Catalog, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> frozenset[int]:
+def advance_durable_timestamps(catalog: Catalog, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> frozenset[int]:
     """`commit_flush` of several tenants without any segment, in one transaction, each task with its own guard. Returns
     the tasks that advanced; the others were taken away and must be stopped. The number of statements hardly depends on
     the number of tasks: a sorter may have thousands of idle ones, and their rows are locked until the transaction ends.
@@ -154,12 +155,14 @@ def advance_uppers(catalog: Catalog, advances: Sequence[tuple[Tenant, TaskAdvanc
         )
 
 
-def uppers(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """task id -> (epoch, upper), to find out what became of a flush whose reply was lost."""
+def durable_timestamps(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """task id -> (epoch, durable watermark), to find out what became of a flush whose reply was lost."""
     wanted = list(task_ids)
     with catalog.reading() as conn:
-        rows = conn.execute(select(tasks.c.task_id, tasks.c.epoch, tasks.c.upper).where(tasks.c.task_id.in_(wanted)))
-        return {row.task_id: (row.epoch, row.upper) for row in rows}
+        rows = conn.execute(
+            select(tasks.c.task_id, tasks.c.epoch, tasks.c.durable_ts).where(tasks.c.task_id.in_(wanted))
+        )
+        return {row.task_id: (row.epoch, row.durable_ts) for row in rows}
 
 
 def find_segments(
@@ -191,17 +194,17 @@ def _check_advances(objects: Mapping[str, int], advances: Sequence[TaskAdvance])
     invariant(len({a.task_id for a in advances}) == len(advances), "a flush names each task once")
     for a in advances:
         invariant(
-            a.seen_upper < a.new_upper,
-            "upper only rises",
+            a.seen_durable_ts < a.new_durable_ts,
+            "durable watermark only rises",
             task_id=a.task_id,
-            seen_upper=a.seen_upper,
-            new_upper=a.new_upper,
+            seen_durable_ts=a.seen_durable_ts,
+            new_durable_ts=a.new_durable_ts,
         )
         for s in a.segments:
             invariant(s.object_key in objects, "a segment lies in an object of the flush", task_id=a.task_id)
             invariant(
-                a.seen_upper < s.lo_ts <= s.hi_ts <= a.new_upper,
-                "a segment lies between the old and the new upper",
+                a.seen_durable_ts < s.lo_ts <= s.hi_ts <= a.new_durable_ts,
+                "a segment lies between the old and the new durable watermark",
                 task_id=a.task_id,
                 segment=s.segment_no,
                 lo_ts=s.lo_ts,
@@ -215,23 +218,23 @@ def _advancing() -> Update:
         tasks.c.task_id == bindparam("asked_task"),
         of_asked_tenant(tasks),
         tasks.c.epoch == bindparam("my_epoch"),
-        tasks.c.upper == bindparam("seen_upper"),
+        tasks.c.durable_ts == bindparam("seen_durable_ts"),
     )
 
 
 def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
-    seen = {"asked_task": a.task_id, "my_epoch": a.epoch, "seen_upper": a.seen_upper}
-    return conn.execute(_advancing(), {**tenant_ids(tenant), **seen, "upper": a.new_upper}).rowcount == 1
+    seen = {"asked_task": a.task_id, "my_epoch": a.epoch, "seen_durable_ts": a.seen_durable_ts}
+    return conn.execute(_advancing(), {**tenant_ids(tenant), **seen, "durable_ts": a.new_durable_ts}).rowcount == 1
 
 
 def _advance_together(conn: Connection, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> list[int]:
     """`_advance` of several tasks, in order of id, by two statements: the guard of each is looked at under its lock."""
     asked = {"asked_tasks": [a.task_id for _, a in advances]}
     found = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, asked)}
-    new = {a.task_id: a.new_upper for tenant, a in advances if _is_as_seen(found.get(a.task_id), tenant, a)}
+    new = {a.task_id: a.new_durable_ts for tenant, a in advances if _is_as_seen(found.get(a.task_id), tenant, a)}
     if new:
-        uppers = case(new, value=tasks.c.task_id)
-        conn.execute(tasks.update().where(tasks.c.task_id.in_(list(new))).values(upper=uppers))
+        durable_timestamps = case(new, value=tasks.c.task_id)
+        conn.execute(tasks.update().where(tasks.c.task_id.in_(list(new))).values(durable_ts=durable_timestamps))
     return list(new)
 
 
@@ -240,7 +243,7 @@ def _is_as_seen(row: Any, tenant: Tenant, a: TaskAdvance) -> bool:
         row is not None
         and tenant_of(row) == tenant
         and row.epoch == a.epoch
-        and row.upper == a.seen_upper
+        and row.durable_ts == a.seen_durable_ts
     )  # fmt: skip
 
 

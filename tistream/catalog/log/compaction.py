@@ -9,9 +9,9 @@ catalog. `swap` is one transaction:
     take the next swap number                      (locked until COMMIT: numbers are committed in order)
     objects without a segment left -> superseded, with that number
 
-Either all inputs are replaced by all outputs or nothing happens, so whoever lists segments in one statement sees every
-row of the log once, before the swap or after it. An object in which another task still has segments stays live. `upper`
-is not touched: compaction changes where rows lie, never what is served.
+Either all inputs are replaced by all outputs or nothing happens, so whoever lists segments in one statement sees
+every row of the log once, before the swap or after it. An object in which another task still has segments stays live.
+`durable_ts` is not touched: compaction changes where rows lie, never what is served.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _behind(lo_ts: ColumnElement[int], *name: ColumnElement[Any]) -> ColumnEleme
     return or_(lo_ts > bindparam("after_lo"), same)
 
 
-_UPPER = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks), tasks.c.kind == TaskKind.DATA)
+_DURABLE_TS = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks), tasks.c.kind == TaskKind.DATA)
 _PIECES = (
     select(
         _s.object_key,
@@ -104,10 +104,10 @@ class Output:
     footer: Footer
 
 
-def lowest_upper(catalog: Catalog, tenant: Tenant) -> int:
-    """The least `upper` of the tenant's data tasks: the live edge of its log. 0 without tasks."""
+def lowest_durable_ts(catalog: Catalog, tenant: Tenant) -> int:
+    """The least `durable_ts` of the tenant's data tasks: the live edge of its log. 0 without tasks."""
     with catalog.reading() as conn:
-        return int(conn.execute(_UPPER, tenant_ids(tenant)).scalar() or 0)
+        return int(conn.execute(_DURABLE_TS, tenant_ids(tenant)).scalar() or 0)
 
 
 def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int, after: Piece | None = None) -> list[Piece]:

@@ -56,7 +56,7 @@ OBJECTS_AT_ONCE = 200
 _o, _s = objects.c, segments.c
 _FLOOR = select(tenants.c.floor_ts).where(of_asked_tenant(tenants))
 _FLOOR_AND_STATE = select(tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants))
-_EDGE = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks))
+_EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
 _LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(
     of_asked_tenant(changefeeds), changefeeds.c.state.in_(HOLDING)
 )
@@ -158,7 +158,7 @@ def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int
         if floor_ts != seen_floor or to_ts <= max(start_ts, floor_ts):
             return False
         edge = int(conn.execute(_EDGE, asked).scalar() or 0)
-        invariant(to_ts <= edge, "only what was served is given up", floor_ts=to_ts, upper=edge)
+        invariant(to_ts <= edge, "only what was served is given up", floor_ts=to_ts, durable_ts=edge)
         if any(hold.ts < to_ts for hold in _lowest(conn, tenant)):
             return False
         conn.execute(_RAISE, {**asked, "to_ts": to_ts})

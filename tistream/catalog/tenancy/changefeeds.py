@@ -55,7 +55,7 @@ _f = changefeeds.c
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
 _GET = select(changefeeds).where(_ONE)
 _ALL = select(changefeeds).where(of_asked_tenant(changefeeds)).order_by(_f.changefeed_id)
-_EDGE = select(func.min(tasks.c.upper)).where(of_asked_tenant(tasks))
+_EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
 _MOVE = (
     changefeeds.update()
     .where(_ONE, _f.state.in_(HOLDING), _f.checkpoint_ts <= bindparam("to_ts"))

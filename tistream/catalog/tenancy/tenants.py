@@ -196,10 +196,10 @@ def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: 
                 "start_key": task.range.start,
                 "end_key": task.range.end,
                 "start_ts": start_ts,
-                "upper": start_ts,
+                "durable_ts": start_ts,
                 "epoch": 0,
                 "snapshot_n": 0,
-                "reopen_id": 0,
+                "resubscribe_id": 0,
             }
             for task_id, task in zip(task_ids, new_tasks, strict=True)
         ]

@@ -26,11 +26,11 @@ from tistream.runtime import metrics
 from tistream.runtime.metrics import Metric
 
 _SLOWEST = (
-    select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.upper).label("upper"))
+    select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.durable_ts).label("durable_ts"))
     .join(tenants, and_(tenants.c.cluster_id == tasks.c.cluster_id, tenants.c.tenant_id == tasks.c.tenant_id))
     .where(tenants.c.state == TenantState.ACTIVE)
     .group_by(tasks.c.cluster_id, tasks.c.tenant_id)
-    .order_by(func.min(tasks.c.upper))
+    .order_by(func.min(tasks.c.durable_ts))
     .limit(metrics.TENANTS_SHOWN_MAX)
 )
 _TENANTS = select(tenants.c.state, func.count().label("count")).group_by(tenants.c.state)
@@ -74,7 +74,7 @@ class CatalogGauges:
         family, now_ms, lags = metrics.collected("tistream_checkpoint_lag_seconds"), self._clock.unix_ms(), [0.0]
         rows = self._rows(_SLOWEST)
         for row in rows:
-            lags.append(max(0, now_ms - ts.physical_ms(int(row.upper))) / 1000)
+            lags.append(max(0, now_ms - ts.physical_ms(int(row.durable_ts))) / 1000)
             family.add_metric([str(row.cluster_id), str(row.tenant_id)], lags[-1])
         counts = metrics.collected("tistream_tenants")
         for state in TenantState:

@@ -1,7 +1,7 @@
 """A tenant's tasks in the hands of a replay: taken from their sorters, and handed over further on.
 
-    take_tasks   owner and epoch of each task in one transaction: whatever its sorter still tries is refused
-    hand_over    `upper`, the log's objects and segments, the snapshot and its positions: of one task, all or nothing
+    take_tasks   owner and epoch of each task in one transaction: whatever its sorter still tries is refused hand_over
+    `durable_ts`, the log's objects and segments, the snapshot and its positions: of one task, all or nothing
 
 A replay is a worker with a life and a lease like a sorter. It needs no election: an assignment that was decided
 before the tasks were taken carries an epoch that is gone. When the replay has ended or its lease has run out, the
@@ -48,11 +48,11 @@ def hand_over(
 ) -> bool:
     """Move a task on: its log as `commit_flush` does and its state as `switch_snapshot` does, in one transaction.
 
-    An `advance` whose `new_upper` is its `seen_upper` moves the state alone. False, and nothing happened, when either
-    guard did not match. Fenced when an object was given up as an orphan meanwhile.
+    An `advance` whose `new_durable_ts` is its `seen_durable_ts` moves the state alone. False, and nothing happened,
+    when either guard did not match. Fenced when an object was given up as an orphan meanwhile.
     """
     with suppress(_Refused), catalog.transaction() as conn:
-        if advance.new_upper != advance.seen_upper and not flush_in(conn, tenant, objects, [advance]):
+        if advance.new_durable_ts != advance.seen_durable_ts and not flush_in(conn, tenant, objects, [advance]):
             raise _Refused
         if not switch_in(conn, advance.task_id, advance.epoch, snapshot):
             raise _Refused

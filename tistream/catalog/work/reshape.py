@@ -5,14 +5,15 @@
     merge_tasks     [a, m), [m, z)    ->  [a, z)                 by that owner, once both are at one place
 
 The tasks that come have new ids, and those that go are gone with their epochs: no guard of a flush, a snapshot or a
-hand-over of theirs matches any more, whoever tries and however late. Where a reader looks nothing changes: for each key
-`upper`, `start_ts` and what its batch files are held by are the same before and after, and segments carry key ranges.
+hand-over of theirs matches any more, whoever tries and however late. Where a reader looks nothing changes: for each
+key `durable_ts`, `start_ts` and what its batch files are held by are the same before and after, and segments carry
+key ranges.
 
-- A part takes over `upper`, `start_ts`, `reopen_id`, error, owner, snapshot and positions. It loads of the snapshot
-  what lies in its range; both refer to the objects. Positions are those of the snapshot, so the batch files that it
-  has to read again are still there, and from the first moment it holds them.
-- A merged task has the one `upper` of both, and one state that its owner has put together. It is as far in the files as
-  that state says, which is at or behind what the halves' own snapshots had read.
+- A part takes over `durable_ts`, `start_ts`, `resubscribe_id`, error, owner, snapshot and positions. It loads of the
+  snapshot what lies in its range; both refer to the objects. Positions are those of the snapshot, so the batch files
+  that it has to read again are still there, and from the first moment it holds them.
+- A merged task has the one `durable_ts` of both, and one state that its owner has put together. It is as far in the
+  files as that state says, which is at or behind what the halves' own snapshots had read.
 - What a replay holds is left alone, and so are DDL tasks.
 """
 
@@ -45,7 +46,7 @@ class Half:
 
     task_id: int
     epoch: int
-    upper: int
+    durable_ts: int
     snapshot_n: int  #: of the newest snapshot that the owner switched to, or found
 
 
@@ -165,16 +166,16 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
     """Put one task in the place of two; its id. `snapshot` is its state: `keeps` are objects to which the snapshots of
     the two refer.
 
-    None, and nothing happened, when the owner lost: one of the two is at another epoch, `upper` or snapshot than it
-    knows, is gone, is not to be merged with the other (any more), or does not refer to what the state would keep.
+    None, and nothing happened, when the owner lost: one of the two is at another epoch, `durable_ts` or snapshot than
+    it knows, is gone, is not to be merged with the other (any more), or does not refer to what the state would keep.
     Fenced when a new key already has a row.
     """
-    invariant(left.upper == right.upper, "halves of one upper are merged", left=left, right=right)
+    invariant(left.durable_ts == right.durable_ts, "halves of one durable watermark are merged", left=left, right=right)
     with suppress(_Lost, NotFound), catalog.transaction() as conn:
         rows = _locked(conn, left.task_id, right.task_id)
         for row, half, other in zip(rows, (left, right), (right, left), strict=True):
-            seen = (half.epoch, half.upper, half.snapshot_n, other.task_id)
-            if (row.epoch, row.upper, row.snapshot_n, row.merge_with) != seen:
+            seen = (half.epoch, half.durable_ts, half.snapshot_n, other.task_id)
+            if (row.epoch, row.durable_ts, row.snapshot_n, row.merge_with) != seen:
                 raise _Lost
         _check_neighbours(*rows)
         refers = [_refers(conn, row.task_id) for row in rows]
@@ -191,7 +192,7 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
             epoch=max(row.epoch for row in rows) + 1,
             snapshot_key=snapshot.key,
             snapshot_n=snapshot.n,
-            reopen_id=max(row.reopen_id for row in rows),
+            resubscribe_id=max(row.resubscribe_id for row in rows),
         )
         insert_all_live(conn, rows[0].tenant, snapshot.objects, ObjectKind.SNAPSHOT)
         _add_state(conn, task_id, snapshot.positions, snapshot.keeps | snapshot.objects.keys())
@@ -268,12 +269,12 @@ def _add_task(conn: Connection, task_id: int, like: TaskRow, *, range_: KeyRange
         "start_key": range_.start,
         "end_key": range_.end,
         "start_ts": like.start_ts,
-        "upper": like.upper,
+        "durable_ts": like.durable_ts,
         "epoch": epoch,
         "owner": like.owner,
         "snapshot_key": like.snapshot_key,
         "snapshot_n": like.snapshot_n,
-        "reopen_id": like.reopen_id,
+        "resubscribe_id": like.resubscribe_id,
         "error": like.error,
     }
     conn.execute(tasks.insert(), {**values, **other})

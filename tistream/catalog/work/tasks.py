@@ -1,6 +1,6 @@
 """Tasks: continuous key ranges of a tenant, the unit of ownership and of progress.
 
-- `upper` never falls; only the owner with the newest `epoch` moves it (see `committed`).
+- `durable_ts` never falls; only the owner with the newest `epoch` moves it (see `committed`).
 - `epoch` rises by one with each assignment, also with "to nobody". It says who is right; leases only say when to
   take over.
 - An assignment counts only while its author is still the elected owner: both epochs are tested in one transaction.
@@ -40,12 +40,12 @@ class TaskRow:
     kind: TaskKind
     range: KeyRange
     start_ts: int  #: the task's log is complete above this
-    upper: int  #: everything at or below it is in the committed log
+    durable_ts: int  #: everything at or below it is in the committed log
     epoch: int  #: rises with each assignment
     owner: str | None  #: worker id
     snapshot_key: str | None
     snapshot_n: int  #: number of the newest snapshot; 0 = none yet
-    reopen_id: int  #: a pusher that sees a new one opens new tenures in the range
+    resubscribe_id: int  #: a pusher that sees a new one opens new subscriptions in the range
     error: str | None  #: why the task is stopped; None while it runs
     merge_with: int | None = None  #: the neighbour with which its owner is to merge it
 
@@ -74,8 +74,8 @@ class FrontierRow:
     """How far one range is."""
 
     range: KeyRange
-    upper: int
-    reopen_id: int
+    durable_ts: int
+    resubscribe_id: int
 
 
 _ALL = select(tasks).order_by(tasks.c.task_id)
@@ -116,7 +116,7 @@ _PLACES = select(
 ).order_by(tasks.c.task_id)
 _STAMP = select(func.count(), func.max(tasks.c.task_id), func.sum(tasks.c.epoch)).select_from(tasks)
 _FRONTIER = (
-    select(tasks.c.start_key, tasks.c.end_key, tasks.c.upper, tasks.c.reopen_id)
+    select(tasks.c.start_key, tasks.c.end_key, tasks.c.durable_ts, tasks.c.resubscribe_id)
     .where(of_asked_tenant(tasks))
     .order_by(tasks.c.start_key, tasks.c.task_id)
 )
@@ -259,13 +259,13 @@ def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool
 
 
 def retry_task(catalog: Catalog, task_id: int, *, epoch: int, actor: str = "") -> bool:
-    """Let a stopped task try again, with new tenures in its range. False when the epoch is stale."""
+    """Let a stopped task try again, with new subscriptions in its range. False when the epoch is stale."""
     with catalog.transaction() as conn:
         seen = {"asked_task": task_id, "seen_epoch": epoch}
         row = conn.execute(_SEEN, seen).one_or_none()
         if row is None:
             return False
-        conn.execute(_RETRY, {**seen, "error": None, "reopen_id": row.reopen_id + 1})
+        conn.execute(_RETRY, {**seen, "error": None, "resubscribe_id": row.resubscribe_id + 1})
         record_event(conn, EventKind.TASK_RETRIED, task_id, tenant=tenant_of(row), actor=actor, error=row.error)
         return True
 
@@ -276,31 +276,32 @@ def clear_task_error(catalog: Catalog, task_id: int) -> None:
         conn.execute(tasks.update().where(tasks.c.task_id == task_id).values(error=None))
 
 
-def raise_reopen(catalog: Catalog, task_id: int, *, epoch: int) -> bool:
-    """Ask the pushers for new tenures in the task's range. False when the epoch is stale."""
-    return _update(catalog, task_id, epoch, reopen_id=tasks.c.reopen_id + 1)
+def raise_resubscribe(catalog: Catalog, task_id: int, *, epoch: int) -> bool:
+    """Ask the pushers for new subscriptions in the task's range. False when the epoch is stale."""
+    return _update(catalog, task_id, epoch, resubscribe_id=tasks.c.resubscribe_id + 1)
 
 
 def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
     """How far each range of the tenant is, over all its tasks, in key order; empty before activation."""
     with catalog.reading() as conn:
         return [
-            FrontierRow(range=KeyRange(start_key, end_key), upper=upper, reopen_id=reopen_id)
-            for start_key, end_key, upper, reopen_id in conn.execute(_FRONTIER, tenant_ids(tenant))
+            FrontierRow(range=KeyRange(start_key, end_key), durable_ts=durable_ts, resubscribe_id=resubscribe_id)
+            for start_key, end_key, durable_ts, resubscribe_id in conn.execute(_FRONTIER, tenant_ids(tenant))
         ]
 
 
 def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
-    """What may be served of a key range: the lowest `upper` of the data tasks that intersect it and of all DDL tasks.
+    """What may be served of a key range: the lowest `durable_ts` of the data tasks that intersect it and of all DDL
+    tasks.
 
-    0 when no data task intersects the range, hence before activation. It never falls: no `upper` does, and a paused
-    tenant keeps its tasks.
+    0 when no data task intersects the range, hence before activation. It never falls: no `durable_ts` does, and a
+    paused tenant keeps its tasks.
     """
     wanted = range or KeyRange()
     is_data = tasks.c.kind == TaskKind.DATA
     with catalog.reading() as conn:
         lowest, data_tasks = conn.execute(
-            select(func.min(tasks.c.upper), func.count(case((is_data, 1)))).where(
+            select(func.min(tasks.c.durable_ts), func.count(case((is_data, 1)))).where(
                 of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))
             )
         ).one()
@@ -312,7 +313,7 @@ def served_watermarks(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Ten
     query = select(
         tasks.c.cluster_id,
         tasks.c.tenant_id,
-        func.min(tasks.c.upper),
+        func.min(tasks.c.durable_ts),
         func.count(case((tasks.c.kind == TaskKind.DATA, 1))),
     ).group_by(tasks.c.cluster_id, tasks.c.tenant_id)
     if len(tenants) <= _TENANTS_NAMED_MAX:
@@ -353,12 +354,12 @@ def task_row(row: Any) -> TaskRow:
         kind=TaskKind(row.kind),
         range=KeyRange(row.start_key, row.end_key),
         start_ts=row.start_ts,
-        upper=row.upper,
+        durable_ts=row.durable_ts,
         epoch=row.epoch,
         owner=row.owner,
         snapshot_key=row.snapshot_key,
         snapshot_n=row.snapshot_n,
-        reopen_id=row.reopen_id,
+        resubscribe_id=row.resubscribe_id,
         error=row.error,
         merge_with=row.merge_with,
     )

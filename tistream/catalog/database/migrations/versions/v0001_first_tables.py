@@ -63,10 +63,10 @@ def _tenants_and_tasks() -> None:
         *_uints("cluster_id", "tenant_id"),
         _word("kind"),
         *_keys(),
-        *_uints("start_ts", "upper", "epoch"),
+        *_uints("start_ts", "durable_ts", "epoch"),
         sa.Column("owner", _name(128)),
         sa.Column("snapshot_key", _name(512)),
-        *_uints("snapshot_n", "reopen_id"),
+        *_uints("snapshot_n", "resubscribe_id"),
         sa.Column("error", sa.Text),
     )
     create_index("tasks_of_tenant", "tasks", ["cluster_id", "tenant_id"])

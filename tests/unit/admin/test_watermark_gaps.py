@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tistream import ts as tso
-from tistream.admin.core.watermark_gaps import Cause, Hole, Known, awaiting, holes_of, paused
+from tistream.admin.core.watermark_gaps import Cause, Known, WatermarkGap, awaiting, paused, watermark_gaps_of
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
 from tistream.catalog.work.tasks import TaskRow
@@ -20,8 +20,8 @@ from tistream.limits import LEASE_MS
 T = Tenant(1, 1)
 ORDERS = KeyRange(table_prefix(100), table_prefix(101))
 TASK = TaskRow(
-    task_id=7, tenant=T, kind=TaskKind.DATA, range=ORDERS, start_ts=1, upper=5, epoch=3, owner="s1",
-    snapshot_key=None, snapshot_n=0, reopen_id=0, error=None,
+    task_id=7, tenant=T, kind=TaskKind.DATA, range=ORDERS, start_ts=1, durable_ts=5, epoch=3, owner="s1",
+    snapshot_key=None, snapshot_n=0, resubscribe_id=0, error=None,
 )  # fmt: skip
 STUCK = StuckReport(
     start_key=ORDERS.start, end_key=ORDERS.end, watermark=5, region_id=12, version=7, store_id=3, file="1/88"
@@ -49,13 +49,13 @@ def known(
     )
 
 
-def told(task: TaskRow, facts: Known) -> list[Hole]:
-    return holes_of(task, facts, {100: "shop.orders"}.get)
+def told(task: TaskRow, facts: Known) -> list[WatermarkGap]:
+    return watermark_gaps_of(task, facts, {100: "shop.orders"}.get)
 
 
-def only(task: TaskRow, facts: Known) -> Hole:
-    (hole,) = told(task, facts)
-    return hole
+def only(task: TaskRow, facts: Known) -> WatermarkGap:
+    (watermark_gap,) = told(task, facts)
+    return watermark_gap
 
 
 def report(standing_s: float = 40.0, *stuck: StuckReport) -> TaskReport:
@@ -69,11 +69,17 @@ def test_a_task_that_goes_on_is_not_told() -> None:
 
 
 def test_a_region_of_a_silent_store() -> None:
-    hole = only(TASK, known(report(40.0, STUCK), silent_s=41.0))
-    assert hole.sentence == (
+    watermark_gap = only(TASK, known(report(40.0, STUCK), silent_s=41.0))
+    assert watermark_gap.sentence == (
         "shop.orders waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down"
     )
-    assert (hole.cause, hole.region_id, hole.version, hole.store_id, hole.file_age_s) == (
+    assert (
+        watermark_gap.cause,
+        watermark_gap.region_id,
+        watermark_gap.version,
+        watermark_gap.store_id,
+        watermark_gap.file_age_s,
+    ) == (
         Cause.STANDING,
         12,
         7,
@@ -95,12 +101,12 @@ def test_whose_fault_it_probably_is(facts: Known, words: str) -> None:
     assert words in only(TASK, facts).sentence
 
 
-def test_a_hole_is_told_at_once_and_names_its_part() -> None:
+def test_a_watermark_gap_is_told_at_once_and_names_its_part() -> None:
     part = replace(STUCK, start_key=record_key(100, 5), watermark=None, region_id=0, version=0, store_id=0, file="")
-    hole = only(TASK, known(report(0.1, part)))
-    assert hole.cause is Cause.HOLE
-    assert hole.sentence.startswith("[shop.orders, row 5 to its end) waits for a region that nobody has named")
-    assert hole.range == KeyRange(record_key(100, 5), ORDERS.end)
+    watermark_gap = only(TASK, known(report(0.1, part)))
+    assert watermark_gap.cause is Cause.WATERMARK_GAP
+    assert watermark_gap.sentence.startswith("[shop.orders, row 5 to its end) waits for a region that nobody has named")
+    assert watermark_gap.range == KeyRange(record_key(100, 5), ORDERS.end)
 
 
 def test_the_sorter_adds_what_it_knows() -> None:
@@ -111,7 +117,7 @@ def test_the_sorter_adds_what_it_knows() -> None:
 
 def test_a_lock_that_nobody_decides_is_named_with_its_transaction_and_age() -> None:
     begun = tso.compose(1_000)
-    task, key = replace(TASK, upper=begun), record_key(100, 5)
+    task, key = replace(TASK, durable_ts=begun), record_key(100, 5)
     locked = StuckReport(start_key=key, end_key=key + b"\0", watermark=begun, start_ts=begun, reason="2 are here")
     region, lock = told(task, known(report(40.0, replace(STUCK, watermark=begun), locked)))
     assert region.region_id == 12
