@@ -100,7 +100,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         "/v1/gaps",
         dependencies=[needs(Right.LOOK)],
         operation_id="list_watermark_gaps",
-        summary="Ranges that do not go on, each in one sentence",
+        summary="Stalled ranges, each in one sentence",
     )
     def list_watermark_gaps(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
         return views.watermark_gaps(sources, _tenant(cluster_id, tenant_id))

@@ -74,7 +74,7 @@ def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
 
 
 def _watermark_gaps(services: Services, who: Principal, visible: Iterable[Tenant]) -> int:
-    """How many parts of the key space do not go on."""
+    """Number of stalled ranges."""
     sources = operate.sources_of(services)
     if who.sees_all:
         return len(views.watermark_gaps(sources)["items"])

@@ -18,7 +18,7 @@ _MENU = (  #: address, name, the right it needs, whether it is about the whole d
     ("/tenants", "Tenants", Right.LOOK, True),
     ("/tasks", "Tasks", Right.LOOK, True),
     ("/workers", "Workers", Right.LOOK, True),
-    ("/gaps", "WatermarkGaps", Right.LOOK, True),
+    ("/gaps", "Stalled ranges", Right.LOOK, True),
     ("/events", "Events", Right.LOOK, True),
     ("/keys", "Keys", Right.KEYS, False),
     ("/docs", "API", Right.KNOWN, False),

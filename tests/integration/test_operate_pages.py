@@ -239,6 +239,6 @@ def test_empty_pages_teach(tmp_path: Path) -> None:
         with TestClient(create_app(fresh.services)) as http:
             for path, words in (
                 ("/tenants", "tistream tenant register"), ("/tasks", "tistream push"), ("/workers", "tistream sort"),
-                ("/gaps", "every range goes on"), ("/events", "tistream events --follow"),
+                ("/gaps", "stalled ranges."), ("/events", "tistream events --follow"),
             ):  # fmt: skip
                 assert words in http.get(path).text, path

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow as pa
 import pytest
 
 from tistream.errors import CorruptObject, InvalidInput, ObjectConflict, ObjectNotFound, TiStreamError
@@ -44,6 +45,13 @@ class ObjectStoreSuite:
         store.put(KEY, memoryview(data)[:size])
         assert store.get(KEY) == data[:size]
         assert store.size(KEY) == size
+
+    def test_a_view_of_an_arrow_buffer_is_put_like_bytes(self, store: ObjectStore) -> None:
+        view = memoryview(pa.py_buffer(b"\x80rows"))
+        assert view.format == "b"
+        for _ in range(2):  # the second finds the object there and compares
+            store.put(KEY, view)
+        assert store.get(KEY) == b"\x80rows"
 
     def test_an_object_above_the_limit_is_refused_by_name(
         self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch

@@ -209,7 +209,7 @@ def resume_stop(
 def watermark_gaps(
     tenant: OfTenant = None, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """Ranges that do not go on, each in one sentence with what to look at."""
+    """Stalled ranges, each in one sentence with what to look at."""
     from tistream.cli.output import console
 
     with _connect(url) as client:
@@ -219,7 +219,7 @@ def watermark_gaps(
         return
     out = console(no_color)
     if not found["items"]:
-        out.print("no holes: every range goes on", style="green")
+        out.print("no stalled ranges", style="green")
     for watermark_gap in found["items"]:
         out.print(
             f"{watermark_gap['cause']}: {watermark_gap['sentence']}", style="yellow", markup=False, soft_wrap=True

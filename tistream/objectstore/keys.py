@@ -37,7 +37,7 @@ def check_range(key: str, offset: int, length: int) -> None:
 
 def settle(key: str, there: bytes, mine: bytes | memoryview) -> None:
     """Decide about a key that was taken: equal bytes are an earlier try of this write, others are somebody else's."""
-    if there != mine:
+    if there != memoryview(mine).cast("B"):  # views of other formats never equal bytes
         raise ObjectConflict(key=key, bytes_there=len(there), bytes_mine=len(mine))
 
 

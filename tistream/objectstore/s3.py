@@ -99,6 +99,7 @@ class S3Store:
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
+        data = memoryview(data).cast("B")  # an Arrow buffer's view has another format, which obstore refuses
         for _ in range(_PUT_TRIES_MAX):
             try:
                 obstore.put(self._bucket, key, data, mode="create", use_multipart=False)
