@@ -85,7 +85,7 @@ def told(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
     """What a broken promise tells of these rows; None when there are none."""
     if not len(at):
         return None
-    keys = pl.Series("key", pl.from_arrow(rows.place.take(at).column("key")), dtype=pl.Binary)
+    keys = rows.place.take(at).series("key")
     frame = pl.DataFrame({"key": keys, **{n: rows.numbers[n][at] for n in ("start_ts", "commit_ts")}, "w": w[at]})
     return frame.hstack(rows.origins.select(*SOURCE, *SUBSCRIPTION)[rows.numbers["origin"][at]])
 

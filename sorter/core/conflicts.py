@@ -106,8 +106,7 @@ def frame_of(run: Run, rows: I64, schema: pa.Schema) -> pl.DataFrame:
         if name not in schema.names:
             continue
         whole = name == "value" and not said
-        array = place.column(name, op != Op.PUT if whole else None, empty_for_null=whole)  # type: ignore[arg-type]
-        columns[name] = pl.Series(pl.from_arrow(array), dtype=pl.Binary)
+        columns[name] = place.series(name, op != Op.PUT if whole else None, empty_for_null=whole)  # type: ignore[arg-type]
     frame = pl.DataFrame(columns)
     if said:
         value = pl.col("value")
@@ -132,6 +131,11 @@ def run_sized(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
     full = np.diff(ends // SEGMENT_BYTES) + np.diff(np.arange(frame.height) // RUN_ROWS)
     for low, high in pairwise([0, *(int(cut) + 1 for cut in np.flatnonzero(full)), frame.height]):
         yield frame.slice(low, high - low)
+
+
+def runs_of(frame: pl.DataFrame, schema: pa.Schema) -> list[Run]:
+    """Runs with the rows of a frame of that schema (OPEN or COMMITS), however many bytes they have."""
+    return [run_of(part, schema) for part in run_sized(frame)]
 
 
 def run_of(frame: pl.DataFrame, schema: pa.Schema) -> Run:

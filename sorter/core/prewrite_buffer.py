@@ -50,8 +50,7 @@ from sorter.core.conflicts import (
     frame_of_all,
     matched,
     merged,
-    run_of,
-    run_sized,
+    runs_of,
 )
 from sorter.core.decision_queue import Due
 from sorter.core.sort_buffer import SortBuffer
@@ -358,7 +357,7 @@ class PrewriteBuffer:
         at = np.flatnonzero(doubtful)
         group.append(frame_of(run, at, OPEN))
         run.kill(at)
-        return [run, *(run_of(part, OPEN) for part in run_sized(merged(pl.concat(group))))]
+        return [run, *runs_of(merged(pl.concat(group)), OPEN)]
 
     def _has_prewrite(self, needles: Needles, added: list[Run]) -> Flags:
         found = self.open.known(needles, "start_ts")
@@ -380,10 +379,11 @@ class PrewriteBuffer:
     def _bring_values(self, run: Run, there: I64, rows: Arrivals, here: I64) -> None:
         """Commits that wait learn the value that a second copy has, unless they have one."""
         known = frame_of(run, there, COMMITS)
-        told = pl.Series("told", pl.from_arrow(rows.place.take(here).column("value")), dtype=pl.Binary)
+        told = rows.place.take(here).series("value")
         kept = known.with_columns(pl.coalesce(pl.col("value"), told).alias("value"))
         run.kill(there)
-        self.commits.add(run_of(kept, COMMITS))
+        for learned_run in runs_of(kept, COMMITS):
+            self.commits.add(learned_run)
 
     def _add_whole(self, rows: Arrivals, outcomes: _Outcomes, ready: SortBuffer) -> None:
         whole = outcomes.whole
@@ -460,16 +460,16 @@ class PrewriteBuffer:
         rows, doubtful = matched(due, open_)
         if rows.height:
             ready.add(rows)
-            done = run_of(due.join(rows, on=VERSION, how="semi"), COMMITS)
-            at = np.arange(len(done))
-            for run, _, there in self.open.find(done.needles(at, "start_ts"), "start_ts"):
-                self._due.spend(run, there)
-            self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
+            for done in runs_of(due.join(rows, on=VERSION, how="semi"), COMMITS):
+                at = np.arange(len(done))
+                for run, _, there in self.open.find(done.needles(at, "start_ts"), "start_ts"):
+                    self._due.spend(run, there)
+                self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
         new = doubtful.filter(~pl.col("asked"))
         if new.height:
-            asked = run_of(new.with_columns(asked=pl.lit(value=True)), COMMITS)
-            self.commits.kill(asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
-            self.commits.add(asked)
+            for asked in runs_of(new.with_columns(asked=pl.lit(value=True)), COMMITS):
+                self.commits.kill(asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
+                self.commits.add(asked)
         return _undecided(new)
 
     def _bury(self, watermarks: RangeWatermarkMap) -> None:

@@ -149,7 +149,7 @@ def in_order(place: Place, numbers: dict[str, npt.NDArray[Any]]) -> I64:
         lengths = groups[:, 1] - groups[:, 0]
         at = np.repeat(groups[:, 0] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         rows = order[at]
-        keys = pl.Series(pl.from_arrow(place.take(rows).column("key")), dtype=pl.Binary)
+        keys = place.take(rows).series("key")
         frame = pl.DataFrame({"first": first[rows], "start": numbers["start_ts"][rows], "key": keys})
         order[at] = rows[frame.select(pl.arg_sort_by("first", "start", "key")).to_series().to_numpy()]
     return order

@@ -10,7 +10,7 @@ read it by address, for as long as somebody holds the segment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +37,7 @@ from sorter.rows.kernels import (
 from sorter.rows.key_kernels import tables_of_keys
 from tistream.errors import CorruptObject, invariant
 
+COLUMN_BYTES_MAX = (1 << 31) - 1  #: of one binary array: Arrow's offsets are 32 bits
 HASH_MASK = (1 << 64) - 1  #: tests cut hashes short to see collisions
 
 Name = Literal["key", "value", "old_value"]
@@ -178,20 +179,24 @@ class Place:
         return out
 
     def column(self, name: Name, nulls: Flags | None = None, *, empty_for_null: bool = False) -> pa.BinaryArray:
-        """The rows' bytes as one column, less than 2 GiB. `nulls` are null whatever they hold; other nulls stay what
-        they are or, if asked for, become empty."""
+        """The rows' bytes as one column, up to COLUMN_BYTES_MAX. `nulls` are null whatever they hold; other nulls stay
+        what they are or, if asked for, become empty."""
         ends, present = self.layout(name, nulls)
-        invariant(int(ends[-1]) < 1 << 31, "a column grows beyond its offsets", bytes=int(ends[-1]))
-        out = pa.allocate_buffer(int(ends[-1]))  # from Arrow's pool, which gives large pieces back
-        pointers = self._pointers(name)
-        copy_rows(pointers.offsets, pointers.data, self.segment, self.row, ends, np.frombuffer(out, np.uint8))
-        if empty_for_null:
-            present = np.ones(len(self), np.uint8) if nulls is None else (~nulls).view(np.uint8)
-        valid = None
-        if not present.all():
-            valid = pa.py_buffer(np.packbits(present, bitorder="little"))
-        buffers = [valid, pa.py_buffer(ends.astype(np.int32)), out]
-        return pa.BinaryArray.from_buffers(pa.binary(), len(self), buffers)
+        invariant(int(ends[-1]) <= COLUMN_BYTES_MAX, "a column grows beyond its offsets", bytes=int(ends[-1]))
+        return self._laid_out(name, ends, present, nulls, empty_for_null=empty_for_null)
+
+    def series(self, name: Name, nulls: Flags | None = None, *, empty_for_null: bool = False) -> pl.Series:
+        """As `column`, for polars and of any size: the rows of many runs together exceed one Arrow array."""
+        ends, present = self.layout(name, nulls)
+        if int(ends[-1]) <= COLUMN_BYTES_MAX:
+            found = [self._laid_out(name, ends, present, nulls, empty_for_null=empty_for_null)]
+        else:
+            parts = [np.arange(low, high) for low, high in _fitting_one_array(ends)]
+            found = [
+                self.take(at).column(name, None if nulls is None else nulls[at], empty_for_null=empty_for_null)
+                for at in parts
+            ]
+        return pl.Series(name, pl.from_arrow(pa.chunked_array(found, pa.binary())), dtype=pl.Binary)
 
     def layout(self, name: Name, nulls: Flags | None = None) -> tuple[I64, U8]:
         """(bounds of the rows' bytes put one behind the other, a byte each that says whether there is a value)."""
@@ -203,6 +208,20 @@ class Place:
         found: tuple[I64, U8] = sizes_of(pointers.offsets, pointers.data, pointers.valid, self.segment, self.row, none)
         return found
 
+    def _laid_out(
+        self, name: Name, ends: I64, present: U8, nulls: Flags | None, *, empty_for_null: bool
+    ) -> pa.BinaryArray:
+        out = pa.allocate_buffer(int(ends[-1]))  # from Arrow's pool, which gives large pieces back
+        pointers = self._pointers(name)
+        copy_rows(pointers.offsets, pointers.data, self.segment, self.row, ends, np.frombuffer(out, np.uint8))
+        if empty_for_null:
+            present = np.ones(len(self), np.uint8) if nulls is None else (~nulls).view(np.uint8)
+        valid = None
+        if not present.all():
+            valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+        buffers = [valid, pa.py_buffer(ends.astype(np.int32)), out]
+        return pa.BinaryArray.from_buffers(pa.binary(), len(self), buffers)
+
     def _pointers(self, name: Name) -> _Pointers:
         found = self._found.get(name)
         if found is None:
@@ -211,6 +230,17 @@ class Place:
             offsets, data, valid = np.ascontiguousarray(np.array(of, np.uint64).reshape(-1, 3).T)
             found = self._found[name] = _Pointers(offsets, data, valid)
         return found
+
+
+def _fitting_one_array(ends: I64) -> Iterator[tuple[int, int]]:
+    """Where rows are cut so that each part fits one Arrow array; `ends` are the bounds of their bytes. A single row
+    always fits: it came in one."""
+    low, last = 0, len(ends) - 1
+    while low < last:
+        high = int(np.searchsorted(ends, ends[low] + COLUMN_BYTES_MAX, side="right")) - 1
+        high = max(high, low + 1)
+        yield low, high
+        low = high
 
 
 def stacked(places: Sequence[Place]) -> Place:
@@ -248,11 +278,12 @@ def segment_of(frame: pl.DataFrame) -> Segment:
 
 
 def as_binary(series: pl.Series) -> pa.BinaryArray:
-    """A polars column of bytes as one Arrow array with 32-bit offsets."""
+    """A polars column of bytes as one Arrow array, up to COLUMN_BYTES_MAX."""
+    size = int(series.bin.size().cast(pl.UInt64).sum())
+    invariant(size <= COLUMN_BYTES_MAX, "a column grows beyond its offsets", bytes=size)
     found = series.to_frame().to_arrow().column(0).cast(pa.binary()).combine_chunks()
     if not isinstance(found, pa.ChunkedArray):
         return found
-    invariant(found.num_chunks <= 1, "a column grows beyond its offsets", bytes=found.nbytes)
     return found.chunk(0) if found.num_chunks else pa.array([], pa.binary())
 
 

@@ -276,7 +276,7 @@ class SavedRun(Run):
         """The needles that may be here."""
         low, high = self.span(ts)
         near = np.flatnonzero((needles.ts >= np.uint64(low)) & (needles.ts <= np.uint64(high)))
-        keys = pl.Series(pl.from_arrow(needles.place.take(near).column("key")), dtype=pl.Binary)
+        keys = needles.place.take(near).series("key")
         first, last = (pl.lit(key, pl.Binary) for key in self._group.keys)
         inside = pl.DataFrame({"key": keys}).select((pl.col("key") >= first) & (pl.col("key") <= last)).to_series()
         found: I64 = near[inside.to_numpy()]
