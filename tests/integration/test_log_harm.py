@@ -1,0 +1,252 @@
+"""Objects of the durable log are missing, cut short, changed or replaced: readers get right rows or an error by name.
+
+One tenant's log holds committed files, compacted files, bases and a seed; a second tenant has the same kinds. For each
+kind and each harm, readers that need the object get an error that names it, all others get the bytes they got before,
+and once the object is back everything reads as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from compactor.base_job import BaseSettings, build_tenant_bases
+from compactor.core.base_plan import BasePlanSettings
+from compactor.core.plan import PlanSettings
+from compactor.job import JobEnd, JobSettings, compact_tenant
+from compactor.local import LocalExecutor
+from reading.asof import source
+from reading.cursor import Scope
+from reading.reader import LogReader
+from simulator.capture import Capture, captured_rows
+from simulator.dst.mutants import replaced, reworded
+from tests.kit import replica
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.log_builder import TENANT, LogBuilder, recording_end
+from tests.kit.log_harm import (
+    HARMS,
+    Objects,
+    Part,
+    Reader,
+    Wants,
+    changed,
+    complaints,
+    flipped,
+    fresh,
+    harmed,
+    parts_of,
+    quietly_flipped,
+    wants_of,
+)
+from tests.kit.open_folder import OpenFolder
+from tests.kit.recording import EXPECTED, RECORDING, committed_rows
+from tistream.codec import committed_file, seed_file
+from tistream.codec.newest import STATE
+from tistream.errors import CorruptObject, ObjectNotFound
+from tistream.ids import Tenant
+from tistream.log.committed_log import SegmentSource
+from tistream.model import change
+
+END = recording_end()
+OTHER = Tenant(1, 2)
+EARLY, MIDDLE = (next(m.ts for m in replica.moments(EXPECTED) if m.label == label) for label in ("m-types", "m-mix1"))
+EVER_MS = 10 * 365 * 24 * 3_600_000
+BASES = BasePlanSettings(tail_ratio=0, tail_bytes_min=0, group_bytes=20_000)
+MERGED = PlanSettings(inputs_min=2, target_bytes=40_000)
+QUIET = "a bit that only the checksum tells"
+KINDS = ("committed", "compacted", "bases", "seeds")
+
+
+@dataclass
+class Site:
+    """The log of two tenants, its readers, and what they get while it is sound."""
+
+    world: ApiWorld
+    objects: Objects
+    parts: list[Part]
+    wanted: list[Wants]
+
+    def target(self, kind: str) -> Part:
+        """The segment of this kind that most readers need."""
+        mine = [p for p in self.parts if p.object_key.startswith(f"{kind}/cluster-1/tenant-1/")]
+        return max(mine, key=lambda p: (sum(p.rows_of(w) > 0 for w in self.wanted), len(p.tables)))
+
+    def others(self, part: Part) -> tuple[bytes, bytes]:
+        """(an object of the same tenant and form, one of the other tenant)."""
+        kind = part.object_key.split("/")[0]
+        near = "bases" if kind == "seeds" else kind
+        mine = {p.object_key for p in self.parts if p.object_key.startswith(f"{near}/")} - {part.object_key}
+        theirs = [k for k in self.objects if k.startswith(f"{kind}/cluster-1/tenant-2/")]
+        return max((self.objects[k] for k in mine), key=len), max((self.objects[k] for k in theirs), key=len)
+
+
+def build_log(world: ApiWorld, log: LogBuilder, seed: pa.Table | None) -> None:
+    """A seed, compacted files up to about `EARLY`, committed files above, bases at `MIDDLE`."""
+    log.activate().seed(seed)
+    cuts = [ts for ts in log.cuts(40) if ts < MIDDLE]
+    for ts in [*cuts, MIDDLE]:
+        log.flush(ts)
+    settings = JobSettings(lag_ms=0, plan=MERGED)
+    assert compact_tenant(world.catalog, log.tenant, LocalExecutor(world.store), settings, world.clock).end
+    settings_of_bases = BaseSettings(lag_ms=0, window_ms=EVER_MS, plan=BASES)
+    executor = LocalExecutor(world.store).bases
+    registry = world.services.registry
+    report = build_tenant_bases(world.catalog, registry, log.tenant, executor, settings_of_bases, world.clock)
+    assert (report.end, report.ts) == (JobEnd.SWAPPED, MIDDLE)
+    for ts in [*(ts for ts in log.cuts(40) if ts > MIDDLE), END]:
+        log.flush(ts)
+
+
+def some(rows: pa.Table) -> pa.Table:
+    """Three of four rows of the users' tables, so that no segment is another tenant's."""
+    kept = pc.greater(pc.bit_wise_and(pc.shift_right(rows["start_ts"], 18), pa.scalar(3, pa.uint64())), 0)
+    system = pc.or_(pc.less(rows["table_id"], 100), pc.greater(rows["table_id"], 1 << 32))
+    return rows.filter(pc.or_(kept, system))
+
+
+def readers(start_ts: int) -> Iterator[Reader]:
+    for after, upto in pairwise([start_ts, EARLY, (EARLY + MIDDLE) // 2, MIDDLE, END]):
+        yield Reader(scope=Scope(tenant=TENANT), after=after, upto=upto)
+    yield Reader(scope=Scope(tenant=OTHER), after=start_ts, upto=MIDDLE)
+    for tenant, tables in ((TENANT, ("customers", "inter")), (OTHER, ("customers",))):
+        for table in tables:
+            yield Reader(scope=Scope(tenant=tenant, database="shop", table=table), after=start_ts, upto=END)
+    for tenant, table, ts in (
+        (TENANT, "customers", EARLY),
+        (TENANT, "customers", END),
+        (TENANT, "tags", EARLY),
+        (TENANT, "tags", MIDDLE),
+        (TENANT, "t_times", END),
+        (OTHER, "customers", END),
+        (OTHER, "tags", EARLY),
+    ):
+        yield Reader(scope=Scope(tenant=tenant, database="shop", table=table), upto=ts, as_of=True)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    store = OpenFolder()
+    with api_world(tmp_path_factory.mktemp("harm"), store) as world:
+        build_log(world, world.log, None)
+        seed = pa.concat_tables(captured_rows(Capture(RECORDING)))
+        other = LogBuilder(world.catalog, store, tenant=OTHER, rows=some(committed_rows())).register()
+        build_log(world, other, seed.slice(0, seed.num_rows // 2))
+        services = fresh(world.services)
+        wanted = [wants_of(services, reader) for reader in readers(world.log.start_ts)]
+        yield Site(world, store.objects, parts_of(services, store.objects, TENANT), wanted)
+
+
+def found_by(site: Site, kind: str, harm: str) -> list[str]:
+    """What the judge says of one harm, and of the time after it."""
+    part = site.target(kind)
+    good = site.objects[part.object_key]
+    bad = quietly_flipped(good, part) if harm == QUIET else HARMS[harm](good, part, *site.others(part))
+    services = fresh(site.world.services)
+    with harmed(site.objects, part.object_key, bad):
+        found = complaints(services, site.wanted, site.parts, part.object_key, good, bad)
+    of_object = [p for p in site.parts if p.object_key == part.object_key]
+    return found + changed(services, [w for w in site.wanted if any(p.touches(w) for p in of_object)])
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_harmed_object_gives_no_wrong_rows_and_stops_no_other_reader(site: Site, kind: str, harm: str) -> None:
+    assert found_by(site, kind, harm) == []
+
+
+@pytest.mark.parametrize("kind", ["committed", "bases", "seeds"])
+def test_a_bit_that_only_the_checksum_tells_is_found(site: Site, kind: str) -> None:
+    assert found_by(site, kind, QUIET) == []
+
+
+def test_a_harmed_footer_stops_the_readers_of_its_file_alone(site: Site) -> None:
+    part = site.target("compacted")
+    good = site.objects[part.object_key]
+    bad = flipped(good, part.footer.offset + part.footer.length // 2)
+    with harmed(site.objects, part.object_key, bad):
+        found = complaints(fresh(site.world.services), site.wanted, site.parts, part.object_key, good, bad)
+    assert found == []
+
+
+def test_each_kind_has_readers_that_need_it_and_readers_that_do_not(site: Site) -> None:
+    for kind in KINDS:
+        part = site.target(kind)
+        mine = [w for w in site.wanted if w.reader.scope.tenant == TENANT]
+        assert any(part.rows_of(w) for w in mine), kind
+        assert not all(part.touches(w) for w in mine), kind
+        assert all(w.answer for w in site.wanted)
+
+
+def test_the_problem_of_a_harmed_object_names_it(site: Site) -> None:
+    part = site.target("committed")
+    with harmed(site.objects, part.object_key, None):
+        answer = site.world.get("/changes", start_ts=str(int(part.commit_ts.min()) - 1), format="raw-arrow")
+    assert answer.status_code >= 500
+    assert part.object_key in answer.text
+
+
+def skipped(read: Callable[..., pa.Table], empty: pa.Table, error: type[Exception]) -> Callable[..., pa.Table]:
+    """A reader that takes an object it cannot read for an empty one."""
+
+    def lenient(*args: Any) -> pa.Table:
+        try:
+            return read(*args)
+        except error:
+            return empty
+
+    return lenient
+
+
+NO_CHANGE, NO_ROW = change.COMMITTED.empty_table(), STATE.empty_table()
+#: by name: (kind, harm, the owner and name of what is broken, what stands there instead)
+MUTANTS: dict[str, tuple[str, str, Callable[[], AbstractContextManager[None]]]] = {
+    "a reader of the log ignores the checksum": (
+        "committed",
+        QUIET,
+        lambda: reworded(committed_file, "decode_segment", ("found != crc", "False")),
+    ),
+    "a reader of a base ignores the checksum": (
+        "bases",
+        QUIET,
+        lambda: reworded(seed_file, "decode_segment", ("found != crc", "False")),
+    ),
+    "a reader of the log skips what is missing": (
+        "committed",
+        "missing",
+        lambda: replaced(SegmentSource, "rows", skipped(SegmentSource.rows, NO_CHANGE, ObjectNotFound)),
+    ),
+    "a reader of the log skips what is damaged": (
+        "compacted",
+        "truncated",
+        lambda: replaced(SegmentSource, "rows", skipped(SegmentSource.rows, NO_CHANGE, CorruptObject)),
+    ),
+    "a reader of a table skips what is missing of its base": (
+        "seeds",
+        "missing",
+        lambda: replaced(source, "base_rows", skipped(source.base_rows, NO_ROW, ObjectNotFound)),
+    ),
+    "an error does not say which object": (
+        "committed",
+        "missing",
+        lambda: reworded(LogReader, "_gone", ("**error.facts", "segment=0")),
+    ),
+    "a reader of a table fetches everything that its neighbours have": (
+        "compacted",
+        "a bit flipped",
+        lambda: reworded(LogReader, "_listed", ("table_ids=table_ids", "table_ids=None")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_judge_finds_each_broken_rule(site: Site, name: str) -> None:
+    kind, harm, broken = MUTANTS[name]
+    with broken():
+        assert found_by(site, kind, harm)
