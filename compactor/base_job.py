@@ -11,19 +11,23 @@ again in the transaction. Two rounds at once may choose the same tables: the sec
 of its own at another timestamp, which are right as well. A table without a seed that is older than the log has no rows
 to start from and gets no base.
 
+A table whose base cannot be built, because an object that it needs is missing or damaged or the code fails, is left
+out and named; the others get theirs. Its group is tried again table by table to find it. An error that may pass (store
+or catalog away) ends the round.
+
 A job that dies leaves files without a row, which are collected, or bases that are not retired yet, which the next round
 sees to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
-from compactor.base_task import BaseResult
-from compactor.core.base_plan import BaseGroup, BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
+from compactor.base_task import BaseFailed, BaseResult
+from compactor.core.base_plan import BaseGroup, BasePlanRow, BasePlanSettings, BaseTable, apart, outlived, plan_bases
 from compactor.core.verify import verified_bases
 from compactor.job import JobEnd, collected
 from schemas.bases import Base, choose, is_overtaken
@@ -44,7 +48,8 @@ from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
 
-BaseExecutor = Callable[[Sequence[BasePlanRow]], Iterable[BaseResult]]
+BaseExecutor = Callable[[Sequence[BasePlanRow]], Iterable[BaseResult | BaseFailed]]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,16 @@ class BaseSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A table that cannot have a base now."""
+
+    table_id: int
+    code: str
+    message: str
+    object: str  #: that the error names; empty when it names none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseReport:
     """What a round did."""
 
@@ -70,6 +85,7 @@ class BaseReport:
     bytes_written: int = 0
     retired: int = 0
     seconds: float = 0.0
+    failed: tuple[LeftOut, ...] = ()  #: the tables that were left out
 
 
 def build_tenant_bases(
@@ -79,12 +95,13 @@ def build_tenant_bases(
     executor: BaseExecutor,
     settings: BaseSettings,
     clock: Clock,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> BaseReport:
     """Run one round. `progress` hears (groups done, groups planned).
 
-    Errors of the executor and of verification end it, and nothing has changed. CatalogUnavailable, not determinate,
-    when nobody knows yet whether the bases were added.
+    Tables that cannot have a base are in the report's `failed`. Other errors of the executor and of verification end
+    it, and nothing has changed. CatalogUnavailable, not determinate, when nobody knows yet whether the bases were
+    added.
     """
     begun = clock.monotonic()
     row = get_tenant(catalog, tenant)
@@ -93,16 +110,22 @@ def build_tenant_bases(
     watermark = served_watermark(catalog, tenant)
     history = registry.history(tenant)
     edge = min(watermark, history.resolved_ts)
-    ts, rows, sources = planned_bases(catalog, tenant, history, row.earliest_ts, edge, settings)
-    results: list[BaseResult] = []
-    added = True
-    if rows:
-        results = verified_bases(rows, collected(executor(rows), len(rows), progress))
-        added = _add(catalog, tenant, rows, results, sources, row.earliest_ts)
+    failed: list[LeftOut] = []
+    while True:
+        ts, rows, sources = planned_bases(
+            catalog, tenant, history, row.earliest_ts, edge, settings, without={f.table_id for f in failed}
+        )
+        made, left_out = _made(executor, rows, progress)
+        failed += left_out
+        if made or not left_out:
+            break  # else the tables that failed took all there was to do: see to the others
+    for each in failed:
+        log.error("a table is left out of the bases", tenant=str(tenant), table=each.table_id, error=each.message)
+    rows, results = [row for row, _ in made], [result for _, result in made]
+    added = not made or _add(catalog, tenant, rows, results, sources, row.earliest_ts)
     retired = _retire(catalog, tenant, history, tso.earlier(edge, settings.window_ms))
-    end = (JobEnd.SWAPPED if added else JobEnd.LOST) if rows else JobEnd.NOTHING_TO_DO
     report = BaseReport(
-        end=end,
+        end=_end(bool(made), added, bool(failed)),
         ts=ts,
         tables=sum(len(r.tables) for r in rows),
         rows=sum(count for r in results for count in r.rows.values()),
@@ -111,19 +134,69 @@ def build_tenant_bases(
         bytes_written=sum(file.object_bytes for r in results for file in r.files),
         retired=retired,
         seconds=clock.monotonic() - begun,
+        failed=tuple(failed),
     )
-    log.info("bases", tenant=str(tenant), end=end, tables=report.tables, ts=ts, retired=retired)
+    log.info("bases", tenant=str(tenant), end=report.end, tables=report.tables, ts=ts, retired=retired)
     return report
 
 
+def _end(made: bool, added: bool, failed: bool) -> JobEnd:
+    if made:
+        return JobEnd.SWAPPED if added else JobEnd.LOST
+    return JobEnd.FAILED if failed else JobEnd.NOTHING_TO_DO
+
+
+def _made(
+    executor: BaseExecutor, rows: Sequence[BasePlanRow], progress: Progress
+) -> tuple[list[tuple[BasePlanRow, BaseResult]], list[LeftOut]]:
+    """(the rows that have bases, with their results, the tables that cannot have one). A group that fails is tried
+    table by table."""
+    if not rows:
+        return [], []
+    made, failed = _sorted_out(rows, collected(executor(rows), len(rows), progress))
+    alone: list[BasePlanRow] = []
+    for row, _ in failed:
+        if len(row.tables) > 1:
+            alone += apart(row, len(rows) + len(alone))
+    if alone:
+        failed = [(row, error) for row, error in failed if len(row.tables) == 1]
+        more, still = _sorted_out(alone, collected(executor(alone), len(alone), progress))
+        made, failed = made + more, failed + still
+    return made, [
+        LeftOut(table_id=row.tables[0].table_id, code=error.code, message=error.message, object=error.object)
+        for row, error in failed
+    ]
+
+
+def _sorted_out(
+    rows: Sequence[BasePlanRow], results: Sequence[BaseResult | BaseFailed]
+) -> tuple[list[tuple[BasePlanRow, BaseResult]], list[tuple[BasePlanRow, BaseFailed]]]:
+    """(the rows with a result, the rows that failed). TiStreamError when a row has neither."""
+    of_row = {r.range_id: r for r in results if isinstance(r, BaseFailed)}
+    built = [r for r in results if isinstance(r, BaseResult)]
+    whole = {r.range_id for r in built}
+    good = [row for row in rows if row.range_id in whole or row.range_id not in of_row]
+    made = list(zip(good, verified_bases(good, built), strict=True))
+    return made, [(row, of_row[row.range_id]) for row in rows if row.range_id not in whole and row.range_id in of_row]
+
+
 def planned_bases(
-    catalog: Catalog, tenant: Tenant, history: History, start_ts: int, edge: int, settings: BaseSettings
+    catalog: Catalog,
+    tenant: Tenant,
+    history: History,
+    start_ts: int,
+    edge: int,
+    settings: BaseSettings,
+    *,
+    without: Collection[int] = (),
 ) -> tuple[int, list[BasePlanRow], dict[int, Base]]:
-    """(B, the plan, what each planned table starts from). `edge` is what is served."""
+    """(B, the plan, what each planned table starts from). `edge` is what is served; the tables of `without` get no
+    base."""
     ts = tso.earlier(edge, settings.lag_ms)
     if ts <= max(start_ts, history.start_ts):
         return ts, [], {}
-    sources = {base.physical_id: base for base in _sources(catalog, tenant, history, start_ts, ts)}
+    found = _sources(catalog, tenant, history, start_ts, ts)
+    sources = {base.physical_id: base for base in found if base.physical_id not in without}
     if not sources:
         return ts, [], {}
     after = min(base.ts for base in sources.values())

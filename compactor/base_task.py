@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from compactor.core.base_plan import BasePlanRow
+from compactor.task import may_pass, told
 from tistream.codec.newest import VERSION, Run
 from tistream.codec.seed_file import SEED, SeedBuilder, SeedFile
 from tistream.codec.segment_file import SegmentFile, SegmentInfo
@@ -51,6 +52,16 @@ class BaseResult:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseFailed:
+    """A group whose bases cannot be built."""
+
+    range_id: int
+    code: str
+    message: str
+    object: str = ""  #: that the error names; empty when it names none
+
+
 def build_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResult:
     """Write the bases of one plan row. `attempt` is a name that no other try uses.
 
@@ -74,6 +85,17 @@ def build_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResul
     return BaseResult(
         range_id=row.range_id, ts=row.ts, files=tuple(files), rows=written.rows, seconds=time.monotonic() - begun
     )
+
+
+def try_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResult | BaseFailed:
+    """As `build_bases`; an error that another try cannot help is a result, so that the other groups go on."""
+    try:
+        return build_bases(store, row, attempt)
+    except Exception as e:
+        if may_pass(e):
+            raise
+        code, message, about = told(e)
+        return BaseFailed(range_id=row.range_id, code=code, message=message, object=about)
 
 
 class _Sums:

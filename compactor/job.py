@@ -17,6 +17,7 @@ know: the transaction may still land, or never, and both are right. What never b
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -59,6 +60,18 @@ class JobSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A group that cannot be merged now."""
+
+    task_id: int
+    first: str  #: object key of its first piece
+    last: str
+    code: str
+    message: str
+    object: str  #: that the error names; empty when it names none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a job did."""
 
@@ -73,7 +86,7 @@ class Report:
     bytes_after: int = 0
     rows: int = 0
     seconds: float = 0.0
-    failed: tuple[str, ...] = ()  #: the groups that were left out, each with its objects and its error
+    failed: tuple[LeftOut, ...] = ()  #: the groups that were left out
 
 
 def compact_tenant(
@@ -95,8 +108,8 @@ def compact_tenant(
         return Report(tenant=tenant, end=JobEnd.NOTHING_TO_DO)
     job = rows[0].job
     made, failed = _sorted_out(rows, groups, collected(executor(rows), len(rows), progress))
-    for words in failed:
-        log.error("a group is left out of a compaction", tenant=str(tenant), job=job, group=words)
+    for each in failed:
+        log.error("a group is left out of a compaction", tenant=str(tenant), job=job, **dataclasses.asdict(each))
     if not made:
         seconds = clock.monotonic() - begun
         return Report(tenant=tenant, end=JobEnd.FAILED, job=job, failed=failed, seconds=seconds)
@@ -156,8 +169,8 @@ def _worthwhile(catalog: Catalog, tenant: Tenant, upto_ts: int, settings: JobSet
 
 def _sorted_out(
     rows: Sequence[PlanRow], groups: Sequence[Group], results: Sequence[RangeResult | RangeFailed]
-) -> tuple[dict[int, RangeResult], tuple[str, ...]]:
-    """(the file of each range that has one, a message for each group that failed). Of several files of one
+) -> tuple[dict[int, RangeResult], tuple[LeftOut, ...]]:
+    """(the file of each range that has one, the groups that failed). Of several files of one
     range, which are the same work done twice, the first by key. TiStreamError when a range has no result at all."""
     made: dict[int, RangeResult] = {}
     failed: dict[int, RangeFailed] = {}
@@ -169,13 +182,19 @@ def _sorted_out(
     for row in rows:
         if row.range_id not in made and row.range_id not in failed:
             raise TiStreamError("a part of a compaction has no result", job=row.job, range=row.range_id)
-    words = [_left_out(groups[at], failed[at]) for at in sorted(failed) if at not in made]
-    return {at: made[at] for at in sorted(made)}, tuple(words)
+    left_out = [_left_out(groups[at], failed[at]) for at in sorted(failed) if at not in made]
+    return {at: made[at] for at in sorted(made)}, tuple(left_out)
 
 
-def _left_out(group: Group, failed: RangeFailed) -> str:
-    first, last = group.pieces[0].object_key, group.pieces[-1].object_key
-    return f"task {group.task_id}, {first} to {last}: {failed.code} {failed.message}"
+def _left_out(group: Group, failed: RangeFailed) -> LeftOut:
+    return LeftOut(
+        task_id=group.task_id,
+        first=group.pieces[0].object_key,
+        last=group.pieces[-1].object_key,
+        code=failed.code,
+        message=failed.message,
+        object=failed.object,
+    )
 
 
 class _OfRange(Protocol):

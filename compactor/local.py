@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from compactor.base_task import BaseResult, build_bases
+from compactor.base_task import BaseFailed, BaseResult, try_bases
 from compactor.core.base_plan import BasePlanRow
 from compactor.core.plan import PlanRow
 from compactor.task import RangeFailed, RangeResult, try_range
@@ -26,9 +26,9 @@ class LocalExecutor:
     def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
         return self._all(lambda row: try_range(self._store, row, secrets.token_hex(8)), rows)
 
-    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult]:
+    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult | BaseFailed]:
         """A BaseExecutor."""
-        return self._all(lambda row: build_bases(self._store, row, secrets.token_hex(8)), rows)
+        return self._all(lambda row: try_bases(self._store, row, secrets.token_hex(8)), rows)
 
     def _all(self, one: Callable[[W], R], rows: Sequence[W]) -> Iterator[R]:
         with ThreadPoolExecutor(self._threads, thread_name_prefix="compactor") as pool:

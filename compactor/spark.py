@@ -1,4 +1,4 @@
-"""Runs plan rows on Spark, as nothing but an executor: `try_range` or `build_bases` does the work, on Arrow.
+"""Runs plan rows on Spark, as nothing but an executor: `try_range` or `try_bases` does the work, on Arrow.
 
     driver    WAVES partitions per core, each with its share of the plan rows; their text travels with the function
     worker    row by row: decode it, compact_range over its own store client  -> one line: the result's text
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from compactor.base_task import BaseResult, build_bases
+from compactor.base_task import BaseFailed, BaseResult, try_bases
 from compactor.core.base_plan import BasePlanRow
 from compactor.core.plan import PlanRow
 from compactor.core.wire import decode_base_result, decode_base_row, decode_result, decode_row, encode
@@ -86,7 +86,7 @@ class SparkExecutor:
         work = partial(_compact, self._store_url)
         yield from map(decode_result, run_lines(self._session, name, plan, work, self._clock, self._progress))
 
-    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult]:
+    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult | BaseFailed]:
         """A BaseExecutor, in the same way."""
         plan = [encode(row) for row in rows]
         name = f"tistream-bases-{rows[0].job}"
@@ -153,4 +153,4 @@ def _compact(store_url: str, line: str) -> str:
 
 
 def _build(store_url: str, line: str) -> str:
-    return encode(build_bases(open_store(store_url), decode_base_row(line), secrets.token_hex(8)))
+    return encode(try_bases(open_store(store_url), decode_base_row(line), secrets.token_hex(8)))

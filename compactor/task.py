@@ -67,6 +67,7 @@ class RangeFailed:
     task_id: int
     code: str
     message: str
+    object: str = ""  #: that the error names; empty when it names none
 
 
 def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult:
@@ -108,10 +109,23 @@ def try_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult | R
     try:
         return compact_range(store, row, attempt)
     except Exception as e:
-        if isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY:
+        if may_pass(e):
             raise
-        code, message = (e.code, str(e)) if isinstance(e, TiStreamError) else (TiStreamError.code, repr(e))
-        return RangeFailed(range_id=row.range_id, task_id=row.task_id, code=code, message=message[:_MESSAGE_MAX])
+        code, message, about = told(e)
+        return RangeFailed(range_id=row.range_id, task_id=row.task_id, code=code, message=message, object=about)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same work may succeed later as it is."""
+    return isinstance(error, TiStreamError) and error.kind is ErrorKind.RETRY
+
+
+def told(error: Exception) -> tuple[str, str, str]:
+    """(code, message, object) of an error; the object is empty when it names none."""
+    if not isinstance(error, TiStreamError):
+        return TiStreamError.code, repr(error)[:_MESSAGE_MAX], ""
+    about = error.facts.get("object", error.facts.get("key", ""))
+    return error.code, str(error)[:_MESSAGE_MAX], str(about)
 
 
 def read_inputs(store: ObjectStore, row: PlanRow) -> list[pa.Table]:

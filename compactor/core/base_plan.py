@@ -99,6 +99,23 @@ def plan_bases(
     ]
 
 
+def apart(row: BasePlanRow, first_id: int) -> list[BasePlanRow]:
+    """Each table of a plan row in a row of its own, with the segments that may hold it; their range ids begin at
+    `first_id`."""
+    log = _Log(row.segments, row.ts)
+    return [
+        BasePlanRow(
+            tenant=row.tenant,
+            job=row.job,
+            range_id=first_id + n,
+            ts=row.ts,
+            tables=(table,),
+            segments=tuple(row.segments[at] for at in np.flatnonzero(log.tail(table)).tolist()),
+        )
+        for n, table in enumerate(row.tables)
+    ]
+
+
 def outlived(bases: Sequence[BaseRow], overtaken: Collection[BaseRow], window_start_ts: int) -> list[BaseRow]:
     """The bases that go. `bases` are the tenant's."""
     gone: list[BaseRow] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from compactor.base_task import BaseFile, BaseResult
+from compactor.base_task import BaseFailed, BaseFile, BaseResult
 from compactor.core.base_plan import BasePlanRow, BaseTable
 from compactor.core.plan import PlanRow
 from compactor.task import Contents, RangeFailed, RangeResult
@@ -44,9 +44,11 @@ def decode_base_row(text: str) -> BasePlanRow:
     return BasePlanRow(**{**found, **given})
 
 
-def decode_base_result(text: str) -> BaseResult:
+def decode_base_result(text: str) -> BaseResult | BaseFailed:
     """What `encode` made of the result of one."""
     found = orjson.loads(text)
+    if "message" in found:
+        return BaseFailed(**found)
     files = tuple(
         BaseFile(**{**file, "segments": tuple(SegmentInfo(**with_keys(info)) for info in file["segments"])})
         for file in found["files"]

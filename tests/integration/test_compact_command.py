@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kit.log_builder import LogBuilder, recording_end
+from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.stops import list_stops
 from tistream.cli.main import command_line
 from tistream.errors import InvalidInput
 from tistream.objectstore.local import LocalStore
@@ -60,3 +61,31 @@ def test_bases_are_built_once(words: list[str]) -> None:
 def test_a_spark_setting_is_a_pair(words: list[str]) -> None:
     with pytest.raises(InvalidInput, match="NAME=VALUE"):
         CliRunner().invoke(command_line(), [*words, "--spark-conf=spark.executor.cores"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("role", "other", "folder"), [("compaction", "bases", "committed"), ("bases", "merge", "bases")]
+)
+def test_what_is_left_out_is_a_stop_until_it_works_again(
+    words: list[str], tmp_path: Path, role: str, other: str, folder: str
+) -> None:
+    def run(lag_s: int = 0) -> tuple[int, list[tuple[str, str, int]]]:
+        more = ["--engine=threads", f"--lag-s={lag_s}", "--base-tail-mb=0", "--base-tail-ratio=0", f"--no-{other}"]
+        done = CliRunner().invoke(command_line(), [*words, *more])
+        catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+        stops = [row.stopped for row in list_stops(catalog, TENANT)]
+        catalog.close()
+        assert all(str(tmp_path / "bucket" / stopped.object) in map(str, whole) for stopped in stops)
+        return done.exit_code, [(stopped.role, stopped.code, stopped.tries) for stopped in stops]
+
+    whole: dict[Path, bytes] = {}
+    if role == "bases":
+        assert run(lag_s=3) == (0, [])
+    whole |= {p: p.read_bytes() for p in (tmp_path / "bucket" / folder).rglob("*") if p.is_file()}
+    for path in whole:
+        path.write_bytes(b"")
+    assert run() == (1, [(role, "TS-1020", 1)])
+    assert run() == (1, [(role, "TS-1020", 2)])
+    for path, data in whole.items():
+        path.write_bytes(data)
+    assert run() == (0, [])

@@ -7,20 +7,23 @@ and once the object is back everything reads as before.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from compactor.base_job import BaseSettings, build_tenant_bases
+from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
 from compactor.core.base_plan import BasePlanSettings
 from compactor.core.plan import PlanSettings
-from compactor.job import JobEnd, JobSettings, compact_tenant
+from compactor.job import JobEnd, JobSettings, Report, compact_tenant, planned
 from compactor.local import LocalExecutor
 from reading.asof import source
 from reading.cursor import Scope
@@ -47,6 +50,8 @@ from tests.kit.log_harm import (
 )
 from tests.kit.open_folder import OpenFolder
 from tests.kit.recording import EXPECTED, RECORDING, committed_rows
+from tistream.catalog.database import tables
+from tistream.catalog.log.bases import list_bases
 from tistream.codec import committed_file, seed_file
 from tistream.codec.newest import STATE
 from tistream.errors import CorruptObject, ObjectNotFound
@@ -59,8 +64,10 @@ OTHER = Tenant(1, 2)
 EARLY, MIDDLE = (next(m.ts for m in replica.moments(EXPECTED) if m.label == label) for label in ("m-types", "m-mix1"))
 EVER_MS = 10 * 365 * 24 * 3_600_000
 BASES = BasePlanSettings(tail_ratio=0, tail_bytes_min=0, group_bytes=20_000)
-MERGED = PlanSettings(inputs_min=2, target_bytes=40_000)
+MERGED = PlanSettings(inputs_min=2, target_bytes=100_000)
+AGAIN = PlanSettings(inputs_min=2, target_bytes=1_000_000)  # merges what is merged already, too
 QUIET = "a bit that only the checksum tells"
+ONE_GROUP = BasePlanSettings(tail_ratio=0, tail_bytes_min=0)
 KINDS = ("committed", "compacted", "bases", "seeds")
 
 
@@ -68,15 +75,25 @@ KINDS = ("committed", "compacted", "bases", "seeds")
 class Site:
     """The log of two tenants, its readers, and what they get while it is sound."""
 
+    folder: Path
     world: ApiWorld
     objects: Objects
     parts: list[Part]
     wanted: list[Wants]
 
     def target(self, kind: str) -> Part:
-        """The segment of this kind that most readers need."""
+        """The segment of this kind that most readers of tables need."""
         mine = [p for p in self.parts if p.object_key.startswith(f"{kind}/cluster-1/tenant-1/")]
-        return max(mine, key=lambda p: (sum(p.rows_of(w) > 0 for w in self.wanted), len(p.tables)))
+        of_tables = [w for w in self.wanted if w.tables is not None]
+        return max(mine, key=lambda p: (sum(p.rows_of(w) > 0 for w in of_tables), len(p.tables)))
+
+    def parts_of(self, key: str) -> list[Part]:
+        """The segments of an object."""
+        return [p for p in self.parts if p.object_key == key]
+
+    def near(self, part: Part) -> list[Wants]:
+        """The readers that touch the object."""
+        return [w for w in self.wanted if any(p.touches(w) for p in self.parts_of(part.object_key))]
 
     def others(self, part: Part) -> tuple[bytes, bytes]:
         """(an object of the same tenant and form, one of the other tenant)."""
@@ -93,12 +110,8 @@ def build_log(world: ApiWorld, log: LogBuilder, seed: pa.Table | None) -> None:
     cuts = [ts for ts in log.cuts(40) if ts < MIDDLE]
     for ts in [*cuts, MIDDLE]:
         log.flush(ts)
-    settings = JobSettings(lag_ms=0, plan=MERGED)
-    assert compact_tenant(world.catalog, log.tenant, LocalExecutor(world.store), settings, world.clock).end
-    settings_of_bases = BaseSettings(lag_ms=0, window_ms=EVER_MS, plan=BASES)
-    executor = LocalExecutor(world.store).bases
-    registry = world.services.registry
-    report = build_tenant_bases(world.catalog, registry, log.tenant, executor, settings_of_bases, world.clock)
+    assert merge(world, log.tenant, MERGED).end is JobEnd.SWAPPED
+    report = build(world, log.tenant, BASES)
     assert (report.end, report.ts) == (JobEnd.SWAPPED, MIDDLE)
     for ts in [*(ts for ts in log.cuts(40) if ts > MIDDLE), END]:
         log.flush(ts)
@@ -115,8 +128,8 @@ def readers(start_ts: int) -> Iterator[Reader]:
     for after, upto in pairwise([start_ts, EARLY, (EARLY + MIDDLE) // 2, MIDDLE, END]):
         yield Reader(scope=Scope(tenant=TENANT), after=after, upto=upto)
     yield Reader(scope=Scope(tenant=OTHER), after=start_ts, upto=MIDDLE)
-    for tenant, tables in ((TENANT, ("customers", "inter")), (OTHER, ("customers",))):
-        for table in tables:
+    for tenant, names in ((TENANT, ("customers", "inter")), (OTHER, ("customers",))):
+        for table in names:
             yield Reader(scope=Scope(tenant=tenant, database="shop", table=table), after=start_ts, upto=END)
     for tenant, table, ts in (
         (TENANT, "customers", EARLY),
@@ -132,15 +145,43 @@ def readers(start_ts: int) -> Iterator[Reader]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    store = OpenFolder()
-    with api_world(tmp_path_factory.mktemp("harm"), store) as world:
+    folder, store = tmp_path_factory.mktemp("harm"), OpenFolder()
+    with api_world(folder, store) as world:
         build_log(world, world.log, None)
         seed = pa.concat_tables(captured_rows(Capture(RECORDING)))
         other = LogBuilder(world.catalog, store, tenant=OTHER, rows=some(committed_rows())).register()
-        build_log(world, other, seed.slice(0, seed.num_rows // 2))
+        build_log(world, other, seed.take(list(range(0, seed.num_rows, 2))))
         services = fresh(world.services)
         wanted = [wants_of(services, reader) for reader in readers(world.log.start_ts)]
-        yield Site(world, store.objects, parts_of(services, store.objects, TENANT), wanted)
+        yield Site(folder, world, store.objects, parts_of(services, store.objects, TENANT), wanted)
+
+
+@contextmanager
+def copy_of(site: Site, folder: Path) -> Iterator[ApiWorld]:
+    """A world of its own that begins like the site."""
+    name = "catalog.db"
+    with closing(sqlite3.connect(site.folder / name)) as old, closing(sqlite3.connect(folder / name)) as new:
+        old.backup(new)
+    store = OpenFolder()
+    store.objects.update(site.objects)
+    with api_world(folder, store) as made:
+        yield made
+
+
+def objects_of(world: ApiWorld) -> Objects:
+    assert isinstance(world.store, OpenFolder)
+    return world.store.objects
+
+
+def merge(world: ApiWorld, tenant: Tenant = TENANT, plan: PlanSettings = AGAIN) -> Report:
+    settings = JobSettings(lag_ms=0, plan=plan)
+    return compact_tenant(world.catalog, tenant, LocalExecutor(world.store), settings, world.clock)
+
+
+def build(world: ApiWorld, tenant: Tenant = TENANT, plan: BasePlanSettings = ONE_GROUP) -> BaseReport:
+    settings = BaseSettings(lag_ms=0, window_ms=EVER_MS, plan=plan)
+    registry, executor = world.services.registry, LocalExecutor(world.store).bases
+    return build_tenant_bases(world.catalog, registry, tenant, executor, settings, world.clock)
 
 
 def found_by(site: Site, kind: str, harm: str) -> list[str]:
@@ -151,8 +192,7 @@ def found_by(site: Site, kind: str, harm: str) -> list[str]:
     services = fresh(site.world.services)
     with harmed(site.objects, part.object_key, bad):
         found = complaints(services, site.wanted, site.parts, part.object_key, good, bad)
-    of_object = [p for p in site.parts if p.object_key == part.object_key]
-    return found + changed(services, [w for w in site.wanted if any(p.touches(w) for p in of_object)])
+    return found + changed(services, site.near(part))
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -190,6 +230,66 @@ def test_the_problem_of_a_harmed_object_names_it(site: Site) -> None:
         answer = site.world.get("/changes", start_ts=str(int(part.commit_ts.min()) - 1), format="raw-arrow")
     assert answer.status_code >= 500
     assert part.object_key in answer.text
+
+
+@pytest.mark.parametrize("harm", ["missing", "a bit flipped", "another tenant's object"])
+@pytest.mark.parametrize("kind", ["committed", "compacted"])
+def test_a_group_with_a_harmed_object_is_left_out_of_a_compaction(
+    site: Site, tmp_path: Path, kind: str, harm: str
+) -> None:
+    with copy_of(site, tmp_path) as world:
+        groups, rows = planned(world.catalog, TENANT, JobSettings(lag_ms=0, plan=AGAIN))
+        merged = [s for row in rows for s in row.segments if s.object_key.startswith(f"{kind}/")]
+        places = {(s.object_key, s.offset) for s in merged}
+        part = max((p for p in site.parts if (p.object_key, p.offset) in places), key=lambda p: len(p.tables))
+        good = site.objects[part.object_key]
+        bad = HARMS[harm](good, part, *site.others(part))
+        hurt = {(p.object_key, p.offset) for p in site.parts_of(part.object_key) if p.is_hurt(good, bad)}
+        whole = [
+            group
+            for group, row in zip(groups, rows, strict=True)
+            if hurt.isdisjoint((s.object_key, s.offset) for s in row.segments)
+        ]
+        assert 0 < len(whole) < len(groups)
+        with harmed(objects_of(world), part.object_key, bad):
+            report, other = merge(world), merge(world, OTHER)
+        assert (report.end, other.end, other.failed) == (JobEnd.SWAPPED, JobEnd.SWAPPED, ())
+        assert (report.files_after, len(report.failed)) == (len(whole), len(groups) - len(whole))
+        assert {each.object for each in report.failed} == {part.object_key}
+        again = merge(world)
+        assert (again.end, again.failed, again.files_after) == (JobEnd.SWAPPED, (), len(report.failed))
+        assert changed(world.services, site.near(part)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "harm"),
+    [("bases", "a bit flipped"), ("seeds", "missing"), ("committed", "missing"), ("compacted", "a bit flipped")],
+)
+def test_a_table_with_a_harmed_object_is_left_out_of_the_bases(
+    site: Site, tmp_path: Path, kind: str, harm: str
+) -> None:
+    """All tables are in one group, and the others get their bases all the same."""
+    part = site.target(kind)
+    good = site.objects[part.object_key]
+    bad = HARMS[harm](good, part, *site.others(part))
+    hurt = [p for p in site.parts_of(part.object_key) if p.is_hurt(good, bad)]
+    needy = {int(table) for p in hurt for table in np.unique(p.tables)}
+    with copy_of(site, tmp_path) as world:
+        if kind != "bases":  # the tables start from the seed
+            with world.catalog.transaction() as conn:
+                conn.execute(tables.base_segments.delete())
+                conn.execute(tables.bases.delete())
+        with harmed(objects_of(world), part.object_key, bad):
+            report, other = build(world), build(world, OTHER)
+        assert (report.end, other.end, other.failed) == (JobEnd.SWAPPED, JobEnd.SWAPPED, ())
+        assert {each.object for each in report.failed} == {part.object_key}
+        left_out = {each.table_id for each in report.failed}
+        built = {base.table_id for base in list_bases(world.catalog, TENANT) if base.ts == report.ts}
+        assert report.tables == len(built) > 0
+        assert built.isdisjoint(left_out | needy)
+        again = build(world)
+        assert (again.end, again.failed, again.tables) == (JobEnd.SWAPPED, (), len(left_out))
+        assert changed(world.services, site.near(part)) == []
 
 
 def skipped(read: Callable[..., pa.Table], empty: pa.Table, error: type[Exception]) -> Callable[..., pa.Table]:

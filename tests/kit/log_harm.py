@@ -95,7 +95,8 @@ class Reader:
         """Everything that it gets, to the end."""
         if self.as_of:
             return b"".join(read_rows(services, self.rows_request()).content)
-        found, cursor = b"", None
+        found: bytes = b""
+        cursor: str | None = None
         while True:
             page = pull(services, self._page_request(cursor))
             found += page.content.to_pybytes() + page.next_cursor.encode()

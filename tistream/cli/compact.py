@@ -18,6 +18,7 @@ from tistream.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from compactor.base_job import BaseReport
     from compactor.job import Report
     from compactor.local import LocalExecutor
     from compactor.spark import SparkExecutor
@@ -62,12 +63,13 @@ def compact(
     ] = 168.0,
 ) -> None:
     """Merge small committed files into Parquet files, ordered by table and commit timestamp, and build bases from which
-    reads as of a timestamp start. Reads stay the same. A group of files that cannot be merged is left out and named
-    under `failed`, and the exit status is 1."""
+    reads as of a timestamp start. Reads stay the same. A group of files that cannot be merged and a table whose
+    base cannot be built are left out and named under `failed`, and the exit status is 1."""
     from compactor.base_job import BaseSettings, build_tenant_bases
     from compactor.core.base_plan import BasePlanSettings
     from compactor.core.plan import PlanSettings
     from compactor.job import JobSettings, compact_tenant
+    from compactor.stops import Role, record_left_out
     from schemas.registry.schema_registry import SchemaRegistry
     from tistream.catalog.tenancy.tenants import get_tenant, kept_s
     from tistream.cli.assembly import load_settings, open_parts
@@ -81,8 +83,7 @@ def compact(
         lag_ms=int(lag_s * 1000),
         plan=PlanSettings(target_bytes=target_mb * _MIB, inputs_min=inputs_min, budget_bytes=budget_mb * _MIB),
     )
-    who, done = TenantId(cluster, tenant), dict[str, Any]()
-    parts = open_parts(settings)
+    who, done, parts = TenantId(cluster, tenant), dict[str, Any](), open_parts(settings)
     kept_ms = kept_s(get_tenant(parts.catalog, who), settings.meta.retention_hours) * 1000
     wanted_bases = BaseSettings(
         lag_ms=int(lag_s * 1000),
@@ -99,14 +100,21 @@ def compact(
         if merge:
             report = compact_tenant(parts.catalog, who, executor, wanted, parts.clock, progress=shown.update)
             done = _shown(report)
+            record_left_out(parts.catalog, who, Role.COMPACTION, report.failed)
         if bases:
             registry = SchemaRegistry(parts.catalog, parts.store, clock=parts.clock)
             built = build_tenant_bases(
                 parts.catalog, registry, who, executor.bases, wanted_bases, parts.clock, progress=shown.update
             )
-            done["bases"] = {**dataclasses.asdict(built), "ts": str(built.ts), "seconds": round(built.seconds, 3)}
+            record_left_out(parts.catalog, who, Role.BASES, built.failed)
+            done["bases"] = _shown_bases(built)
+    _report(done)
+
+
+def _report(done: dict[str, Any]) -> None:
+    """Print what was done. typer.Exit when something was left out."""
     print(json.dumps(done, indent=2))
-    if done.get("failed"):
+    if done.get("failed") or done.get("bases", {}).get("failed"):
         raise typer.Exit(1)
 
 
@@ -138,6 +146,10 @@ def pairs(given: list[str]) -> dict[str, str]:
             raise InvalidInput(f"'{text}' is not a Spark setting: write NAME=VALUE.")
         out[name] = value
     return out
+
+
+def _shown_bases(report: BaseReport) -> dict[str, Any]:
+    return {**dataclasses.asdict(report), "ts": str(report.ts), "seconds": round(report.seconds, 3)}
 
 
 def _shown(report: Report) -> dict[str, Any]:

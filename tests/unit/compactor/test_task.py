@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor import task
+from compactor.base_task import BaseFailed
 from compactor.core.plan import PlanRow, PlanSettings
 from compactor.core.verify import verified
-from compactor.core.wire import decode_result, decode_row, encode
+from compactor.core.wire import decode_base_result, decode_result, decode_row, encode
 from compactor.job import JobSettings, planned
 from compactor.task import RangeResult, compact_range, contents, read_inputs
 from tests.kit.log_builder import TENANT, LogBuilder
@@ -155,3 +156,5 @@ def test_plan_rows_and_results_travel_as_text(rig: Rig) -> None:
     result = compact_range(rig.store, rig.row, "a1")
     assert decode_row(encode(rig.row)) == rig.row
     assert decode_result(encode(result)) == result
+    failed = BaseFailed(range_id=3, code="TS-1020", message="damaged (object=bases/x)", object="bases/x")
+    assert decode_base_result(encode(failed)) == failed
