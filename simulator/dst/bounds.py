@@ -90,7 +90,7 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 #: bounds that are equal where they are defined, and stay so in half of the draws: two sides of one boundary
 EQUAL = (("sorter.state.saving.GROUP_BYTES", "sorter.rows.run.SEGMENT_BYTES"),)
-ROOMS = ("tistream", "apiserver", "compactor", "dispatcher", "metaserver", "schemas", "sorter")
+ROOMS = ("tistream", "schemas", "reading", "dispatcher", "sorter", "compactor", "apiserver", "metaserver", "pusher")
 #: with the first one small, a run only comes to rest in time if the second one is small, too
 TOGETHER = {
     "sorter.worker.owned.MANY": ("sorter.worker.runner.SELDOM_MAX", 2)

@@ -26,6 +26,7 @@ ROOMS = (
     "schemas",
     "sorter",
     "pusher",
+    "reading",
     "tistream.catalog",
 )
 SINGLE = ("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain")
