@@ -1,8 +1,8 @@
 """The log as files for tools that read Parquet by themselves: what a listing says, and how long it holds.
 
-A listing is one state of the log: each row lies in one of its files, once. It opens a pin, so that its files can be
-fetched for FILE_URL_MS, whatever compactions and collectors do meanwhile; listings that follow one another closely
-share one. A pin that cannot be opened fails the listing: an address that may be gone at once is worth nothing.
+A listing is one state of the log: each row lies in one of its files, once. It opens a read lease, so that its files can
+be fetched for FILE_URL_MS, whatever compactions and collectors do meanwhile; listings that follow one another closely
+share one. A read lease that cannot be opened fails the listing: an address that may be gone at once is worth nothing.
 
 `parquet_upto_ts` joins the files to a pull: every change at or below it lies in a Parquet file, so a reader takes the
 Parquet files up to there and pulls what comes after.
@@ -23,7 +23,7 @@ from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import SegmentFormat
 from tistream.catalog.log.files import FileRow, list_files
-from tistream.catalog.log.read_leases import open_pin
+from tistream.catalog.log.read_leases import open_lease
 from tistream.catalog.log.retention import check_floor
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
@@ -31,7 +31,7 @@ from tistream.ids import Tenant
 from tistream.limits import FILE_URL_MS, FILES_LISTED_MAX
 from tistream.objectstore.layout import committed_prefix, compacted_prefix
 
-_SHARED_MS = 60_000  # a pin is given to the listings of so long
+_SHARED_MS = 60_000  # a read lease is given to the listings of so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,8 @@ class Listing:
     good_until_ms: int  #: Unix milliseconds by this process's clock
 
 
-class ListingPins:
-    """The pins under which listings are made. They are not dropped: they end by themselves. Safe to use from several
-    threads."""
+class ListingLeases:
+    """The read leases of listings. They are never dropped, they expire. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
         self._catalog, self._clock = catalog, clock
@@ -61,13 +60,13 @@ class ListingPins:
         with self._lock:
             now = self._clock.monotonic()
             if self._opened is None or (now - self._opened) * 1000 >= _SHARED_MS:
-                open_pin(self._catalog, secrets.token_hex(12), FILE_URL_MS + 2 * _SHARED_MS)
+                open_lease(self._catalog, secrets.token_hex(12), FILE_URL_MS + 2 * _SHARED_MS)
                 self._opened = now
 
 
 def listing(
     services: Services,
-    pins: ListingPins,
+    leases: ListingLeases,
     scope: Scope,
     *,
     start_ts: str,
@@ -88,7 +87,7 @@ def listing(
         table_ids = tuple(sorted(history.physical_ids(scope.database, scope.table, min(after, resolved), resolved)))
         if not table_ids:
             raise NotFound(f"There was no {scope} at any time of the interval.", scope=str(scope))
-    pins.hold()
+    leases.hold()
     found = list_files(
         services.catalog,
         scope.tenant,

@@ -192,7 +192,7 @@ def _end(world: ApiWorld, found: Counter[str]) -> None:
     building = BaseSettings(lag_ms=0, window_ms=0, plan=BasePlanSettings(tail_bytes_min=0))
     build_tenant_bases(world.catalog, world.services.registry, TENANT, executor.bases, building, clock)
     with world.catalog.transaction() as conn:
-        conn.execute(tables.pins.delete())
+        conn.execute(tables.read_leases.delete())
     before = len(_kept(world))
     Collector(world.catalog, world.store, clock, grace_ms=0).step()
     with world.catalog.reading() as conn:

@@ -34,7 +34,7 @@ from sorter.worker.worker import SorterWorker
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import SegmentRow, find_segments
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import assign_task, get_task
 from tistream.clock import SystemClock
@@ -235,10 +235,10 @@ def play(shape: Shape, memory_mb: int, folder: Path, *, spill: Spill | None = No
     assert activate_tenant(catalog, TENANT, BASE_TS, [NewTask(kind="data", range=r) for r in ranges])
     for store_id in (1, 2):
         issue_incarnation(catalog, TENANT, store_id)
-    epoch = acquire_owner(catalog, "benchmark", starts=True)
+    epoch = acquire_leadership(catalog, "benchmark", starts=True)
     assert epoch is not None
     for task_id in (1, 2):
-        assert assign_task(catalog, task_id, worker_id="s", seen_epoch=0, owner_epoch=epoch)
+        assert assign_task(catalog, task_id, worker_id="s", seen_epoch=0, leader_epoch=epoch)
     store, feed = LocalStore(folder / "objects"), _Feed(shape)
     disk = spill or Spill(memory_mb << 20, folder)
     clock = SystemClock()

@@ -36,7 +36,7 @@ from dispatcher.flight_server import FlightFeedServer
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.catalog.work.tasks import assign_task, list_tasks
 from tistream.catalog.work.workers import WorkerKind, list_workers, register_worker
@@ -129,19 +129,19 @@ def _set_up(catalog: Catalog, address: str, given: Workload) -> None:
     first_ts = int(given.batches[1][0].regions.column("checkpoint_ts")[0].as_py())
     activate_tenant(catalog, TENANT, first_ts, [NewTask(kind="data", range=KeyRange())])
     register_worker(catalog, "dispatcher-1", WorkerKind.DISPATCHER, address)
-    epoch = acquire_owner(catalog, "meta", starts=True)
+    epoch = acquire_leadership(catalog, "meta", starts=True)
     assert epoch is not None
     for store in given.batches:
         issue_incarnation(catalog, TENANT, store)
-        assign_store(catalog, TENANT, store, worker_id="dispatcher-1", seen_epoch=0, owner_epoch=epoch)
+        assign_store(catalog, TENANT, store, worker_id="dispatcher-1", seen_epoch=0, leader_epoch=epoch)
 
 
 def _assign(catalog: Catalog, is_up: Callable[[], bool]) -> None:
     _wait(is_up, "the sorter")
-    epoch = acquire_owner(catalog, "meta", starts=True)
+    epoch = acquire_leadership(catalog, "meta", starts=True)
     (task,) = list_tasks(catalog)
     assert epoch is not None
-    assign_task(catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, owner_epoch=epoch)
+    assign_task(catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, leader_epoch=epoch)
 
 
 def _resolved(batch: FeedBatch) -> int:

@@ -10,7 +10,7 @@ Relations:
 - a key whose row says dead is deleted again whenever it is seen: its PUT may arrive after its DELETE, and a collector
   may die between tombstone and DELETE;
 - the grace period is for economy only: what was put a moment ago will mostly be published in a moment;
-- what a compaction or retention replaced stays while a reader's pin may need it (`tistream.catalog.log.read_leases`).
+- what a compaction or retention replaced stays while a read lease may need it (`tistream.catalog.log.read_leases`).
   Files of compactions that came to nothing are orphans like any other;
 - an object that cannot be deleted keeps no other from being deleted: the rest of its tenant goes first, then the
   tenant's collection is stopped with a problem that names it. Other tenants go on.
@@ -29,7 +29,7 @@ import structlog
 from metaserver.contained import Contained
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
-from tistream.catalog.log.read_leases import drop_expired_pins, expired_pins
+from tistream.catalog.log.read_leases import drop_expired_leases, expired_leases
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantRow, every_tenant
 from tistream.clock import Clock
 from tistream.errors import BucketDiffers, StoreError, StoreRefused
@@ -44,7 +44,7 @@ ROLE = "collection"
 GRACE_MS = 3_600_000
 _KEYS_AT_ONCE = 200
 _FAILURES_IN_A_ROW = 10  #: the store is away rather than one object held; what it refuses does not count
-_PINS = "expired pins"
+_READ_LEASES = "expired read leases"
 
 Folder = Callable[[Tenant], str]  #: the prefix of one kind of a tenant's objects
 FOLDERS: tuple[Folder, ...] = (committed_prefix, compacted_prefix, bases_prefix, snapshots_prefix)
@@ -71,7 +71,7 @@ class Collector:
         count = Count()
         for row in wanted:
             self.tenants.run(row.tenant, lambda t=row.tenant: self.clean(t, FOLDERS, count))  # type: ignore[misc]
-        self.tenants.run(_PINS, self._drop_pins)
+        self.tenants.run(_READ_LEASES, self._drop_leases)
         self.tenants.sync()
         if count.deleted:
             log.info("objects collected", count=count.deleted)
@@ -88,9 +88,9 @@ class Collector:
         self._orphans(tenant, folders, deletes)
         deletes.settle()
 
-    def _drop_pins(self) -> None:
-        if expired_pins(self._catalog):
-            drop_expired_pins(self._catalog)
+    def _drop_leases(self) -> None:
+        if expired_leases(self._catalog):
+            drop_expired_leases(self._catalog)
 
     def _replaced(self, tenant: Tenant, deletes: Deletes) -> None:
         while True:  # a buried key does not come again, so this ends

@@ -1,6 +1,6 @@
 """Takes away what a tenant leaves that was given up, and says when nothing is left.
 
-    DELETING    objects out of sight -> deleted after the grace period, when no pin needs them -> DELETED
+    DELETING    objects out of sight -> deleted after the grace period, when no read lease needs them -> DELETED
     DELETED     now and then the same again, for what came late
 
 The tombstone in the catalog came first (`tistream.catalog.work.deletion`): nothing that is seen here can become

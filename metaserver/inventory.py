@@ -61,7 +61,7 @@ class Items(Protocol):
         """All of them. The same object as before when nothing has changed."""
         ...
 
-    def write(self, columns: Columns, moves: Sequence[tuple[int, str]], owner_epoch: int) -> int:
+    def write(self, columns: Columns, moves: Sequence[tuple[int, str]], leader_epoch: int) -> int:
         """Assign (place in the columns, worker), each guarded; how many took place."""
         ...
 
@@ -105,10 +105,10 @@ class TaskItems:
         """As they were read last, and what was assigned here since. None when they are to be read again."""
         return self._columns
 
-    def write(self, columns: Columns, moves: Sequence[tuple[int, str]], owner_epoch: int) -> int:
+    def write(self, columns: Columns, moves: Sequence[tuple[int, str]], leader_epoch: int) -> int:
         rows: Sequence[TaskPlace] = columns.rows
         assignments = [Assignment(rows[i].task_id, to, rows[i].epoch, rows[i].tenant) for i, to in moves]
-        done = assign_tasks(self._catalog, assignments, owner_epoch=owner_epoch)
+        done = assign_tasks(self._catalog, assignments, leader_epoch=leader_epoch)
         self._columns = self._after(moves, done)
         return done
 
@@ -158,10 +158,10 @@ class StoreItems:
             )
         return self._columns
 
-    def write(self, columns: Columns, moves: Sequence[tuple[int, str]], owner_epoch: int) -> int:
+    def write(self, columns: Columns, moves: Sequence[tuple[int, str]], leader_epoch: int) -> int:
         rows: Sequence[StorePlace] = columns.rows
         assignments = [StoreAssignment(rows[i].tenant, rows[i].store_id, to, rows[i].epoch) for i, to in moves]
-        return assign_stores(self._catalog, assignments, owner_epoch=owner_epoch)
+        return assign_stores(self._catalog, assignments, leader_epoch=leader_epoch)
 
 
 class Roster:
@@ -191,7 +191,7 @@ class Roster:
         )
         self._loads_version += 1
 
-    def assign(self, crew: Crew, owner_epoch: int, now_s: float) -> None:
+    def assign(self, crew: Crew, leader_epoch: int, now_s: float) -> None:
         """One round: decide and write."""
         columns = self._items.read(now_s)
         fleet = self._fleet_of(columns, crew)
@@ -200,7 +200,7 @@ class Roster:
         done = 0
         for at in range(0, len(moves), CHUNK):
             chunk = moves[at : at + CHUNK]
-            done += self._items.write(columns, [(move.item, crew.names[move.to]) for move in chunk], owner_epoch)
+            done += self._items.write(columns, [(move.item, crew.names[move.to]) for move in chunk], leader_epoch)
         for move in moves:
             if fleet.owner[move.item] != NOBODY:
                 self._loads.note_move(columns.keys[move.item], now_s)

@@ -7,7 +7,7 @@
     retention thread     every ten minutes, while owner: raise floors, retire what lies below
     audit thread         once a day, while owner: compare catalog and bucket
 
-They are apart because the others read the object store, and a takeover must not wait for that. Only the elected owner
+They are apart because the others read the object store, and a takeover must not wait for that. Only the leader
 acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced
 while it paused changes nothing. A worker lives until it says that it is gone, or until this process has seen it
 silent for long enough (`metaserver.core.failure_detector`); what moves then, and what moves for other reasons, is
@@ -38,7 +38,7 @@ from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import prune_events
 from tistream.catalog.tenancy.tenants import every_tenant
-from tistream.catalog.work.owner import acquire_owner, renew_owner
+from tistream.catalog.work.leader import acquire_leadership, renew_leadership
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stops import forget_stale_stops
 from tistream.catalog.work.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
@@ -159,7 +159,7 @@ class MetaWorker:
         return found + self._pruning.problems() + self._retention.problems() + self._auditor.problems()
 
     @property
-    def owner_epoch(self) -> int | None:
+    def leader_epoch(self) -> int | None:
         """My epoch while I am the owner."""
         return self._epoch
 
@@ -238,7 +238,7 @@ class MetaWorker:
     def _elect(self) -> None:
         if self._epoch is not None:
             try:
-                renew_owner(self._catalog, self.name, self._epoch)
+                renew_leadership(self._catalog, self.name, self._epoch)
                 return
             except Fenced:
                 log.warning("another meta server is the owner now", me=self.name, epoch=self._epoch)
@@ -246,7 +246,7 @@ class MetaWorker:
                 for role in self._roles:
                     for stopped in role.stopped:
                         stopped.forget()
-        self._epoch = acquire_owner(self._catalog, self.name, starts=not self._was_owner)
+        self._epoch = acquire_leadership(self._catalog, self.name, starts=not self._was_owner)
         if self._epoch is not None:
             self._was_owner = True
             for roster in self._rosters.values():

@@ -51,7 +51,7 @@ class Reshaping:
         self._reshaper = Reshaper(settings)
         self._due_s = clock.monotonic()
 
-    def step(self, owner_epoch: int) -> None:
+    def step(self, leader_epoch: int) -> None:
         """Look at the tasks, if it is time. Errors of looking pass through."""
         now = self._clock.monotonic()
         if now < self._due_s:
@@ -66,12 +66,12 @@ class Reshaping:
         )
         self.tenants.load()
         for wish in self._reshaper.wishes(rows, _of_owners(rows, said), now):
-            self.tenants.run(_tenant_of(wish), lambda w=wish: self._do(w, owner_epoch))  # type: ignore[misc]
+            self.tenants.run(_tenant_of(wish), lambda w=wish: self._do(w, leader_epoch))  # type: ignore[misc]
         self.tenants.sync()
 
-    def _do(self, wish: Wish, owner_epoch: int) -> None:
+    def _do(self, wish: Wish, leader_epoch: int) -> None:
         try:
-            done = self._act(wish, owner_epoch)
+            done = self._act(wish, leader_epoch)
         except (NotFound, InvalidInput) as e:  # the tasks are others by now
             log.info("tasks stay as they are", cause=str(e))
             return
@@ -86,18 +86,18 @@ class Reshaping:
             for report in worker.report.tasks
         ]
 
-    def _act(self, wish: Wish, owner_epoch: int) -> bool:
+    def _act(self, wish: Wish, leader_epoch: int) -> bool:
         match wish:
             case Split(task=row, key=key):
-                parts = split_task(self._catalog, row.task_id, key, seen_epoch=row.epoch, owner_epoch=owner_epoch)
+                parts = split_task(self._catalog, row.task_id, key, seen_epoch=row.epoch, leader_epoch=leader_epoch)
                 return parts is not None
             case Merge(left=left, right=right):
                 epochs = left.epoch, right.epoch
                 return request_merge(
-                    self._catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=owner_epoch
+                    self._catalog, left.task_id, right.task_id, seen_epochs=epochs, leader_epoch=leader_epoch
                 )
             case Cancel(task=row):
-                return cancel_merge(self._catalog, row.task_id, seen_epoch=row.epoch, owner_epoch=owner_epoch)
+                return cancel_merge(self._catalog, row.task_id, seen_epoch=row.epoch, leader_epoch=leader_epoch)
 
 
 def _of_owners(rows: list[TaskRow], said: list[tuple[str, TaskReport]]) -> dict[int, TaskReport]:

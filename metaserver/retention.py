@@ -14,7 +14,7 @@ A day after it died the row of an object that was visible once is forgotten: its
 it, so nobody can meet the row any more, and were its PUT to arrive once more it would be an orphan like others. The
 tombstone of an orphan stays, for its writer may still be on the way, and no clock says that it is not.
 
-What it does not do: deleting objects. They are superseded, and the collector takes them when no pin needs them.
+What it does not do: deleting objects. They are superseded, and the collector takes them when no read lease needs them.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ bytes, because consecutive pages read the same segments. Nothing here knows abou
 
 Compaction may replace at any time what lies below a page. The rows of a page come from one listing, which is one
 statement: before a swap or after it, both hold every row once. Where they lie leaves no trace in the page, for rows are
-put in (commit_ts, start_ts, table_id, key) order. What was listed is pinned; who finds it gone nevertheless, because
-the pin ended while the process slept, lists again. Retention may take away what lies below the floor: a page that was
+put in (commit_ts, start_ts, table_id, key) order. A read lease keeps what was listed; a reader whose lease ended while
+the process slept finds it gone and lists again. Retention may take away what lies below the floor: a page that was
 listed from below it is refused, so a row is never missing without a word.
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import pyarrow as pa
 
 from reading.core import merge, page_rows
-from reading.read_leases import Pin, ReaderPins
+from reading.read_leases import ReaderLeases, ReadLease
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed
 from tistream.catalog.log.objects import ObjectState, object_states
@@ -74,7 +74,7 @@ class LogReader:
         """`cache_bytes`: of decoded segments that are kept; 0 keeps none."""
         self._catalog, self._cache_bytes_max = catalog, cache_bytes
         self._source = SegmentSource(store)
-        self._pins = ReaderPins(catalog, SystemClock() if clock is None else clock)
+        self._leases = ReaderLeases(catalog, SystemClock() if clock is None else clock)
         self._cache: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -92,10 +92,10 @@ class LogReader:
     ) -> LogPage:
         """The next page. Stretches without a row of the scope are walked through, so an empty page ends at `upto`."""
         at, tries, size = after, 0, _Size(rows, page_bytes or _PAGE_BYTES_MAX)
-        with self._pins.held() as pin:
+        with self._leases.held() as lease:
             while at < upto:
                 try:
-                    found, end = self._step(pin, tenant, at, upto, size, table_ids)
+                    found, end = self._step(lease, tenant, at, upto, size, table_ids)
                 except ObjectNotFound as e:
                     self._gone(e)
                     tries += 1
@@ -113,12 +113,12 @@ class LogReader:
         time: changes, and rows that are kept for reads as of a timestamp only. Some may come twice, when a compaction
         has replaced what was listed."""
         tries = 0
-        with self._pins.held() as pin:
+        with self._leases.held() as lease:
             while after < upto:
                 listed, end = self._stretch(tenant, after, upto, table_ids)
                 try:
                     for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
-                        pin.renew()
+                        lease.renew()
                         for table in self._requests.map(self._once, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
                             found = page_rows.select(table, after, end, table_ids, changes_only=False)
                             if found.num_rows:
@@ -144,7 +144,7 @@ class LogReader:
             limit *= 2  # every listed segment starts at one commit_ts: see more of them
 
     def _step(
-        self, pin: Pin, tenant: Tenant, after: int, upto: int, size: _Size, table_ids: Collection[int] | None
+        self, lease: ReadLease, tenant: Tenant, after: int, upto: int, size: _Size, table_ids: Collection[int] | None
     ) -> tuple[pa.Table, int]:
         limit = _SEGMENTS_PER_QUERY
         while True:
@@ -162,7 +162,7 @@ class LogReader:
             limit *= 2  # every listed segment starts at one commit_ts: see more of them
 
         def fetch(segment: committed.SegmentRow) -> pa.Table:
-            pin.renew()
+            lease.renew()
             return self._segment(segment)
 
         parts = [page_rows.select(part, after, end, table_ids) for part in self._requests.map(fetch, segments[:count])]
@@ -178,9 +178,9 @@ class LogReader:
         check_floor(self._catalog, tenant, after)  # after the listing: what it missed, the floor tells
         return segments
 
-    def pinned(self) -> AbstractContextManager[Pin]:
-        """A pin for what somebody else lists and fetches."""
-        return self._pins.held()
+    def leased(self) -> AbstractContextManager[ReadLease]:
+        """A read lease for what somebody else lists and fetches."""
+        return self._leases.held()
 
     def submit(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a request of somebody else's in one of the reader's threads."""

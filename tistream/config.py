@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tistream.errors import ConfigError
-from tistream.limits import OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS
 
 ENV_PREFIX = "TISTREAM_"
 
@@ -91,7 +91,7 @@ class MetaSettings(_Section):
     """How the meta server lays out tenants."""
 
     data_tasks: int = Field(2, ge=1, le=1024, description="data tasks of a new tenant")
-    interval_ms: int = Field(300, ge=50, le=OWNER_LEASE_MS // 3, description="how often assignments are looked at")
+    interval_ms: int = Field(300, ge=50, le=LEADER_LEASE_MS // 3, description="how often assignments are looked at")
     retention_hours: float = Field(
         168, ge=0, description="hours of the log that are kept of a tenant that has no retention of its own; 0 = all"
     )

@@ -27,9 +27,9 @@ FEED_QUEUE_BYTES_MAX = 16 << 20  # of one subscription, sent and not taken; a ba
 INBOX_BYTES_MAX = 32 << 20  # batches that wait for a task's core
 
 LEASE_MS = 10_000  # a worker without a heartbeat for this long may be replaced
-OWNER_LEASE_MS = 5_000  # and the owner of assignment, who may die just before it replaces a worker
+LEADER_LEASE_MS = 5_000  # and the leader, who may die just before it replaces a worker
 HEARTBEAT_MS = 2_000
-PIN_TTL_MS = 900_000  # what a reader has listed stays for so long after its last sign of life
+READ_LEASE_TTL_MS = 900_000  # what a reader has listed stays for so long after its last sign of life
 FILE_URL_MS = 900_000  # the files of a listing can be fetched for so long
 FILES_LISTED_MAX = 50_000
 ROWS_FILES_BYTES_MAX = 4 << 30  # of tables as Parquet files with ranges, on an API server's disk

@@ -113,11 +113,13 @@ def _tables(services: Services, routes: APIRouter) -> None:
 
 
 def _listings(services: Services, routes: APIRouter) -> None:
-    pins = files.ListingPins(services.catalog, services.clock)
+    leases = files.ListingLeases(services.catalog, services.clock)
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     def listed(scope: Scope, asked: _Query) -> dict[str, Any]:
-        return _shown(scope, files.listing(services, pins, scope, **asked.interval, formats=asked.formats), asked.http)
+        return _shown(
+            scope, files.listing(services, leases, scope, **asked.interval, formats=asked.formats), asked.http
+        )
 
     @routes.get(f"{base}/files", operation_id="list_files", summary="Files of a tenant's log")
     def of_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which workers are silent, as the owner of assignment sees it.
+"""Which workers are silent, as the leader sees it.
 
 A worker beats by writing the database's time into its row. It counts as silent when its row has named the same beat
 for SILENT of LEASE_MS by *this* process's monotonic clock, while this process saw the database all the time. So

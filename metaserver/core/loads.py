@@ -1,4 +1,4 @@
-"""What the owner of assignment believes about the load of each item, from the workers' reports.
+"""What the leader believes about the load of each item, from the workers' reports.
 
 A report is believed when it comes from the worker that has the item. For SETTLING_S after a move the belief from before
 stays: a new owner first reports nothing, then the replay, and neither says what the item weighs. What nobody has

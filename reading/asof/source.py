@@ -8,8 +8,8 @@ The log is listed once for each timestamp at which some of the table's bases lie
 base does not make its busy neighbours' log be read again. The time grows with the table's rows and with its changes
 since the bases, and with nothing else of the tenant.
 
-A base may be retired while it is read. Where its rows lie is asked under a pin that is held to the end, so that what
-was listed stays; who comes too late for that gets BaseGone, before the first row, and chooses again.
+A base may be retired while it is read. Its rows are listed under a read lease held to the end, so that what was listed
+stays; who comes too late for that gets BaseGone, before the first row, and chooses again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from reading.read_leases import Pin
+from reading.read_leases import ReadLease
 from reading.reader import LogReader
 from schemas.bases import Base
 from tistream.catalog.database.engine import Catalog
@@ -53,9 +53,9 @@ class TableSource:
 
     def rows(self, tenant: Tenant, bases: Sequence[Base], as_of: int) -> Iterator[pa.Table]:
         """The rows (schema newest.STATE) of these physical tables, in key order, none deleted."""
-        with self.reader.pinned() as pin:
+        with self.reader.leased() as lease:
             listed = {base.physical_id: self._segments(base) for base in bases}
-            yield from rows_at(self._base(bases, listed, pin), self._changes(tenant, bases, as_of))
+            yield from rows_at(self._base(bases, listed, lease), self._changes(tenant, bases, as_of))
 
     def _changes(self, tenant: Tenant, bases: Sequence[Base], as_of: int) -> Iterator[pa.Table]:
         of_ts: dict[int, list[int]] = {}
@@ -75,14 +75,14 @@ class TableSource:
             raise BaseGone("a base was retired", table_id=base.physical_id, ts=str(base.ts))
         return found
 
-    def _base(self, bases: Sequence[Base], listed: Mapping[int, Sequence[SeedSegmentRow]], pin: Pin) -> Run:
+    def _base(self, bases: Sequence[Base], listed: Mapping[int, Sequence[SeedSegmentRow]], lease: ReadLease) -> Run:
         """The bases' rows, one physical table after the other: so their keys rise."""
         for base in sorted(bases, key=lambda each: each.physical_id):
             due = deque(listed[base.physical_id])
             coming: deque[Future[pa.Table]] = deque()
             while due or coming:
                 while due and len(coming) <= _AHEAD:
-                    pin.renew()
+                    lease.renew()
                     coming.append(self.reader.submit(self._segment, due.popleft(), base))
                 yield coming.popleft().result()
 

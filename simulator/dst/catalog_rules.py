@@ -8,8 +8,8 @@ snapshots   the pointer is switched by an owner of the newest epoch only. The po
 objects     what some task refers to is live, and no snapshot object is live without that
 shapes      tasks that take the place of others: see `shape_rules`
 swaps       each task has as many visible rows after a compaction's swap as before it
-pins        nothing is buried that a living pin may need, as far as the database's clock does not jump; a reader goes on
-            under a pin that is renewed in time, or has tried to
+read leases nothing is buried that a live one may need, as far as the database's clock does not jump; a reader goes on
+            under a read lease that is renewed in time, or has tried to
 
 What is asked of the running services' guards is asked of the rows here, so a guard that is left out is noticed as soon
 as somebody gets through who must not, whether or not that does any harm later in the same run. A late transaction may
@@ -101,30 +101,32 @@ class CatalogRules:
             setattr(publisher, "commit_flush", commit_flush)  # noqa: B010
 
     @contextmanager
-    def watching_pins(self) -> Iterator[None]:
+    def watching_leases(self) -> Iterator[None]:
         """See whether readers renew in time. A reader that cannot reach the catalog has tried."""
         tried: list[int] = []
-        renew = read_leases.Pin.renew
-        asked: Callable[..., Any] = vars(read_leases)["renew_pin"]
-        ttl_ms: int = vars(read_leases)["PIN_TTL_MS"]
+        renew = read_leases.ReadLease.renew
+        asked: Callable[..., Any] = vars(read_leases)["renew_lease"]
+        ttl_ms: int = vars(read_leases)["READ_LEASE_TTL_MS"]
 
         def asking(*args: Any) -> Any:
             tried.append(1)
             return asked(*args)
 
-        def renewing(pin: read_leases.Pin) -> None:
+        def renewing(lease: read_leases.ReadLease) -> None:
             before = len(tried)
-            renew(pin)
-            if pin.pin_id is not None and pin.age_ms * 2 > ttl_ms and len(tried) == before:
-                self._violated(f"pins: a reader goes on under a pin that was last renewed {pin.age_ms:.0f} ms ago")
+            renew(lease)
+            if lease.lease_id is not None and lease.age_ms * 2 > ttl_ms and len(tried) == before:
+                self._violated(
+                    f"read leases: a reader goes on under a read lease that was last renewed {lease.age_ms:.0f} ms ago"
+                )
 
-        setattr(read_leases, "renew_pin", asking)  # noqa: B010 - it is not the module's own
-        read_leases.Pin.renew = renewing  # type: ignore[method-assign,assignment]
+        setattr(read_leases, "renew_lease", asking)  # noqa: B010 - it is not the module's own
+        read_leases.ReadLease.renew = renewing  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
-            setattr(read_leases, "renew_pin", asked)  # noqa: B010
-            read_leases.Pin.renew = renew  # type: ignore[method-assign]
+            setattr(read_leases, "renew_lease", asked)  # noqa: B010
+            read_leases.ReadLease.renew = renew  # type: ignore[method-assign]
 
     def look(self) -> None:
         """A transaction has been committed."""
@@ -217,12 +219,12 @@ class CatalogRules:
         )
         for key in self._superseded.keys() - replaced.keys():
             held = query(
-                "SELECT pin_id FROM pins WHERE swaps_seen < ? AND expires_ms > ?",
+                "SELECT lease_id FROM read_leases WHERE swaps_seen < ? AND expires_ms > ?",
                 self._superseded[key],
                 self._database.now_ms(),
             )
             if held and not self.clock_jumps:
-                self._violated(f"pins: {key} is buried, the pin {held[0][0]} may need it")
+                self._violated(f"read leases: {key} is buried, the read lease {held[0][0]} may need it")
         self._superseded = replaced
 
     def _check_author(self, task_id: int, now: _Task, key: str) -> None:

@@ -32,7 +32,7 @@ from tistream.errors import CatalogUnavailable
 
 _UNIX_EPOCH_DAYS = 2440587.5
 _DAY_MS = 86_400_000.0
-_ALIVE = ("UPDATE owner SET heartbeat_ms", "UPDATE workers SET state=CASE")  # "I am still there"
+_ALIVE = ("UPDATE leader SET heartbeat_ms", "UPDATE workers SET state=CASE")  # "I am still there"
 
 
 class Database:

@@ -51,7 +51,7 @@ _REPLACED = (
     decode_batch_file,
     directory,
 )
-_CONSTANTS = ("LEASE_MS", "OWNER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "PIN_TTL_MS")
+_CONSTANTS = ("LEASE_MS", "LEADER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "READ_LEASE_TTL_MS")
 #: bounds of the sorter that a scenario may lower
 LIMITS = (
     *("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN"),
@@ -62,11 +62,17 @@ _QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty
 
 @contextmanager
 def installed(
-    rand: random.Random, *, lease_ms: int, heartbeat_ms: int, sweep_s: float, pin_ttl_ms: int, limits: Mapping[str, int]
+    rand: random.Random,
+    *,
+    lease_ms: int,
+    heartbeat_ms: int,
+    sweep_s: float,
+    read_lease_ttl_ms: int,
+    limits: Mapping[str, int],
 ) -> Iterator[None]:
-    """Replace what the rooms' modules took from the standard library. Leases, sweeps and pins are shortened, some of
-    LIMITS are lower."""
-    shortened = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, pin_ttl_ms), strict=True))
+    """Replace what the rooms' modules took from the standard library. Leases and sweeps are shortened, some of LIMITS
+    are lower."""
+    shortened = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, read_lease_ttl_ms), strict=True))
     constants = shortened | dict(limits)
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
     hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))

@@ -1,4 +1,4 @@
-"""Mutants of compaction: the swap, what a job writes, and the pins of readers."""
+"""Mutants of compaction: the swap, what a job writes, and the read leases of readers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _compacted_unverified() -> Iterator[None]:
         yield
 
 
-@register("pinned-object-collected", "what a compaction replaced goes whoever may need it", scenario="compaction")
+@register("leased-object-collected", "what a compaction replaced goes whoever may need it", scenario="compaction")
 def _pinned_object_collected() -> Iterator[None]:
     from tistream.catalog.log import objects
 
@@ -61,9 +61,9 @@ def _pinned_object_collected() -> Iterator[None]:
         yield
 
 
-@register("pin-not-renewed", "a long page does not renew its pin", scenario="compaction")
+@register("lease-not-renewed", "a long page does not renew its read lease", scenario="compaction")
 def _pin_not_renewed() -> Iterator[None]:
-    from reading.read_leases import Pin
+    from reading.read_leases import ReadLease
 
-    with replaced(Pin, "renew", lambda self: None):
+    with replaced(ReadLease, "renew", lambda self: None):
         yield

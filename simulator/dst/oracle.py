@@ -213,7 +213,7 @@ class Oracle:
         TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
         Subscription.next = delivered  # type: ignore[method-assign,assignment]
         try:
-            with self.rules.watching_flushes(), self.rules.watching_pins():
+            with self.rules.watching_flushes(), self.rules.watching_leases():
                 yield
         finally:
             RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]

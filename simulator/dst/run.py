@@ -18,7 +18,7 @@ from simulator.dst.bounds import drawn, lowered
 from simulator.dst.install import installed
 from simulator.dst.profiles import PROFILES, Profile, profile_of
 from simulator.dst.scheduler import Livelock
-from simulator.dst.world import HEARTBEAT_MS, LEASE_MS, PIN_TTL_MS, SWEEP_S, World, story_logger
+from simulator.dst.world import HEARTBEAT_MS, LEASE_MS, READ_LEASE_TTL_MS, SWEEP_S, World, story_logger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def _prepared(
                 lease_ms=LEASE_MS,
                 heartbeat_ms=HEARTBEAT_MS,
                 sweep_s=SWEEP_S,
-                pin_ttl_ms=PIN_TTL_MS,
+                read_lease_ttl_ms=READ_LEASE_TTL_MS,
                 limits=profile.limits,
             ),
             world.oracle.watching_cores(),

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from simulator.dst.database import SimCatalog
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work import reshape
-from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.tasks import TaskRow, list_tasks
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.ids import Tenant
@@ -41,8 +41,8 @@ def shape(world: _World, stopping: Any, catalog: SimCatalog, tenant: Tenant, ran
 
 def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Random) -> None:
     rows = sorted((row for row in list_tasks(catalog, tenant) if row.kind is TaskKind.DATA), key=lambda row: row.range)
-    owner = get_owner(catalog)
-    elected = owner.epoch if owner is not None and rand.random() < 0.5 else None
+    leader = get_leader(catalog)
+    elected = leader.epoch if leader is not None and rand.random() < 0.5 else None
     if not rows:
         return
     if rand.random() < 0.55 and len(rows) < TASKS_MAX:
@@ -52,14 +52,14 @@ def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Rando
         if left.error is not None or right.error is not None:
             return
         if rand.random() < 0.05:
-            reshape.cancel_merge(catalog, left.task_id, seen_epoch=left.epoch, owner_epoch=elected)
+            reshape.cancel_merge(catalog, left.task_id, seen_epoch=left.epoch, leader_epoch=elected)
         else:
             epochs = left.epoch, right.epoch
-            reshape.request_merge(catalog, left.task_id, right.task_id, seen_epochs=epochs, owner_epoch=elected)
+            reshape.request_merge(catalog, left.task_id, right.task_id, seen_epochs=epochs, leader_epoch=elected)
 
 
 def _split(world: _World, catalog: SimCatalog, row: TaskRow, elected: int | None, rand: random.Random) -> None:
     """At a key that has rows, in the middle of what was committed lately."""
     inside = [r.key for r in world.oracle.committed[-60:] if r.key in row.range and r.key != row.range.start]
     if inside:
-        reshape.split_task(catalog, row.task_id, rand.choice(inside), seen_epoch=row.epoch, owner_epoch=elected)
+        reshape.split_task(catalog, row.task_id, rand.choice(inside), seen_epoch=row.epoch, leader_epoch=elected)

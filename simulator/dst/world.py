@@ -41,7 +41,7 @@ START_MS = 1_750_000_000_000
 LEASE_MS = 3000
 HEARTBEAT_MS = 700
 SWEEP_S = 4.0
-PIN_TTL_MS = 2400
+READ_LEASE_TTL_MS = 2400
 _REST_S = 60.0
 _PUSH_AND_PULL = ("pusher", "reader", "neighbour")  # what is not there any more when leftovers are looked for
 

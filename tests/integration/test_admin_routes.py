@@ -105,7 +105,7 @@ def test_workers_and_the_owner(site: Operated) -> None:
     assert [(s["store_id"], s["silent_s"]) for s in one["store_reports"]] == [(1, 0.4), (3, 41.0)]
     assert site.http.get("/v1/workers/nobody").status_code == 404
     owner = get(site, "/v1/owner")
-    assert (owner["owner"], owner["epoch"], owner["alive"]) == ("meta-1", site.owner_epoch, True)
+    assert (owner["owner"], owner["epoch"], owner["alive"]) == ("meta-1", site.leader_epoch, True)
 
 
 def test_each_watermark_gap_is_one_sentence(site: Operated) -> None:

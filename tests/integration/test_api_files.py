@@ -170,7 +170,7 @@ def test_what_was_listed_outlives_compaction_and_collector(tmp_path: Path) -> No
         collector.step()
         assert [world.http.get(item["url"]).content for item in listed] == before
         with world.catalog.transaction() as conn:
-            conn.execute(tables.pins.delete())
+            conn.execute(tables.read_leases.delete())
         collector.step()
         gone = {item["name"] for item in listed if world.http.get(item["url"]).status_code == 404}
         still_there = {item["name"] for item in world.ok("/files").json()["items"]}

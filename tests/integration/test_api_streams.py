@@ -367,7 +367,7 @@ def finish(catalog: Catalog) -> bool:
     for key in superseded_objects(catalog, TENANT, grace_ms=0, limit=10_000):
         tombstone(catalog, TENANT, key)
     with catalog.transaction() as conn:
-        conn.execute(tables.pins.delete())
+        conn.execute(tables.read_leases.delete())
     for key in superseded_objects(catalog, TENANT, grace_ms=0, limit=10_000):
         tombstone(catalog, TENANT, key)
     return finish_deletion(catalog, TENANT)

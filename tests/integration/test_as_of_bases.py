@@ -336,27 +336,27 @@ def test_a_base_that_a_reader_has_listed_stays_until_it_has_read_it(tmp_path: Pa
         assert made.ok(path, as_of=cuts[0]).content == plain.ok(path, as_of=cuts[0]).content
         assert store.before is None
         with made.catalog.transaction() as conn:
-            conn.execute(tables.pins.delete())
+            conn.execute(tables.read_leases.delete())
         assert collector.step() > 0
         assert not old <= {info.key for info in store.list("bases/")}
 
 
-def test_a_reader_has_a_pin_before_it_asks_where_a_base_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_has_a_lease_before_it_asks_where_a_base_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with api_world(tmp_path) as made:
         made.log.activate().seed()
         made.log.flush(MIX1)
         build(made)
-        pinned: list[int] = []
+        leased: list[int] = []
         true_listing = base_segments_of
 
         def listed(catalog: Catalog, base: BaseRow) -> object:
             with catalog.reading() as conn:
-                pinned.append(len(conn.execute(select(tables.pins)).all()))
+                leased.append(len(conn.execute(select(tables.read_leases)).all()))
             return true_listing(catalog, base)
 
         monkeypatch.setattr(source, "base_segments_of", listed)
         made.ok(path_of("shop", "acct"))
-        assert pinned == [1]
+        assert leased == [1]
 
 
 def test_a_read_that_chose_a_retired_base_chooses_again(

@@ -36,7 +36,7 @@ from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed, snapshots
 from tistream.catalog.work.handover import hand_over
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.tasks import assign_task, list_tasks
 from tistream.catalog.work.workers import WorkerKind, list_workers
 from tistream.clock import SystemClock
@@ -186,10 +186,10 @@ class Interrupted:
 
 def give_away(world: BacklogWorld) -> None:
     """What a meta server does that believes the replay to be dead."""
-    epoch = acquire_owner(world.catalog, "meta", starts=True)
+    epoch = acquire_leadership(world.catalog, "meta", starts=True)
     assert epoch is not None
     for row in list_tasks(world.catalog, TENANT):
-        assert assign_task(world.catalog, row.task_id, worker_id="s9", seen_epoch=row.epoch, owner_epoch=epoch)
+        assert assign_task(world.catalog, row.task_id, worker_id="s9", seen_epoch=row.epoch, leader_epoch=epoch)
 
 
 def test_a_task_that_was_given_away_meanwhile_is_not_handed_over(world: BacklogWorld) -> None:

@@ -18,7 +18,7 @@ from tistream.catalog.database.tables import KEY_BYTES_MAX, metadata
 from tistream.catalog.tenancy.tenants import get_tenant, list_tenants, register_tenant
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
-from tistream.limits import LEASE_MS, OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 
 _number = itertools.count(1)
 
@@ -72,7 +72,7 @@ class TestCatalogOnMariaDB(CatalogSuite):
             waits = conn.exec_driver_sql("SELECT @@innodb_lock_wait_timeout, @@wait_timeout, @@max_sort_length").one()
         assert tuple(row) == ("READ-COMMITTED", "+00:00", "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION")
         lock_wait_s, idle_s, sort_bytes = waits
-        assert lock_wait_s * 1000 < OWNER_LEASE_MS, "who waits for a row still renews its election in time"
+        assert lock_wait_s * 1000 < LEADER_LEASE_MS, "who waits for a row still renews its election in time"
         assert idle_s * 1000 < LEASE_MS, "a lost host's locks are free when its work is given to others"
         assert sort_bytes >= KEY_BYTES_MAX, "keys are compared whole"
 

@@ -138,7 +138,7 @@ def test_a_driver_that_is_killed_leaves_the_log_as_it_was(world: ApiWorld, tmp_p
     compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), SETTINGS, world.clock)
     assert bodies(world) == before
     with world.catalog.transaction() as conn:
-        conn.execute(tables.pins.delete())
+        conn.execute(tables.read_leases.delete())
     Collector(world.catalog, world.store, SystemClock(), grace_ms=0).step()
     live = {p.object_key for p in pieces(world.catalog, TENANT, upto_ts=1 << 62, limit=999)}
     left = {str(path.relative_to(tmp_path / "bucket")) for path in files(tmp_path)}

@@ -13,7 +13,7 @@ from dispatcher.worker import DispatcherWorker
 from tests.kit.batch_files import batch_bytes
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable
@@ -36,7 +36,7 @@ class World:
         self.catalog.migrate()
         register_tenant(self.catalog, T)
         assert activate_tenant(self.catalog, T, 1, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"a", b"z"))])
-        self.owner_epoch = acquire_owner(self.catalog, "meta", starts=True) or 0
+        self.leader_epoch = acquire_leadership(self.catalog, "meta", starts=True) or 0
         issue_incarnation(self.catalog, T, 7)
         self.store = store
         self.dispatchers: list[FlightDispatcher] = []
@@ -48,7 +48,7 @@ class World:
         self.dispatchers.append(made)
         made.start()
         assert made.wait_until_ready(10)
-        assert assign_store(self.catalog, T, 7, worker_id=name, seen_epoch=seen_epoch, owner_epoch=self.owner_epoch)
+        assert assign_store(self.catalog, T, 7, worker_id=name, seen_epoch=seen_epoch, leader_epoch=self.leader_epoch)
         return made
 
     def put(self, seq: int, incarnation: int = 1) -> None:

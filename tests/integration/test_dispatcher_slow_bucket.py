@@ -17,7 +17,7 @@ from dispatcher.worker import DispatcherWorker
 from tests.kit.batch_files import batch_bytes, subscriptions_of
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.clock import SystemClock
 from tistream.codec.batch_file import encode_batch_file
@@ -70,7 +70,7 @@ class World:
         self.catalog.migrate()
         register_tenant(self.catalog, T)
         assert activate_tenant(self.catalog, T, 1, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"a", b"z"))])
-        owner_epoch = acquire_owner(self.catalog, "meta", starts=True) or 0
+        leader_epoch = acquire_leadership(self.catalog, "meta", starts=True) or 0
         issue_incarnation(self.catalog, T, 7)
         self.store = SlowStore(latency_s)
         timing = TailTiming(poll_s=0.02, retry_s=0.1)
@@ -80,7 +80,7 @@ class World:
         self.dispatcher = FlightDispatcher(self.worker)
         self.dispatcher.start()
         assert self.dispatcher.wait_until_ready(10)
-        assert assign_store(self.catalog, T, 7, worker_id="d1", seen_epoch=0, owner_epoch=owner_epoch)
+        assert assign_store(self.catalog, T, 7, worker_id="d1", seen_epoch=0, leader_epoch=leader_epoch)
         self.flight = FlightFeed(locate_by_catalog(self.catalog))
         self.streams: list[FeedStream] = []
 

@@ -16,7 +16,7 @@ from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.snapshots import switch_snapshot
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import (
     StoreRow,
     assign_store,
@@ -49,11 +49,11 @@ class World:
         new = [NewTask(kind=TaskKind.DATA, range=r) for r in (KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))]
         assert activate_tenant(self.catalog, T, 100, new)
         self.tasks = [task.task_id for task in list_tasks(self.catalog, T)]
-        epoch = acquire_owner(self.catalog, "meta", starts=True)
+        epoch = acquire_leadership(self.catalog, "meta", starts=True)
         assert epoch is not None
-        self.owner_epoch = epoch
+        self.leader_epoch = epoch
         for task in self.tasks:
-            assign_task(self.catalog, task, worker_id="s1", seen_epoch=0, owner_epoch=epoch)
+            assign_task(self.catalog, task, worker_id="s1", seen_epoch=0, leader_epoch=epoch)
         issue_incarnation(self.catalog, T, 7)
         self.assign("d1")
         self.folder = OpenFolder()
@@ -74,7 +74,7 @@ class World:
     def assign(self, worker_id: str) -> None:
         row = self.row()
         seen = row.dispatcher_epoch
-        assert assign_store(self.catalog, T, 7, worker_id=worker_id, seen_epoch=seen, owner_epoch=self.owner_epoch)
+        assert assign_store(self.catalog, T, 7, worker_id=worker_id, seen_epoch=seen, leader_epoch=self.leader_epoch)
 
     def put(self, *seqs: int, incarnation: int = 1) -> None:
         for seq in seqs:
@@ -300,7 +300,7 @@ def test_a_refused_delete_of_one_store_keeps_no_other_store_from_being_reclaimed
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     issue_incarnation(world.catalog, T, 8)
-    given = {"worker_id": "d1", "seen_epoch": 0, "owner_epoch": world.owner_epoch}
+    given = {"worker_id": "d1", "seen_epoch": 0, "leader_epoch": world.leader_epoch}
     assert assign_store(world.catalog, T, 8, **given)  # type: ignore[arg-type]
     worker = world.worker()
     worker.refresh()

@@ -16,6 +16,7 @@ from simulator.chaos.servers.mariadb import mariadb, new_database
 from simulator.chaos.servers.s3server import CREDENTIALS, S3Server
 from tests.kit.careless_s3 import careless_s3
 from tests.kit.guarded_s3 import ROOT, GuardedS3, guarded_s3
+from tistream.catalog.database import examine
 from tistream.catalog.database.engine import Catalog, newest_revision
 from tistream.catalog.database.examine import examine_catalog
 from tistream.cli.main import command_line
@@ -47,7 +48,7 @@ def write_revision(url: str, revision: str) -> None:
     catalog.close()
 
 
-def test_a_catalog_before_and_after_its_migrations(url: str) -> None:
+def test_a_catalog_before_and_after_its_migrations(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if url.startswith("sqlite"):
         assert verdicts(examine_catalog(url, SystemClock())) == {"catalog": FAIL}
         file = Path(url.removeprefix("sqlite:///"))
@@ -62,10 +63,11 @@ def test_a_catalog_before_and_after_its_migrations(url: str) -> None:
     well = {"catalog": OK, "isolation": OK, "catalog clock": OK, "migrations": OK, "catalog writes": OK}
     assert verdicts(found) == well
     assert found[3].facts == {"found": newest_revision(), "newest": newest_revision()}
-    for revision, verdict in (("0001", WARN), ("9999", FAIL)):
-        write_revision(url, revision)
-        assert verdicts(examine_catalog(url, SystemClock())) == {**well, "migrations": verdict}
+    write_revision(url, "9999")
+    assert verdicts(examine_catalog(url, SystemClock())) == {**well, "migrations": FAIL}
     write_revision(url, newest_revision())
+    monkeypatch.setattr(examine, "newest_revision", lambda: "0002")
+    assert verdicts(examine_catalog(url, SystemClock())) == {**well, "migrations": WARN}
 
 
 def test_a_catalog_that_is_away() -> None:

@@ -17,7 +17,7 @@ from tests.kit.batch_files import batch_bytes
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.request_tally import RequestTally
 from tistream import ts as tso
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reports import StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks
@@ -41,15 +41,15 @@ def world(tmp_path: Path) -> Iterator[ApiWorld]:
     """A log up to the recording's end, 1,000 ms old, whose tasks and two stores have owners."""
     with api_world(tmp_path) as made:
         made.log.build(3)
-        epoch = acquire_owner(made.catalog, "meta-1", starts=True)
+        epoch = acquire_leadership(made.catalog, "meta-1", starts=True)
         assert epoch is not None
         for kind, name in (("sorter", "sorter-1"), ("dispatcher", "dispatcher-1")):
             register_worker(made.catalog, name, kind, "")
         for task in list_tasks(made.catalog, TENANT):
-            assign_task(made.catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, owner_epoch=epoch)
+            assign_task(made.catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, leader_epoch=epoch)
         for store_id in STORES:
             issue_incarnation(made.catalog, TENANT, store_id)
-            assign_store(made.catalog, TENANT, store_id, worker_id="dispatcher-1", seen_epoch=0, owner_epoch=epoch)
+            assign_store(made.catalog, TENANT, store_id, worker_id="dispatcher-1", seen_epoch=0, leader_epoch=epoch)
         yield made
 
 

@@ -20,7 +20,7 @@ from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState, get_tenant, register_tenant
 from tistream.catalog.work.handover import take_tasks
-from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.reports import TaskReport, WorkerReport
 from tistream.catalog.work.stores import issue_incarnation, list_stores, note_cut_ts
 from tistream.catalog.work.tasks import get_task, list_tasks, stop_task
@@ -29,7 +29,7 @@ from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, Fenced
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.limits import LEASE_MS, OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 from tistream.objectstore.layout import SchemaSnapKey
 from tistream.runtime.service import Problem
 
@@ -141,21 +141,21 @@ def test_only_the_owner_acts_and_a_silent_one_is_replaced(catalog: Catalog, snap
     first, second = meta(catalog, folder, "m1"), meta(catalog, folder, "m2")
     first.assign()
     second.assign()
-    assert (first.owner_epoch, second.owner_epoch) == (1, None)
+    assert (first.leader_epoch, second.leader_epoch) == (1, None)
     register_worker(catalog, "d1", "dispatcher", "")
     issue_incarnation(catalog, T, 7)
     second.assign()
     assert list_stores(catalog, T)[0].dispatcher is None
     first.assign()
     assert list_stores(catalog, T)[0].dispatcher == "d1"
-    age(catalog, tables.owner, OWNER_LEASE_MS + 1000)
+    age(catalog, tables.leader, LEADER_LEASE_MS + 1000)
     second.assign()
-    assert second.owner_epoch == 2
+    assert second.leader_epoch == 2
     first.assign()
-    assert first.owner_epoch is None
-    owner = get_owner(catalog)
-    assert owner is not None
-    assert (owner.owner, owner.epoch) == ("m2", 2)
+    assert first.leader_epoch is None
+    leader = get_leader(catalog)
+    assert leader is not None
+    assert (leader.name, leader.epoch) == ("m2", 2)
 
 
 def test_an_owner_that_lost_its_place_mid_round_assigns_nothing(catalog: Catalog) -> None:
@@ -164,10 +164,10 @@ def test_an_owner_that_lost_its_place_mid_round_assigns_nothing(catalog: Catalog
     first.assign()
     register_worker(catalog, "d1", "dispatcher", "")
     issue_incarnation(catalog, T, 7)
-    age(catalog, tables.owner, OWNER_LEASE_MS + 1000)
+    age(catalog, tables.leader, LEADER_LEASE_MS + 1000)
     first._elect = second._elect  # type: ignore[method-assign] - it pauses after renewing, and goes on now
     first.assign()
-    assert (first.owner_epoch, second.owner_epoch) == (1, 2)
+    assert (first.leader_epoch, second.leader_epoch) == (1, 2)
     assert (list_stores(catalog, T)[0].dispatcher, list_stores(catalog, T)[0].dispatcher_epoch) == (None, 0)
 
 
@@ -204,7 +204,7 @@ def test_after_an_outage_of_the_catalog_nothing_is_taken_from_those_that_live(
     active.assign()
     before = list_tasks(catalog, T)
     age(catalog, tables.workers, 300_000)
-    age(catalog, tables.owner, 300_000)
+    age(catalog, tables.leader, 300_000)
     active.rounds(300.0, look=False)
     active.rounds(5.0)  # nobody has beaten again
     assert list_tasks(catalog, T) == before

@@ -26,7 +26,7 @@ from tests.kit.retention_world import (
     build,
     collect,
     earliest,
-    end_pins,
+    end_leases,
     give_up,
     half_a_minute,
     judged,
@@ -77,7 +77,7 @@ def test_below_the_floor_there_is_nothing_but_410(world: ApiWorld) -> None:
     whole = world.events()
     give_up(world, middle)
     assert collect(world) == 0, "somebody may still read"
-    end_pins(world)
+    end_leases(world)
     assert collect(world) > 0
     for path, position in (
         ("/changes", {"start_ts": begin}),
@@ -127,7 +127,7 @@ def test_what_reads_need_holds_the_log(world: ApiWorld) -> None:
     keep(world, KEPT_S)
     assert earliest(world) == at
     assert list_seeds(world.catalog, TENANT) == []
-    end_pins(world)
+    end_leases(world)
     collect(world)
     assert not list(world.store.list("seeds/"))
     assert oldest(world) == before

@@ -247,7 +247,7 @@ def ignores_reads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keeping, "births", lambda *_: {})
 
 
-def ignores_pins(patch: pytest.MonkeyPatch) -> None:
+def ignores_leases(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(floors, "next_numbers", lambda *_: range(0, 1))
 
 
@@ -273,7 +273,7 @@ def retires_first(patch: pytest.MonkeyPatch) -> None:
     [
         (ignores_checkpoints, lambda world, _: a_consumer_goes_on(world)),
         (ignores_reads, lambda world, _: moments_stay(world)),
-        (ignores_pins, lambda world, _: files_stay(world)),
+        (ignores_leases, lambda world, _: files_stay(world)),
         (looks_before_it_lists, gone_in_between),
         (retires_first, a_reader_before_the_floor_rises),
     ],

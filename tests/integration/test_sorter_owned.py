@@ -32,7 +32,7 @@ def tasks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, 
     found = activate(catalog)
     assert register_worker(catalog, "s", "sorter", "") == 1
     for task in found:
-        assert assign_task(catalog, task, worker_id="s", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+        assert assign_task(catalog, task, worker_id="s", seen_epoch=0, leader_epoch=elected(catalog)) == 1
     return found
 
 
@@ -68,5 +68,5 @@ def test_what_others_decide_is_seen_at_once(catalog: Catalog, tasks: tuple[int, 
     looked.look("s", 1, is_here=lambda _: True)
     assert stop_task(catalog, high, epoch=1, error="broken")
     assert looked.look("s", 1, is_here=lambda _: True)[high].error == "broken"
-    assert assign_task(catalog, low, worker_id="other", seen_epoch=1, owner_epoch=elected(catalog)) == 2
+    assert assign_task(catalog, low, worker_id="other", seen_epoch=1, leader_epoch=elected(catalog)) == 2
     assert looked.look("s", 1, is_here=lambda _: True).keys() == {high, ddl}

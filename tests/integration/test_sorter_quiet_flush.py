@@ -64,7 +64,7 @@ class Bench:
 
     def take_over(self, task_id: int, seen_epoch: int = 0) -> None:
         epoch = elected(self.catalog)
-        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, owner_epoch=epoch)
+        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, leader_epoch=epoch)
 
     def feed(self, upto: int, *tenants: Tenant, rows: int = 0) -> None:
         self.seq += 1

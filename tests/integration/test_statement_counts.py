@@ -25,7 +25,7 @@ from tistream.catalog.log import committed
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work import tasks as tasks_of_catalog
 from tistream.catalog.work import workers
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reports import TaskReport, WorkerReport
 from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
 from tistream.catalog.work.tasks import list_tasks
@@ -124,10 +124,10 @@ def dispatched(catalog: Catalog, stores: int) -> DispatcherWorker:
         issue_incarnation(catalog, T, store)
     worker = DispatcherWorker(catalog, MemoryStore(), ManualClock(), "d1")
     worker.refresh()
-    epoch = acquire_owner(catalog, "meta", starts=True)
+    epoch = acquire_leadership(catalog, "meta", starts=True)
     assert epoch is not None
     given = [StoreAssignment(p.tenant, p.store_id, "d1", p.epoch) for p in store_places(catalog)]
-    assert assign_stores(catalog, given, owner_epoch=epoch) == stores
+    assert assign_stores(catalog, given, leader_epoch=epoch) == stores
     worker.refresh()
     assert len(worker._owned) == stores
     return worker
@@ -229,7 +229,7 @@ def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Cata
     with log:
         assert stores.read(now_s + REREAD_S / 2) is first
     assert log.count == 1
-    epoch = acquire_owner(catalog, "meta", starts=True)
+    epoch = acquire_leadership(catalog, "meta", starts=True)
     assert epoch is not None
     assert stores.write(first, [(7, "d1")], epoch) == 1
     assert [owner for owner in stores.read(now_s).owners if owner] == ["d1"]

@@ -272,7 +272,7 @@ def a_reader_was_there(site: Site) -> None:
     site.bucket.go.set()
     assert read.result(WAIT_S) == commits
     with site.catalog.transaction() as conn:
-        conn.execute(tables.pins.delete())
+        conn.execute(tables.read_leases.delete())
     site.collect()
     site.deletion.step()
     site.judge()
@@ -294,7 +294,7 @@ def late_files_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def readers_are_not_asked(patch: pytest.MonkeyPatch) -> None:
-    """Objects go without a swap number, so no pin holds them."""
+    """Objects go without a swap number, so no read lease holds them."""
     patch.setattr(deletion, "_SUPERSEDE", deletion._SUPERSEDE.values(replaced_by=0))
 
 

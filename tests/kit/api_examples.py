@@ -34,7 +34,7 @@ from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.stream_world import served
 from tistream.admin.views import Sources
 from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stops import Scope, Stopped, list_stops, record_stop
 from tistream.catalog.work.tasks import assign_task, get_task, list_tasks, stop_task
 from tistream.catalog.work.workers import register_worker
@@ -166,11 +166,11 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     """What operators see and ask for, of two sorters."""
     for name in ("sorter-1", "sorter-2"):
         register_worker(world.catalog, name, "sorter", "")
-    epoch = acquire_owner(world.catalog, "meta-1", starts=True)
+    epoch = acquire_leadership(world.catalog, "meta-1", starts=True)
     assert epoch is not None
     data = [row for row in list_tasks(world.catalog, Tenant(1, 1)) if row.kind is TaskKind.DATA]
     for row in data:
-        assign_task(world.catalog, row.task_id, worker_id="sorter-1", seen_epoch=row.epoch, owner_epoch=epoch)
+        assign_task(world.catalog, row.task_id, worker_id="sorter-1", seen_epoch=row.epoch, leader_epoch=epoch)
     task, other, tenant = data[0].task_id, data[1].task_id, {"cluster_id": 1, "tenant_id": 1}
     key = {"key": (data[0].range.start + b"\x01").hex(), "dry_run": "true"}
     asked: list[tuple[str, str, str, dict[str, Any]]] = [

@@ -15,7 +15,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import NewSegment, TaskAdvance, commit_flush
 from tistream.catalog.log.snapshots import switch_snapshot
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.work.owner import acquire_owner, get_owner, renew_owner
+from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
 from tistream.catalog.work.tasks import list_tasks
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Position, Tenant
@@ -68,12 +68,12 @@ def activate(catalog: Catalog, tenant: Tenant = T) -> list[int]:
 
 
 def elected(catalog: Catalog, me: str = "meta-1") -> int:
-    """The epoch of an owner that was just elected, or still is."""
-    row = get_owner(catalog)
-    if row is not None and row.owner == me:
-        renew_owner(catalog, me, row.epoch)
+    """The epoch of a leader that was just elected, or still is."""
+    row = get_leader(catalog)
+    if row is not None and row.name == me:
+        renew_leadership(catalog, me, row.epoch)
         return row.epoch
-    epoch = acquire_owner(catalog, me)
+    epoch = acquire_leadership(catalog, me)
     assert epoch is not None
     return epoch
 

@@ -48,7 +48,7 @@ from tistream.catalog.tenancy.tenants import (
     list_tenants,
     register_tenant,
 )
-from tistream.catalog.work.owner import acquire_owner, get_owner, renew_owner
+from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.tasks import (
     FrontierRow,
@@ -67,7 +67,7 @@ from tistream.catalog.work.workers import drain_worker, heartbeat, list_workers,
 from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.limits import OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS
 
 _MIGRATE = "import sys; from tistream.catalog.database.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
@@ -219,28 +219,28 @@ class CatalogSuite(
         low, high, _ = activate(catalog)
         mine = elected(catalog)
         life = register_worker(catalog, "sorter-1", "sorter", "")
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
-        assert assign_task(catalog, high, worker_id="Sorter-1", seen_epoch=0, owner_epoch=mine) == 1
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
+        assert assign_task(catalog, high, worker_id="Sorter-1", seen_epoch=0, leader_epoch=mine) == 1
         assert [t.task_id for t in tasks_owned_by(catalog, "sorter-1", life)] == [low]
-        assert assign_task(catalog, low, worker_id=None, seen_epoch=1, owner_epoch=mine) == 2
+        assert assign_task(catalog, low, worker_id=None, seen_epoch=1, leader_epoch=mine) == 2
         assert tasks_owned_by(catalog, "sorter-1", life) == []
         assert get_task(catalog, low).epoch == 2
 
     def test_a_stale_task_epoch_assigns_nothing(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         mine = elected(catalog)
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
-        assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, owner_epoch=mine) is None
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
+        assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, leader_epoch=mine) is None
         assert get_task(catalog, low).owner == "sorter-1"
 
-    def test_a_lost_owner_epoch_assigns_nothing(self, catalog: Catalog) -> None:
+    def test_a_lost_leader_epoch_assigns_nothing(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
         old = elected(catalog, "meta-1")
-        silence_owner(catalog, OWNER_LEASE_MS + 1000)
+        silence_leader(catalog, LEADER_LEASE_MS + 1000)
         new = elected(catalog, "meta-2")
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=old) is None
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=old) is None
         assert get_task(catalog, low).epoch == 0
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=new) == 1
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=new) == 1
 
     def test_of_concurrent_assignments_one_wins(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
@@ -310,61 +310,61 @@ class CatalogSuite(
         many = [T, *(Tenant(8, n) for n in range(1000))]
         assert served_watermarks(catalog, many) == {T: START + 10}
 
-    # the owner
+    # the leader
 
     def test_the_first_to_ask_is_elected(self, catalog: Catalog) -> None:
-        assert get_owner(catalog) is None
-        won = together(8, lambda i: acquire_owner(catalog, f"meta-{i}"))
+        assert get_leader(catalog) is None
+        won = together(8, lambda i: acquire_leadership(catalog, f"meta-{i}"))
         assert sorted(won, key=str) == [1] + [None] * 7
-        row = get_owner(catalog)
+        row = get_leader(catalog)
         assert row is not None
-        assert (row.owner, row.epoch) == (f"meta-{won.index(1)}", 1)
+        assert (row.name, row.epoch) == (f"meta-{won.index(1)}", 1)
 
-    def test_the_owner_stays_while_its_lease_lasts(self, catalog: Catalog) -> None:
+    def test_the_leader_stays_while_its_lease_lasts(self, catalog: Catalog) -> None:
         mine = elected(catalog, "meta-1")
-        silence_owner(catalog, OWNER_LEASE_MS - 2500)
-        assert acquire_owner(catalog, "meta-2") is None
+        silence_leader(catalog, LEADER_LEASE_MS - 2500)
+        assert acquire_leadership(catalog, "meta-2") is None
         assert elected(catalog, "meta-1") == mine
-        assert owner_age(catalog) < OWNER_LEASE_MS - 2500
+        assert leader_age(catalog) < LEADER_LEASE_MS - 2500
 
     def test_two_processes_of_one_name_never_share_an_epoch(self, catalog: Catalog) -> None:
-        first = acquire_owner(catalog, "meta-1", starts=True)
+        first = acquire_leadership(catalog, "meta-1", starts=True)
         assert first is not None
-        assert acquire_owner(catalog, "meta-1") is None, "who has the epoch renews it"
-        assert acquire_owner(catalog, "meta-2", starts=True) is None
-        second = acquire_owner(catalog, "meta-1", starts=True)
+        assert acquire_leadership(catalog, "meta-1") is None, "who has the epoch renews it"
+        assert acquire_leadership(catalog, "meta-2", starts=True) is None
+        second = acquire_leadership(catalog, "meta-1", starts=True)
         assert second == first + 1, "a process that starts again need not wait for its own lease"
         with pytest.raises(Fenced):
-            renew_owner(catalog, "meta-1", first)
-        assert acquire_owner(catalog, "meta-1") is None, "the earlier life waits as any other"
-        renew_owner(catalog, "meta-1", second)
+            renew_leadership(catalog, "meta-1", first)
+        assert acquire_leadership(catalog, "meta-1") is None, "the earlier life waits as any other"
+        renew_leadership(catalog, "meta-1", second)
 
-    def test_a_silent_owner_is_replaced_once_and_fenced(self, catalog: Catalog) -> None:
+    def test_a_silent_leader_is_replaced_once_and_fenced(self, catalog: Catalog) -> None:
         old = elected(catalog, "meta-1")
-        silence_owner(catalog, OWNER_LEASE_MS + 1000)
-        assert owner_age(catalog) > OWNER_LEASE_MS
-        won = together(4, lambda i: acquire_owner(catalog, f"meta-{i + 2}"))
+        silence_leader(catalog, LEADER_LEASE_MS + 1000)
+        assert leader_age(catalog) > LEADER_LEASE_MS
+        won = together(4, lambda i: acquire_leadership(catalog, f"meta-{i + 2}"))
         assert sorted(won, key=str) == [old + 1] + [None] * 3
         with pytest.raises(Fenced):
-            renew_owner(catalog, "meta-1", old)
-        renew_owner(catalog, f"meta-{won.index(old + 1) + 2}", old + 1)
+            renew_leadership(catalog, "meta-1", old)
+        renew_leadership(catalog, f"meta-{won.index(old + 1) + 2}", old + 1)
 
-    def test_an_owner_heard_of_in_the_future_is_replaced(self, catalog: Catalog) -> None:
+    def test_a_leader_with_a_heartbeat_in_the_future_is_replaced(self, catalog: Catalog) -> None:
         old = elected(catalog, "meta-1")
-        silence_owner(catalog, -OWNER_LEASE_MS - 60_000)  # the database's clock was set back by so much
-        assert owner_age(catalog) > OWNER_LEASE_MS
-        assert acquire_owner(catalog, "meta-2") == old + 1
-        silence_owner(catalog, -1000)
-        assert acquire_owner(catalog, "meta-3") is None
+        silence_leader(catalog, -LEADER_LEASE_MS - 60_000)  # the database's clock was set back by so much
+        assert leader_age(catalog) > LEADER_LEASE_MS
+        assert acquire_leadership(catalog, "meta-2") == old + 1
+        silence_leader(catalog, -1000)
+        assert acquire_leadership(catalog, "meta-3") is None
 
-    def test_a_silent_owner_that_nobody_replaced_goes_on(self, catalog: Catalog) -> None:
+    def test_a_silent_leader_that_nobody_replaced_goes_on(self, catalog: Catalog) -> None:
         mine = elected(catalog)
-        silence_owner(catalog, OWNER_LEASE_MS + 1000)
-        renew_owner(catalog, "meta-1", mine)
-        assert owner_age(catalog) < OWNER_LEASE_MS
+        silence_leader(catalog, LEADER_LEASE_MS + 1000)
+        renew_leadership(catalog, "meta-1", mine)
+        assert leader_age(catalog) < LEADER_LEASE_MS
         for me, epoch in (("meta-1", mine + 1), ("meta-1", mine - 1), ("meta-2", mine)):
             with pytest.raises(Fenced):
-                renew_owner(catalog, me, epoch)
+                renew_leadership(catalog, me, epoch)
 
     # processes
 
@@ -389,8 +389,8 @@ class CatalogSuite(
         mine = elected(catalog)
         first = register_worker(catalog, "sorter-1", "sorter", "a")
         register_worker(catalog, "sorter-2", "sorter", "b")
-        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine)
-        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=mine)
+        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine)
+        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=mine)
         second = register_worker(catalog, "sorter-1", "sorter", "c")
         assert get_task(catalog, low).epoch == 2
         assert get_task(catalog, high).epoch == 1
@@ -429,23 +429,23 @@ class CatalogSuite(
         assert list_workers(catalog)[0].state == "up"
 
 
-def race_for(catalog: Catalog, task_id: int, seen_epoch: int, owner_epoch: int) -> list[int | None]:
+def race_for(catalog: Catalog, task_id: int, seen_epoch: int, leader_epoch: int) -> list[int | None]:
     """Two threads assign the task at once, to sorter-0 and to sorter-1."""
 
     def give(i: int) -> int | None:
-        return assign_task(catalog, task_id, worker_id=f"sorter-{i}", seen_epoch=seen_epoch, owner_epoch=owner_epoch)
+        return assign_task(catalog, task_id, worker_id=f"sorter-{i}", seen_epoch=seen_epoch, leader_epoch=leader_epoch)
 
     return together(2, give)
 
 
-def silence_owner(catalog: Catalog, age_ms: int) -> None:
-    """Make the owner's last heartbeat this old."""
+def silence_leader(catalog: Catalog, age_ms: int) -> None:
+    """Make the leader's last heartbeat this old."""
     with catalog.transaction() as conn:
-        conn.execute(tables.owner.update().values(heartbeat_ms=tables.now_ms() - age_ms))
+        conn.execute(tables.leader.update().values(heartbeat_ms=tables.now_ms() - age_ms))
 
 
-def owner_age(catalog: Catalog) -> int:
-    """Milliseconds since the owner's last heartbeat."""
-    row = get_owner(catalog)
+def leader_age(catalog: Catalog) -> int:
+    """Milliseconds since the leader's last heartbeat."""
+    row = get_leader(catalog)
     assert row is not None
     return row.heartbeat_age_ms

@@ -51,12 +51,12 @@ class AssignmentSuite:
     def test_many_tasks_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         mine = elected(catalog)
-        assert assign_tasks(catalog, [], owner_epoch=mine) == 0
-        assert assign_task(catalog, high, worker_id="sorter-9", seen_epoch=0, owner_epoch=mine) == 1
+        assert assign_tasks(catalog, [], leader_epoch=mine) == 0
+        assert assign_task(catalog, high, worker_id="sorter-9", seen_epoch=0, leader_epoch=mine) == 1
         wanted = [Assignment(task_id, "sorter-1", 0) for task_id in (low, high, ddl, 404)]
-        assert assign_tasks(catalog, wanted, owner_epoch=mine + 1) == 0
-        assert assign_tasks(catalog, wanted, owner_epoch=0) == 0
-        assert assign_tasks(catalog, wanted, owner_epoch=mine) == 2
+        assert assign_tasks(catalog, wanted, leader_epoch=mine + 1) == 0
+        assert assign_tasks(catalog, wanted, leader_epoch=0) == 0
+        assert assign_tasks(catalog, wanted, leader_epoch=mine) == 2
         rows = {task_id: get_task(catalog, task_id) for task_id in (low, high, ddl)}
         assert {task_id: (row.owner, row.epoch) for task_id, row in rows.items()} == {
             low: ("sorter-1", 1),
@@ -72,7 +72,7 @@ class AssignmentSuite:
         mine = elected(catalog)
         stamps.append(tasks_stamp(catalog))
         assert tasks_stamp(catalog) == stamps[-1]
-        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine)
+        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine)
         stamps.append(tasks_stamp(catalog))
         register_worker(catalog, "sorter-1", "sorter", "")
         stamps.append(tasks_stamp(catalog))
@@ -87,7 +87,7 @@ class AssignmentSuite:
             stamps.append(stores_stamp(catalog))
         mine = elected(catalog)
         assert stores_stamp(catalog) == stamps[-1]
-        assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, owner_epoch=mine)
+        assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, leader_epoch=mine)
         stamps.append(stores_stamp(catalog))
         register_worker(catalog, "d1", "dispatcher", "")
         stamps.append(stores_stamp(catalog))
@@ -97,11 +97,11 @@ class AssignmentSuite:
         for store_id in (1, 2):
             issue_incarnation(catalog, T, store_id)
         mine = elected(catalog)
-        assert assign_stores(catalog, [], owner_epoch=mine) == 0
-        assert assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, owner_epoch=mine) == 1
+        assert assign_stores(catalog, [], leader_epoch=mine) == 0
+        assert assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, leader_epoch=mine) == 1
         wanted = [StoreAssignment(tenant, store_id, "d1", 0) for tenant in (T, OTHER) for store_id in (1, 2)]
-        assert assign_stores(catalog, wanted, owner_epoch=mine + 1) == 0
-        assert assign_stores(catalog, wanted, owner_epoch=mine) == 1
+        assert assign_stores(catalog, wanted, leader_epoch=mine + 1) == 0
+        assert assign_stores(catalog, wanted, leader_epoch=mine) == 1
         assert store_places(catalog) == [StorePlace(T, 1, 1, "d1"), StorePlace(T, 2, 1, "d9")]
         assert count_stores_of(catalog, "d1") == 1
 
@@ -138,7 +138,7 @@ class AssignmentSuite:
         mine = elected(catalog)
         life = register_worker(catalog, "sorter-1", "sorter", "")
         everything = [Assignment(row.task_id, "sorter-1", 0) for row in task_places(catalog)]
-        assert assign_tasks(catalog, everything, owner_epoch=mine) == 6
+        assert assign_tasks(catalog, everything, leader_epoch=mine) == 6
         assert change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
         assert [row.tenant for row in tasks_owned_by(catalog, "sorter-1", life)] == [OTHER] * 3
         assert count_tasks_of(catalog, "sorter-1") == 6
@@ -156,7 +156,7 @@ class AssignmentSuite:
             return seen[-1] not in seen[:-1]
 
         for n, task in enumerate((low, high, ddl)):
-            assert assign_task(catalog, task, worker_id="sorter-1", seen_epoch=0, owner_epoch=mine) == 1
+            assert assign_task(catalog, task, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
             assert is_news(), n
         assert flush(
             catalog, None, TaskAdvance(task_id=low, epoch=1, seen_durable_ts=START, new_durable_ts=START + 1)

@@ -12,7 +12,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.log.objects import object_states, superseded_objects, tombstone
-from tistream.catalog.log.read_leases import drop_pin, open_pin
+from tistream.catalog.log.read_leases import drop_lease, open_lease
 from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced, TiStreamError
@@ -148,11 +148,11 @@ class BaseSuite:
         self.begun(catalog)
         assert self.add(catalog, new(5, START + 1, key="bases/1"))
         (old,) = list_bases(catalog, T)
-        open_pin(catalog, "reader", 60_000)
+        open_lease(catalog, "reader", 60_000)
         assert base_segments_of(catalog, old)
         assert self.add(catalog, new(5, START + 2, key="bases/2"))
         assert retire_bases(catalog, T, [old]) == 1
         assert base_segments_of(catalog, old) is None
         assert superseded_objects(catalog, T, grace_ms=0, limit=9) == []
-        drop_pin(catalog, "reader")
+        drop_lease(catalog, "reader")
         assert superseded_objects(catalog, T, grace_ms=0, limit=9) == ["bases/1"]

@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about compaction: pieces, the swap, pins, and what the collector may take."""
+"""The compaction part of the catalog suite: pieces, the swap, read leases, and what may be collected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tistream.catalog.log.committed import SegmentFormat, SegmentRow, TaskAdvanc
 from tistream.catalog.log.compaction import Output, Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
 from tistream.catalog.log.files import file_bytes, list_files
 from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
-from tistream.catalog.log.read_leases import drop_expired_pins, drop_pin, open_pin, renew_pin
+from tistream.catalog.log.read_leases import drop_expired_leases, drop_lease, open_lease, renew_lease
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced, TiStreamError
@@ -189,36 +189,36 @@ class CompactionSuite:
         together(2, lambda i: [look, work][i]())
         assert seen == {15}
 
-    # pins
+    # read leases
 
-    def test_a_pin_holds_what_is_replaced_after_it_was_opened(self, catalog: Catalog) -> None:
+    def test_a_lease_holds_what_is_replaced_after_it_was_opened(self, catalog: Catalog) -> None:
         low, _high = fill(catalog)
-        open_pin(catalog, "reader", HOUR_MS)
+        open_lease(catalog, "reader", HOUR_MS)
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert collectable(catalog) == []
-        open_pin(catalog, "later", HOUR_MS)
-        drop_pin(catalog, "reader")
-        assert collectable(catalog) == ["committed/2", "committed/3"], "who pinned after the swap never saw them"
+        open_lease(catalog, "later", HOUR_MS)
+        drop_lease(catalog, "reader")
+        assert collectable(catalog) == ["committed/2", "committed/3"], "a lease opened after the swap never saw them"
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/b", low, 12)])
         assert collectable(catalog) == ["committed/2", "committed/3"]
-        drop_pin(catalog, "later")
+        drop_lease(catalog, "later")
         assert collectable(catalog) == ["committed/2", "committed/3", "compacted/a"]
 
-    def test_a_pin_ends_unless_it_is_renewed(self, catalog: Catalog) -> None:
+    def test_a_lease_ends_unless_it_is_renewed(self, catalog: Catalog) -> None:
         low, _high = fill(catalog)
-        open_pin(catalog, "reader", HOUR_MS)
-        open_pin(catalog, "dead", HOUR_MS)
+        open_lease(catalog, "reader", HOUR_MS)
+        open_lease(catalog, "dead", HOUR_MS)
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         let_pass(catalog, HOUR_MS // 2)
-        assert renew_pin(catalog, "reader", HOUR_MS)
+        assert renew_lease(catalog, "reader", HOUR_MS)
         let_pass(catalog, HOUR_MS * 3 // 4)
-        assert not renew_pin(catalog, "dead", HOUR_MS), "it has ended, and what it held may be gone"
+        assert not renew_lease(catalog, "dead", HOUR_MS), "it has ended, and what it held may be gone"
         assert collectable(catalog) == []
-        assert drop_expired_pins(catalog) == 1
+        assert drop_expired_leases(catalog) == 1
         let_pass(catalog, HOUR_MS)
         assert len(collectable(catalog)) == 2
 
-    def test_the_grace_period_holds_without_a_pin(self, catalog: Catalog) -> None:
+    def test_the_grace_period_holds_without_a_lease(self, catalog: Catalog) -> None:
         low, _high = fill(catalog)
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert superseded_objects(catalog, T, grace_ms=HOUR_MS, limit=9) == []
@@ -296,6 +296,6 @@ def collectable(catalog: Catalog) -> list[str]:
 
 
 def let_pass(catalog: Catalog, ms: int) -> None:
-    """Time passes for the pins."""
+    """Time passes for the read leases."""
     with catalog.transaction() as conn:
-        conn.execute(tables.pins.update().values(expires_ms=tables.pins.c.expires_ms - ms))
+        conn.execute(tables.read_leases.update().values(expires_ms=tables.read_leases.c.expires_ms - ms))

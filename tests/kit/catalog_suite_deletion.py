@@ -24,7 +24,7 @@ from tistream.catalog.database.events import list_events
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.objects import live_objects, superseded_objects, tombstone
-from tistream.catalog.log.read_leases import drop_pin, open_pin
+from tistream.catalog.log.read_leases import drop_lease, open_lease
 from tistream.catalog.log.retention import check_floor, raise_floor
 from tistream.catalog.log.safe_points import list_safe_points, set_safe_point
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
@@ -74,7 +74,7 @@ def grown(catalog: Catalog) -> list[int]:
         issue_incarnation(catalog, tenant, 1)
     activate(catalog, OTHER)
     places = [StoreAssignment(p.tenant, p.store_id, "dispatcher-1", p.epoch) for p in store_places(catalog)]
-    assert assign_stores(catalog, places, owner_epoch=elected(catalog)) == 2
+    assert assign_stores(catalog, places, leader_epoch=elected(catalog)) == 2
     assert add_changefeed(catalog, T, "feed", None)
     set_safe_point(catalog, T, "backfill", START, 600)
     assert add_seed(catalog, seed(START + 5), 50)
@@ -180,11 +180,11 @@ class DeletionSuite:
     def test_a_reader_who_was_there_keeps_his_objects(self, catalog: Catalog) -> None:
         grown(catalog)
         assert retire_objects(catalog, T) == 0, "a tenant that lives loses nothing"
-        open_pin(catalog, "reader", 60_000)
+        open_lease(catalog, "reader", 60_000)
         assert delete_tenant(catalog, T, seen=ACTIVE)
         assert removed(catalog) == 0
         assert not finish_deletion(catalog, T)
-        drop_pin(catalog, "reader")
+        drop_lease(catalog, "reader")
         assert removed(catalog) > 0
         assert finish_deletion(catalog, T)
 

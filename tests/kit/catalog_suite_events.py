@@ -18,6 +18,7 @@ from tistream.catalog.database.events import (
     record_event,
 )
 from tistream.catalog.tenancy.tenants import TenantState, change_state, register_tenant
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.listing import (
     count_tasks,
     idle_tasks,
@@ -27,7 +28,6 @@ from tistream.catalog.work.listing import (
     tasks_by_id,
     tasks_per_owner,
 )
-from tistream.catalog.work.owner import acquire_owner
 from tistream.catalog.work.steering import move_task
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.catalog.work.tasks import assign_task, get_task, retry_task, stop_task
@@ -58,11 +58,11 @@ class EventSuite:
         epoch = elected(catalog)
         low, *_ = activate(catalog)
         life = register_worker(catalog, "s1", WorkerKind.SORTER, "there")
-        assert assign_task(catalog, low, worker_id="s1", seen_epoch=0, owner_epoch=epoch) == 1
+        assert assign_task(catalog, low, worker_id="s1", seen_epoch=0, leader_epoch=epoch) == 1
         assert stop_task(catalog, low, epoch=1, error="a promise was broken")
         assert retry_task(catalog, low, epoch=1, actor="ann")
         issue_incarnation(catalog, T, 4)
-        assert assign_store(catalog, T, 4, worker_id="d1", seen_epoch=0, owner_epoch=epoch) == 1
+        assert assign_store(catalog, T, 4, worker_id="d1", seen_epoch=0, leader_epoch=epoch) == 1
         assert drain_worker(catalog, "s1", life, actor="ann")
         assert undrain_worker(catalog, "s1", life)
         retire_worker(catalog, "s1", life)
@@ -94,12 +94,12 @@ class EventSuite:
         issue_incarnation(catalog, T, 4)
         retire_worker(catalog, "s1", life)
         before = told(catalog)
-        assert acquire_owner(catalog, "meta-1") is None
-        assert acquire_owner(catalog, "meta-2") is None
+        assert acquire_leadership(catalog, "meta-1") is None
+        assert acquire_leadership(catalog, "meta-2") is None
         register_tenant(catalog, T)
-        assert assign_task(catalog, low, worker_id="s1", seen_epoch=9, owner_epoch=epoch) is None
-        assert assign_task(catalog, low, worker_id="s1", seen_epoch=0, owner_epoch=epoch + 1) is None
-        assert assign_store(catalog, T, 4, worker_id="d1", seen_epoch=9, owner_epoch=epoch) is None
+        assert assign_task(catalog, low, worker_id="s1", seen_epoch=9, leader_epoch=epoch) is None
+        assert assign_task(catalog, low, worker_id="s1", seen_epoch=0, leader_epoch=epoch + 1) is None
+        assert assign_store(catalog, T, 4, worker_id="d1", seen_epoch=9, leader_epoch=epoch) is None
         assert not stop_task(catalog, low, epoch=9, error="")
         assert not retry_task(catalog, low, epoch=9)
         assert not drain_worker(catalog, "s1", life)
@@ -131,12 +131,12 @@ class EventSuite:
 
     def test_assignments_are_told_one_by_one_or_summed_up(self, catalog: Catalog) -> None:
         with catalog.transaction() as conn:
-            record_assignments(conn, EventKind.TASK_ASSIGNED, [], owner_epoch=3)
-            record_assignments(conn, EventKind.TASK_ASSIGNED, [(1, T, "s1"), (2, None, "s2")], owner_epoch=3)
+            record_assignments(conn, EventKind.TASK_ASSIGNED, [], leader_epoch=3)
+            record_assignments(conn, EventKind.TASK_ASSIGNED, [(1, T, "s1"), (2, None, "s2")], leader_epoch=3)
             many = [(n, T, f"s{n % 2}") for n in range(TOLD_SINGLY + 1)]
-            record_assignments(conn, EventKind.TASK_ASSIGNED, many, owner_epoch=3)
+            record_assignments(conn, EventKind.TASK_ASSIGNED, many, leader_epoch=3)
         summed, second, first = list_events(catalog, limit=9)
-        assert (first.subject, first.tenant, first.detail) == ("1", T, {"to": "s1", "owner_epoch": 3})
+        assert (first.subject, first.tenant, first.detail) == ("1", T, {"to": "s1", "leader_epoch": 3})
         assert (second.subject, second.tenant, second.event_id) == ("2", None, first.event_id + 1)
         assert (summed.subject, summed.detail["to"]) == ("201 at once", {"s0": 101, "s1": 100})
         assert summed.at_ms >= first.at_ms > 1_600_000_000_000
@@ -178,14 +178,14 @@ class EventSuite:
         low, *_ = activate(catalog)
         register_worker(catalog, "s1", WorkerKind.SORTER, "")
         register_worker(catalog, "s2", WorkerKind.SORTER, "")
-        assert assign_task(catalog, low, worker_id="s1", seen_epoch=0, owner_epoch=epoch) == 1
+        assert assign_task(catalog, low, worker_id="s1", seen_epoch=0, leader_epoch=epoch) == 1
         assert move_task(catalog, low, worker_id="s2", seen_epoch=0) is None
         assert move_task(catalog, low, worker_id="s2", seen_epoch=1, actor="ann") == 2
         assert (get_task(catalog, low).owner, get_task(catalog, low).epoch) == ("s2", 2)
-        assert assign_task(catalog, low, worker_id="s1", seen_epoch=1, owner_epoch=epoch) is None
+        assert assign_task(catalog, low, worker_id="s1", seen_epoch=1, leader_epoch=epoch) is None
         moved = list_events(catalog, limit=1)[0]
         assert (moved.kind, moved.subject, moved.actor, moved.tenant) == ("task.moved", str(low), "ann", T)
-        assert moved.detail == {"was": "s1", "to": "s2", "epoch": 2, "owner_epoch": epoch}
+        assert moved.detail == {"was": "s1", "to": "s2", "epoch": 2, "leader_epoch": epoch}
 
     def test_nothing_is_moved_to_who_cannot_take_it(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
@@ -206,7 +206,7 @@ class EventSuite:
         low, *_ = activate(catalog)
         register_worker(catalog, "r1", WorkerKind.REPLAY, "")
         register_worker(catalog, "s1", WorkerKind.SORTER, "")
-        assert assign_task(catalog, low, worker_id="r1", seen_epoch=0, owner_epoch=epoch) == 1
+        assert assign_task(catalog, low, worker_id="r1", seen_epoch=0, leader_epoch=epoch) == 1
         with pytest.raises(StateForbids):
             move_task(catalog, low, worker_id="s1", seen_epoch=1)
         with catalog.transaction() as conn:
@@ -236,7 +236,7 @@ class EventSuite:
         assert [t.task_id for t in first] == [low, high, ddl, others[0]]
         assert [t.task_id for t in page_tasks(catalog, limit=4, after_id=others[0])] == others[1:]
         assert [t.task_id for t in page_tasks(catalog, limit=9, tenant=OTHER)] == others
-        assign_task(catalog, high, worker_id="s1", seen_epoch=0, owner_epoch=epoch)
+        assign_task(catalog, high, worker_id="s1", seen_epoch=0, leader_epoch=epoch)
         stop_task(catalog, ddl, epoch=0, error="why")
         assert [t.task_id for t in page_tasks(catalog, limit=9, owner="s1")] == [high]
         assert [t.task_id for t in page_tasks(catalog, limit=9, stopped=True)] == [ddl]
@@ -254,10 +254,10 @@ class EventSuite:
         epoch = elected(catalog)
         low, high, ddl = activate(catalog)
         activate(catalog, OTHER)
-        assign_task(catalog, low, worker_id="s1", seen_epoch=0, owner_epoch=epoch)
+        assign_task(catalog, low, worker_id="s1", seen_epoch=0, leader_epoch=epoch)
         stop_task(catalog, ddl, epoch=0, error="why")
         issue_incarnation(catalog, T, 4)
-        assign_store(catalog, T, 4, worker_id="d1", seen_epoch=0, owner_epoch=epoch)
+        assign_store(catalog, T, 4, worker_id="d1", seen_epoch=0, leader_epoch=epoch)
         counts = count_tasks(catalog)
         assert (counts.total, counts.stopped, counts.waiting) == (6, 1, 4)
         assert count_tasks(catalog, OTHER).waiting == 3

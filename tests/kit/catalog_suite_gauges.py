@@ -59,7 +59,7 @@ class GaugeSuite:
             conn.execute(workers.update().where(workers.c.worker_id == "dispatcher-1").values(heartbeat_ms=1))
         epoch = elected(catalog)
         for task_id in first[:2]:
-            assert assign_task(catalog, task_id, worker_id="sorter-1", seen_epoch=0, owner_epoch=epoch) == 1
+            assert assign_task(catalog, task_id, worker_id="sorter-1", seen_epoch=0, leader_epoch=epoch) == 1
         assert stop_task(catalog, first[0], epoch=1, error="broken")
         assert incarnation == 1
         found = shown(CatalogGauges(catalog, ManualClock(tso.physical_ms(START) + 1500)))

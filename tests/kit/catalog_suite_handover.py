@@ -38,7 +38,7 @@ class HandoverSuite:
     def test_all_tasks_of_a_tenant_are_taken_but_those_that_are_stopped(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         others = activate(catalog, OTHER)
-        assert assign_task(catalog, high, worker_id="s1", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+        assert assign_task(catalog, high, worker_id="s1", seen_epoch=0, leader_epoch=elected(catalog)) == 1
         assert stop_task(catalog, ddl, epoch=0, error="broken")
         life = register_worker(catalog, "r", "replay", "")
         taken = take_tasks(catalog, T, "r", life)

@@ -84,7 +84,7 @@ class CommittedLogSuite:
     ) -> None:
         low, high, ddl = activate(catalog)
         foreign, other, _ = activate(catalog, OTHER)
-        assert assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+        assert assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog)) == 1
         wanted = [
             (OTHER, advance(foreign, START, START + 10)),
             (T, advance(ddl, START - 1, START + 10)),  # not the durable watermark that it has
@@ -106,7 +106,7 @@ class CommittedLogSuite:
 
     def test_a_stale_epoch_leaves_nothing(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
-        assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog))
+        assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog))
         assert flush(catalog, "committed/1", advance(low, START, START + 10, segment())) == frozenset()
         assert durable_timestamps(catalog, [low]) == {low: (1, START)}
         assert_nothing_visible(catalog)
@@ -126,7 +126,7 @@ class CommittedLogSuite:
 
     def test_of_accepted_and_refused_tasks_only_the_accepted_are_visible(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
-        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog))
+        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog))
         done = flush(
             catalog,
             "committed/1",
@@ -144,7 +144,7 @@ class CommittedLogSuite:
 
     def test_an_object_is_inserted_only_when_a_task_with_segments_matched(self, catalog: Catalog) -> None:
         low, high, _ = activate(catalog)
-        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog))
+        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog))
         done = flush(
             catalog, "committed/1", advance(high, START, START + 10, segment()), advance(low, START, START + 10)
         )
@@ -161,7 +161,7 @@ class CommittedLogSuite:
         assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == [], "one of them was given up: none"
         assert durable_timestamps(catalog, [low]) == {low: (0, START)}
         other = segment(0, key="committed/9")
-        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, owner_epoch=elected(catalog))
+        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog))
         done = flush(catalog, None, advance(low, START, START + 5, *parts[:4]), advance(high, START, START + 10, other))
         assert done == {low}
         found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
@@ -419,19 +419,19 @@ class CommittedLogSuite:
         issue_incarnation(catalog, T, 0)
         mine = elected(catalog)
         life = register_worker(catalog, "d-1", "dispatcher", "")
-        assert assign_store(catalog, T, 0, worker_id="d-1", seen_epoch=0, owner_epoch=mine) == 1
-        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=0, owner_epoch=mine) is None
-        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=1, owner_epoch=mine + 1) is None
-        assert assign_store(catalog, T, 1, worker_id="d-2", seen_epoch=0, owner_epoch=mine) is None
+        assert assign_store(catalog, T, 0, worker_id="d-1", seen_epoch=0, leader_epoch=mine) == 1
+        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=0, leader_epoch=mine) is None
+        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=1, leader_epoch=mine + 1) is None
+        assert assign_store(catalog, T, 1, worker_id="d-2", seen_epoch=0, leader_epoch=mine) is None
         (row,) = stores_of_dispatcher(catalog, "d-1", life)
         assert (row.store_id, row.dispatcher_epoch) == (0, 1)
         assert stores_of_dispatcher(catalog, "d-1", life + 1) == []
-        won = together(2, lambda i: assign_store(catalog, T, 0, worker_id=f"d-{i}", seen_epoch=1, owner_epoch=mine))
+        won = together(2, lambda i: assign_store(catalog, T, 0, worker_id=f"d-{i}", seen_epoch=1, leader_epoch=mine))
         assert sorted(won, key=str) == [2, None]
 
     def test_reclaiming_is_guarded_and_never_falls(self, catalog: Catalog) -> None:
         issue_incarnation(catalog, T, 0)
-        assign_store(catalog, T, 0, worker_id="d-1", seen_epoch=0, owner_epoch=elected(catalog))
+        assign_store(catalog, T, 0, worker_id="d-1", seen_epoch=0, leader_epoch=elected(catalog))
         assert not set_reclaimed(catalog, T, 0, 1, 50, dispatcher_epoch=0)
         assert set_reclaimed(catalog, T, 0, 1, 40, dispatcher_epoch=1)
         assert set_reclaimed(catalog, T, 0, 1, 40, dispatcher_epoch=1)
@@ -445,7 +445,7 @@ class CommittedLogSuite:
         tasks = activate(catalog)
         for _ in range(5):
             issue_incarnation(catalog, T, 5)
-        assign_store(catalog, T, 5, worker_id="d-1", seen_epoch=0, owner_epoch=elected(catalog))
+        assign_store(catalog, T, 5, worker_id="d-1", seen_epoch=0, leader_epoch=elected(catalog))
         for task_id in tasks:
             assert snapshot(catalog, task_id, 1, {5: {1: Position(seq=9, closed=True), 2: Position(seq=3)}})
             assert snapshot(catalog, task_id, 2, {5: {4: Position(seq=2)}}), "1 to 3 have ended since"

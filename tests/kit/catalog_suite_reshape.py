@@ -26,7 +26,7 @@ from tistream.catalog.log.committed import TaskAdvance, durable_timestamps, find
 from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.catalog.log.snapshots import NewSnapshot, durable_floor, positions
 from tistream.catalog.work.handover import take_tasks
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reshape import Half, cancel_merge, merge_tasks, merging_tenants, request_merge, split_task
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import (
@@ -60,7 +60,7 @@ def owned(catalog: Catalog) -> tuple[int, int, int]:
     low, high, _ddl = activate(catalog)
     life = register_worker(catalog, "s1", "sorter", "")
     for task in (low, high):
-        assert assign_task(catalog, task, worker_id="s1", seen_epoch=0, owner_epoch=elected(catalog)) == 1
+        assert assign_task(catalog, task, worker_id="s1", seen_epoch=0, leader_epoch=elected(catalog)) == 1
         assert snapshot(catalog, task, 3, AT, 1, more=[f"snapshots/{task}/rows"])
     return low, high, life
 
@@ -88,7 +88,7 @@ class ReshapeSuite:
         assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == {low}
         assert raise_resubscribe(catalog, low, epoch=1)
         was, others = get_task(catalog, low), [get_task(catalog, high)]
-        parts = split_task(catalog, low, KEY, seen_epoch=1, owner_epoch=elected(catalog))
+        parts = split_task(catalog, low, KEY, seen_epoch=1, leader_epoch=elected(catalog))
         assert parts is not None
         rows = [get_task(catalog, part) for part in parts]
         ranges = KeyRange(LOW.start, KEY), KeyRange(KEY, LOW.end)
@@ -150,7 +150,7 @@ class ReshapeSuite:
         assert not raise_resubscribe(catalog, low, epoch=1)
         assert not stop_task(catalog, low, epoch=1, error="broken")
         assert durable_timestamps(catalog, [low]) == {}
-        assert assign_task(catalog, low, worker_id="s2", seen_epoch=1, owner_epoch=elected(catalog)) is None
+        assert assign_task(catalog, low, worker_id="s2", seen_epoch=1, leader_epoch=elected(catalog)) is None
         for part in parts:
             advances = (replace(advance(part, START + 10, epoch=1), segments=(segment(key="c/1"),)),)
             assert flush(catalog, "c/1", *advances) == frozenset(), "an epoch of the task that was split"
@@ -168,16 +168,16 @@ class ReshapeSuite:
     @pytest.mark.parametrize("fault", ["epoch", "election", "replay"])
     def test_a_split_is_refused_to_who_has_lost(self, catalog: Catalog, fault: str) -> None:
         low, *_ = activate(catalog)
-        epoch, owner_epoch = 0, elected(catalog)
+        epoch, leader_epoch = 0, elected(catalog)
         match fault:
             case "epoch":
                 epoch = 1
             case "election":
-                owner_epoch += 1
+                leader_epoch += 1
             case _:
                 epoch = take_tasks(catalog, T, "r", register_worker(catalog, "r", "replay", ""))[0].epoch
         rows = list_tasks(catalog)
-        assert split_task(catalog, low, KEY, seen_epoch=epoch, owner_epoch=owner_epoch) is None
+        assert split_task(catalog, low, KEY, seen_epoch=epoch, leader_epoch=leader_epoch) is None
         assert list_tasks(catalog) == rows
 
     def test_a_split_that_makes_no_sense_is_refused(self, catalog: Catalog) -> None:
@@ -208,28 +208,28 @@ class ReshapeSuite:
 
     def test_both_belong_to_one_owner_until_they_are_merged(self, catalog: Catalog) -> None:
         low, high, _ = owned(catalog)
-        owner_epoch = elected(catalog)
-        assert assign_task(catalog, high, worker_id="s2", seen_epoch=1, owner_epoch=owner_epoch) == 2
-        assert request_merge(catalog, low, high, seen_epochs=(1, 2), owner_epoch=owner_epoch)
+        leader_epoch = elected(catalog)
+        assert assign_task(catalog, high, worker_id="s2", seen_epoch=1, leader_epoch=leader_epoch) == 2
+        assert request_merge(catalog, low, high, seen_epochs=(1, 2), leader_epoch=leader_epoch)
         rows = [get_task(catalog, task) for task in (low, high)]
         assert [(row.owner, row.epoch, row.merge_with) for row in rows] == [("s1", 1, high), ("s1", 3, low)]
         assert request_merge(catalog, low, high, seen_epochs=(1, 3))
         assert merging_tenants(catalog) == {T}
         assert [get_task(catalog, task) for task in (low, high)] == rows, "asking again changes nothing"
-        assert cancel_merge(catalog, high, seen_epoch=3, owner_epoch=owner_epoch)
+        assert cancel_merge(catalog, high, seen_epoch=3, leader_epoch=leader_epoch)
         assert [get_task(catalog, task).merge_with for task in (low, high)] == [None, None]
         assert merging_tenants(catalog) == set()
 
     def test_who_lost_the_election_or_the_task_cancels_no_merge(self, catalog: Catalog) -> None:
         low, high, _ = owned(catalog)
         old = elected(catalog, "meta-1")
-        assert request_merge(catalog, low, high, seen_epochs=(1, 1), owner_epoch=old)
-        new = acquire_owner(catalog, "meta-1", starts=True)
+        assert request_merge(catalog, low, high, seen_epochs=(1, 1), leader_epoch=old)
+        new = acquire_leadership(catalog, "meta-1", starts=True)
         assert new == old + 1
-        assert not cancel_merge(catalog, high, seen_epoch=1, owner_epoch=old)
-        assert not cancel_merge(catalog, high, seen_epoch=0, owner_epoch=new)
+        assert not cancel_merge(catalog, high, seen_epoch=1, leader_epoch=old)
+        assert not cancel_merge(catalog, high, seen_epoch=0, leader_epoch=new)
         assert [get_task(catalog, task).merge_with for task in (low, high)] == [high, low]
-        assert cancel_merge(catalog, high, seen_epoch=1, owner_epoch=new)
+        assert cancel_merge(catalog, high, seen_epoch=1, leader_epoch=new)
         with pytest.raises(NotFound):
             cancel_merge(catalog, 404, seen_epoch=0)
 
@@ -248,17 +248,17 @@ class ReshapeSuite:
     @pytest.mark.parametrize("fault", ["epoch", "election", "replay"])
     def test_a_merge_is_refused_to_who_has_lost(self, catalog: Catalog, fault: str) -> None:
         low, high, _ddl = activate(catalog)
-        epochs, owner_epoch = (0, 0), elected(catalog)
+        epochs, leader_epoch = (0, 0), elected(catalog)
         match fault:
             case "epoch":
                 epochs = (0, 1)
             case "election":
-                owner_epoch += 1
+                leader_epoch += 1
             case _:
                 taken = take_tasks(catalog, T, "r", register_worker(catalog, "r", "replay", ""))
                 epochs = taken[0].epoch, taken[1].epoch
         rows = list_tasks(catalog)
-        assert not request_merge(catalog, low, high, seen_epochs=epochs, owner_epoch=owner_epoch)
+        assert not request_merge(catalog, low, high, seen_epochs=epochs, leader_epoch=leader_epoch)
         assert list_tasks(catalog) == rows
 
     def test_a_merge_that_makes_no_sense_is_refused(self, catalog: Catalog) -> None:

@@ -13,7 +13,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.objects import forget_dead, live_objects, object_states, superseded_objects, tombstone
-from tistream.catalog.log.read_leases import drop_pin, open_pin
+from tistream.catalog.log.read_leases import drop_lease, open_lease
 from tistream.catalog.log.retention import check_floor, raise_floor, retire_below_floor
 from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
 from tistream.catalog.log.seeds import add_seed, list_seeds, seed_segments_of
@@ -98,13 +98,13 @@ class RetentionSuite:
         assert caught.value.facts["earliest_ts"] == str(START + 20)
         assert str(caught.value.facts["earliest_time"]).endswith("Z")
 
-    def test_a_pin_keeps_what_was_listed(self, catalog: Catalog) -> None:
+    def test_a_lease_keeps_what_was_listed(self, catalog: Catalog) -> None:
         grown(catalog)
-        open_pin(catalog, "reader", 60_000)
+        open_lease(catalog, "reader", 60_000)
         assert raise_floor(catalog, T, seen_floor=0, to_ts=START + 20)
         assert retire_below_floor(catalog, T).objects == 1
         assert superseded_objects(catalog, T, grace_ms=0, limit=9) == []
-        drop_pin(catalog, "reader")
+        drop_lease(catalog, "reader")
         assert superseded_objects(catalog, T, grace_ms=0, limit=9) == ["f/1"]
 
     def test_bases_and_seeds_below_the_floor_go_with_the_log(self, catalog: Catalog) -> None:

@@ -26,7 +26,7 @@ from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.admin.views import Sources
 from tistream.catalog.database import tables
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks, stop_task
@@ -47,7 +47,7 @@ class Operated:
 
     world: ApiWorld
     http: TestClient  #: of an app with the operators' routes
-    owner_epoch: int
+    leader_epoch: int
     lives: dict[str, int]  #: incarnation of each worker
     tasks: list[TaskRow]  #: the data tasks of tenant 1/1 in key order
 
@@ -72,7 +72,7 @@ class Operated:
             while not ended.wait(_BEAT_S):
                 with self.world.catalog.transaction() as conn:
                     conn.execute(living.values(heartbeat_ms=tables.now_ms()))
-                    conn.execute(tables.owner.update().values(heartbeat_ms=tables.now_ms()))
+                    conn.execute(tables.leader.update().values(heartbeat_ms=tables.now_ms()))
 
         thread = threading.Thread(target=beat, name="heartbeats", daemon=True)
         thread.start()
@@ -88,7 +88,7 @@ def operated(folder: Path) -> Iterator[Operated]:
     """The cluster over a SQLite catalog in `folder`."""
     with api_world(folder) as world:
         catalog = world.catalog
-        epoch = acquire_owner(catalog, "meta-1", starts=True)
+        epoch = acquire_leadership(catalog, "meta-1", starts=True)
         invariant(epoch is not None, "nobody else is there")
         assert epoch is not None
         kinds = {"sorter-1": "sorter", "sorter-2": "sorter", "sorter-3": "sorter", "sorter-4": "sorter"}
@@ -121,11 +121,11 @@ def _give(world: ApiWorld, epoch: int) -> None:
     owners = ["sorter-1", "sorter-2", "sorter-1", "sorter-3"]
     ddl = [(t, "sorter-2") for t in list_tasks(world.catalog) if t.kind is TaskKind.DDL]
     for task, worker in [*zip(data, owners, strict=True), *ddl]:
-        assign_task(world.catalog, task.task_id, worker_id=worker, seen_epoch=task.epoch, owner_epoch=epoch)
+        assign_task(world.catalog, task.task_id, worker_id=worker, seen_epoch=task.epoch, leader_epoch=epoch)
     for store_id, dispatcher in ((1, "dispatcher-1"), (3, "dispatcher-1"), (4, "dispatcher-2")):
         issue_incarnation(world.catalog, TENANT, store_id)
         note_cut_ts(world.catalog, TENANT, store_id, recording_end())
-        assign_store(world.catalog, TENANT, store_id, worker_id=dispatcher, seen_epoch=0, owner_epoch=epoch)
+        assign_store(world.catalog, TENANT, store_id, worker_id=dispatcher, seen_epoch=0, leader_epoch=epoch)
 
 
 def _report(made: Operated) -> None:

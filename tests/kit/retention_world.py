@@ -139,10 +139,10 @@ def path_of(table: dict[str, Any]) -> str:
     return f"/databases/{quote(table['db'], safe='')}/tables/{quote(table['table'], safe='')}/rows"
 
 
-def end_pins(world: ApiWorld) -> None:
+def end_leases(world: ApiWorld) -> None:
     """The readers so far are done."""
     with world.catalog.transaction() as conn:
-        conn.execute(tables.pins.delete())
+        conn.execute(tables.read_leases.delete())
 
 
 def judged(log: LogReader, after: int, rows: int = 10**6) -> int:

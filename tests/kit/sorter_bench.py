@@ -18,7 +18,7 @@ from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import TaskRow, assign_task, get_task
 from tistream.clock import SystemClock
@@ -73,11 +73,11 @@ class Bench:
         self.workers: list[SorterWorker] = []
 
     def assign(self, worker_id: str) -> None:
-        epoch = acquire_owner(self.catalog, "meta", starts=True)
+        epoch = acquire_leadership(self.catalog, "meta", starts=True)
         assert epoch is not None
         for task_id in self.tasks:
             seen = get_task(self.catalog, task_id).epoch
-            assert assign_task(self.catalog, task_id, worker_id=worker_id, seen_epoch=seen, owner_epoch=epoch)
+            assert assign_task(self.catalog, task_id, worker_id=worker_id, seen_epoch=seen, leader_epoch=epoch)
 
     def worker(
         self,

@@ -69,7 +69,7 @@ def test_it_holds_the_packages_and_their_data_and_nothing_else(wheel: Path) -> N
     for needed in (
         *(f"{package}/py.typed" for package in PACKAGES),
         "tistream/catalog/database/migrations/env.py",
-        "tistream/catalog/database/migrations/versions/v0001_first_tables.py",
+        "tistream/catalog/database/migrations/versions/v0001_catalog.py",
         "simulator/recording/meta.json",
         "simulator/recording/events.ndjson.zst",
         "apiserver/console/templates/base.html",

@@ -1,4 +1,4 @@
-"""Flushes, compactions, readers with pins and the collector in any order, against a model of what must be readable.
+"""Flushes, compactions, reads under leases and the collector in any order, against a model of what must be readable.
 
 The real catalog functions on a database in a file; time is the test's. The model: the flushes whose rows an object
 holds, and for each reader what it has listed and may still fetch.
@@ -28,13 +28,13 @@ from tistream.catalog.log import compaction, objects
 from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.compaction import Output, Piece, pieces, swap
 from tistream.catalog.log.objects import superseded_objects, tombstone
-from tistream.catalog.log.read_leases import drop_pin, open_pin, renew_pin
+from tistream.catalog.log.read_leases import drop_lease, open_lease, renew_lease
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced
 from tistream.ts import TS_MAX
 
-TTL_MS = 1_000_000_000  # a pin's, long against what a test takes; `let_pass` shortens it
+TTL_MS = 1_000_000_000  # a read lease's, long against what a test takes; `let_pass` shortens it
 FOOTER = Footer(offset=900, length=50, crc=7)
 
 
@@ -54,7 +54,7 @@ def migrated() -> Path:
 class Reader:
     """A page under way."""
 
-    pin_id: str
+    lease_id: str
     left_ms: int = TTL_MS
     listed: set[str] | None = None  #: objects, once it has listed
 
@@ -141,9 +141,9 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule()
     def read(self) -> None:
-        pin_id = f"pin-{self.next()}"
-        open_pin(self.catalog, pin_id, TTL_MS)
-        self.readers.append(Reader(pin_id))
+        lease_id = f"lease-{self.next()}"
+        open_lease(self.catalog, lease_id, TTL_MS)
+        self.readers.append(Reader(lease_id))
 
     @rule(data=st.data())
     def list_segments(self, data: st.DataObject) -> None:
@@ -159,17 +159,17 @@ class CompactionMachine(RuleBasedStateMachine):
             return
         reader = data.draw(st.sampled_from(self.readers))
         if how == "drop":
-            drop_pin(self.catalog, reader.pin_id)
+            drop_lease(self.catalog, reader.lease_id)
             self.readers.remove(reader)
         else:
-            assert renew_pin(self.catalog, reader.pin_id, TTL_MS) is (reader.left_ms > 0)
+            assert renew_lease(self.catalog, reader.lease_id, TTL_MS) is (reader.left_ms > 0)
             if reader.left_ms > 0:
                 reader.left_ms = TTL_MS
 
     @rule(ms=st.sampled_from([TTL_MS // 3, 2 * TTL_MS]))
     def let_pass(self, ms: int) -> None:
         with self.catalog.transaction() as conn:
-            conn.execute(tables.pins.update().values(expires_ms=tables.pins.c.expires_ms - ms))
+            conn.execute(tables.read_leases.update().values(expires_ms=tables.read_leases.c.expires_ms - ms))
         for reader in self.readers:
             reader.left_ms -= ms
 
@@ -190,7 +190,7 @@ class CompactionMachine(RuleBasedStateMachine):
         assert sorted(rows) == sorted(self.written)
 
     @invariant()
-    def what_a_living_pin_has_listed_is_there(self) -> None:
+    def what_a_live_lease_has_listed_is_there(self) -> None:
         for reader in self.readers:
             if reader.left_ms > 0 and reader.listed is not None:
                 assert reader.listed <= self.bucket.keys()
@@ -254,7 +254,7 @@ def test_the_machine_notices_a_swap_of_what_is_gone(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_the_machine_notices_a_collector_that_knows_no_pins(
+def test_the_machine_notices_a_collector_that_ignores_leases(
     machine: CompactionMachine, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     if broken:
@@ -268,6 +268,6 @@ def test_the_machine_notices_a_collector_that_knows_no_pins(
     machine.collect(orphans=False)
     if broken:
         with pytest.raises(AssertionError):
-            machine.what_a_living_pin_has_listed_is_there()
+            machine.what_a_live_lease_has_listed_is_there()
     else:
-        machine.what_a_living_pin_has_listed_is_there()
+        machine.what_a_live_lease_has_listed_is_there()

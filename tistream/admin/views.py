@@ -18,7 +18,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventRow, list_events
 from tistream.catalog.tenancy.tenants import TenantState, get_tenant, list_tenants
 from tistream.catalog.work import listing
-from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.reports import StoreReport, TaskReport
 from tistream.catalog.work.stores import list_stores
 from tistream.catalog.work.tasks import TaskRow, get_task
@@ -26,7 +26,7 @@ from tistream.catalog.work.workers import WorkerKind, WorkerRow, get_worker, lis
 from tistream.clock import Clock
 from tistream.errors import CursorInvalid, TiStreamError
 from tistream.ids import Tenant
-from tistream.limits import OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS
 
 WATERMARK_GAPS_MAX = 200
 _RESTING = (TenantState.PAUSED, TenantState.DELETING)
@@ -113,11 +113,11 @@ def worker(sources: Sources, worker_id: str) -> dict[str, Any]:
 
 def owner(sources: Sources) -> dict[str, Any]:
     """Who runs assignment."""
-    row = get_owner(sources.catalog)
+    row = get_leader(sources.catalog)
     if row is None:
         return {"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}
-    alive = row.heartbeat_age_ms <= OWNER_LEASE_MS
-    return {"owner": row.owner, "epoch": row.epoch, "heartbeat_age_ms": row.heartbeat_age_ms, "alive": alive}
+    alive = row.heartbeat_age_ms <= LEADER_LEASE_MS
+    return {"owner": row.name, "epoch": row.epoch, "heartbeat_age_ms": row.heartbeat_age_ms, "alive": alive}
 
 
 def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from backfill.survey import Leg, Survey
 from sorter.core.watermark import RangeWatermarkMap
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import register_tenant
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import assign_store, issue_incarnation, set_reclaimed
 from tistream.codec.batch_file import encode_batch_file
 from tistream.errors import FeedGap
@@ -109,9 +109,9 @@ def test_an_older_life_ends_at_its_last_file_unless_all_have_closed_it(bucket: B
 
 
 def test_files_that_were_given_up_before_a_task_had_them_are_an_error(bucket: Bucket) -> None:
-    epoch = acquire_owner(bucket.catalog, "m", starts=True)
+    epoch = acquire_leadership(bucket.catalog, "m", starts=True)
     assert epoch is not None
-    mine = assign_store(bucket.catalog, T, 1, worker_id="d", seen_epoch=0, owner_epoch=epoch)
+    mine = assign_store(bucket.catalog, T, 1, worker_id="d", seen_epoch=0, leader_epoch=epoch)
     assert mine is not None
     assert set_reclaimed(bucket.catalog, T, 1, 1, 5, dispatcher_epoch=mine)
     with pytest.raises(FeedGap, match="given up"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from alembic.util import CommandError
 from sqlalchemy import event
 
 from tests.kit.catalog_suite import CatalogSuite
@@ -44,6 +45,12 @@ class TestCatalogOnSQLite(CatalogSuite):
         with pytest.raises(CatalogUnavailable, match="unable to open database file") as caught:
             Catalog(f"sqlite:///{tmp_path}/no/such/folder.db").migrate()
         assert caught.value.determinate is True
+
+    def test_a_catalog_of_an_unknown_newer_revision_is_refused(self, catalog: Catalog) -> None:
+        with catalog.transaction() as conn:
+            conn.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        with pytest.raises(CommandError, match="9999"):
+            catalog.migrate()
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "postgresql://u@h/d", "mysql://u@h/d", "nonsense"])

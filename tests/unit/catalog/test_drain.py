@@ -13,11 +13,11 @@ from sqlalchemy import update
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.drain import can_take_over, drain
-from tistream.catalog.work.owner import acquire_owner
+from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.workers import WorkerKind, WorkerState, drain_worker, list_workers, register_worker
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable
-from tistream.limits import OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ class Worker:
 
 
 def others(catalog: Catalog) -> None:
-    acquire_owner(catalog, "m1")
+    acquire_leadership(catalog, "m1")
     register_worker(catalog, "s2", "sorter", "")
 
 
@@ -76,10 +76,12 @@ def test_who_holds_nothing_need_not_wait(catalog: Catalog) -> None:
 def test_it_does_not_wait_where_nobody_can_take_over(catalog: Catalog, there: str) -> None:
     worker = Worker(catalog, 3)
     if there != "no owner":
-        acquire_owner(catalog, "m1")
+        acquire_leadership(catalog, "m1")
     if there == "a silent owner":
         with catalog.transaction() as conn:
-            conn.execute(update(tables.owner).values(heartbeat_ms=tables.owner.c.heartbeat_ms - OWNER_LEASE_MS - 1000))
+            conn.execute(
+                update(tables.leader).values(heartbeat_ms=tables.leader.c.heartbeat_ms - LEADER_LEASE_MS - 1000)
+            )
     if there in ("no owner", "a silent owner"):
         register_worker(catalog, "s2", "sorter", "")
     if there == "another that drains":

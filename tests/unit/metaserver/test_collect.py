@@ -21,7 +21,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.compaction import pieces, swap
 from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, object_states, superseded_objects
-from tistream.catalog.log.read_leases import drop_pin, expired_pins, open_pin
+from tistream.catalog.log.read_leases import drop_lease, expired_leases, open_lease
 from tistream.catalog.log.snapshots import switch_snapshot
 from tistream.errors import CatalogUnavailable, Fenced, StoreUnavailable
 from tistream.ids import Tenant
@@ -294,9 +294,9 @@ def test_files_of_a_compaction_that_came_to_nothing_go(rig: Rig) -> None:
     assert (rig.bucket.names(), rig.state(key)) == ([committed(1)], ObjectState.DEAD)
 
 
-def test_what_a_compaction_replaced_waits_for_the_pins_too(rig: Rig) -> None:
+def test_what_a_compaction_replaced_waits_for_the_lease_too(rig: Rig) -> None:
     rig.put(committed(1), committed(2))
-    open_pin(rig.catalog, "reader", 10 * GRACE_MS)
+    open_lease(rig.catalog, "reader", 10 * GRACE_MS)
     rig.publish(committed(1))
     rig.publish(committed(2))
     found = pieces(rig.catalog, T, upto_ts=TS_MAX, limit=9)
@@ -305,11 +305,11 @@ def test_what_a_compaction_replaced_waits_for_the_pins_too(rig: Rig) -> None:
     assert swap(rig.catalog, T, found, [output(key, rig.tasks[0], 6)])
     rig.age()
     assert rig.collector.step() == 0
-    drop_pin(rig.catalog, "reader")
-    open_pin(rig.catalog, "died", 0)
+    drop_lease(rig.catalog, "reader")
+    open_lease(rig.catalog, "died", 0)
     assert rig.collector.step() == 2
     assert rig.bucket.names() == [key] == rig.visible()
-    assert expired_pins(rig.catalog) == 0, "the pins of the dead are forgotten"
+    assert expired_leases(rig.catalog) == 0, "the read leases of the dead are forgotten"
 
 
 def test_other_folders_and_tenants_are_left_alone(rig: Rig) -> None:

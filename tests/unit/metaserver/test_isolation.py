@@ -310,9 +310,9 @@ def test_an_owner_that_lost_its_place_shows_nothing_that_is_not_its_own(world: W
     role.run(worker)
     assert of_bad(worker)
     with world.catalog.transaction() as conn:
-        conn.exec_driver_sql("UPDATE owner SET owner = 'm2', epoch = epoch + 1")
+        conn.exec_driver_sql("UPDATE leader SET name = 'm2', epoch = epoch + 1")
     worker.assign()
-    assert worker.owner_epoch is None
+    assert worker.leader_epoch is None
     assert of_bad(worker) == []
     assert [row.stopped.tenant for row in list_stops(world.catalog)] == [BAD]
 

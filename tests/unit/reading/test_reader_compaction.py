@@ -58,14 +58,14 @@ def all_rows(log: LogReader, world: ApiWorld) -> pa.Table:
     return log.page(TENANT, after=world.log.start_ts, upto=END, rows=10**6).rows
 
 
-def end_pins(world: ApiWorld) -> None:
+def end_leases(world: ApiWorld) -> None:
     with world.catalog.transaction() as conn:
-        conn.execute(tables.pins.update().values(expires_ms=0))
+        conn.execute(tables.read_leases.update().values(expires_ms=0))
 
 
-def pinned(world: ApiWorld) -> list[str]:
+def leased(world: ApiWorld) -> list[str]:
     with world.catalog.reading() as conn:
-        return list(conn.execute(tables.pins.select()).scalars())
+        return list(conn.execute(tables.read_leases.select()).scalars())
 
 
 @pytest.mark.parametrize("form", ["ndjson", "canal-json", "debezium", "csv", "raw-arrow"])
@@ -105,7 +105,7 @@ def test_a_cursor_goes_on_behind_a_swap(world: ApiWorld) -> None:
 
 def test_what_a_page_has_listed_stays_until_it_was_read(world: ApiWorld) -> None:
     want = all_rows(LogReader(world.catalog, world.store, world.clock), world)
-    end_pins(world)
+    end_leases(world)
     assert isinstance(world.store, Watched)
     deleted: list[int] = []
 
@@ -117,17 +117,17 @@ def test_what_a_page_has_listed_stays_until_it_was_read(world: ApiWorld) -> None
     log = LogReader(world.catalog, world.store, world.clock)
     assert all_rows(log, world).equals(want)
     assert deleted == [0]
-    world.clock.advance(read_leases.PIN_TTL_MS / 1000)
+    world.clock.advance(read_leases.READ_LEASE_TTL_MS / 1000)
     assert all_rows(log, world).equals(want)
-    assert collect(world), "the pin of the first page is gone, that of the second is younger than the swap"
+    assert collect(world), "the lease of the first page is gone, that of the second is younger than the swap"
 
 
-def test_who_slept_through_its_pin_lists_again(world: ApiWorld) -> None:
+def test_who_slept_through_its_lease_lists_again(world: ApiWorld) -> None:
     want = all_rows(LogReader(world.catalog, world.store, world.clock), world)
     assert isinstance(world.store, Watched)
 
     def meanwhile(_key: str) -> None:
-        end_pins(world)
+        end_leases(world)
         assert compact(world) is JobEnd.SWAPPED
         assert collect(world)
 
@@ -135,46 +135,54 @@ def test_who_slept_through_its_pin_lists_again(world: ApiWorld) -> None:
     assert all_rows(LogReader(world.catalog, world.store, world.clock), world).equals(want)
 
 
-def test_a_long_page_renews_its_pin_or_opens_another(world: ApiWorld) -> None:
-    held = read_leases.ReaderPins(world.catalog, world.clock)
-    with held.held() as pin:
-        first = pinned(world)
-        world.clock.advance(read_leases.PIN_TTL_MS / 2000)
-        with world.catalog.transaction() as conn:
-            conn.execute(tables.pins.update().values(expires_ms=tables.pins.c.expires_ms - read_leases.PIN_TTL_MS // 2))
-        pin.renew()
+def test_a_long_page_renews_its_lease_or_opens_another(world: ApiWorld) -> None:
+    held = read_leases.ReaderLeases(world.catalog, world.clock)
+    with held.held() as lease:
+        first = leased(world)
+        world.clock.advance(read_leases.READ_LEASE_TTL_MS / 2000)
         with world.catalog.transaction() as conn:
             conn.execute(
-                tables.pins.update().values(expires_ms=tables.pins.c.expires_ms - read_leases.PIN_TTL_MS * 3 // 4)
+                tables.read_leases.update().values(
+                    expires_ms=tables.read_leases.c.expires_ms - read_leases.READ_LEASE_TTL_MS // 2
+                )
             )
-        assert pinned(world) == first == [pin.pin_id]
-        world.clock.advance(read_leases.PIN_TTL_MS / 1000)
-        end_pins(world)
-        pin.renew()
-        assert pin.pin_id not in first
-        assert pin.pin_id in pinned(world)
+        lease.renew()
+        with world.catalog.transaction() as conn:
+            conn.execute(
+                tables.read_leases.update().values(
+                    expires_ms=tables.read_leases.c.expires_ms - read_leases.READ_LEASE_TTL_MS * 3 // 4
+                )
+            )
+        assert leased(world) == first == [lease.lease_id]
+        world.clock.advance(read_leases.READ_LEASE_TTL_MS / 1000)
+        end_leases(world)
+        lease.renew()
+        assert lease.lease_id not in first
+        assert lease.lease_id in leased(world)
 
 
-def test_pages_share_a_pin_for_a_while_and_the_last_one_drops_it(world: ApiWorld) -> None:
-    held = read_leases.ReaderPins(world.catalog, world.clock)
+def test_pages_share_a_lease_for_a_while_and_the_last_one_drops_it(world: ApiWorld) -> None:
+    held = read_leases.ReaderLeases(world.catalog, world.clock)
     with held.held() as first:
         with held.held() as second:
             assert first is second
-        world.clock.advance(read_leases.PIN_TTL_MS / 10_000)
+        world.clock.advance(read_leases.READ_LEASE_TTL_MS / 10_000)
         with held.held() as third:
             assert third is not first
-            assert sorted(pinned(world)) == sorted([str(first.pin_id), str(third.pin_id)])
-    assert pinned(world) == [third.pin_id]
+            assert sorted(leased(world)) == sorted([str(first.lease_id), str(third.lease_id)])
+    assert leased(world) == [third.lease_id]
 
 
-def test_a_catalog_that_takes_no_writes_is_read_without_a_pin(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_that_takes_no_writes_is_read_without_a_lease(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise CatalogUnavailable(determinate=True)
 
-    monkeypatch.setattr(read_leases, "open_pin", refuse)
+    monkeypatch.setattr(read_leases, "open_lease", refuse)
     want = all_rows(world.services.reader, world)
     assert want.num_rows
-    assert pinned(world) == []
+    assert leased(world) == []
 
 
 def test_who_always_comes_too_late_gives_up(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,13 +122,13 @@ def record_event(
 
 
 def record_assignments(
-    conn: Connection, kind: EventKind, given: Sequence[tuple[object, Tenant | None, str]], *, owner_epoch: int
+    conn: Connection, kind: EventKind, given: Sequence[tuple[object, Tenant | None, str]], *, leader_epoch: int
 ) -> None:
     """Tell in the caller's transaction who got what: (subject, tenant, worker) of each. As `record_event`, at the cost
     of four statements; of more than TOLD_SINGLY one event tells how many each worker got."""
     if len(given) > TOLD_SINGLY:
         counts = dict(Counter(worker for _, _, worker in given))
-        record_event(conn, kind, f"{len(given)} at once", to=counts, owner_epoch=owner_epoch)
+        record_event(conn, kind, f"{len(given)} at once", to=counts, leader_epoch=leader_epoch)
     elif given:
         at_ms = int(conn.execute(_NOW).scalar_one())
         rows = [
@@ -140,7 +140,7 @@ def record_assignments(
                 "tenant_id": None if tenant is None else tenant.tenant_id,
                 "subject": _ascii(str(subject)),
                 "actor": "",
-                "detail": orjson.dumps({"to": worker, "owner_epoch": owner_epoch}).decode(),
+                "detail": orjson.dumps({"to": worker, "leader_epoch": leader_epoch}).decode(),
             }
             for event_id, (subject, tenant, worker) in zip(next_numbers(conn, "event", len(given)), given, strict=True)
         ]

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext
 
 from tistream.catalog.database.tables import KEY_BYTES_MAX
-from tistream.limits import LEASE_MS, OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 
 CONNECTIONS_MAX = 15  #: of a process
 CONNECT_S = 10
@@ -30,7 +30,7 @@ MIGRATION_IDLE_S = 60
 MIGRATION_LOCK_WAIT_S = 60  #: for a table that a long query or a backup reads
 MIGRATION_SOCKET_WAIT_S = 3600  #: an index over a large table is being built
 
-assert LOCK_WAIT_S * 1000 < OWNER_LEASE_MS
+assert LOCK_WAIT_S * 1000 < LEADER_LEASE_MS
 assert IDLE_S * 1000 < LEASE_MS
 
 # Sorting adds the length of a value to its bytes.

@@ -161,11 +161,11 @@ workers = Table(
     Column("report", ReportText),
 )
 
-owner = Table(
-    "owner",
+leader = Table(
+    "leader",
     metadata,
     _id("id"),
-    Column("owner", WorkerName, nullable=False),
+    Column("name", WorkerName, nullable=False),
     _uint("epoch"),
     _uint("heartbeat_ms"),
 )
@@ -214,10 +214,10 @@ segments = Table(
     Index("segments_by_span", "cluster_id", "tenant_id", "kind", "span_class", "lo_ts"),
 )
 
-pins = Table(
-    "pins",
+read_leases = Table(
+    "read_leases",
     metadata,
-    Column("pin_id", Word, primary_key=True),
+    Column("lease_id", Word, primary_key=True),
     _uint("swaps_seen"),
     _uint("expires_ms"),
 )

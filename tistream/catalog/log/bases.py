@@ -9,8 +9,8 @@ transaction:
 
 So whatever takes away the log below a base must take away, in the same transaction, the bases that stand on it: then no
 base is ever added whose tail was not there. `retire_bases` is one transaction as well: the rows go, objects without a
-segment left become superseded under the next swap number, which is what pins protect (see `pins`). The newest base of
-a table is never retired.
+segment left become superseded under the next swap number, which is what read leases protect. The newest
+base of a table is never retired.
 
 Two bases of one table at one timestamp hold the same rows; the first that is added stays.
 """

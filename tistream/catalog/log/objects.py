@@ -26,7 +26,7 @@ from tistream.catalog.database.tables import (
     objects,
     of_asked_tenant,
     of_tenant,
-    pins,
+    read_leases,
     snapshot_objects,
     tenant_ids,
 )
@@ -76,7 +76,7 @@ _BURY = (
     .values(state=ObjectState.DEAD, changed_ms=now_ms())
 )
 _STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
-_PINNED = exists().where(pins.c.swaps_seen < _o.replaced_by, pins.c.expires_ms > now_ms())
+_LEASED = exists().where(read_leases.c.swaps_seen < _o.replaced_by, read_leases.c.expires_ms > now_ms())
 _REPLACED = (
     select(_o.object_key)
     .where(
@@ -107,7 +107,7 @@ _LIVE = (
     .order_by(_o.object_key)
     .limit(bindparam("at_most"))
 )
-_SUPERSEDED = _REPLACED.where(~_PINNED)
+_SUPERSEDED = _REPLACED.where(~_LEASED)
 
 
 def replacing_unnamed(naming: Column[str]) -> Update:
@@ -187,8 +187,8 @@ def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, O
 
 
 def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
-    """Keys that were replaced at least `grace_ms` ago by the database's clock, and that no pin protects (see `pins`);
-    `tombstone` each, then delete it."""
+    """Keys replaced at least `grace_ms` ago (database clock) that no read lease protects: `tombstone` each, then
+    delete it."""
     with catalog.reading() as conn:
         found = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
         return list(found.scalars())

@@ -1,17 +1,17 @@
-"""Pins: a reader's word that it may still fetch what was in the log when it looked.
+"""Read leases: they keep listed objects from collection until the reader has fetched them.
 
-    reader      open_pin (COMMIT) -> list segments -> fetch them, renewing -> drop_pin
-    compaction  in one transaction: take the next swap number, mark what it replaces with it
-    collector   deletes what swap n replaced only when no living pin has seen fewer than n swaps
+    reader      open_lease (COMMIT) -> list segments -> fetch them, renewing -> drop_lease
+    compaction  in one transaction: take the next swap number, mark the replaced objects with it
+    collector   deletes what swap n replaced only when no live lease has seen fewer than n swaps
 
-A pin holds the number of swaps that its reader had seen, not a time, so no clock decides what it protects. Why: the
-numbers are committed in order (the counter's row is locked until COMMIT). A listing begins after its pin's COMMIT.
-What it shows and a swap n replaces later was replaced by a swap that was not committed when the pin was opened, so the
-pin has seen fewer than n and is there when anybody looks whether the object may go. A pin that comes after that look
-belongs to a reader that lists after the swap, and never hears of the object.
+A lease stores the number of swaps that its reader had seen, not a time, so no clock decides what it protects. Swap
+numbers are committed in order (the counter's row is locked until COMMIT); a listing begins after its lease's COMMIT.
+If a later swap n replaces a listed object, n was not committed when the lease was opened: the lease has seen fewer than
+n and exists when the collector checks. A lease opened after that check belongs to a reader that lists after the swap
+and never sees the object.
 
-The database's clock says only when a pin whose reader died ends. A reader that slept through that finds the object gone
-and looks again (`reading.reader`): a pin saves work, it is not what makes reads right.
+The database's clock only ends the leases of readers that died. A reader that slept past the end of its lease finds the
+object gone and lists again (`reading.reader`): leases save work, correctness does not depend on them.
 """
 
 from __future__ import annotations
@@ -19,50 +19,48 @@ from __future__ import annotations
 from sqlalchemy import bindparam, func, select
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import counters, now_ms, pins
+from tistream.catalog.database.tables import counters, now_ms, read_leases
 
-_p = pins.c
-_OPEN = pins.insert().from_select(
-    ["pin_id", "swaps_seen", "expires_ms"],
-    select(bindparam("pin_id", type_=_p.pin_id.type), counters.c.value, now_ms() + bindparam("ttl_ms")).where(
+_c = read_leases.c
+_IS_ASKED = _c.lease_id == bindparam("asked_lease")
+_IS_EXPIRED = _c.expires_ms <= now_ms()
+_OPEN = read_leases.insert().from_select(
+    ["lease_id", "swaps_seen", "expires_ms"],
+    select(bindparam("lease_id", type_=_c.lease_id.type), counters.c.value, now_ms() + bindparam("ttl_ms")).where(
         counters.c.name == "swap"
     ),
 )
-_RENEW = (
-    pins.update()
-    .where(_p.pin_id == bindparam("asked_pin"), _p.expires_ms > now_ms())
-    .values(expires_ms=now_ms() + bindparam("ttl_ms"))
-)
-_DROP = pins.delete().where(_p.pin_id == bindparam("asked_pin"))
-_EXPIRED = select(func.count()).select_from(pins).where(_p.expires_ms <= now_ms())
-_DROP_EXPIRED = pins.delete().where(_p.expires_ms <= now_ms())
+_RENEW = read_leases.update().where(_IS_ASKED, ~_IS_EXPIRED).values(expires_ms=now_ms() + bindparam("ttl_ms"))
+_DROP = read_leases.delete().where(_IS_ASKED)
+_COUNT_EXPIRED = select(func.count()).select_from(read_leases).where(_IS_EXPIRED)
+_DROP_EXPIRED = read_leases.delete().where(_IS_EXPIRED)
 
 
-def open_pin(catalog: Catalog, pin_id: str, ttl_ms: int) -> None:
-    """From now on, and for `ttl_ms`, nothing goes that a listing may show from now on. `pin_id` is never used again."""
+def open_lease(catalog: Catalog, lease_id: str, ttl_ms: int) -> None:
+    """Keep every object that a later listing shows for `ttl_ms`. A `lease_id` is never used again."""
     with catalog.transaction() as conn:
-        conn.execute(_OPEN, {"pin_id": pin_id, "ttl_ms": ttl_ms})
+        conn.execute(_OPEN, {"lease_id": lease_id, "ttl_ms": ttl_ms})
 
 
-def renew_pin(catalog: Catalog, pin_id: str, ttl_ms: int) -> bool:
-    """Let the pin live for another `ttl_ms`. False when it has ended already: list anew, under a new pin."""
+def renew_lease(catalog: Catalog, lease_id: str, ttl_ms: int) -> bool:
+    """Extend the lease to `ttl_ms` from now. False when it has ended: list again under a new lease."""
     with catalog.transaction() as conn:
-        return conn.execute(_RENEW, {"asked_pin": pin_id, "ttl_ms": ttl_ms}).rowcount == 1
+        return conn.execute(_RENEW, {"asked_lease": lease_id, "ttl_ms": ttl_ms}).rowcount == 1
 
 
-def drop_pin(catalog: Catalog, pin_id: str) -> None:
-    """The reader has fetched what it wanted."""
+def drop_lease(catalog: Catalog, lease_id: str) -> None:
+    """End a lease early."""
     with catalog.transaction() as conn:
-        conn.execute(_DROP, {"asked_pin": pin_id})
+        conn.execute(_DROP, {"asked_lease": lease_id})
 
 
-def expired_pins(catalog: Catalog) -> int:
-    """How many pins nobody has renewed in time."""
+def expired_leases(catalog: Catalog) -> int:
+    """The number of leases that were not renewed in time."""
     with catalog.reading() as conn:
-        return int(conn.execute(_EXPIRED).scalar_one())
+        return int(conn.execute(_COUNT_EXPIRED).scalar_one())
 
 
-def drop_expired_pins(catalog: Catalog) -> int:
-    """Forget the pins of readers that died; how many."""
+def drop_expired_leases(catalog: Catalog) -> int:
+    """Delete the leases of readers that died; the number deleted."""
     with catalog.transaction() as conn:
         return conn.execute(_DROP_EXPIRED).rowcount

@@ -14,7 +14,8 @@ segments that lie there whole, some objects at a time:
     objects without a segment left -> superseded, under the next swap number
 
 Readers list segments and look at the floor afterwards (`check_floor`): whoever missed a segment because it was retired
-sees a floor that is higher than where he reads from. What he did list stays while his pin lives, as with a compaction.
+sees a floor that is higher than where he reads from. What he did list stays while his read lease is
+live, as with a compaction.
 
 The rows of DDL tasks stay: they are few, and every schema history is made of them.
 """

@@ -12,7 +12,7 @@ bases, changefeeds and safe points are added under a lock of the tenant's row (`
 over. Stores and incarnations stay: a number that was issued once is not issued again.
 
 Then, as often as there is something: `retire_objects` takes objects out of sight (live -> superseded, under a swap
-number, so that a reader who listed them keeps them while his pin lives), the collector deletes them after its grace
+number, so that a reader who listed them keeps them while his lease is live), the collector deletes them after its grace
 period, and `finish_deletion` says DELETED when no object is left. What appears later was on its way before the
 tombstone, or is a batch file of a pusher that does not know: it is retired and collected in the same way.
 """

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.workers import WorkerKind, WorkerState, pulses
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable
-from tistream.limits import LEASE_MS, OWNER_LEASE_MS
+from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 
 if TYPE_CHECKING:
     import threading
@@ -66,9 +66,9 @@ def drain(catalog: Catalog, worker: Drainable, clock: Clock, timeout_s: float, h
 
 
 def can_take_over(catalog: Catalog, worker: Drainable) -> bool:
-    """Whether an owner lives who could move things, and another worker who could have them."""
-    owner = get_owner(catalog)
-    if owner is None or owner.heartbeat_age_ms > OWNER_LEASE_MS:
+    """Whether a live leader can move the work, and another worker of this kind can take it."""
+    leader = get_leader(catalog)
+    if leader is None or leader.heartbeat_age_ms > LEADER_LEASE_MS:
         return False
     return any(
         p.kind == worker.kind

@@ -16,7 +16,7 @@ from tistream import ts
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import now_ms, tasks, tenants, workers
 from tistream.catalog.tenancy.tenants import TenantState
-from tistream.catalog.work.owner import get_owner
+from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.stops import STORED, count_stops
 from tistream.catalog.work.workers import WorkerState
 from tistream.clock import Clock
@@ -65,7 +65,7 @@ class CatalogGauges:
     def _look(self) -> list[Metric]:
         try:
             states = {row.state: int(row.count) for row in self._rows(_TENANTS)}
-            found = [*self._lags(states), *self._tasks(), self._stops(), self._workers(), *self._owner()]
+            found = [*self._lags(states), *self._tasks(), self._stops(), self._workers(), *self._leader()]
         except TiStreamError:
             return [metrics.single("tistream_catalog_up", 0)]
         return [metrics.single("tistream_catalog_up", 1), *found]
@@ -105,8 +105,8 @@ class CatalogGauges:
             family.add_metric([str(row.kind), str(row.shown)], int(row.count))
         return family
 
-    def _owner(self) -> list[Metric]:
-        row = get_owner(self._catalog)
+    def _leader(self) -> list[Metric]:
+        row = get_leader(self._catalog)
         if row is None:
             return []
         age_s = row.heartbeat_age_ms / 1000

@@ -32,7 +32,7 @@ from tistream.catalog.database.tables import positions as positions_table
 from tistream.catalog.log.objects import ObjectKind, insert_all_live, release
 from tistream.catalog.log.snapshots import NewSnapshot
 from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.tasks import TaskRow, holds_ownership, task_row
+from tistream.catalog.work.tasks import TaskRow, holds_leadership, task_row
 from tistream.catalog.work.workers import WorkerKind
 from tistream.errors import InvalidInput, NotFound, invariant
 from tistream.ids import Position, Tenant
@@ -70,16 +70,16 @@ _GIVE = tasks.update().where(_t.task_id == bindparam("asked_task"))
 
 
 def split_task(
-    catalog: Catalog, task_id: int, key: bytes, *, seen_epoch: int, owner_epoch: int | None = None, actor: str = ""
+    catalog: Catalog, task_id: int, key: bytes, *, seen_epoch: int, leader_epoch: int | None = None, actor: str = ""
 ) -> tuple[int, int] | None:
     """Put two tasks in the place of one: what lies below the key, and the rest. Their ids, in key order.
 
-    None when the caller lost: the task was assigned since `seen_epoch`, a replay holds it, or `owner_epoch` is not the
+    None when the caller lost: the task was assigned since `seen_epoch`, a replay holds it, or `leader_epoch` is not the
     elected owner's any more (None: a person decides, without an election). NotFound when there is no such task,
     InvalidInput when the key does not lie inside its range, or is where it begins, or it is a DDL task.
     """
     with suppress(_Lost), catalog.transaction() as conn:
-        _check_election(conn, owner_epoch)
+        _check_election(conn, leader_epoch)
         (row,) = _locked(conn, task_id)
         if key not in row.range or key == row.range.start:
             raise InvalidInput(
@@ -110,7 +110,7 @@ def request_merge(
     right_id: int,
     *,
     seen_epochs: tuple[int, int],
-    owner_epoch: int | None = None,
+    leader_epoch: int | None = None,
     actor: str = "",
 ) -> bool:
     """Have two neighbours merged by the owner of the left one (of the right one, when that has none), who is given
@@ -122,7 +122,7 @@ def request_merge(
     kind with one `start_ts`, or one of them is a DDL task or stopped.
     """
     with suppress(_Lost), catalog.transaction() as conn:
-        _check_election(conn, owner_epoch)
+        _check_election(conn, leader_epoch)
         left, right = _locked(conn, left_id, right_id)
         _check_neighbours(left, right)
         if (left.epoch, right.epoch) != seen_epochs:
@@ -141,12 +141,12 @@ def request_merge(
     return False
 
 
-def cancel_merge(catalog: Catalog, task_id: int, *, seen_epoch: int, owner_epoch: int | None = None) -> bool:
+def cancel_merge(catalog: Catalog, task_id: int, *, seen_epoch: int, leader_epoch: int | None = None) -> bool:
     """Forget that the task is to be merged, in its row and its neighbour's. False when the caller lost: the task was
-    assigned since `seen_epoch`, or `owner_epoch` is not the elected owner's any more (None: a person decides). NotFound
+    assigned since `seen_epoch`, or `leader_epoch` is not the leader's (None: a person decides). NotFound
     when there is no such task."""
     with suppress(_Lost), catalog.transaction() as conn:
-        _check_election(conn, owner_epoch)
+        _check_election(conn, leader_epoch)
         (row,) = _locked(conn, task_id)
         if row.epoch != seen_epoch:
             raise _Lost
@@ -208,8 +208,8 @@ class _Lost(Exception):
     """The tasks are somebody else's, or not what the caller knows: nothing happens."""
 
 
-def _check_election(conn: Connection, owner_epoch: int | None) -> None:
-    if owner_epoch is not None and not holds_ownership(conn, owner_epoch):
+def _check_election(conn: Connection, leader_epoch: int | None) -> None:
+    if leader_epoch is not None and not holds_leadership(conn, leader_epoch):
         raise _Lost
 
 

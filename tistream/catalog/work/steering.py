@@ -1,8 +1,8 @@
 """What people ask for: a task moved to a worker that they name.
 
-A move is an assignment that may be asked of any process. It takes the place of the elected owner's own by the same
+A move is an assignment that may be asked of any process. It takes the place of the leader's own by the same
 guard: the task's epoch rises by one from the value that was seen, in one transaction, while the election is held still
-and the receiver's row is locked as it is. The elected owner then sees a task with a living owner and leaves it there.
+and the receiver's row is locked as it is. The leader then sees a task with a living owner and leaves it there.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from sqlalchemy import bindparam, select
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import now_ms, owner, tasks, workers
+from tistream.catalog.database.tables import leader, now_ms, tasks, workers
 from tistream.catalog.work.tasks import give_task
 from tistream.catalog.work.workers import WorkerKind, WorkerState
 from tistream.errors import StateForbids
 from tistream.limits import LEASE_MS
 
-_ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
+_ELECTED = select(leader.c.epoch).where(leader.c.id == 1).with_for_update(read=True)
 _RECEIVER = (
     select(workers.c.kind, workers.c.state, workers.c.heartbeat_ms, now_ms().label("now_ms"))
     .where(workers.c.worker_id == bindparam("asked_worker"))
@@ -36,7 +36,7 @@ def move_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: int
     """Give the task to this sorter. Returns its new epoch; None when it was assigned by somebody else since
     `seen_epoch`. StateForbids when the sorter is not up and heard of, or when a living replay holds the task."""
     with catalog.transaction() as conn:
-        owner_epoch = int(conn.execute(_ELECTED).scalar_one())
+        leader_epoch = int(conn.execute(_ELECTED).scalar_one())
         to = conn.execute(_RECEIVER, {"asked_worker": worker_id}).one_or_none()
         if to is None or to.kind != WorkerKind.SORTER:
             raise StateForbids(f"There is no sorter '{worker_id}'.", worker_id=worker_id)
@@ -50,7 +50,7 @@ def move_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: int
             return None
         record_event(
             conn, EventKind.TASK_MOVED, task_id, tenant=was.tenant, actor=actor,
-            was=was.owner, to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
+            was=was.owner, to=worker_id, epoch=seen_epoch + 1, leader_epoch=leader_epoch,
         )  # fmt: skip
         return seen_epoch + 1
 

@@ -30,7 +30,7 @@ from tistream.catalog.database.tables import (
     tenants,
 )
 from tistream.catalog.tenancy.tenants import GIVEN_UP
-from tistream.catalog.work.tasks import holds_ownership
+from tistream.catalog.work.tasks import holds_leadership
 from tistream.catalog.work.workers import asked_life_lives
 from tistream.ids import Tenant
 
@@ -172,12 +172,12 @@ def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> 
 
 
 def assign_store(
-    catalog: Catalog, tenant: Tenant, store_id: int, *, worker_id: str | None, seen_epoch: int, owner_epoch: int
+    catalog: Catalog, tenant: Tenant, store_id: int, *, worker_id: str | None, seen_epoch: int, leader_epoch: int
 ) -> int | None:
     """Give the store to a dispatcher, or to nobody. Returns its new epoch; None when the caller lost: the store was
-    assigned by somebody else since `seen_epoch`, or `owner_epoch` is not the elected owner's any more."""
+    assigned by somebody else since `seen_epoch`, or `leader_epoch` is not the leader's."""
     with catalog.transaction() as conn:
-        if not holds_ownership(conn, owner_epoch):
+        if not holds_leadership(conn, leader_epoch):
             return None
         changed = conn.execute(
             _ASSIGN,
@@ -192,7 +192,7 @@ def assign_store(
             return None
         record_event(
             conn, EventKind.STORE_ASSIGNED, store_id, tenant=tenant,
-            to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
+            to=worker_id, epoch=seen_epoch + 1, leader_epoch=leader_epoch,
         )  # fmt: skip
         return seen_epoch + 1
 
@@ -218,14 +218,14 @@ def count_stores_of(catalog: Catalog, worker_id: str) -> int:
         return int(conn.execute(_COUNT_OF_DISPATCHER, {"asked_worker": worker_id}).scalar_one())
 
 
-def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, owner_epoch: int) -> int:
-    """Several `assign_store` in one transaction, each with its own guard; how many took place. 0 when `owner_epoch` is
-    not the elected owner's any more. A store whose row is locked is left for the next time: see `assign_tasks`."""
+def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, leader_epoch: int) -> int:
+    """Several `assign_store` in one transaction, each with its own guard; how many took place. 0 when `leader_epoch` is
+    not the leader's. A store whose row is locked is left for the next time: see `assign_tasks`."""
     if not assignments:
         return 0
     wanted = {(a.tenant.cluster_id, a.tenant.tenant_id, a.store_id): a for a in assignments}
     with catalog.transaction() as conn:
-        if not holds_ownership(conn, owner_epoch):
+        if not holds_leadership(conn, leader_epoch):
             return 0
         found = conn.execute(_FREE, {"asked_stores": sorted(wanted)})
         given = [a for *ids, epoch in found if (a := wanted[tuple(ids)]).seen_epoch == epoch]
@@ -235,7 +235,7 @@ def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, o
         for worker_id, keys in by_worker.items():
             conn.execute(_MOVE, {"new_dispatcher": worker_id, "asked_stores": keys})
         told = [(a.store_id, a.tenant, a.worker_id) for a in given]
-        record_assignments(conn, EventKind.STORE_ASSIGNED, told, owner_epoch=owner_epoch)
+        record_assignments(conn, EventKind.STORE_ASSIGNED, told, leader_epoch=leader_epoch)
         return len(given)
 
 

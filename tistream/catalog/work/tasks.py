@@ -3,7 +3,7 @@
 - `durable_ts` never falls; only the owner with the newest `epoch` moves it (see `committed`).
 - `epoch` rises by one with each assignment, also with "to nobody". It says who is right; leases only say when to
   take over.
-- An assignment counts only while its author is still the elected owner: both epochs are tested in one transaction.
+- An assignment counts only while its author is still the leader: both epochs are tested in one transaction.
 - `tasks_stamp` is the same twice only while no task came, went or was assigned between: ids are never used again and
   epochs never fall, so the same number of tasks with the same largest id are the same tasks, and with the same sum of
   epochs they have the same owners.
@@ -20,7 +20,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
-from tistream.catalog.database.tables import of_asked_tenant, of_tenant, owner, tasks, tenant_ids, tenant_of, tenants
+from tistream.catalog.database.tables import leader, of_asked_tenant, of_tenant, tasks, tenant_ids, tenant_of, tenants
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState
 from tistream.catalog.work.workers import asked_life_lives
 from tistream.errors import NotFound
@@ -51,7 +51,7 @@ class TaskRow:
 
 
 class TaskPlace(NamedTuple):
-    """Who has a task. Light: the owner of assignment reads all of them."""
+    """Who has a task. Light: the leader reads all of them."""
 
     task_id: int
     tenant: Tenant
@@ -110,7 +110,7 @@ _OWNED_STAMP = (
     .where(_HELD_BY, asked_life_lives(), _RUNS)
 )
 _COUNT_OF_WORKER = select(func.count()).select_from(tasks).where(_HELD_BY)
-_ELECTED = select(owner.c.epoch).where(owner.c.id == 1).with_for_update(read=True)
+_ELECTED = select(leader.c.epoch).where(leader.c.id == 1).with_for_update(read=True)
 _PLACES = select(
     tasks.c.task_id, tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.kind, tasks.c.epoch, tasks.c.owner
 ).order_by(tasks.c.task_id)
@@ -166,26 +166,26 @@ def get_task(catalog: Catalog, task_id: int) -> TaskRow:
     return found[0]
 
 
-def holds_ownership(conn: Connection, owner_epoch: int) -> bool:
+def holds_leadership(conn: Connection, leader_epoch: int) -> bool:
     """Whether the election with this epoch is still in force, and keep it so until the transaction ends. Epoch 0
     is nobody's: it is the one before the first election."""
-    return owner_epoch != 0 and conn.execute(_ELECTED).scalar() == owner_epoch
+    return leader_epoch != 0 and conn.execute(_ELECTED).scalar() == leader_epoch
 
 
 def assign_task(
-    catalog: Catalog, task_id: int, *, worker_id: str | None, seen_epoch: int, owner_epoch: int
+    catalog: Catalog, task_id: int, *, worker_id: str | None, seen_epoch: int, leader_epoch: int
 ) -> int | None:
     """Give the task to a worker, or to nobody. Returns its new epoch; None when the caller lost: the task was assigned
-    by somebody else since `seen_epoch`, or `owner_epoch` is not the elected owner's any more."""
+    by somebody else since `seen_epoch`, or `leader_epoch` is not the leader's."""
     with catalog.transaction() as conn:
-        if not holds_ownership(conn, owner_epoch):
+        if not holds_leadership(conn, leader_epoch):
             return None
         was = give_task(conn, task_id, worker_id, seen_epoch)
         if was is None:
             return None
         record_event(
             conn, EventKind.TASK_ASSIGNED, task_id, tenant=was.tenant,
-            was=was.owner, to=worker_id, epoch=seen_epoch + 1, owner_epoch=owner_epoch,
+            was=was.owner, to=worker_id, epoch=seen_epoch + 1, leader_epoch=leader_epoch,
         )  # fmt: skip
         return seen_epoch + 1
 
@@ -219,9 +219,9 @@ def tasks_stamp(catalog: Catalog) -> tuple[int, ...]:
         return tuple(int(number or 0) for number in conn.execute(_STAMP).one())
 
 
-def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, owner_epoch: int) -> int:
-    """Several `assign_task` in one transaction, each with its own guard; how many took place. 0 when `owner_epoch` is
-    not the elected owner's any more.
+def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, leader_epoch: int) -> int:
+    """Several `assign_task` in one transaction, each with its own guard; how many took place. 0 when `leader_epoch` is
+    not the leader's.
 
     A task whose row is locked, by a flush or by a host that was lost, is left for the next time: nobody waits for it,
     and it delays no other. The number of statements does not depend on the number of tasks."""
@@ -229,14 +229,14 @@ def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, owner_e
         return 0
     wanted = {a.task_id: a for a in assignments}
     with catalog.transaction() as conn:
-        if not holds_ownership(conn, owner_epoch):
+        if not holds_leadership(conn, leader_epoch):
             return 0
         found = conn.execute(_FREE, {"asked_tasks": sorted(wanted)})
         given = [wanted[task_id] for task_id, epoch in found if wanted[task_id].seen_epoch == epoch]
         if given:
             conn.execute(_assigning(given))
             told = [(a.task_id, a.tenant, a.worker_id) for a in given]
-            record_assignments(conn, EventKind.TASK_ASSIGNED, told, owner_epoch=owner_epoch)
+            record_assignments(conn, EventKind.TASK_ASSIGNED, told, leader_epoch=leader_epoch)
         return len(given)
 
 

@@ -240,7 +240,7 @@ _decoded: dict[str, tuple[str, WorkerReport]] = {}  # by worker: the text of its
 
 def _report(worker_id: str, text: str) -> WorkerReport:
     """A report is decoded once, however often it is read: a worker's changes every few seconds, and pages, lists and
-    the owner of assignment read all of them. Where two threads decode the same one the later stays.
+    the leader read all of them. Where two threads decode the same one the later stays.
 
     A report that cannot be read is taken for one without load whose only problem says so: the other workers' reports
     count, and the worker keeps its work."""

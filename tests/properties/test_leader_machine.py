@@ -1,4 +1,4 @@
-"""The election of the assignment owner against a dict, with the database's clock in the hand of the test.
+"""The election of the leader against a dict, with the database's clock in the hand of the test.
 
 Callers die, come back under a new name, stay silent, and go on with an epoch that somebody else has ended. The
 database's clock runs, stands still and jumps back.
@@ -22,18 +22,18 @@ from sqlalchemy import event
 
 from tests.kit.catalog_cases import activate
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.owner import acquire_owner, get_owner, renew_owner
+from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
 from tistream.catalog.work.tasks import assign_task, get_task, list_tasks
 from tistream.catalog.work.workers import register_worker
 from tistream.errors import Fenced
-from tistream.limits import HEARTBEAT_MS, OWNER_LEASE_MS
+from tistream.limits import HEARTBEAT_MS, LEADER_LEASE_MS
 
 _UNIX_EPOCH_JULIAN_DAY = 2440587.5
 _MS_PER_DAY = 86_400_000
 
 names = st.sampled_from(["meta-1", "meta-2", "meta-3"])
-AROUND_MS = (OWNER_LEASE_MS - 1, OWNER_LEASE_MS, OWNER_LEASE_MS + 1)
-steps_ms = st.sampled_from([0, 1, HEARTBEAT_MS, *AROUND_MS, 10 * OWNER_LEASE_MS])
+AROUND_MS = (LEADER_LEASE_MS - 1, LEADER_LEASE_MS, LEADER_LEASE_MS + 1)
+steps_ms = st.sampled_from([0, 1, HEARTBEAT_MS, *AROUND_MS, 10 * LEADER_LEASE_MS])
 
 
 @functools.cache
@@ -60,7 +60,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.catalog = Catalog(f"sqlite:///{self.folder / 'catalog.db'}")
         event.listen(self.catalog._engine, "connect", self._take_clock)
         (self.task_id, *_) = (task.task_id for task in list_tasks(self.catalog))
-        self.model: dict[str, Any] = {"owner": None, "epoch": 0, "heard_ms": self.now_ms}
+        self.model: dict[str, Any] = {"leader": None, "epoch": 0, "heartbeat_ms": self.now_ms}
         self.epochs: dict[str, int] = {}  #: what each caller believes
         self.ruled: set[int] = set()  #: epochs that somebody was elected in
         self.task_epoch = 0
@@ -72,19 +72,19 @@ class OwnerMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
 
-    @rule(ms=st.sampled_from([1, OWNER_LEASE_MS, 3 * OWNER_LEASE_MS]))
+    @rule(ms=st.sampled_from([1, LEADER_LEASE_MS, 3 * LEADER_LEASE_MS]))
     def the_clock_jumps_back(self, ms: int) -> None:
         self.now_ms -= ms
 
     @rule(me=names, starts=st.booleans())
     def acquire(self, me: str, starts: bool = False) -> None:
-        replaces = starts and self.model["owner"] == me
-        free = self.model["epoch"] == 0 or abs(self.now_ms - self.model["heard_ms"]) > OWNER_LEASE_MS
-        got = acquire_owner(self.catalog, me, starts=starts)
+        replaces = starts and self.model["leader"] == me
+        free = self.model["epoch"] == 0 or abs(self.now_ms - self.model["heartbeat_ms"]) > LEADER_LEASE_MS
+        got = acquire_leadership(self.catalog, me, starts=starts)
         if not replaces and not free:
             assert got is None
             return
-        self.model.update(owner=me, epoch=self.model["epoch"] + 1, heard_ms=self.now_ms)
+        self.model.update(leader=me, epoch=self.model["epoch"] + 1, heartbeat_ms=self.now_ms)
         assert got == self.model["epoch"]
         assert got not in self.ruled, "an epoch was given twice"
         self.ruled.add(got)
@@ -92,20 +92,20 @@ class OwnerMachine(RuleBasedStateMachine):
 
     @rule(me=names, ms=st.sampled_from(AROUND_MS))
     def challenge(self, me: str, ms: int) -> None:
-        """Somebody asks when the owner has been silent for this long."""
-        self.now_ms = self.model["heard_ms"] + ms
+        """Somebody asks when the leader has been silent for this long."""
+        self.now_ms = self.model["heartbeat_ms"] + ms
         self.acquire(me)
 
     @rule(me=names, older=st.sampled_from([0, 0, 1, 2]))
     def renew(self, me: str, older: int) -> None:
         """With the epoch that the caller believes in, or with one of an earlier life."""
         epoch = self.epochs.get(me, 0) - older
-        if (me, epoch) == (self.model["owner"], self.model["epoch"]):
-            renew_owner(self.catalog, me, epoch)
-            self.model["heard_ms"] = self.now_ms
+        if (me, epoch) == (self.model["leader"], self.model["epoch"]):
+            renew_leadership(self.catalog, me, epoch)
+            self.model["heartbeat_ms"] = self.now_ms
         else:
             with pytest.raises(Fenced):
-                renew_owner(self.catalog, me, epoch)
+                renew_leadership(self.catalog, me, epoch)
 
     @rule(me=names)
     def assign(self, me: str) -> None:
@@ -113,7 +113,7 @@ class OwnerMachine(RuleBasedStateMachine):
         epoch = self.epochs.get(me, 0)
         wins = epoch == self.model["epoch"] != 0
         got = assign_task(
-            self.catalog, self.task_id, worker_id="sorter-1", seen_epoch=self.task_epoch, owner_epoch=epoch
+            self.catalog, self.task_id, worker_id="sorter-1", seen_epoch=self.task_epoch, leader_epoch=epoch
         )
         assert got == (self.task_epoch + 1 if wins else None)
         self.task_epoch += wins
@@ -125,10 +125,10 @@ class OwnerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_row_is_the_model(self) -> None:
-        row = get_owner(self.catalog)
-        found = (row.owner, row.epoch, row.heartbeat_age_ms) if row else (None, 0, None)
-        age = abs(self.now_ms - self.model["heard_ms"]) if self.model["epoch"] else None
-        assert found == (self.model["owner"], self.model["epoch"], age)
+        row = get_leader(self.catalog)
+        found = (row.name, row.epoch, row.heartbeat_age_ms) if row else (None, 0, None)
+        age = abs(self.now_ms - self.model["heartbeat_ms"]) if self.model["epoch"] else None
+        assert found == (self.model["leader"], self.model["epoch"], age)
         assert get_task(self.catalog, self.task_id).epoch == self.task_epoch
 
     def teardown(self) -> None:

@@ -1,0 +1,82 @@
+"""Leader election of the meta servers: one row, one leader, one epoch.
+
+The row exists from the first migration, so an election is a guarded update and never an insert. The lease (database
+time) says when another meta server may take over; the epoch, tested by every assignment, fences the old leader. A
+heartbeat in the future means that the database's clock was set back; it counts as expired once it is a lease away.
+
+Each epoch is given once, to one caller, who keeps it with `renew_leadership`. A process that starts under the present
+leader's name replaces it at once, with a new epoch: an earlier incarnation that still runs is fenced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, or_, select
+
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.tables import leader, now_ms
+from tistream.errors import Fenced, invariant
+from tistream.limits import LEADER_LEASE_MS
+
+_c = leader.c
+_ROW = _c.id == 1
+_MINE = _c.name == bindparam("me")
+_RENEW = leader.update().where(_ROW, _MINE, _c.epoch == bindparam("my_epoch")).values(heartbeat_ms=now_ms())
+_TAKE = (
+    leader.update()
+    .where(
+        _ROW,
+        or_(
+            _c.epoch == 0,
+            _c.heartbeat_ms + bindparam("lease_ms") < now_ms(),
+            _c.heartbeat_ms > now_ms() + bindparam("lease_ms"),  # the database's clock was set back since
+        ),
+    )
+    .values(name=bindparam("me"), epoch=_c.epoch + 1, heartbeat_ms=now_ms())
+)
+_REPLACE = leader.update().where(_ROW, _MINE).values(epoch=_c.epoch + 1, heartbeat_ms=now_ms())
+_EPOCH = select(_c.epoch).where(_ROW)
+_GET = select(leader, now_ms().label("now_ms")).where(_ROW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRow:
+    """The last elected leader, alive or not."""
+
+    name: str
+    epoch: int
+    heartbeat_age_ms: int  #: by the database's clock
+
+
+def acquire_leadership(catalog: Catalog, me: str, *, starts: bool = False) -> int | None:
+    """Become the leader; the new epoch, or None while another one leads.
+
+    Succeeds when the last heartbeat is older than LEADER_LEASE_MS, or at once when this incarnation `starts` (it has
+    not led yet) and the row names `me`.
+    """
+    invariant(bool(me), "a leader has a name")
+    with catalog.transaction() as conn:
+        taken = starts and conn.execute(_REPLACE, {"me": me}).rowcount
+        if not taken and not conn.execute(_TAKE, {"me": me, "lease_ms": LEADER_LEASE_MS}).rowcount:
+            return None
+        epoch = int(conn.execute(_EPOCH).scalar_one())
+        record_event(conn, EventKind.OWNER_ELECTED, me, epoch=epoch)
+        return epoch
+
+
+def renew_leadership(catalog: Catalog, me: str, epoch: int) -> None:
+    """Renew the lease. Fenced when another leader was elected."""
+    with catalog.transaction() as conn:
+        if conn.execute(_RENEW, {"me": me, "my_epoch": epoch}).rowcount != 1:
+            raise Fenced("another meta server was elected leader", leader=me, epoch=epoch)
+
+
+def get_leader(catalog: Catalog) -> LeaderRow | None:
+    """The last elected leader; None before the first election."""
+    with catalog.reading() as conn:
+        row = conn.execute(_GET).one()
+    if row.epoch == 0:
+        return None
+    return LeaderRow(name=row.name, epoch=row.epoch, heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms))
