@@ -108,7 +108,7 @@ def test_figures_equal_the_apis(site: Site) -> None:
     page.goto(f"{site.url}/gaps")
     watermark_gaps = http.get("/v1/gaps").json()["items"]
     expect(page.locator("#watermark_gaps")).to_have_text(str(len(watermark_gaps)))
-    expect(page.locator("section.watermark_gap")).to_have_count(len(watermark_gaps))
+    expect(page.locator("section.stalled")).to_have_count(len(watermark_gaps))
     page.goto(f"{site.url}/tasks/4")
     task = http.get("/v1/tasks/4").json()
     expect(page.locator("#epoch")).to_have_text(str(task["epoch"]))
