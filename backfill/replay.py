@@ -70,8 +70,8 @@ class PartResult:
 def replay_part(store: ObjectStore, row: PlanRow, attempt: str) -> PartResult:
     """Do one plan row. `attempt` is a name that no other try uses.
 
-    CorruptObject for a file or a snapshot that is damaged, ObjectNotFound for one that has gone, BrokenPromise as the
-    sorter says it, StoreUnavailable. Nothing has changed then."""
+    Raises CorruptObject for a damaged file or snapshot, ObjectNotFound for a missing one, UpstreamContractViolated
+    as the sorter does, and StoreUnavailable. Nothing has changed then."""
     begun = time.monotonic()
     core = _restored(store, row)
     log = _Log(store, row, attempt)
@@ -87,7 +87,7 @@ def replay_part(store: ObjectStore, row: PlanRow, attempt: str) -> PartResult:
         if core.flushable_bytes() >= FILE_BYTES_TARGET:
             _flush(core, log, row.upto, at_once=False)
         if memory.is_due():
-            memory.relieve([(row.task_id, core.bytes_held(), core)], 0)
+            memory.evict([(row.task_id, core.bytes_held(), core)], 0)
         memory.release()
     _flush(core, log, row.upto, at_once=True)
     save = Save(core.snapshot(), _keys(row), secrets.token_hex(16))

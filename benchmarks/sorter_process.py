@@ -31,7 +31,7 @@ _STAGES: tuple[tuple[Any, str, str], ...] = (
     (worker.SorterWorker, "_turn", "loop, rest"),
     (task_core, "Arrivals", "arrivals"),
     (prewrite_buffer.PrewriteBuffer, "take_in", "take_in"),
-    (prewrite_buffer.PrewriteBuffer, "learn", "watermarks"),
+    (prewrite_buffer.PrewriteBuffer, "note_ready", "watermarks"),
     (task_core.RangeWatermarkMap, "apply", "watermarks"),
     (prewrite_buffer.PrewriteBuffer, "settle", "settle"),
     (task_core.TaskCore, "take", "take"),

@@ -40,7 +40,7 @@ def run() -> Iterator[Result]:
             core.handle(batch_of(rows, seq, BASE_TS, FAR))
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            core.move_out(Spill(0, folder), sys.maxsize)
+            core.evict(Spill(0, folder), sys.maxsize)
             spilled_s = time.perf_counter() - began
             ratios.append(_raw_s(core.bytes_on_disk(), folder) / spilled_s)
             _prove(core, batches)

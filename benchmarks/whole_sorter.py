@@ -41,7 +41,7 @@ from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.catalog.work.tasks import assign_task, list_tasks
 from tistream.catalog.work.workers import WorkerKind, list_workers, register_worker
 from tistream.codec.committed_file import decode_committed_segment
-from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import COMMITTED
@@ -194,14 +194,14 @@ class PreparedStream:
     def check(self) -> None:
         """All stores are served."""
 
-    def look(self) -> FeedBatch | Nothing:
+    def look(self) -> FeedBatch | NoBatch:
         if self._at == len(self._batches) or (self._at >= WARM_TICKS and not self._feed.everything.is_set()):
             return None, time.monotonic() + 0.05
         self._at += 1
         return self._batches[self._at - 1]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """NoBatch is held."""
 
 
 def show(given: Workload, found: Run) -> None:

@@ -39,7 +39,7 @@ from tistream.feed.wire import (
     encode_fine,
     encode_idle,
 )
-from tistream.runtime.ready_queue import Turns, Waker
+from tistream.runtime.ready_queue import ReadyQueue, Waker
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +95,7 @@ class Exchange:
         self._lock = threading.Lock()  # of the subscriptions and their credit
         self._subs: dict[int, _Sub] = {}
         self._last = 0  # the largest number so far
-        self._turns = Turns(clock)
+        self._queue = ReadyQueue(clock)
         self._closed = False
         self._unanswered_since: float | None = None  # the first `idle` that was not answered yet
 
@@ -121,14 +121,14 @@ class Exchange:
                     sub = self._subs.get(number)
                     if sub is not None:
                         sub.left = True
-                self._turns.hurry(number)
+                self._queue.mark_ready(number)
             case Live():
                 pass
 
     def close(self) -> None:
         """Have `run` end."""
         self._closed = True
-        self._turns.wake()
+        self._queue.wake()
 
     def run(self) -> None:
         """Serve until it is closed, or the sorter has gone."""
@@ -160,7 +160,7 @@ class Exchange:
                 self._unanswered_since = now if since is None else since
                 self._send(None, encode_idle())
                 idle_at = now + IDLE_S
-            for number in self._turns.take(min(check_at, idle_at), TURN):
+            for number in self._queue.take(min(check_at, idle_at), TURN):
                 sub = self._subs.get(number)
                 if sub is not None:
                     self._look(sub)
@@ -182,12 +182,12 @@ class Exchange:
             return
         if isinstance(found, FeedBatch):
             self._send_batch(sub, found)
-            self._turns.hurry(sub.number)
+            self._queue.mark_ready(sub.number)
             return
         error, until = found
         self._tell(sub, error)
         if sub.number in self._subs:
-            self._turns.at(sub.number, min(until, self._clock.monotonic() + LOOK_S))
+            self._queue.at(sub.number, min(until, self._clock.monotonic() + LOOK_S))
 
     def _send_batch(self, sub: _Sub, batch: FeedBatch) -> None:
         with self._lock:
@@ -223,7 +223,7 @@ class Exchange:
     def _end(self, sub: _Sub, error: TiStreamError | None) -> None:
         with self._lock:
             self._subs.pop(sub.number, None)
-        self._turns.forget(sub.number)
+        self._queue.forget(sub.number)
         _close(sub)
         if error is not None and not sub.left:
             self._send(None, encode_error(sub.number, error, over=True))
@@ -238,7 +238,7 @@ class Exchange:
         with self._lock:
             self._subs[asked.sub] = sub
         try:
-            stream = self._source.open(asked.request, Waker(self._turns, asked.sub))
+            stream = self._source.open(asked.request, Waker(self._queue, asked.sub))
         except Exception as e:  # noqa: BLE001 - of this subscription only: its sorter hears of it
             sub.refused = _told(e)
         else:
@@ -247,7 +247,7 @@ class Exchange:
                 gone = self._closed
             if gone:
                 stream.close()
-        self._turns.hurry(asked.sub)
+        self._queue.mark_ready(asked.sub)
 
     def _credit(self, number: int, batches: int) -> None:
         with self._lock:
@@ -258,7 +258,7 @@ class Exchange:
                 raise InvalidInput("more batches were taken than sent", sub=number, taken=batches, sent=len(sub.sent))
             for _ in range(batches):
                 sub.sent_bytes -= sub.sent.popleft()
-        self._turns.hurry(number)
+        self._queue.mark_ready(number)
 
 
 def _close(sub: _Sub) -> None:

@@ -24,7 +24,7 @@ from dispatcher.core.router import route
 from dispatcher.tail import Absent, Failed, Found, Pending, Tail
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError
-from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position
 from tistream.limits import PREFETCH_FILES_MAX
 from tistream.model.change import REGIONS, ROWS
@@ -82,7 +82,7 @@ class Subscription:
                 return None
             self._clock.wait(self._arrived, max(0.001, min(until, deadline) - now))
 
-    def look(self) -> FeedBatch | Nothing:
+    def look(self) -> FeedBatch | NoBatch:
         """The next batch if it can be had now, else what is in the way and when to look again (monotonic seconds).
         FeedUnavailable when the store is no longer served here."""
         self.check()
@@ -93,7 +93,7 @@ class Subscription:
             self._open = False
             self._tail.leave(self._wake)
 
-    def _step(self) -> FeedBatch | Nothing:
+    def _step(self) -> FeedBatch | NoBatch:
         newest = self._tail.newest
         for incarnation in range(min(self._positions, default=1), newest + 1):  # those before have ended
             position = position_of(self._positions, incarnation)

@@ -159,7 +159,7 @@ class Tail:
         self._cache.forget(self.tenant, self.store_id)
 
     @property
-    def is_heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """Whether anybody listens."""
         return bool(self._listeners)
 

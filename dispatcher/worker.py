@@ -180,7 +180,7 @@ class DispatcherWorker:
         owned = {(row.tenant, row.store_id): row for row in self._mine()}
         with self._lock:
             self._owned = owned
-            self._tails = {key: tail for key, tail in self._tails.items() if key in owned or tail.is_heard}
+            self._tails = {key: tail for key, tail in self._tails.items() if key in owned or tail.has_listeners}
             mine = [(key, tail) for key, tail in self._tails.items() if key in owned]
         for key, tail in mine:
             tail.set_newest(owned[key].incarnation)

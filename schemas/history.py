@@ -9,7 +9,7 @@ its switch (see `schemas.switch`). A row committed at c is decoded with the vers
 Relations:
 
 - each step is taken once, in order; jobs are applied in (commit_ts, schema version) order, each id once. A job at or
-  below `resolved_ts` that is not known raises BrokenPromise, because answers already given would have been wrong;
+  below `resolved_ts` that is not known raises UpstreamContractViolated: answers already given would have been wrong;
 - what a running job writes to the meta range is kept as its drafts until it ends (see `schemas.merge`);
 - answers at a timestamp at or below `resolved_ts` never change;
 - tables are shared, never copied: two timestamps with the same version give the same object;
@@ -41,7 +41,7 @@ from schemas.saved import Chain, Fetch, Increment
 from schemas.snapshot import SchemaSnapshot
 from schemas.start import SavedTables, Start
 from schemas.timeline import Timeline, VersionIntervals
-from tistream.errors import BrokenPromise, CorruptObject, InvalidInput, TsExpired, TsOutOfRange
+from tistream.errors import CorruptObject, InvalidInput, TsExpired, TsOutOfRange, UpstreamContractViolated
 
 _SNAPSHOTS_KEPT = 8
 _DISAGREEMENTS_KEPT = 8
@@ -104,7 +104,7 @@ class History:
     def take(self, step: Step, later: Iterable[Step] = ()) -> list[DdlEvent]:
         """Take in what one transaction committed; the events of the jobs that it finished or that take effect with it.
         `later` steps say how such a job ends; without its end the step's definitions count. DecodeError for a job that
-        makes no sense, BrokenPromise for one that comes too late: only a copy made before is of use after that."""
+        makes no sense, UpstreamContractViolated for one that comes too late: after that, use a copy made before."""
         if step.commit_ts <= self._start.ts:
             return []
         if step.definitions:
@@ -178,10 +178,10 @@ class History:
         facts = {"job_id": change.job_id, "commit_ts": change.commit_ts}
         if change.commit_ts <= self._resolved_ts:
             late = "a DDL job was committed below the schema watermark"
-            raise BrokenPromise(late, **facts, resolved_ts=self._resolved_ts)
+            raise UpstreamContractViolated(late, **facts, resolved_ts=self._resolved_ts)
         last = self._changes[-1] if self._changes else None
         if last and (change.commit_ts, change.schema_version) < (last.commit_ts, last.schema_version):
-            raise BrokenPromise("a DDL job came out of order", **facts)
+            raise UpstreamContractViolated("a DDL job came out of order", **facts)
         self._take(change)
         return list(change.events)
 

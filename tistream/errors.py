@@ -33,7 +33,7 @@ docstring is the default message. Store and catalog errors also say whether the 
       Fenced                somebody else owns this now: drop the state and stop
       FeedGap               an input file is missing: wait, never skip
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
-      BrokenPromise         the upstream broke the rule that everything rests on: stop and keep everything
+      UpstreamContractViolated  the upstream sent a change below its own watermark: stop and keep everything
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ class FeedUnavailable(TiStreamError):
     code = "TS-1062"
 
 
-class WatermarkStands(TiStreamError):
-    """A task's watermark has not moved for long; the message says for which region, store and file it waits."""
+class WatermarkStalled(TiStreamError):
+    """A task's watermark is stalled; the message names the region, store and file that it waits for."""
 
     kind = ErrorKind.RETRY
     code = "TS-1063"
@@ -316,11 +316,11 @@ class TaskStopped(TiStreamError):
 
 
 class MergeWaits(TiStreamError):
-    """Two tasks that are to be merged do not come to one place. Both go on; it is tried again."""
+    """Two tasks that are to be merged have not reached the same position. Both continue; the merge is retried."""
 
     kind = ErrorKind.RETRY
     code = "TS-1066"
-    hint = "It passes when both are written up to one timestamp; look at what else is wrong with the two tasks."
+    hint = "The merge completes once both tasks are written up to one timestamp; check the two tasks for other problems."
 
 
 class LogHeld(TiStreamError):
@@ -339,8 +339,8 @@ class BucketDiffers(TiStreamError):
     hint = "tistream audit names every object."
 
 
-class BrokenPromise(TiStreamError):
-    """The upstream promised completeness up to a timestamp and then sent something below it. The task stops."""
+class UpstreamContractViolated(TiStreamError):
+    """The upstream sent a change at or below a watermark that it had already promised. The task stops."""
 
     kind = ErrorKind.CORRUPT
     code = "TS-1061"

@@ -118,7 +118,7 @@ def _merged_at_two_durable_timestamps() -> Iterator[None]:
 def _merged_unmet() -> Iterator[None]:
     from sorter.worker import merging
 
-    with reworded(merging, "_place", ("has_come(runner.core.positions(), now.until) and ", "")):
+    with reworded(merging, "_place", ("has_reached(runner.core.positions(), now.until) and ", "")):
         yield
 
 

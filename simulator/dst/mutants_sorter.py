@@ -22,7 +22,7 @@ def _written_left_out() -> Iterator[None]:
 def _counts_before_ready() -> Iterator[None]:
     from sorter.core import watermark
 
-    with reworded(watermark, "_said", ("np.where(ready, resolved, np.uint64(0))", "resolved.copy()")):
+    with reworded(watermark, "_resolved_of", ("np.where(ready, resolved, np.uint64(0))", "resolved.copy()")):
         yield
 
 
@@ -36,7 +36,7 @@ def _dead_by_start_ts() -> Iterator[None]:
 
     with reworded(
         PrewriteBuffer,
-        "_bury",
+        "_drop_dead",
         ("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
         (
             'Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])',
@@ -50,7 +50,7 @@ def _dead_by_start_ts() -> Iterator[None]:
 def _dead_at_cut_ts() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "_bury", ("strictly=True", "strictly=False")):
+    with reworded(PrewriteBuffer, "_drop_dead", ("strictly=True", "strictly=False")):
         yield
 
 
@@ -60,7 +60,7 @@ def _dead_while_commit_waits() -> Iterator[None]:
 
     with reworded(
         PrewriteBuffer,
-        "_bury",
+        "_drop_dead",
         ('gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]', "gone"),
     ):
         yield
@@ -80,7 +80,7 @@ def _rollback_beats_commit() -> Iterator[None]:
 def _overlapped_commit_deleted() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
-    old = "self._add_whole(rows, outcomes, ready)"
+    old = "self._add_complete(rows, outcomes, ready)"
     gone = 'self.commits.kill(rows.needles(rows.of_kind(RowKind.ROLLBACK), "start_ts"), "commit_ts")'
     with reworded(PrewriteBuffer, "take_in", (old, f"{gone}; {old}")):
         yield
@@ -90,8 +90,8 @@ def _overlapped_commit_deleted() -> Iterator[None]:
 def _promise_before_duplicates() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
-    early = "self._refuse(told(rows, *late_rows(rows, rows.of_kind(RowKind.COMMITTED), watermarks)))"
-    old = "outcomes = self._sort_out(rows, at, ready)"
+    early = "self._raise_violation(told(rows, *late_rows(rows, rows.of_kind(RowKind.COMMITTED), watermarks)))"
+    old = "outcomes = self._classify(rows, at, ready)"
     with reworded(PrewriteBuffer, "take_in", (old, f"{early}; {old}")):
         yield
 
@@ -134,7 +134,7 @@ def _early_commits_forgotten() -> Iterator[None]:
     mine = 'mine = rows.needles(live, "start_ts"); said = rows.of_kind(RowKind.PREWRITE)'
     met = 'met = self.open.known(mine, "start_ts"); at, by = mine.pairs(rows.needles(said, "start_ts"))'
     drop = "met[at[said[by] < live[at]]] = True; live = live[met]"
-    with reworded(PrewriteBuffer, "_sort_out", (old, f"{mine}; {met}; {drop}\n    {old}")):
+    with reworded(PrewriteBuffer, "_classify", (old, f"{mine}; {met}; {drop}\n    {old}")):
         yield
 
 
@@ -158,7 +158,7 @@ def _commits_not_awaited() -> Iterator[None]:
 def _partly_decided_written() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "hold", ("self._due.lowest()", "list[int]()")):
+    with reworded(PrewriteBuffer, "hold", ("self._decisions.lowest()", "list[int]()")):
         yield
 
 
@@ -184,7 +184,7 @@ def _duplicates_not_merged() -> Iterator[None]:
 def _written_rows_come_again() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
-    with reworded(PrewriteBuffer, "_sort_out", ("fresh = outcome[above]", "fresh = outcome")):
+    with reworded(PrewriteBuffer, "_classify", ("fresh = outcome[above]", "fresh = outcome")):
         yield
 
 
@@ -234,7 +234,7 @@ def _restore_lets_go() -> Iterator[None]:
 
     def forget(self: Any, *args: Any) -> Any:
         whole(self, *args)
-        for run in self._asked():
+        for run in self._undecided_runs():
             run.numbers = {**run.numbers, "asked": np.zeros(len(run), np.bool_)}
             run.facts["asked"] = False
         return []

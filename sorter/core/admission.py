@@ -15,11 +15,11 @@ from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, Arrivals
 from sorter.rows.kernels import I64, U64, Flags
 from sorter.rows.run import Needles, Run, RunSet
-from tistream.errors import BrokenPromise
+from tistream.errors import UpstreamContractViolated
 from tistream.model.change import Op
 
 
-class Leaving:
+class Removed:
     """Rows that left while a file was taken in, so that they can come back."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
     return np.asarray(sure)
 
 
-def break_promise(rows: pl.DataFrame) -> NoReturn:
+def raise_violation(rows: pl.DataFrame) -> NoReturn:
     first = rows.sort("commit_ts").row(0, named=True)
     names = ("key", "start_ts", "commit_ts", "region_id", "store_id", "incarnation", "seq", "w")
-    raise BrokenPromise(**{name: first[name] for name in names}, rows=rows.height)
+    raise UpstreamContractViolated(**{name: first[name] for name in names}, rows=rows.height)

@@ -22,7 +22,7 @@ from sorter.rows.run import Run
 DECIDE_ROWS = 1 << 16  #: commits that one slice decides
 
 
-class Due:
+class DecisionQueue:
     """What is to be decided."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def held_bytes(runs: Iterable[Run], *, on_disk: bool = False) -> int:
     return total + sum(segments.values())
 
 
-def move_out(runs: Sequence[Run], disk: Disk, wanted: int) -> int:
+def evict(runs: Sequence[Run], disk: Disk, wanted: int) -> int:
     """Have the oldest runs' bytes and numbers written out until so much has left the memory, or nothing is left that
     could; how much it was. What the disk raises leaves the rest as it was."""
     freed = 0
@@ -59,7 +59,7 @@ def move_out(runs: Sequence[Run], disk: Disk, wanted: int) -> int:
         parts = [s.in_memory() for s, _ in group]
         written = iter(disk.write([batch for of_one in parts for batch in of_one]))
         moved = {
-            id(s): s.moved_out(list(islice(written, len(of_one))))
+            id(s): s.spilled(list(islice(written, len(of_one))))
             for (s, _), of_one in zip(group, parts, strict=True)
             if of_one
         }

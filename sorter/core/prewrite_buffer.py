@@ -14,10 +14,10 @@ What a row does:
               contract, unless the row answers a commit that waits undecided;
 - ROLLBACK    deletes the prewrites before it, never a commit; without a match it is ignored.
 
-`sealed` is the largest W handed out for writing; nothing new appears at or below it.
+`attempted_ts` is the largest W handed out for writing; nothing new appears at or below it.
 
 Relations: a (key, commit_ts) waits at most once, and never while the same is ready; no waiting commit is at or below
-`sealed`; a commit that W(key) has reached is undecided, holds the watermark below itself, and keeps its prewrites.
+`attempted_ts`; a commit that W(key) has reached is undecided, holds the watermark below itself, and keeps its prewrites.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.core.admission import (
-    Leaving,
-    break_promise,
+    Removed,
     fits,
     has_value,
     is_fake,
     late_rows,
     one_of_each,
+    raise_violation,
     told,
     without,
 )
@@ -52,7 +52,7 @@ from sorter.core.conflicts import (
     merged,
     runs_of,
 )
-from sorter.core.decision_queue import Due
+from sorter.core.decision_queue import DecisionQueue
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.core.watermark_index import Thresholds, may_reach, reached
@@ -60,8 +60,8 @@ from sorter.rows.batch_rows import SOURCE, Arrivals, empty, from_arrow
 from sorter.rows.kernels import I64, Flags
 from sorter.rows.payload import Place, stacked, used_segments
 from sorter.rows.run import Needles, Run, RunSet, compact
-from sorter.rows.saved import NONE_TOLD, RunState, cut, has_asked, learned, states_of
-from tistream.errors import BrokenPromise, invariant
+from sorter.rows.saved import NO_LATE_READY, RunState, cut, has_undecided, states_of, with_late_ready
+from tistream.errors import UpstreamContractViolated, invariant
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
 
@@ -90,7 +90,7 @@ class Limits:
     """The timestamps that tell old rows from new ones."""
 
     durable_ts: int  #: everything at or below is in the committed log
-    sealed: int  #: everything at or below may be; durable watermark <= sealed
+    attempted_ts: int  #: everything at or below may be; durable watermark <= attempted_ts
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,12 @@ class PrewriteBuffer:
         self.dropped: dict[
             int, int
         ] = {}  #: store -> commits at or below `durable_ts`: duplicates, as far as one can tell
-        self.told = NONE_TOLD  #: subscriptions that became ready after a snapshot held their rows, see `saved.TOLD`
+        self.late_ready = (
+            NO_LATE_READY  #: subscriptions that became ready after a snapshot held their rows, see `saved.LATE_READY`
+        )
         self._clash = False  #: a commit waits although another transaction's row has its (key, commit_ts)
         self.settling = False  #: W(key) has reached commits that are not decided yet
-        self._due = Due()
+        self._decisions = DecisionQueue()
 
     @property
     def open_count(self) -> int:
@@ -135,36 +137,36 @@ class PrewriteBuffer:
     @property
     def undecided_count(self) -> int:
         """How many of them are undecided."""
-        return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._asked())
+        return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._undecided_runs())
 
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
         """Take the rows of one file, before its watermark rows.
 
-        BrokenPromise leaves the buffers as they were.
+        UpstreamContractViolated leaves the buffers as they were.
         """
-        leaving = Leaving()
+        leaving = Removed()
         try:
-            outcomes = self._sort_out(rows, at, ready)
-            self._refuse(self._late_whole(rows, outcomes.whole, watermarks))
+            outcomes = self._classify(rows, at, ready)
+            self._raise_violation(self._late_whole(rows, outcomes.whole, watermarks))
             fresh, forgotten = self._without_ended(rows, outcomes, leaving)
             added = self._merge(rows, fresh, leaving)
             late, w = late_rows(rows, outcomes.new, watermarks)
-            self._refuse(told(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.sealed)], w))
-            self._refuse(told(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
-        except BrokenPromise:
+            self._raise_violation(told(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.attempted_ts)], w))
+            self._raise_violation(told(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
+        except UpstreamContractViolated:
             leaving.undo()
             raise
         for run in added:
             self.open.add(run)
         self._add_commits(rows, outcomes)
-        self._add_whole(rows, outcomes, ready)
+        self._add_complete(rows, outcomes, ready)
         self.forgotten += forgotten
         self.duplicates += outcomes.duplicates
         if len(outcomes.served):
             store = int(rows.origins["store_id"][0])
             self.dropped[store] = self.dropped.get(store, 0) + len(outcomes.served)
 
-    def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
+    def note_ready(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Subscriptions whose prewrites arrived before their opening scan had finished may be ready now."""
         unknown = [run for run in self.open if run.live and run.unsaid()]
         if not unknown:
@@ -185,30 +187,32 @@ class PrewriteBuffer:
             assert run.origins is not None
             matters = told.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=SUBSCRIPTION_ID, how="semi")
             if matters.height:
-                run.origins = learned(run.origins, matters)
-                self.told = pl.concat([self.told, matters]).unique(SUBSCRIPTION_ID, keep="first", maintain_order=True)
+                run.origins = with_late_ready(run.origins, matters)
+                self.late_ready = pl.concat([self.late_ready, matters]).unique(
+                    SUBSCRIPTION_ID, keep="first", maintain_order=True
+                )
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Begin to decide the commits that W(key) has reached; `go_on` while it is `settling`. What is newly undecided.
+        """Begin to decide the commits that W(key) has reached; `decide_next` while it is `settling`. What is newly undecided.
 
-        BrokenPromise when such a commit has no prewrite.
+        UpstreamContractViolated when such a commit has no prewrite.
         """
         self.look(watermarks)
-        return self.go_on(watermarks, ready)
+        return self.decide_next(watermarks, ready)
 
     def look(self, watermarks: RangeWatermarkMap) -> None:
         """Find the commits that W(key) has reached: from now on they hold the watermark."""
-        self._due.look(self.commits, watermarks)
-        self.settling = bool(self._due)
+        self._decisions.look(self.commits, watermarks)
+        self.settling = bool(self._decisions)
 
-    def go_on(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Decide the next slice; after the last one let the dead go. BrokenPromise as in `settle`."""
-        due = list(self._due.slice(watermarks))
+    def decide_next(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
+        """Decide the next slice; after the last one let the dead go. UpstreamContractViolated as in `settle`."""
+        due = list(self._decisions.slice(watermarks))
         asking = self._decide(due, ready) if due else []
-        if self._due:
+        if self._decisions:
             return asking
-        self._due.done()
-        self._bury(watermarks)
+        self._decisions.done()
+        self._drop_dead(watermarks)
         self.open.tidy()
         self.commits.tidy()
         ready.tidy(watermarks.watermark())
@@ -220,7 +224,7 @@ class PrewriteBuffer:
         and
         seq of its file, and how many there are. Lowest commit_ts first."""
         found = []
-        for run in self._asked():
+        for run in self._undecided_runs():
             at = np.flatnonzero(run.numbers["asked"] & run.alive)
             if not len(at):
                 continue
@@ -242,8 +246,8 @@ class PrewriteBuffer:
 
     def hold(self) -> int | None:
         """The largest watermark that undecided commits allow, or those to be decided; None when there are none."""
-        lowest = self._due.lowest()
-        for run in self._asked():
+        lowest = self._decisions.lowest()
+        for run in self._undecided_runs():
             ts = run.ts("commit_ts")[run.numbers["asked"] & run.alive]
             lowest += [int(ts.min())] if len(ts) else []
         return min(lowest) - 1 if lowest else None
@@ -251,7 +255,7 @@ class PrewriteBuffer:
     def snapshot(self) -> tuple[tuple[RunState, ...], tuple[RunState, ...]]:
         """(open prewrites, waiting commits)."""
         if not any(piece.group.unsaid for run in self.open for piece in run.saved):
-            self.told = NONE_TOLD  # no object holds rows of a subscription that was not ready
+            self.late_ready = NO_LATE_READY  # no object holds rows of a subscription that was not ready
         return states_of(self.open), states_of(self.commits)
 
     def restore(
@@ -260,7 +264,7 @@ class PrewriteBuffer:
         """Take over a snapshot, cut to the range. Commits at or below `durable_ts` were written out since. Undecided
         ones
         hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
-        self.told = told
+        self.late_ready = told
         for found, runs in ((open_, self.open), (commits, self.commits)):
             for run in found:
                 cut(run, range_)
@@ -270,7 +274,9 @@ class PrewriteBuffer:
                 served = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(durable_ts)))
                 self.open.kill(run.needles(served, "start_ts"), "start_ts")
                 run.kill(served)
-        asked = [frame_of(run, np.flatnonzero(run.numbers["asked"] & run.alive), COMMITS) for run in self._asked()]
+        asked = [
+            frame_of(run, np.flatnonzero(run.numbers["asked"] & run.alive), COMMITS) for run in self._undecided_runs()
+        ]
         return _undecided(pl.concat([empty(COMMITS), *asked]))
 
     def check(self, at: Limits, ready: SortBuffer) -> None:
@@ -278,7 +284,9 @@ class PrewriteBuffer:
         commits, open_ = frame_of_all(self.commits.runs, COMMITS), frame_of_all(self.open.runs, OPEN)
         invariant(not commits.select(pl.struct(VERSION).is_duplicated().any()).item(), "a commit waits twice")
         invariant(ready.unknown(commits).height == commits.height, "a commit waits and is ready")
-        invariant(not (commits["commit_ts"] <= at.sealed).any(), "a commit waits at or below what is sealed")
+        invariant(
+            not (commits["commit_ts"] <= at.attempted_ts).any(), "a commit waits at or below what is attempted_ts"
+        )
         invariant(
             not open_.select(pl.struct(TXN + SUBSCRIPTION_ID).is_duplicated().any()).item(), "a subscription says twice"
         )
@@ -287,7 +295,7 @@ class PrewriteBuffer:
 
     # -- taking in
 
-    def _sort_out(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
+    def _classify(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
         """What becomes of the outcomes of a file."""
         outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
         above = rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)
@@ -314,7 +322,7 @@ class PrewriteBuffer:
         late, w = late_rows(rows, whole, watermarks)
         return told(rows, late[~self.commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w)
 
-    def _without_ended(self, rows: Arrivals, outcomes: _Outcomes, leaving: Leaving) -> tuple[I64, int]:
+    def _without_ended(self, rows: Arrivals, outcomes: _Outcomes, leaving: Removed) -> tuple[I64, int]:
         """The prewrites of the file that neither an outcome nor a rollback has ended, and how many rollbacks ended
         none. Older prewrites that are ended leave."""
         fresh = rows.of_kind(RowKind.PREWRITE)
@@ -337,7 +345,7 @@ class PrewriteBuffer:
         leaving.kill(self.open, before)
         return np.delete(fresh, here), int((~ended).sum())
 
-    def _merge(self, rows: Arrivals, fresh: I64, leaving: Leaving) -> list[Run]:
+    def _merge(self, rows: Arrivals, fresh: I64, leaving: Removed) -> list[Run]:
         """Runs with these prewrites, and with older ones of the same (key, start_ts), which leave."""
         if not len(fresh):
             return []
@@ -377,7 +385,7 @@ class PrewriteBuffer:
             self.commits.kill(rows.needles(outcomes.decided, "start_ts"), "start_ts")
 
     def _bring_values(self, run: Run, there: I64, rows: Arrivals, here: I64) -> None:
-        """Commits that wait learn the value that a second copy has, unless they have one."""
+        """Waiting commits without a value take that of a second copy."""
         known = frame_of(run, there, COMMITS)
         told = rows.place.take(here).series("value")
         kept = known.with_columns(pl.coalesce(pl.col("value"), told).alias("value"))
@@ -385,7 +393,7 @@ class PrewriteBuffer:
         for learned_run in runs_of(kept, COMMITS):
             self.commits.add(learned_run)
 
-    def _add_whole(self, rows: Arrivals, outcomes: _Outcomes, ready: SortBuffer) -> None:
+    def _add_complete(self, rows: Arrivals, outcomes: _Outcomes, ready: SortBuffer) -> None:
         whole = outcomes.whole
         if not len(whole):
             return
@@ -393,9 +401,9 @@ class PrewriteBuffer:
         ready.add_rows(rows.place.take(whole), numbers, rows.hashes[whole], young=rows.segment)
         self._clash |= bool(self.commits.known(rows.needles(whole, "commit_ts"), "commit_ts").any())
 
-    def _asked(self) -> list[Run]:
+    def _undecided_runs(self) -> list[Run]:
         """The runs in which commits are undecided, or were."""
-        return [run for run in self.commits if run.live and has_asked(run)]
+        return [run for run in self.commits if run.live and has_undecided(run)]
 
     # -- deciding
 
@@ -419,7 +427,7 @@ class PrewriteBuffer:
                 for old, here, there in hits:
                     unsure.setdefault(old, []).append(there[~sure[here]])
         if missing:
-            self._refuse(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
+            self._raise_violation(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
         self._ready(plain, ready)
         if not doubtful:
             return []
@@ -441,7 +449,7 @@ class PrewriteBuffer:
                 numbers["flags"] = old.numbers["flags"][prewrite] | run.numbers["flags"][commit]
                 place = used_segments(old.place.take(prewrite))
                 key_hashes = place.hashes() if hashes is None else hashes[here[mine]]
-                self._due.spend(old, prewrite)
+                self._decisions.spend(old, prewrite)
                 run.kill(commit)
                 if old.young is not None or _is_much(place):
                     ready.add_rows(place, numbers, key_hashes, young=old.young, merge=self._clash)
@@ -463,7 +471,7 @@ class PrewriteBuffer:
             for done in runs_of(due.join(rows, on=VERSION, how="semi"), COMMITS):
                 at = np.arange(len(done))
                 for run, _, there in self.open.find(done.needles(at, "start_ts"), "start_ts"):
-                    self._due.spend(run, there)
+                    self._decisions.spend(run, there)
                 self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
         new = doubtful.filter(~pl.col("asked"))
         if new.height:
@@ -472,7 +480,7 @@ class PrewriteBuffer:
                 self.commits.add(asked)
         return _undecided(new)
 
-    def _bury(self, watermarks: RangeWatermarkMap) -> None:
+    def _drop_dead(self, watermarks: RangeWatermarkMap) -> None:
         """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
         for run in self.open:
             lowest = run.least_cut()
@@ -485,9 +493,9 @@ class PrewriteBuffer:
                 gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
                 self.dead += run.kill(gone)
 
-    def _refuse(self, rows: pl.DataFrame | None) -> None:
+    def _raise_violation(self, rows: pl.DataFrame | None) -> None:
         if rows is not None:
-            break_promise(rows)
+            raise_violation(rows)
 
 
 def _undecided(commits: pl.DataFrame) -> list[Undecided]:

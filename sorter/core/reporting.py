@@ -20,7 +20,7 @@ from tistream.catalog.work.tasks import TaskRow
 TASKS_TOLD_MAX = 2_000
 SPLITS_TOLD_MAX = 64  #: tasks of which a split key is told, the busiest
 PROBLEMS_TOLD_MAX = 20
-STANDS_S = 10.0  #: a watermark that has stood for so long is explained ...
+EXPLAIN_AFTER_S = 10.0  #: a watermark that has stood for so long is explained ...
 EXPLAIN_EVERY_S = 10.0  #: ... and again after this long
 EXPLAINED_AT_ONCE = 5
 
@@ -64,7 +64,7 @@ class Reporter:
         )
 
     def _explain(self, tasks: Sequence[Reported], standing_s: Mapping[int, float], now_s: float) -> None:
-        stands = {t.row.task_id: t for t in tasks if standing_s.get(t.row.task_id, 0.0) >= STANDS_S}
+        stands = {t.row.task_id: t for t in tasks if standing_s.get(t.row.task_id, 0.0) >= EXPLAIN_AFTER_S}
         self._explained = {task_id: known for task_id, known in self._explained.items() if task_id in stands}
         never = float("-inf")
         oldest = sorted(stands, key=lambda task_id: self._explained.get(task_id, ((), never))[1])

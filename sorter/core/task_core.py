@@ -10,7 +10,7 @@ Relations:
 - per (store, incarnation) the batches come densely: seq = position + 1. A repeated one is ignored, a gap is refused;
 - per store one incarnation begins after the one before has ended; ended ones are forgotten
   (`tistream.model.positions`);
-- durable watermark <= sealed, and neither falls. `sealed` is the largest W that `take` was asked for: its fate may be
+- durable watermark <= attempted_ts, and neither falls. `attempted_ts` is the largest W that `take` was asked for: its fate may be
   unknown, so from then on nothing new may appear at or below it;
 - after a restore W may lie below durable watermark, until the replay, or a subscription that begins at or below
   durable watermark, has caught up;
@@ -19,7 +19,7 @@ Relations:
   of another half may come again: they are duplicates.
 
 An exception from `handle` says that the task cannot go on as it is: FeedGap and CorruptObject leave the state as it
-was, BrokenPromise ends the task.
+was, UpstreamContractViolated ends the task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 import pyarrow as pa
 
-from sorter.core.eviction import Disk, held_bytes, move_out
+from sorter.core.eviction import Disk, evict, held_bytes
 from sorter.core.prewrite_buffer import Limits, PrewriteBuffer, Undecided
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
@@ -38,7 +38,7 @@ from sorter.rows.batch_rows import Arrivals
 from sorter.rows.output import Output
 from sorter.rows.run import Run
 from sorter.rows.saved import RunState
-from tistream.errors import BrokenPromise, FeedGap, invariant
+from tistream.errors import FeedGap, UpstreamContractViolated, invariant
 from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
@@ -67,7 +67,7 @@ class CoreSnapshot:
     open: tuple[RunState, ...]  #: prewrites that are not decided
     commits: tuple[RunState, ...]  #: commits that wait
     ready: tuple[RunState, ...]  #: rows that wait for the watermark
-    told: pl.DataFrame  #: saved.TOLD
+    late_ready: pl.DataFrame  #: saved.LATE_READY
     slices: pa.Table  #: watermark.SLICES
     waiting: pa.Table  #: watermark.WAITING
 
@@ -101,7 +101,7 @@ class TaskCore:
         self.range = range_
         self.start_ts = start_ts
         self._durable_ts = durable_ts
-        self._sealed = durable_ts
+        self._attempted_ts = durable_ts
         self._watermarks = RangeWatermarkMap(range_, start_ts, durable_ts=durable_ts)
         self._prewrites = PrewriteBuffer()
         self._ready = SortBuffer()
@@ -118,7 +118,7 @@ class TaskCore:
 
     def handle(self, batch: FeedBatch) -> list[Effect]:
         """Take one batch. What it lets decide is decided up to a bounded number of commits, the rest by `settle`, or
-        by the next batch. FeedGap, CorruptObject, BrokenPromise: see above."""
+        by the next batch. FeedGap, CorruptObject, UpstreamContractViolated: see above."""
         if not self._is_next(batch):
             return []
         self.batches += 1
@@ -135,12 +135,12 @@ class TaskCore:
         try:
             if batch.rows.num_rows:
                 self._take_rows(batch)
-            self._prewrites.learn(batch.regions, store, incarnation)
+            self._prewrites.note_ready(batch.regions, store, incarnation)
             moved = self._watermarks.apply(batch.regions, store, incarnation, batch.seq)
             asking = self._ask_again
             if moved or batch.rows.num_rows:
                 asking = asking + self._prewrites.settle(self._watermarks, self._ready)
-        except BrokenPromise as e:
+        except UpstreamContractViolated as e:
             raise self._told(e) from e
         self._stands(store, incarnation, Position(seq=batch.seq))
         self._ask_again = []
@@ -152,10 +152,10 @@ class TaskCore:
         return self._prewrites.settling
 
     def settle(self) -> list[Effect]:
-        """Decide a bounded number of them. BrokenPromise: see above."""
+        """Decide a bounded number of them. UpstreamContractViolated: see above."""
         try:
-            return self._need_resubscribe(self._prewrites.go_on(self._watermarks, self._ready))
-        except BrokenPromise as e:
+            return self._need_resubscribe(self._prewrites.decide_next(self._watermarks, self._ready))
+        except UpstreamContractViolated as e:
             raise self._told(e) from e
 
     def watermark(self) -> int | None:
@@ -178,12 +178,17 @@ class TaskCore:
         """The rows in (durable_ts, w], by (table_id, commit_ts, start_ts, key), to be written in pieces."""
         limit = self.watermark()
         invariant(limit is not None and self._durable_ts < w <= limit, "taken above the watermark", w=w, limit=limit)
-        self._sealed = max(self._sealed, w)
+        self._attempted_ts = max(self._attempted_ts, w)
         return self._ready.take(w)
 
     def flushed(self, w: int) -> None:
         """The catalog says that everything up to w is written. Only a w that was taken can be."""
-        invariant(self._durable_ts <= w <= self._sealed, "flushed what was never taken", w=w, sealed=self._sealed)
+        invariant(
+            self._durable_ts <= w <= self._attempted_ts,
+            "flushed what was never taken",
+            w=w,
+            attempted_ts=self._attempted_ts,
+        )
         self._durable_ts = w
         self._ready.flushed(w)
 
@@ -220,10 +225,10 @@ class TaskCore:
         """What of them was written out."""
         return held_bytes(self._runs(), on_disk=True)
 
-    def move_out(self, disk: Disk, wanted: int) -> int:
+    def evict(self, disk: Disk, wanted: int) -> int:
         """Have the oldest rows written out until so many bytes have left the memory, or nothing is left there that
         could; how many it were. What `disk` raises leaves the rest as it was."""
-        return move_out(self._runs(), disk, wanted)
+        return evict(self._runs(), disk, wanted)
 
     def snapshot(self) -> CoreSnapshot:
         """The whole state."""
@@ -237,7 +242,7 @@ class TaskCore:
             open=open_,
             commits=commits,
             ready=self._ready.snapshot(),
-            told=self._prewrites.told,
+            late_ready=self._prewrites.late_ready,
             slices=slices,
             waiting=waiting,
         )
@@ -250,7 +255,7 @@ class TaskCore:
         open_, commits, ready = (
             [run.revive() for run in of] for of in (snapshot.open, snapshot.commits, snapshot.ready)
         )
-        self._ask_again = self._prewrites.restore(open_, commits, snapshot.told, self.range, self._durable_ts)
+        self._ask_again = self._prewrites.restore(open_, commits, snapshot.late_ready, self.range, self._durable_ts)
         self._ready.restore(ready, self.range, self._durable_ts)
         self._prewrites.look(self._watermarks)
         self._positions = {store: dict(lives) for store, lives in positions.items()}
@@ -262,10 +267,10 @@ class TaskCore:
         self._ready.check()
         self._prewrites.check(self._limits(), self._ready)
         invariant(
-            self._durable_ts <= self._sealed,
-            "durable watermark above sealed",
+            self._durable_ts <= self._attempted_ts,
+            "durable watermark above attempted_ts",
             durable_ts=self._durable_ts,
-            sealed=self._sealed,
+            attempted_ts=self._attempted_ts,
         )
 
     def counts(self) -> tuple[int, int, int]:
@@ -305,12 +310,14 @@ class TaskCore:
     def _need_resubscribe(self, asking: list[Undecided]) -> list[Effect]:
         return [NeedResubscribe(task_id=self.task_id, undecided=undecided) for undecided in asking]
 
-    def _told(self, error: BrokenPromise) -> BrokenPromise:
+    def _told(self, error: UpstreamContractViolated) -> UpstreamContractViolated:
         """The same error with the task and the file whose arrival uncovered it."""
-        return BrokenPromise(error.message, task=self.task_id, uncovered_by=self._uncovered_by, **error.facts)
+        return UpstreamContractViolated(
+            error.message, task=self.task_id, uncovered_by=self._uncovered_by, **error.facts
+        )
 
     def _limits(self) -> Limits:
-        return Limits(durable_ts=self._durable_ts, sealed=self._sealed)
+        return Limits(durable_ts=self._durable_ts, attempted_ts=self._attempted_ts)
 
     def _stands(self, store: int, incarnation: int, at: Position) -> None:
         self._positions[store] = without_ended({**self._positions.get(store, {}), incarnation: at})

@@ -143,7 +143,7 @@ class RangeWatermarkMap:
             moved = self._advance(self._reshape((store_id, incarnation), regions, seq).promises)
             self._slots.join_unexplained(self._placed())
             return moved
-        promises, said = voice.promises, _said(regions, voice.inside)
+        promises, said = voice.promises, _resolved_of(regions, voice.inside)
         if len(promises.waiting):
             promises.seq[(said >= promises.resolved) & (said > 0)] = seq
         np.maximum(promises.resolved, said, out=promises.resolved)
@@ -284,7 +284,7 @@ class RangeWatermarkMap:
             lo[known], hi[known] = old.promises.lo[kept[known]], old.promises.hi[kept[known]]
         promises = Promises(
             checkpoint=rows.column("checkpoint_ts").to_numpy(),
-            resolved=_said(regions, inside),
+            resolved=_resolved_of(regions, inside),
             seq=np.full(rows.num_rows, seq, np.uint64),
             lo=lo,
             hi=hi,
@@ -394,7 +394,7 @@ def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
     return like, same.to_numpy(zero_copy_only=False)
 
 
-def _said(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
+def _resolved_of(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
     """How far each row's subscription is complete; 0 when it says nothing yet. A new array."""
     ready, resolved = regions.column("tenure_ready_ts").to_numpy(), regions.column("resolved_ts").to_numpy()
     out: Stamps = resolved.copy() if ready.all() else np.where(ready, resolved, np.uint64(0))

@@ -104,7 +104,7 @@ class Segment:
             return []
         return [pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})]
 
-    def moved_out(self, written: Sequence[pa.RecordBatch]) -> Segment:
+    def spilled(self, written: Sequence[pa.RecordBatch]) -> Segment:
         """The same rows, of which the columns of `in_memory` lie there."""
         (batch,) = written
         return Segment(**{name: batch.column(name) for name in batch.schema.names}, on_disk=True)

@@ -14,7 +14,7 @@ are read anyway that takes less time than fetching them.
 Which rows are alive is not part of a group: a `RunState` says it for one moment. The rows of a run that arrived here
 lie in one or more groups once they were saved, each `Piece` names some of them.
 
-A subscription may be told to be ready after its rows were saved; the groups stay as they are, and TOLD goes with the
+A subscription may be told to be ready after its rows were saved; the groups stay as they are, and LATE_READY goes with the
 state.
 
 What it does not do: decide what is saved (`saving`), or read and write by itself.
@@ -43,8 +43,8 @@ from tistream.keyrange import KeyRange
 PARTS = ("keys", "values", "numbers", "origins")
 SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
 #: subscriptions, and the tenure_ready_ts that became known after their rows were saved
-TOLD = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*SUBSCRIPTION_ID, "told")])
-NONE_TOLD = pl.DataFrame(schema=dict.fromkeys(TOLD.names, pl.UInt64))
+LATE_READY = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*SUBSCRIPTION_ID, "told")])
+NO_LATE_READY = pl.DataFrame(schema=dict.fromkeys(LATE_READY.names, pl.UInt64))
 
 Rows = npt.NDArray[np.uint32]
 Fetch = Callable[[str], pa.Table]  #: a part of one group, by its name
@@ -148,14 +148,14 @@ def cut(run: Run, range_: KeyRange) -> None:
         run.kill(np.delete(at, inside))
 
 
-def has_asked(run: Run) -> bool:
+def has_undecided(run: Run) -> bool:
     """Whether some commit of the run is undecided, or was."""
     if "asked" not in run.facts:
         run.facts["asked"] = bool(run.numbers["asked"].any())
     return bool(run.facts["asked"])
 
 
-def learned(origins: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+def with_late_ready(origins: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
     """The same origins; a tenure_ready_ts that was not known is the one that was told."""
     known = pl.when(pl.col("tenure_ready_ts") == 0).then(pl.col("told").fill_null(0)).otherwise("tenure_ready_ts")
     joined = origins.join(told, on=SUBSCRIPTION_ID, how="left", maintain_order="left")
@@ -169,7 +169,7 @@ class SavedRun(Run):
     __slots__ = ("_fetch", "_group", "_numbers", "_origins", "_place", "_segment", "_told")
 
     def __init__(self, group: Group, alive: Flags, read: Read, told: pl.DataFrame) -> None:
-        """`told`: TOLD of the snapshot that names the group."""
+        """`told`: LATE_READY of the snapshot that names the group."""
         self._group, self._told = group, told
         self._fetch: Fetch = partial(fetch, group, read)
         self._segment: Segment = SavedSegment(group, self._fetch)
@@ -218,7 +218,7 @@ class SavedRun(Run):
     def origins(self) -> pl.DataFrame | None:
         if self._origins is None and "origins" in self._group.parts:
             found = from_arrow(self._fetch("origins"))
-            self._origins = learned(found, self._told) if self._group.unsaid and self._told.height else found
+            self._origins = with_late_ready(found, self._told) if self._group.unsaid and self._told.height else found
         return self._origins
 
     @origins.setter
@@ -318,7 +318,7 @@ class SavedSegment(Segment):
             for part in self._memory
         ]
 
-    def moved_out(self, written: Sequence[pa.RecordBatch]) -> Segment:
+    def spilled(self, written: Sequence[pa.RecordBatch]) -> Segment:
         new = SavedSegment(self._group, self._fetch)
         new.columns.update(self.columns)
         new._disk = {**self._disk, **self._memory}

@@ -41,7 +41,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
             "the parts of a task are not at the same place",
             durable_timestamps=[state.durable_ts for state in states],
         )
-    told = pl.concat([state.told for state in states]).unique(SUBSCRIPTION_ID, keep="first", maintain_order=True)
+    told = pl.concat([state.late_ready for state in states]).unique(SUBSCRIPTION_ID, keep="first", maintain_order=True)
     watermarks = RangeWatermarkMap(range_, first.start_ts, durable_ts=first.durable_ts)
     watermarks.restore(
         pa.concat_tables([state.slices for state in states]), pa.concat_tables([state.waiting for state in states])
@@ -59,7 +59,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
         durable_ts=first.durable_ts,
         positions=first.positions,
         next_row_no=max(state.next_row_no for state in states),
-        told=told,
+        late_ready=told,
         slices=slices,
         waiting=waiting,
         **runs,

@@ -2,8 +2,8 @@
 
     furthest   for each life of a store, how far the one that is ahead has read: there both stop
     is_beyond  a batch behind that place: it is left for the task that will be made of the two
-    has_come   a task has read up to there
-    at_one_place   its state, said so that it can be joined with the other's
+    has_reached   a task has read up to there
+    at_barrier   its state, said so that it can be joined with the other's
 
 Two states that have consumed the same files are what one core over both ranges would have; without that the half that
 was ahead would get files a second time. Then a prewrite that was written anew could be replaced by its older version
@@ -51,7 +51,7 @@ def is_beyond(batch: FeedBatch, until: Positions) -> bool:
     return not at.closed and (batch.incarnation not in lives or batch.closes or batch.seq > at.seq)
 
 
-def has_come(positions: Positions, until: Positions) -> bool:
+def has_reached(positions: Positions, until: Positions) -> bool:
     """Whether all has been read up to there, and nothing behind it."""
     if positions.keys() != until.keys():
         return False
@@ -66,7 +66,7 @@ def has_come(positions: Positions, until: Positions) -> bool:
     return True
 
 
-def at_one_place(state: CoreSnapshot, half: KeyRange, until: Positions) -> CoreSnapshot:
+def at_barrier(state: CoreSnapshot, half: KeyRange, until: Positions) -> CoreSnapshot:
     """The state of a half that has come there: rows that wait say nothing about the other half."""
     return replace(state, positions=until, waiting=_cut(state.waiting, half))
 

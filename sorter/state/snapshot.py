@@ -3,7 +3,7 @@
     head        cluster, tenant, task, epoch, start_ts, durable_ts, next_row_no, layout, write_id,
                 positions {store: {incarnation: [seq, closed]}}
     runs        the groups of rows that are alive, each in an object that may be another one         (RUNS)
-    told        what became known of their subscriptions since                                             (saved.TOLD)
+    told        what became known of their subscriptions since                                             (saved.LATE_READY)
     slices      the watermark map                                                                    (watermark.SLICES)
     waiting     watermark rows that wait                                                             (watermark.WAITING)
 
@@ -25,7 +25,7 @@ from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import SLICES, WAITING
 from sorter.rows.batch_rows import from_arrow
 from sorter.rows.kernels import Flags
-from sorter.rows.saved import PARTS, TOLD, Group, Part, Read, SavedRun, bits_of, flags_of, states_of
+from sorter.rows.saved import LATE_READY, PARTS, Group, Part, Read, SavedRun, bits_of, flags_of, states_of
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject
 from tistream.ids import Position
@@ -54,7 +54,7 @@ RUNS = pa.schema(
         pa.field("facts", pa.binary(), nullable=False),  # JSON: parts, spans, same, cut, unsaid of saved.Group
     ]
 )
-_KINDS = {"runs": RUNS, "told": TOLD, "slices": SLICES, "waiting": WAITING}
+_KINDS = {"runs": RUNS, "told": LATE_READY, "slices": SLICES, "waiting": WAITING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,12 @@ def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Grou
         }
     )
     runs = pa.Table.from_pylist([_run_row(group, alive) for group, alive in groups.items()], schema=RUNS)
-    tables = {"runs": runs, "told": state.told.to_arrow().cast(TOLD), "slices": state.slices, "waiting": state.waiting}
+    tables = {
+        "runs": runs,
+        "told": state.late_ready.to_arrow().cast(LATE_READY),
+        "slices": state.slices,
+        "waiting": state.waiting,
+    }
     for kind in _KINDS:
         for part in _parts(tables[kind]):
             writer.add(kind, part, task_id=key.task_id)
@@ -121,7 +126,7 @@ def read_state_file(name: str, data: bytes | memoryview, read: Read) -> LoadedSn
             durable_ts=int(head["durable_ts"]),
             positions=_positions(head["positions"]),
             next_row_no=int(head["next_row_no"]),
-            told=told,
+            late_ready=told,
             slices=tables["slices"],
             waiting=tables["waiting"],
             **{kind: states_of(found) for kind, found in runs.items()},

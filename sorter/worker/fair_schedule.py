@@ -2,7 +2,7 @@
 
     take    all tasks of a tenant that gets rows take batches in every turn, for it is complete only as far as each of
             them; those of others for TAKE_S together, one after the other
-    write   tenants with rows are written out in every round, the others QUIET_AT_ONCE in a transaction, for QUIET_S
+    write   tenants with rows are written out in every round, the others IDLE_AT_ONCE in a transaction, for QUIET_S
 
 Idle tasks that catch up, as after another sorter has died, have thousands of batches to take and watermarks to write
 out. What has no turn is left to the next, in which it comes first.
@@ -21,12 +21,12 @@ from tistream.ids import Tenant
 
 TAKE_S = 0.5  #: of a turn, for tasks of tenants that get no rows
 QUIET_S = 0.5  #: of a round, for tenants of which only watermarks move; one transaction more at most
-QUIET_AT_ONCE = 50  #: of them in one transaction
+IDLE_AT_ONCE = 50  #: of them in one transaction
 
 Group = Mapping[Tenant, Sequence[TaskRunner]]
 
 
-class Rota:
+class FairSchedule:
     """Used from one thread."""
 
     def __init__(self, clock: Clock) -> None:
@@ -58,17 +58,17 @@ class Rota:
         When it is to be the `whole`, nobody is left out."""
         quiet: dict[Tenant, Sequence[TaskRunner]] = {}
         for tenant, runners in by_tenant.items():
-            if publisher.is_quiet(tenant, [runner.publication for runner in runners]):
+            if publisher.is_idle(tenant, [runner.publication for runner in runners]):
                 quiet[tenant] = runners
             else:
                 yield {tenant: runners}
         tenants = [t for t in self._left if t in quiet] + [t for t in quiet if t not in self._left]
         self._left, until = {}, self._clock.monotonic() + QUIET_S
-        for at in range(0, len(tenants), QUIET_AT_ONCE):
+        for at in range(0, len(tenants), IDLE_AT_ONCE):
             if not whole and self._clock.monotonic() > until:
                 self._left = dict.fromkeys(tenants[at:])
                 return
-            yield {tenant: quiet[tenant] for tenant in tenants[at : at + QUIET_AT_ONCE]}
+            yield {tenant: quiet[tenant] for tenant in tenants[at : at + IDLE_AT_ONCE]}
 
     def left(self) -> Mapping[Tenant, None]:
         """The tenants that the last round left out."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sorter.worker import measures
-from sorter.worker.fair_schedule import Group, Rota
+from sorter.worker.fair_schedule import FairSchedule, Group
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
 from tistream.clock import Clock
@@ -39,12 +39,12 @@ class Flushing:
         self,
         worker_id: str,
         clock: Clock,
-        rota: Rota,
+        schedule: FairSchedule,
         tenants: Mapping[Tenant, list[TaskRunner]],
         may_write: Callable[[TaskRunner], bool],
     ) -> None:
         """`tenants`: all tasks that are here. `may_write`: whether a task goes on and does not wait after an error."""
-        self._clock, self._rota, self._tenants, self._may_write = clock, rota, tenants, may_write
+        self._clock, self._schedule, self._tenants, self._may_write = clock, schedule, tenants, may_write
         self.tenants: Containment[Tenant] = Containment(f"{worker_id}/flush", clock)
         self._touched: dict[Tenant, None] = {}  # of which something may be written out
         self._sweep_due_s = clock.monotonic()
@@ -78,9 +78,9 @@ class Flushing:
             del by_tenant[tenant]
             self.touch(tenant)
         outcome = Outcome()
-        for group in self._rota.groups(by_tenant, publisher, whole=whole):
+        for group in self._schedule.groups(by_tenant, publisher, whole=whole):
             self._flush_group(publisher, group, outcome)
-        self._touched |= self._rota.left()
+        self._touched |= self._schedule.left()
         return outcome
 
     def write_all(self, publisher: Publisher) -> None:
@@ -117,7 +117,7 @@ class Flushing:
                 self.touch(tenant)
 
     def _quiet(self, publisher: Publisher, group: Group) -> frozenset[int]:
-        return publisher.flush_quiet({t: [r.publication for r in runners] for t, runners in group.items()})
+        return publisher.flush_idle({t: [r.publication for r in runners] for t, runners in group.items()})
 
     def _measured(
         self, publisher: Publisher, group: Group, outcome: Outcome, flush: Callable[[], frozenset[int]]

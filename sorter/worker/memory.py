@@ -27,10 +27,10 @@ STEP_BYTES = 128 << 20  #: that one step moves out, about
 SLICE_BYTES = 48 << 20  #: that deciding a slice may add, at most
 
 
-class Movable(Protocol):
+class Evictable(Protocol):
     """A task's rows."""
 
-    def move_out(self, disk: Disk, wanted: int) -> int:
+    def evict(self, disk: Disk, wanted: int) -> int:
         """Have so many bytes moved out; how many it were."""
         ...
 
@@ -66,7 +66,7 @@ class Memory:
         """Give back the memory of what was read from the disk lately."""
         self._spill.release()
 
-    def relieve(self, tasks: Sequence[tuple[int, int, Movable]], others: int) -> None:
+    def evict(self, tasks: Sequence[tuple[int, int, Evictable]], others: int) -> None:
         """Count, and move out what exceeds. `tasks`: (id, bytes held, rows); `others`: held by nobody of them.
         StoreUnavailable when the disk does not take it."""
         budget = self._spill.budget_bytes
@@ -79,7 +79,7 @@ class Memory:
         wanted = min(self._total - budget * 3 // 4, STEP_BYTES)
         try:
             for task_id, _, rows in sorted(tasks, key=lambda t: t[1], reverse=True):
-                moved = rows.move_out(self._spill, wanted)
+                moved = rows.evict(self._spill, wanted)
                 self._held[task_id] -= moved
                 self._total -= moved
                 wanted -= moved

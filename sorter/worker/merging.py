@@ -24,7 +24,7 @@ import structlog
 
 from sorter.core.task_core import CoreSnapshot
 from sorter.state.join_snapshots import joined
-from sorter.state.merge_barrier import at_one_place, furthest, has_come
+from sorter.state.merge_barrier import at_barrier, furthest, has_reached
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from sorter.worker.publisher import Publisher
@@ -126,7 +126,7 @@ class Merging:
         both = left, right
         states = [self._rows_saved(runner.core.snapshot(), left.next_key, written) for runner in both]
         whole = KeyRange(left.row.range.start, right.row.range.end)
-        halves = [at_one_place(state, runner.row.range, until) for state, runner in zip(states, both, strict=True)]
+        halves = [at_barrier(state, runner.row.range, until) for state, runner in zip(states, both, strict=True)]
         state = joined(whole, halves, self._store.get_range)
         save = Save(state, left.next_key, secrets.token_hex(16))
         for key, data in save.objects():
@@ -177,7 +177,7 @@ def _place(now: _Try, left: TaskRunner, right: TaskRunner, publisher: Publisher)
         now.until = furthest(left.core.positions(), right.core.positions())
     for runner in both:
         runner.stop_at(now.until)
-    there = all(has_come(runner.core.positions(), now.until) and not runner.core.settling for runner in both)
+    there = all(has_reached(runner.core.positions(), now.until) and not runner.core.settling for runner in both)
     return now.until if there else None
 
 

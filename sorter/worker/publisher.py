@@ -127,14 +127,14 @@ class Publisher:
             fenced |= self._go_on(tenant, _Flush(tasks))
         return fenced
 
-    def is_quiet(self, tenant: Tenant, publications: Sequence[Publication]) -> bool:
+    def is_idle(self, tenant: Tenant, publications: Sequence[Publication]) -> bool:
         """Whether nothing but watermarks would be written of this tenant, and nothing else is to be settled."""
         try:
             return tenant not in self._under_way and not any(p.unsure or p.core.flushable_bytes() for p in publications)
         except Exception:  # noqa: BLE001 - `flush` meets it again, and says of which task
             return False
 
-    def flush_quiet(self, tenants: Mapping[Tenant, Sequence[Publication]]) -> frozenset[int]:
+    def flush_idle(self, tenants: Mapping[Tenant, Sequence[Publication]]) -> frozenset[int]:
         """`flush` of tenants that are quiet, in one transaction."""
         self.failed = {}
         taken = [(tenant, t) for tenant, publications in tenants.items() for t in self._taken(publications)]

@@ -19,7 +19,7 @@ from sorter.worker.reader import Followed
 from tistream.clock import Clock
 from tistream.errors import ErrorKind
 from tistream.feed.protocol import FeedBatch, FeedRequest, Watched, WatchedFeed
-from tistream.runtime.ready_queue import Turns, Waker
+from tistream.runtime.ready_queue import ReadyQueue, Waker
 from tistream.runtime.service import Backoff, Repeating
 
 TURN = 64  #: subscriptions that are looked at, at most, before others may come
@@ -33,7 +33,7 @@ class Pump:
     def __init__(self, feed: WatchedFeed, loop: Repeating, clock: Clock) -> None:
         """`loop` is woken when there is something new."""
         self.feed, self.loop, self.clock = feed, loop, clock
-        self.turns = Turns(clock)
+        self.queue = ReadyQueue(clock)
         self._readers: dict[int, PumpedReader] = {}
         self._numbers = count(1)
         self._stop = threading.Event()
@@ -45,7 +45,7 @@ class Pump:
     def stop(self) -> None:
         """Stop, and wait for it. Readers that have not ended end now."""
         self._stop.set()
-        self.turns.wake()
+        self.queue.wake()
         if self._thread.is_alive():
             self._thread.join()
         for reader in list(self._readers.values()):
@@ -55,17 +55,17 @@ class Pump:
         """A new subscription; it begins at once."""
         number = next(self._numbers)
         reader = self._readers[number] = PumpedReader(self, number, request, inbox)
-        self.turns.hurry(number)
+        self.queue.mark_ready(number)
         return reader
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for number in self.turns.take(self.clock.monotonic() + WAIT_S, TURN):
+            for number in self.queue.take(self.clock.monotonic() + WAIT_S, TURN):
                 reader = self._readers.get(number)
                 if reader is not None and not reader.step():
                     reader.end()
                     del self._readers[number]
-                    self.turns.forget(number)
+                    self.queue.forget(number)
 
 
 class PumpedReader(Followed):
@@ -87,7 +87,7 @@ class PumpedReader(Followed):
     def ask_to_stop(self) -> None:
         """Begin to stop; `join` waits for it."""
         self._stopping = True
-        self._pump.turns.hurry(self._number)
+        self._pump.queue.mark_ready(self._number)
 
     def join(self) -> None:
         self._ended.wait()
@@ -99,7 +99,7 @@ class PumpedReader(Followed):
         if self._held is not None and not self._pass_on(self._held):
             return True
         try:
-            self._stream = self._stream or self._pump.feed.watch(self._request, Waker(self._pump.turns, self._number))
+            self._stream = self._stream or self._pump.feed.watch(self._request, Waker(self._pump.queue, self._number))
             found = self._stream.look()
         except Exception as e:  # noqa: BLE001 - whatever it is: shown, and tried again at the same place
             self._note(e)
@@ -110,7 +110,7 @@ class PumpedReader(Followed):
             self._problem = None
             self._backoff.reset()
             if self._pass_on(found):
-                self._pump.turns.hurry(self._number)
+                self._pump.queue.mark_ready(self._number)
             return True
         error, until = found
         if error is None:
@@ -129,7 +129,7 @@ class PumpedReader(Followed):
         self._ended.set()
 
     def _again(self, at: float) -> None:
-        self._pump.turns.at(self._number, at)
+        self._pump.queue.at(self._number, at)
 
     def _pass_on(self, batch: FeedBatch) -> bool:
         """Whether there was room for it."""

@@ -7,7 +7,7 @@
               together, guarded by the epoch
 
 A runner never decides by itself that a task is lost: it raises Fenced, and the worker drops it. When a step of the core
-fails half-way, the core is of no use any more (`spoilt`): the worker drops it too, and loads it again. What no other
+fails half-way, the core is of no use any more (`core_error`): the worker drops it too, and loads it again. What no other
 sorter could do better, a broken promise or a state that cannot be read, is `broken`: the task stops, in the catalog.
 """
 
@@ -33,7 +33,6 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.snapshots import positions, switch_snapshot
 from tistream.catalog.work.tasks import TaskRow, get_task, raise_resubscribe, stop_task
 from tistream.errors import (
-    BrokenPromise,
     CatalogUnavailable,
     CorruptObject,
     FeedGap,
@@ -42,6 +41,7 @@ from tistream.errors import (
     ObjectConflict,
     ObjectNotFound,
     StoreUnavailable,
+    UpstreamContractViolated,
 )
 from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.model.positions import Positions
@@ -75,7 +75,9 @@ class TaskRunner:
         self.row = row
         self.core = core
         self.publication = Publication(core=core, epoch=row.epoch)
-        self.broken: BrokenPromise | StateUnreadable | None = None  #: why it halts; nothing is read or written any more
+        self.broken: UpstreamContractViolated | StateUnreadable | None = (
+            None  #: why it halts; nothing is read or written any more
+        )
         self.ended = False  #: the catalog says that it is stopped
         self.inbox = Inbox()
         self.heard: dict[int, int] = {}  #: store -> cut_ts of the newest batch file that the core took
@@ -85,7 +87,7 @@ class TaskRunner:
         self._store = store
         self._readers: dict[int, Reader] = {}
         self._leaving: list[Reader] = []
-        self.spoilt: Exception | None = None  #: why the core is not what its positions say
+        self.core_error: Exception | None = None  #: why the core is not what its positions say
         self._snapshot_n = row.snapshot_n
         self.durable_n = row.snapshot_n  #: of the newest snapshot that the catalog is known to have
         self._until: Positions | None = None  # behind which nothing is taken
@@ -128,7 +130,7 @@ class TaskRunner:
     @property
     def halted(self) -> bool:
         """Whether nothing may be taken in, written or saved any more."""
-        return self.broken is not None or self.spoilt is not None
+        return self.broken is not None or self.core_error is not None
 
     @property
     def gets_rows(self) -> bool:
@@ -227,7 +229,7 @@ class TaskRunner:
             self._guarded(stop_task(self._catalog, self.task_id, epoch=self.row.epoch, error=str(self.broken)))
             self.ended = True
 
-    def stop_for(self, error: BrokenPromise | StateUnreadable) -> None:
+    def stop_for(self, error: UpstreamContractViolated | StateUnreadable) -> None:
         """The task halts; `act` says so in the catalog."""
         log.error("the task stops", task=self.task_id, error=str(error))
         self.broken = error
@@ -352,13 +354,13 @@ class TaskRunner:
         """A step of the core."""
         try:
             effects = step()
-        except (BrokenPromise, StateUnreadable) as e:
+        except (UpstreamContractViolated, StateUnreadable) as e:
             self.stop_for(e)
         except (FeedGap, CorruptObject):
             raise  # the core is as it was
         except Exception as e:  # noqa: BLE001 - whatever it is, the core is half-way and is loaded again
             log.warning("a step failed half-way, loading the task again", task=self.task_id, error=str(e))
-            self.spoilt = e
+            self.core_error = e
         else:
             self._dirty = True
             self._resubscribe = self._resubscribe or bool(effects)

@@ -24,12 +24,12 @@ from functools import partial
 import structlog
 
 from sorter.core.reporting import Reporter
-from sorter.core.stall_detector import Standing, explained
+from sorter.core.stall_detector import StallDetector, explained
 from sorter.core.task_core import CoreStats
 from sorter.core.watermark import Stuck
 from sorter.rows.saved import StateUnreadable
 from sorter.worker import measures
-from sorter.worker.fair_schedule import Rota
+from sorter.worker.fair_schedule import FairSchedule
 from sorter.worker.flushing import Flushing
 from sorter.worker.inbox import Inbox
 from sorter.worker.memory import Memory
@@ -58,11 +58,11 @@ from tistream.runtime.containment import Containment
 from tistream.runtime.service import Problem, Repeating
 
 REFRESH_INTERVAL_S = 0.5
-RELIEF_INTERVAL_S = 1.0
+EVICTION_INTERVAL_S = 1.0
 START_S = 1.0  #: that a look around spends on starting tasks, and one task more
 LOOK_INTERVAL_S = 1.0
 LOOK_PAUSES = 20  #: between two looks at the watermarks of very many tasks, so many times as long as one takes
-TELL_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
+REPORT_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
 DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
 SAVE_S = 0.2  #: that a turn spends on snapshots, and one snapshot more
 TURN_INTERVAL_S = 0.05
@@ -105,8 +105,8 @@ class SorterWorker:
             worker_id, clock, name=lambda at: f"task {at[0]} {at[1]}"
         )
         self._stopped: dict[int, str] = {}  # tasks that the catalog says are stopped, and why
-        self._rota = Rota(clock)
-        self._flushing = Flushing(worker_id, clock, self._rota, self._tenants, self._may_write)
+        self._schedule = FairSchedule(clock)
+        self._flushing = Flushing(worker_id, clock, self._schedule, self._tenants, self._may_write)
         self._dropped: set[tuple[int, int]] = set()  # task and epoch of what was dropped while it was still here
         self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
         self._looked = threading.Event()
@@ -119,9 +119,9 @@ class SorterWorker:
         self._merging = Merging(worker_id, catalog, store, clock)
         self._merge = Activity(self._activities, "merge", TURN_INTERVAL_S, clock)
         self._memory = None if spill is None else Memory(spill)
-        self._relief = Activity(self._activities, "memory", RELIEF_INTERVAL_S, clock)
-        self._standing = Standing()
-        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or TELL_PAUSES say
+        self._eviction = Activity(self._activities, "memory", EVICTION_INTERVAL_S, clock)
+        self._standing = StallDetector()
+        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or REPORT_PAUSES say
         self._tell_due_s = 0.0
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by the loop, an immutable snapshot
@@ -251,8 +251,8 @@ class SorterWorker:
             self._flush.run_if_due(self._write_out)
             busy = busy or (self._publisher is not None and self._flushing.is_busy(self._publisher))
             if self._memory is not None and self._memory.is_due():
-                self._relief.hurry()
-                self._relief.run_if_due(self._relieve)
+                self._eviction.hurry()
+                self._eviction.run_if_due(self._evict)
             if self._memory is not None:
                 self._memory.release()
             if self._merging.wanted:
@@ -266,7 +266,7 @@ class SorterWorker:
 
     def _look_at_watermarks(self) -> None:
         now_s = self._clock.monotonic()
-        here = [runner for runner in self._runners.values() if runner.spoilt is None]
+        here = [runner for runner in self._runners.values() if runner.core_error is None]
         known = [runner for runner in here if self._step(runner.task_id, "watermark", runner.check_watermark)]
         self._standing.look({r.task_id: r.core for r in known if r.broken is None}, now_s)
         shown = (problem.shown() for problem in self.problems())
@@ -278,7 +278,7 @@ class SorterWorker:
         began_s = self._clock.monotonic()
         if began_s >= self._tell_due_s:
             self.reports = tuple(runner.report() for runner in known)
-            self._tell_due_s = began_s + TELL_PAUSES * (self._clock.monotonic() - began_s)
+            self._tell_due_s = began_s + REPORT_PAUSES * (self._clock.monotonic() - began_s)
 
     def _look_around(self) -> None:
         """Start and stop runners as the catalog says; each task by itself."""
@@ -287,7 +287,7 @@ class SorterWorker:
         for task_id, runner in list(self._runners.items()):
             row = owned.get(task_id)
             gone = row is None or row.epoch != runner.row.epoch or row.error is not None
-            if gone or runner.spoilt is not None:
+            if gone or runner.core_error is not None:
                 self._drop(task_id)
         self._dropped &= {(row.task_id, row.epoch) for row in owned.values()}
         self._stopped = {row.task_id: row.error for row in owned.values() if row.error is not None}
@@ -310,7 +310,7 @@ class SorterWorker:
 
     def _is_here(self, task_id: int) -> bool:
         runner = self._runners.get(task_id)
-        return runner is not None and runner.spoilt is None
+        return runner is not None and runner.core_error is None
 
     def _start(self, row: TaskRow) -> None:
         try:
@@ -354,12 +354,12 @@ class SorterWorker:
         """Let every task take what has come, as far as there is room for it; whether there is more to do at once."""
         had: dict[Tenant, None] = {}  # something to take
         more = False
-        for runner in self._rota.turn(self._runners):
+        for runner in self._schedule.turn(self._runners):
             if self._step(runner.task_id, "take", partial(self._take, runner, had)):
                 more = more or runner.more
         if had and self._flushing.has_a_full_file(had):
             self._flush.hurry()
-        return more or self._rota.waiting
+        return more or self._schedule.waiting
 
     def _take(self, runner: TaskRunner, had: dict[Tenant, None]) -> None:
         room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
@@ -372,15 +372,15 @@ class SorterWorker:
             measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
         if self._memory is not None:
             self._memory.took(absorbed.nbytes, settling=runner.core.settling)
-        if runner.spoilt is not None:
-            raise runner.spoilt
+        if runner.core_error is not None:
+            raise runner.core_error
 
-    def _relieve(self) -> None:
+    def _evict(self) -> None:
         """Have rows written to the disk when all tasks together hold too much."""
         assert self._memory is not None
         assert self._publisher is not None
         runners = self._runners.values()
-        self._memory.relieve([(r.task_id, r.held_bytes(), r.core) for r in runners], self._publisher.held_bytes())
+        self._memory.evict([(r.task_id, r.held_bytes(), r.core) for r in runners], self._publisher.held_bytes())
 
     def _write_out(self) -> None:
         assert self._publisher is not None

@@ -17,7 +17,7 @@ from tests.kit.batch_files import subscriptions_of
 from tests.kit.waiting import eventually
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
 from tistream.feed.flight import FlightFeed, FlightStream
-from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.feed.wire import FEED_COMMAND, Subscribe, Taken, encode_command
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
@@ -65,7 +65,7 @@ class View:
         if not self._store.served:
             raise FeedUnavailable(store=self._store.store_id)
 
-    def look(self) -> FeedBatch | Nothing:
+    def look(self) -> FeedBatch | NoBatch:
         self.check()
         if self._store.trouble is not None:
             return self._store.trouble, float("inf")

@@ -17,7 +17,7 @@ from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
 from tistream.feed.flight import FlightFeed, FlightStream
-from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX
@@ -74,7 +74,7 @@ class ScriptStream:
         if not self._script.served:
             raise FeedUnavailable(store=7)
 
-    def look(self) -> FeedBatch | Nothing:
+    def look(self) -> FeedBatch | NoBatch:
         if self._script.trouble is not None:
             return self._script.trouble, CLOCK.monotonic() + 0.01
         for step in self._script.steps[self._at :]:

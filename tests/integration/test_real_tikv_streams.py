@@ -27,7 +27,7 @@ from tests.kit.core_run import Prepared, TaskRun, Trouble, prepare, run_tasks
 from tests.kit.real_tikv import Story, StreamPlayer, Version, Write, lines, stored_versions
 from tistream import ts
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, META_RANGE, record_range, table_prefix
-from tistream.errors import BrokenPromise
+from tistream.errors import UpstreamContractViolated
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
 
@@ -197,7 +197,7 @@ MUTANTS = [
     (
         prewrite_buffer,
         PrewriteBuffer,
-        "_bury",
+        "_drop_dead",
         [
             ("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
             (
@@ -226,5 +226,5 @@ def test_a_rule_that_is_broken_is_noticed(
     exec(source, vars(module), space)
     monkeypatch.setattr(owner, name, space[name])
     rand = random.Random(1)
-    with pytest.raises((BrokenPromise, AssertionError)):
+    with pytest.raises((UpstreamContractViolated, AssertionError)):
         follow(dev, rand, 8.0, Trouble(lag=0, again=0, snapshot=0, restart=0, unknown=0))

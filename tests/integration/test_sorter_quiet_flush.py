@@ -77,7 +77,7 @@ class Bench:
             self.publications[tenant][0].core.handle(feed_batch(file))
 
     def flush(self) -> frozenset[int]:
-        return self.publisher.flush_quiet(self.publications)
+        return self.publisher.flush_idle(self.publications)
 
     def durable_timestamps(self) -> list[int]:
         """By the catalog; the cores say the same."""
@@ -127,7 +127,7 @@ def test_a_lost_reply_is_settled_before_anything_else_is_tried(bench: Bench, fau
     assert bench.cores() == [10, 10, 10]
     unsure = fault != "away"
     for tenant, publications in bench.publications.items():
-        assert bench.publisher.is_quiet(tenant, publications) is not unsure
+        assert bench.publisher.is_idle(tenant, publications) is not unsure
     bench.feed(30)
     for tenant, publications in bench.publications.items():
         assert bench.publisher.flush(tenant, publications) == frozenset()
@@ -136,5 +136,5 @@ def test_a_lost_reply_is_settled_before_anything_else_is_tried(bench: Bench, fau
 
 def test_who_has_rows_is_not_quiet(bench: Bench) -> None:
     bench.feed(20, TENANTS[0], rows=2)
-    quiet = [bench.publisher.is_quiet(tenant, publications) for tenant, publications in bench.publications.items()]
+    quiet = [bench.publisher.is_idle(tenant, publications) for tenant, publications in bench.publications.items()]
     assert quiet == [False, True, True]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sorter.core import eviction
-from sorter.core.eviction import held_bytes, move_out
+from sorter.core.eviction import evict, held_bytes
 from sorter.rows import run
 from sorter.rows.payload import Place, Segment
 from sorter.rows.run import Run
@@ -42,7 +42,7 @@ def test_segments_leave_the_memory_once_for_all_runs_that_lie_in_them(monkeypatc
     small = Segment(pa.array([b"m"]))
     runs = [numbered(segment, 1, young=segment), numbered(segment, 3), numbered(small, 5)]
     disk = CountingSpill()
-    assert move_out(runs, disk, segment.nbytes + small.nbytes) == segment.nbytes + small.nbytes
+    assert evict(runs, disk, segment.nbytes + small.nbytes) == segment.nbytes + small.nbytes
     assert disk.files == [2], "the small one goes with its neighbour"
     assert runs[0].place.segments == runs[1].place.segments == (runs[0].young,)
     assert [s.on_disk for r in runs for s in r.place.segments] == [True, True, True]
@@ -54,7 +54,7 @@ def test_segments_leave_the_memory_once_for_all_runs_that_lie_in_them(monkeypatc
 
 def test_what_is_left_is_too_small_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [numbered(Segment(pa.array([b"k" * 100])), 1)]
-    assert move_out(runs, Spill(0), 1 << 30) == 0
+    assert evict(runs, Spill(0), 1 << 30) == 0
     assert not runs[0].place.segments[0].on_disk
 
 
@@ -63,7 +63,7 @@ def test_many_small_segments_share_files(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 1000)
     runs = [numbered(Segment(pa.array([b"%03d" % i + b"x" * 997])), i) for i in range(100)]
     disk = CountingSpill()
-    assert move_out(runs, disk, 1 << 30) >= 100_000
+    assert evict(runs, disk, 1 << 30) >= 100_000
     assert sum(disk.files) == 100
     assert len(disk.files) <= 11
     assert [r.place.column("key")[0].as_py()[:3] for r in runs] == [b"%03d" % i for i in range(100)]
@@ -79,7 +79,7 @@ def test_numbers_and_indexes_follow_the_bytes_and_answer_as_before(monkeypatch: 
     needles = same.needles(np.arange(len(same)), "ts")
     before = held.find(needles, "ts")
     in_memory = held_bytes([held])
-    assert move_out([held], Spill(0), in_memory) > in_memory - 3 * len(held)
+    assert evict([held], Spill(0), in_memory) > in_memory - 3 * len(held)
     assert held_bytes([held]) < 3 * len(held), "the alive flags, and little more"
     after = held.find(needles, "ts")
     assert [a.tolist() for a in after] == [b.tolist() for b in before]
@@ -116,7 +116,7 @@ def small_files() -> Iterator[int]:
 def test_what_the_disk_does_not_take_stays_where_it_was(small_files: int, tmp_path: Path) -> None:
     runs = [numbered(Segment(pa.array([b"a" * (2 * small_files)])), 1)]
     with pytest.raises(StoreUnavailable, match=os.strerror(errno.EFBIG)):
-        move_out(runs, Spill(0, tmp_path), 1 << 30)
+        evict(runs, Spill(0, tmp_path), 1 << 30)
     assert not runs[0].place.segments[0].on_disk
     assert runs[0].place.column("key").to_pylist() == [b"a" * (2 * small_files)]
     assert list(tmp_path.iterdir()) == []

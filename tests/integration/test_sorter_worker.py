@@ -85,7 +85,7 @@ def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
 
 def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 100)
-    monkeypatch.setattr("sorter.worker.worker.RELIEF_INTERVAL_S", 0.02)
+    monkeypatch.setattr("sorter.worker.worker.EVICTION_INTERVAL_S", 0.02)
     bench.assign("s1")
     worker = bench.worker("s1", spill=Spill(0))
     prewrite, commit = change(b"a", 11, 25, b"1" * 1000)

@@ -10,7 +10,7 @@ import random
 
 from sorter.core.task_core import CoreSnapshot, TaskCore
 from sorter.state.join_snapshots import joined
-from sorter.state.merge_barrier import at_one_place, furthest, has_come, is_beyond
+from sorter.state.merge_barrier import at_barrier, furthest, has_reached, is_beyond
 from sorter.state.saving import Save
 from sorter.state.snapshot import objects_named_by, read_state_file
 from tests.kit.sorter_run import KEYS, Durable
@@ -80,8 +80,8 @@ class MeetingRun(TaskShapes):
                 while (file := self._next_file(self.cores[task], store)) and not is_beyond(feed_batch(file), until):
                     self.deliver(task, store)
                     self.read_on += 1
-            assert has_come(self.cores[task].positions(), until)
-        halves = [at_one_place(self._saved(task), self.ranges[task], until) for task in (left, right)]
+            assert has_reached(self.cores[task].positions(), until)
+        halves = [at_barrier(self._saved(task), self.ranges[task], until) for task in (left, right)]
         whole = KeyRange(a.start, b.end)
         state = joined(whole, halves, self.bucket.read)
         watermarks = [self.cores[task].watermark() for task in (left, right)]

@@ -7,8 +7,8 @@ This is the reference that the sorter and the pusher are compared with. It keeps
   <= W); a slice that was never covered counts as `start_ts` for that test, and as a hole for the result;
 - `durable_ts` = the smallest W, once there is no hole; it never falls;
 - commits at or below `durable_ts` are duplicates, equal (key, commit_ts) above it must be the same change;
-- a commit gets its value from the best prewrite there is when W(key) reaches it; none = BrokenPromise; a PUT without a
-  value is never better than one with it;
+- a commit gets its value from the best prewrite there is when W(key) reaches it; none =
+  UpstreamContractViolated; a PUT without a value is never better than one with it;
 - where the subscriptions' times do not tell the newer of two prewrites, the COMMIT's own value does; without one the
   commit is `undecided` and holds `durable_ts`, until a new subscription sends the change whole;
 - an undecided prewrite dies once W(key) > cut_ts of the file that brought it.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tistream.codec.batch_file import BatchFile, decode_batch_file
-from tistream.errors import BrokenPromise
+from tistream.errors import UpstreamContractViolated
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op, RowKind
 from tistream.objectstore.layout import BatchKey, parse
@@ -141,14 +141,16 @@ class WatermarkOracle:
                 and known != what
                 and not (isinstance(what, _Commit) and known.start_ts == what.start_ts)
             ):
-                raise BrokenPromise("a change came again with another value", key=key, commit_ts=commit_ts)
+                raise UpstreamContractViolated("a change came again with another value", key=key, commit_ts=commit_ts)
             return
         before = self._pending.get((key, commit_ts))
         if before is None and commit_ts <= (self._w_of(key) or 0):
-            raise BrokenPromise("a commit below the watermark", key=key, commit_ts=commit_ts, w=self._w_of(key))
+            raise UpstreamContractViolated(
+                "a commit below the watermark", key=key, commit_ts=commit_ts, w=self._w_of(key)
+            )
         self.duplicates += before is not None
         if isinstance(before, Change) and isinstance(what, Change) and before != what:
-            raise BrokenPromise("one change with two values", key=key, commit_ts=commit_ts)
+            raise UpstreamContractViolated("one change with two values", key=key, commit_ts=commit_ts)
         if not isinstance(before, Change):
             self._pending[key, commit_ts] = what
 
@@ -198,7 +200,9 @@ class WatermarkOracle:
     def _matched(self, key: bytes, said: _Commit, commit_ts: int) -> Change | None:
         found = [p for p in self._prewrites.get((key, said.start_ts), ()) if said.op in (Op.NONE, p.change.op)]
         if not found:
-            raise BrokenPromise("a commit without its prewrite", key=key, start_ts=said.start_ts, commit_ts=commit_ts)
+            raise UpstreamContractViolated(
+                "a commit without its prewrite", key=key, start_ts=said.start_ts, commit_ts=commit_ts
+            )
         found = [p for p in found if not _is_fake(p.change)] or found
         generation = max(p.generation for p in found)
         last = {p.subscription: p for p in sorted(found, key=lambda p: p.order) if p.generation == generation}.values()

@@ -22,10 +22,10 @@ from sorter.core.task_core import TaskCore
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, empty, from_arrow, to_arrow
 from sorter.rows.run import Run
-from sorter.rows.saved import NONE_TOLD, RunState
+from sorter.rows.saved import NO_LATE_READY, RunState
 from tests.kit.sorter_states import frame_from, runs_from
 from tistream.codec.table_key import table_ids
-from tistream.errors import BrokenPromise, CorruptObject, invariant
+from tistream.errors import CorruptObject, UpstreamContractViolated, invariant
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
 from tistream.model.change import COMMITTED, Op, RowKind
@@ -146,7 +146,7 @@ class PlainPrewriteBuffer:
         self.settling = False  #: whether it was restored with commits that W(key) has reached
         self.open = empty(OPEN)
         self.commits = empty(COMMITS)
-        self.told = NONE_TOLD  #: nothing: it learns in the rows themselves
+        self.late_ready = NO_LATE_READY  #: nothing: it learns in the rows themselves
         self.dead = 0  #: prewrites dropped because W passed their cut_ts
         self.forgotten = 0  #: rollbacks that met no prewrite
         self.duplicates = 0  #: commits that were known already
@@ -174,7 +174,7 @@ class PlainPrewriteBuffer:
     ) -> None:
         """Take the rows of one file (`arrivals`); `w` is W of each row's key before the file's watermark rows.
 
-        BrokenPromise leaves the buffers as they were.
+        UpstreamContractViolated leaves the buffers as they were.
         """
         rows = rows.with_columns(pl.Series("w", w, pl.UInt64))
         kind = pl.col("kind")
@@ -190,7 +190,7 @@ class PlainPrewriteBuffer:
         old, prewrites, forgotten = _roll_back(rows.filter(kind == RowKind.ROLLBACK), old, prewrites, commits)
         merged = _merge(old, prewrites.select(OPEN.names))
         late = new.filter(pl.col("commit_ts") <= pl.col("w"))
-        self._refuse(late.filter(pl.col("commit_ts") <= at.sealed))
+        self._refuse(late.filter(pl.col("commit_ts") <= at.attempted_ts))
         self._refuse(late.join(merged, on=TXN, how="anti"))
 
         ready.add(whole)
@@ -203,7 +203,7 @@ class PlainPrewriteBuffer:
         ):
             self.dropped[store_id] = self.dropped.get(store_id, 0) + count
 
-    def learn(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
+    def note_ready(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Subscriptions whose prewrites arrived before their opening scan had finished may be ready now."""
         unknown = self.open.filter(pl.col("tenure_ready_ts") == 0)
         if not unknown.height:
@@ -227,15 +227,15 @@ class PlainPrewriteBuffer:
         """Find whether there are commits that W(key) has reached: they come before anything new."""
         self.settling = _reached(self.commits, "commit_ts", watermarks, strictly=False).height > 0
 
-    def go_on(self, watermarks: RangeWatermarkMap, ready: PlainSortBuffer) -> list[Undecided]:
-        """Decide them all. BrokenPromise as in `settle`."""
+    def decide_next(self, watermarks: RangeWatermarkMap, ready: PlainSortBuffer) -> list[Undecided]:
+        """Decide them all. UpstreamContractViolated as in `settle`."""
         self.settling = False
         return self.settle(watermarks, ready)
 
     def settle(self, watermarks: RangeWatermarkMap, ready: PlainSortBuffer) -> list[Undecided]:
         """Decide the commits that W(key) has reached and let the dead go; what is newly undecided.
 
-        BrokenPromise when such a commit has no prewrite.
+        UpstreamContractViolated when such a commit has no prewrite.
         """
         due = _reached(self.commits, "commit_ts", watermarks, strictly=False)
         asking: list[Undecided] = []
@@ -276,7 +276,9 @@ class PlainPrewriteBuffer:
         """Raise when a relation of the module's docstring does not hold."""
         invariant(not self.commits.select(pl.struct(VERSION).is_duplicated().any()).item(), "a commit waits twice")
         invariant(ready.unknown(self.commits).height == self.commits.height, "a commit waits and is ready")
-        invariant(not (self.commits["commit_ts"] <= at.sealed).any(), "a commit waits at or below what is sealed")
+        invariant(
+            not (self.commits["commit_ts"] <= at.attempted_ts).any(), "a commit waits at or below what is attempted_ts"
+        )
         invariant(
             not self.open.select(pl.struct(TXN + SUBSCRIPTION_ID).is_duplicated().any()).item(),
             "a subscription says twice",
@@ -310,7 +312,7 @@ class PlainPrewriteBuffer:
 def _break(rows: pl.DataFrame) -> NoReturn:
     first = rows.sort("commit_ts").row(0, named=True)
     names = ("key", "start_ts", "commit_ts", "region_id", "store_id", "incarnation", "seq", "w")
-    raise BrokenPromise(**{name: first[name] for name in names}, rows=rows.height)
+    raise UpstreamContractViolated(**{name: first[name] for name in names}, rows=rows.height)
 
 
 def _reached(frame: pl.DataFrame, column: str, watermarks: RangeWatermarkMap, *, strictly: bool) -> pl.DataFrame:

@@ -39,7 +39,7 @@ from tests.kit.routed import routed
 from tests.kit.sorter_oracle import DELETE, PUT, C, D, Mark, OracleBroken, OracleSorter, P, R, Row, Served
 from tests.kit.sorter_states import SnapshotFiles, tables_of
 from tests.kit.sorter_world import File, feed_batch, served
-from tistream.errors import BrokenPromise, FeedGap
+from tistream.errors import FeedGap, UpstreamContractViolated
 from tistream.keyrange import KeyRange
 
 DIVIDER = "----"
@@ -134,7 +134,7 @@ class _Run:
             for effect in self._core.handle(routed(feed_batch(file), self._core.range)):
                 u = effect.undecided
                 yield f"resubscribe {u.key.decode()}@{u.start_ts} -> {u.commit_ts}"
-        except BrokenPromise as e:
+        except UpstreamContractViolated as e:
             broken = True
             f = e.facts
             at = f"region {f['region_id']} store {f['store_id']} file {f['incarnation']}/{f['seq']}"

@@ -158,7 +158,7 @@ def joined(left: Half, right: Half, *, broken: str = "") -> CoreSnapshot:
         a,
         positions=positions,
         next_row_no=max(a.next_row_no, b.next_row_no),
-        told=pl.concat([a.told, b.told]).unique(),
+        late_ready=pl.concat([a.late_ready, b.late_ready]).unique(),
         slices=pa.concat_tables([a.slices, b.slices]),
         waiting=pa.concat_tables(waiting),
         **runs,

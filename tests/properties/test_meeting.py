@@ -14,7 +14,7 @@ import pytest
 from sorter.core import prewrite_buffer
 from sorter.core.prewrite_buffer import PrewriteBuffer
 from sorter.state import merge_barrier
-from sorter.state.merge_barrier import furthest, has_come, is_beyond
+from sorter.state.merge_barrier import furthest, has_reached, is_beyond
 from tests.kit.meeting_run import MeetingRun
 from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import TiStreamError
@@ -64,14 +64,14 @@ def test_they_meet_where_the_one_that_is_further_has_arrived() -> None:
     right = {1: {1: Position(seq=6), 2: Position(seq=4)}, 2: {1: Position(seq=1)}}
     until = furthest(left, right)
     assert until == {1: {2: Position(seq=4)}, 2: {1: Position(seq=1)}}, "life 1 has ended"
-    assert not has_come(left, until)
-    assert not has_come(right, until)
+    assert not has_reached(left, until)
+    assert not has_reached(right, until)
     left = {1: {1: Position(seq=5, closed=True), 2: Position(seq=4)}, 2: {1: Position(seq=1)}}
     right = {1: {1: Position(seq=6, closed=True), 2: Position(seq=4)}, 2: {1: Position(seq=1)}}
-    assert has_come(left, until)
-    assert has_come(right, until), "it has seen the end too, behind a file that came late"
-    assert not has_come({**right, 3: {1: Position(seq=1)}}, until)
-    assert not has_come({**right, 2: {1: Position(seq=2)}}, until)
+    assert has_reached(left, until)
+    assert has_reached(right, until), "it has seen the end too, behind a file that came late"
+    assert not has_reached({**right, 3: {1: Position(seq=1)}}, until)
+    assert not has_reached({**right, 2: {1: Position(seq=2)}}, until)
 
 
 def test_what_lies_behind_the_place_is_left_out() -> None:
@@ -107,7 +107,7 @@ def test_a_mutant_is_noticed(old: str, new: str, monkeypatch: pytest.MonkeyPatch
     assert old in source
     mutated = dict(vars(merge_barrier))
     exec(compile(source.replace(old, new), merge_barrier.__file__, "exec"), mutated)
-    for name in ("furthest", "has_come", "is_beyond", "at_one_place"):
+    for name in ("furthest", "has_reached", "is_beyond", "at_barrier"):
         monkeypatch.setattr(f"tests.kit.meeting_run.{name}", mutated[name])
     with pytest.raises((AssertionError, TiStreamError)):
         play_all()

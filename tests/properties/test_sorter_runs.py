@@ -30,7 +30,7 @@ from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
 from tests.kit.sorter_run import SorterRun
 from tests.kit.sorter_states import Bucket, SnapshotFiles, tables_of
 from tests.kit.sorter_world import File, feed_batch
-from tistream.errors import BrokenPromise
+from tistream.errors import UpstreamContractViolated
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
 
@@ -139,7 +139,7 @@ class Pair:
         for core in self.cores:
             try:
                 given.append(call(core))
-            except BrokenPromise as e:
+            except UpstreamContractViolated as e:
                 # a slice tells of its own rows only
                 told = ("commit_ts", "rows", "w") if decision_queue.DECIDE_ROWS > 10 else ()
                 given.append(("broken", {k: v for k, v in e.facts.items() if k in told}))
@@ -209,7 +209,7 @@ class Pair:
         return new
 
     def compare(self) -> None:
-        self.cores[0].move_out(SPILL, 4000)
+        self.cores[0].evict(SPILL, 4000)
         new, plain = (tables_of(core.snapshot()) for core in self.cores)
         for name in TABLES:
             assert table(new, name) == table(plain, name), name

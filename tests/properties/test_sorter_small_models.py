@@ -18,7 +18,7 @@ from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import Arrivals
 from sorter.rows.run import Run
-from sorter.rows.saved import NONE_TOLD, RunState
+from sorter.rows.saved import NO_LATE_READY, RunState
 from tests.kit.sorter_states import table_of
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
@@ -217,7 +217,7 @@ class PrewriteMachine(RuleBasedStateMachine):
         self._compare()
 
     def _limits(self) -> Limits:
-        return Limits(durable_ts=self.durable_ts, sealed=self.durable_ts)
+        return Limits(durable_ts=self.durable_ts, attempted_ts=self.durable_ts)
 
     def _compare(self) -> None:
         """What was said is known: undecided locks are kept, reached commits are ready, whatever is later waits."""
@@ -257,7 +257,7 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.buffer, self.ready = PrewriteBuffer(), SortBuffer()
         self.map = RangeWatermarkMap(KeyRange(), START_TS)
         self.map.restore(*slices)
-        self.buffer.restore(_revived(open_), _revived(commits), NONE_TOLD, KeyRange(), self.durable_ts)
+        self.buffer.restore(_revived(open_), _revived(commits), NO_LATE_READY, KeyRange(), self.durable_ts)
         self.ready.restore(_revived(rows), KeyRange(), self.durable_ts)
 
     def teardown(self) -> None:

@@ -26,12 +26,12 @@ from tistream.feed.wire import (
     Command,
     Fine,
     Live,
-    News,
+    Notification,
     Over,
     Subscribe,
     Taken,
     Unsubscribe,
-    decode_news,
+    decode_notification,
     encode_command,
 )
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, FEED_QUEUE_BYTES_MAX
@@ -76,7 +76,7 @@ class Mailbox:
         """Nothing more is wanted."""
         self._exchange.leave(self._sub)
 
-    def put(self, news: News) -> None:
+    def put(self, news: Notification) -> None:
         """For the exchange: this has come."""
         if isinstance(news, Over):
             self.end(news.error)
@@ -176,7 +176,7 @@ class Exchange:
             while self.ended is None:
                 chunk = reader.read_chunk()
                 self.heard, self.heard_at = True, self._clock.monotonic()
-                self._deliver(decode_news(chunk.data, chunk.app_metadata))
+                self._deliver(decode_notification(chunk.data, chunk.app_metadata))
         except StopIteration:
             self.fail(EOFError("the dispatcher ended the exchange"))
         except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
@@ -189,7 +189,7 @@ class Exchange:
         except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
             self.fail(e)
 
-    def _deliver(self, told: tuple[int, News] | None) -> None:
+    def _deliver(self, told: tuple[int, Notification] | None) -> None:
         if told is None:
             self.send(Live())
             return

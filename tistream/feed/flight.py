@@ -24,7 +24,7 @@ from tistream.catalog.work.workers import WorkerKind, list_workers
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError, invariant
 from tistream.feed.exchange import Arrived, Exchange, Mailbox
-from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.feed.wire import decode_error
 from tistream.ids import Position, Tenant
 from tistream.model.positions import position_of, without_ended
@@ -159,7 +159,7 @@ class FlightStream:
                 return None
             self._clock.wait(self._arrived, min(max(min(until, deadline) - now, 0.001), WAIT_S))
 
-    def look(self) -> FeedBatch | Nothing:
+    def look(self) -> FeedBatch | NoBatch:
         """The next batch if it is here, else what is in the way and when to look again."""
         while True:
             news = self._step()

@@ -76,13 +76,13 @@ class Wake(Protocol):
     def set(self) -> None: ...
 
 
-Nothing = tuple[TiStreamError | None, float]  #: what is in the way, if anything; when to look again, monotonic seconds
+NoBatch = tuple[TiStreamError | None, float]  #: what is in the way, if anything; when to look again, monotonic seconds
 
 
 class Watched(Protocol):
     """An open subscription that is looked at instead of waited for. Used from one thread at a time."""
 
-    def look(self) -> FeedBatch | Nothing:
+    def look(self) -> FeedBatch | NoBatch:
         """The next batch if it is here, else what is in the way and when to look again, if nobody was woken before.
         What is raised ends the subscription."""
         ...

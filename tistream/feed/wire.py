@@ -89,7 +89,7 @@ class Over:
 
 
 FINE = Fine()
-News = FeedBatch | TiStreamError | Fine | Over  #: of one subscription
+Notification = FeedBatch | TiStreamError | Fine | Over  #: of one subscription
 
 
 def encode_command(command: Command) -> bytes:
@@ -165,7 +165,7 @@ def encode_bye() -> bytes:
     return _message({"bye": True})
 
 
-def decode_news(rows: pa.RecordBatch | None, metadata: pa.Buffer | None) -> tuple[int, News] | None:
+def decode_notification(rows: pa.RecordBatch | None, metadata: pa.Buffer | None) -> tuple[int, Notification] | None:
     """What the dispatcher said, and of which subscription; None for `idle`. EOFError for `bye`, InvalidInput when it is
     none of that."""
     try:

@@ -16,16 +16,16 @@ from tistream.clock import Clock
 class Waker:
     """Hurries one of them: who is told of news needs to know no more (`tistream.feed.protocol.Wake`)."""
 
-    __slots__ = ("_number", "_turns")
+    __slots__ = ("_number", "_queue")
 
-    def __init__(self, turns: Turns, number: int) -> None:
-        self._turns, self._number = turns, number
+    def __init__(self, turns: ReadyQueue, number: int) -> None:
+        self._queue, self._number = turns, number
 
     def set(self) -> None:
-        self._turns.hurry(self._number)
+        self._queue.mark_ready(self._number)
 
 
-class Turns:
+class ReadyQueue:
     """`take` is for one thread, everything else for any."""
 
     def __init__(self, clock: Clock) -> None:
@@ -36,7 +36,7 @@ class Turns:
         self._named: dict[int, float] = {}  # number -> the time that counts
         self._woken = False
 
-    def hurry(self, number: int) -> None:
+    def mark_ready(self, number: int) -> None:
         """It is due now."""
         with self._changed:
             self._due[number] = None

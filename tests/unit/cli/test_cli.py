@@ -20,7 +20,6 @@ from tistream.cli.files import split_url
 from tistream.cli.pull import _Asked, parse_names, parse_query, parse_url
 from tistream.cli.push import parse_speed
 from tistream.errors import (
-    BrokenPromise,
     CatalogUnavailable,
     CorruptObject,
     ErrorKind,
@@ -28,6 +27,7 @@ from tistream.errors import (
     InvalidInput,
     NotFound,
     TiStreamError,
+    UpstreamContractViolated,
 )
 
 SLOW_TO_IMPORT = {
@@ -127,7 +127,7 @@ def test_errors_are_one_line_and_an_exit_status(
         (CatalogUnavailable("no"), 4),
         (Fenced("no"), 5),
         (CorruptObject("no", object="x"), 1),
-        (BrokenPromise("no"), 1),
+        (UpstreamContractViolated("no"), 1),
         (TiStreamError("no"), 70),
         (ValueError("a defect"), 70),
         (KeyboardInterrupt(), 130),

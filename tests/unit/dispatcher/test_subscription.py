@@ -127,7 +127,7 @@ def test_nothing_is_kept_for_nobody() -> None:
     assert world.cache.bytes > 0
     stream.close()
     assert world.cache.bytes == 0
-    assert not world.tail.is_heard
+    assert not world.tail.has_listeners
 
 
 def test_a_gap_in_the_newest_incarnation_is_an_alarm_and_is_never_skipped() -> None:

@@ -22,7 +22,7 @@ from tistream.feed.wire import (
     Taken,
     Unsubscribe,
     decode_command,
-    decode_news,
+    decode_notification,
     encode_batch,
     encode_bye,
     encode_command,
@@ -78,7 +78,7 @@ def test_what_is_no_command_is_refused(bad: bytes) -> None:
 def test_a_batch_comes_back() -> None:
     rows, regions = subscriptions_of([(b"a", b"c", [b"b"]), (b"c", b"", [])])
     batch = FeedBatch(store_id=7, incarnation=2, seq=9, cut_ts=1 << 60, rows=rows, regions=regions, closes=False)
-    told = decode_news(rows, pa.py_buffer(encode_batch(3, batch)))
+    told = decode_notification(rows, pa.py_buffer(encode_batch(3, batch)))
     assert told is not None
     sub, found = told
     assert isinstance(found, FeedBatch)
@@ -90,7 +90,7 @@ def test_a_batch_comes_back() -> None:
 
 @pytest.mark.parametrize("error", [FeedGap(missing="f", seq=3), CorruptObject("torn", key=b"\x01"), FeedUnavailable()])
 def test_an_error_comes_back_with_its_class_and_facts(error: TiStreamError) -> None:
-    told = decode_news(None, pa.py_buffer(encode_error(4, error, over=False)))
+    told = decode_notification(None, pa.py_buffer(encode_error(4, error, over=False)))
     assert told is not None
     assert told[0] == 4
     found = told[1]
@@ -98,17 +98,17 @@ def test_an_error_comes_back_with_its_class_and_facts(error: TiStreamError) -> N
     assert isinstance(found, TiStreamError)
     shown = {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in error.facts.items()}
     assert (found.message, found.code, found.kind, found.facts) == (error.message, error.code, error.kind, shown)
-    over = decode_news(None, pa.py_buffer(encode_error(4, error, over=True)))
+    over = decode_notification(None, pa.py_buffer(encode_error(4, error, over=True)))
     assert over is not None
     assert isinstance(over[1], Over)
     assert type(over[1].error) is type(error)
 
 
 def test_the_rest_comes_back() -> None:
-    assert decode_news(None, pa.py_buffer(encode_fine(4))) == (4, FINE)
-    assert decode_news(None, pa.py_buffer(encode_idle())) is None
+    assert decode_notification(None, pa.py_buffer(encode_fine(4))) == (4, FINE)
+    assert decode_notification(None, pa.py_buffer(encode_idle())) is None
     with pytest.raises(EOFError):
-        decode_news(None, pa.py_buffer(encode_bye()))
+        decode_notification(None, pa.py_buffer(encode_bye()))
 
 
 def _framed(head: object) -> bytes:
@@ -135,4 +135,4 @@ def test_anything_else_is_refused_in_one_way(raw: bytes) -> None:
         with suppress(InvalidInput):
             decode_command(memoryview(text))
     with suppress(InvalidInput):
-        decode_news(None, pa.py_buffer(raw))
+        decode_notification(None, pa.py_buffer(raw))

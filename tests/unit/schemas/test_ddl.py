@@ -14,7 +14,7 @@ from schemas.ids import IdStatus
 from schemas.model import Database, Table
 from schemas.snapshot import SchemaSnapshot
 from schemas.tidb_json import table as table_of
-from tistream.errors import BrokenPromise, DecodeError
+from tistream.errors import DecodeError, UpstreamContractViolated
 
 START = 100
 
@@ -215,11 +215,11 @@ def test_jobs_come_once_in_order_and_in_time(history: History) -> None:
     again = replace(create, commit_ts=112)
     assert history.apply(again) == []
     history.apply(job(4, 114, table_id=30, binlog={"TableInfo": info(30, "New", state=0)}))
-    with pytest.raises(BrokenPromise):
+    with pytest.raises(UpstreamContractViolated):
         history.apply(job(17, 113, table_id=10, binlog={"TableInfo": info(10, "Orders")}))
     history.advance(200)
     assert history.apply(again) == []
-    with pytest.raises(BrokenPromise):
+    with pytest.raises(UpstreamContractViolated):
         history.apply(job(17, 150, table_id=10, binlog={"TableInfo": info(10, "Orders")}))
     assert history.apply(job(17, START, table_id=10, binlog={"TableInfo": info(10, "Orders")})) == []
 

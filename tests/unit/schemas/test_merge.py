@@ -14,7 +14,7 @@ from schemas.meta import Definition, Step
 from schemas.model import Database, Table
 from schemas.snapshot import SchemaSnapshot
 from schemas.tidb_json import table as table_of
-from tistream.errors import BrokenPromise, DecodeError
+from tistream.errors import DecodeError, UpstreamContractViolated
 
 START = 100
 DONE, ROLLED_BACK, CANCELLED, SYNCED, RUNNING = 4, 3, 5, 6, 1
@@ -213,7 +213,7 @@ def test_what_no_job_wrote_is_adopted_when_it_is_committed(history: History) -> 
 
 def test_a_definition_below_the_watermark_is_a_broken_promise(history: History) -> None:
     history.advance(150)
-    with pytest.raises(BrokenPromise):
+    with pytest.raises(UpstreamContractViolated):
         history.take(step(150, wrote(150, 10, info(10, "Orders", columns=2))))
 
 

@@ -9,7 +9,7 @@ from tests.kit.routed import routed
 from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
 from tests.kit.sorter_states import tables_of
 from tests.kit.sorter_world import File, feed_batch, served
-from tistream.errors import BrokenPromise, FeedGap, TiStreamError
+from tistream.errors import FeedGap, TiStreamError, UpstreamContractViolated
 from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
@@ -107,7 +107,7 @@ def test_a_late_commit_at_or_below_what_was_handed_out_is_a_broken_promise_even_
     d = Driver()
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     d.core.take(20)  # its fate is unknown
-    with pytest.raises(BrokenPromise):
+    with pytest.raises(UpstreamContractViolated):
         d.file(commit(b"a", 11, 15), upto=21, cut=31)
     assert d.core.positions() == {1: {1: Position(seq=1)}}
 
@@ -116,14 +116,14 @@ def test_what_was_handed_out_counts_although_w_of_the_key_is_further() -> None:
     d = Driver()
     d.file(prewrite(b"a", 11), upto=30, cut=30)
     d.core.take(20)  # a part of what could be written; its fate is unknown
-    with pytest.raises(BrokenPromise):
+    with pytest.raises(UpstreamContractViolated):
         d.file(commit(b"a", 11, 15), upto=31, cut=31)
 
 
 def test_a_broken_promise_names_the_row_the_region_and_the_file() -> None:
     d = Driver()
     d.file(commit(b"a", 11, 15), upto=14)
-    with pytest.raises(BrokenPromise) as e:
+    with pytest.raises(UpstreamContractViolated) as e:
         d.file(upto=20)
     facts = e.value.facts
     assert (facts["key"], facts["start_ts"], facts["commit_ts"]) == (b"a", 11, 15)
@@ -136,7 +136,7 @@ def test_a_refused_batch_changes_nothing() -> None:
     d = Driver()
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     before = tables_of(d.core.snapshot())
-    with pytest.raises(BrokenPromise):
+    with pytest.raises(UpstreamContractViolated):
         d.file(prewrite(b"b", 12), whole(b"c", 14, 15), commit(b"d", 11, 15), upto=40)
     after = tables_of(d.core.snapshot())
     assert all(table.equals(before[name]) for name, table in after.items())

@@ -21,7 +21,7 @@ class Rows:
         self.asked: list[int] = []
         self.disk_full = False
 
-    def move_out(self, disk: Disk, wanted: int) -> int:
+    def evict(self, disk: Disk, wanted: int) -> int:
         self.asked.append(wanted)
         if self.disk_full:
             raise StoreUnavailable("the disk takes no rows")
@@ -31,7 +31,7 @@ class Rows:
 
 
 def counted(budget: Memory, *tasks: Rows) -> None:
-    budget.relieve([(n, rows.held, rows) for n, rows in enumerate(tasks, 1)], 0)
+    budget.evict([(n, rows.held, rows) for n, rows in enumerate(tasks, 1)], 0)
 
 
 def test_below_the_budget_nothing_is_moved_and_everybody_takes() -> None:

@@ -12,7 +12,7 @@ from tests.kit.batch_files import subscriptions_of
 from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
-from tistream.feed.protocol import FeedBatch, FeedRequest, Nothing, Wake
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.runtime.service import Repeating
@@ -49,7 +49,7 @@ class View:
         self._files, self._store_id = files, request.store_id
         self.seq = request.positions.get(1, Position(seq=0)).seq
 
-    def look(self) -> FeedBatch | Nothing:
+    def look(self) -> FeedBatch | NoBatch:
         files = self._files
         files.looks += 1
         if (error := files.raises.pop(self._store_id, None)) is not None:

@@ -10,7 +10,7 @@ import pytest
 from dispatcher.core.router import directory, route
 from sorter.core.task_core import TaskCore
 from sorter.state.join_snapshots import joined
-from sorter.state.merge_barrier import at_one_place, furthest, has_come
+from sorter.state.merge_barrier import at_barrier, furthest, has_reached
 from tests.kit.sorter_oracle import C, Mark, P, Row
 from tests.kit.sorter_states import Bucket, SnapshotFiles
 from tests.kit.sorter_world import File, feed_batch, served
@@ -57,13 +57,13 @@ def put_together(files: Sequence[FeedBatch]) -> TaskCore:
         for batch in files:
             give(core, batch)
     until = furthest(*(core.positions() for core in cores))
-    assert all(has_come(core.positions(), until) for core in cores)
+    assert all(has_reached(core.positions(), until) for core in cores)
     for core in cores:
         saved = SnapshotFiles(core.task_id, bucket)
         saved.save(core)
         state = saved.load()
         assert state is not None
-        states.append(at_one_place(state, core.range, until))
+        states.append(at_barrier(state, core.range, until))
     whole = TaskCore(3, KeyRange(), 10, 10)
     state = joined(KeyRange(), states, bucket.read)
     whole.restore(state, state.positions)

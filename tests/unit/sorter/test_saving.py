@@ -249,7 +249,7 @@ def test_fetched_rows_count_as_memory_until_they_are_moved_out(monkeypatch: pyte
     task.core.check()
     held = task.core.bytes_held()
     assert nothing < 3000 < 100_000 < held
-    task.core.move_out(Spill(0), held)
+    task.core.evict(Spill(0), held)
     stats = task.core.stats()
     assert stats.bytes_on_disk > 100_000 > stats.bytes_held
     assert len(task.open()) == 2000

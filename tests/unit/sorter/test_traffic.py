@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sorter.core.reporting import EXPLAIN_EVERY_S, STANDS_S, TASKS_TOLD_MAX, Reporter
+from sorter.core.reporting import EXPLAIN_AFTER_S, EXPLAIN_EVERY_S, TASKS_TOLD_MAX, Reporter
 from sorter.core.task_core import TaskCore
 from sorter.core.traffic import SAMPLE, KeySample, Traffic
 from sorter.core.watermark import Stuck
@@ -144,7 +144,7 @@ def test_only_what_stands_is_explained_and_not_with_each_look() -> None:
 
     stands.core.explain = counted  # type: ignore[method-assign]
     for second in range(int(EXPLAIN_EVERY_S) * 2):
-        report = reporter.look([moves, stands], {1: 1.0, 2: STANDS_S}, [], float(second))
+        report = reporter.look([moves, stands], {1: 1.0, 2: EXPLAIN_AFTER_S}, [], float(second))
     told = {task.task_id: task.stuck for task in report.tasks}
     assert told[1] == ()
     assert 0 < len(told[2]) <= STUCK_MAX
@@ -159,7 +159,7 @@ def test_the_open_transaction_is_told_beside_very_many_regions() -> None:
     silent = [Stuck(range=KeyRange(), w=5, region_id=n, reason="silent") for n in range(1, 2 * STUCK_MAX)]
     locked = Stuck(range=KeyRange(b"k", b"k\0"), w=5, start_ts=5, reason="open")
     stands.core.explain = lambda range_=None: [*silent, locked]  # type: ignore[method-assign]
-    (told,) = Reporter().look([stands], {1: STANDS_S}, [], 0.0).tasks
+    (told,) = Reporter().look([stands], {1: EXPLAIN_AFTER_S}, [], 0.0).tasks
     assert [s.region_id for s in told.stuck] == [*range(1, STUCK_MAX), 0]
     assert (told.stuck[-1].start_key, told.stuck[-1].start_ts) == (b"k", 5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sorter.core.stall_detector import STANDS_AFTER_S, Standing
+from sorter.core.stall_detector import STALLED_AFTER_S, StallDetector
 from sorter.core.task_core import TaskCore
 from tests.kit.sorter_oracle import C, Mark, P, Row
 from tests.kit.sorter_world import File, feed_batch
@@ -19,7 +19,7 @@ class Task:
 
     def __init__(self) -> None:
         self.core = TaskCore(1, KeyRange(), 10, 10)
-        self.standing = Standing()
+        self.standing = StallDetector()
         self.now_s = 100.0
         self.others = 0
 
@@ -28,7 +28,7 @@ class Task:
         made = File(store_id=store_id, incarnation=incarnation, seq=seq, cut_ts=cut_ts, rows=rows, marks=marks)
         self.core.handle(feed_batch(made))
 
-    def shown(self, after_s: float = STANDS_AFTER_S, *, heard: bool = True) -> list[str]:
+    def shown(self, after_s: float = STALLED_AFTER_S, *, heard: bool = True) -> list[str]:
         """What is shown when nothing has moved for so long, though some store is `heard`."""
         self.standing.look({1: self.core}, self.now_s)
         self.now_s += after_s / 2
@@ -44,9 +44,9 @@ class Task:
 def test_a_watermark_that_moves_is_no_problem() -> None:
     task = Task()
     task.file(1, 1, LEFT, RIGHT)
-    assert task.shown(STANDS_AFTER_S - 1) == []
+    assert task.shown(STALLED_AFTER_S - 1) == []
     task.file(1, 2, replace(LEFT, resolved_ts=30), replace(RIGHT, resolved_ts=30))
-    assert task.shown(STANDS_AFTER_S - 1) == []
+    assert task.shown(STALLED_AFTER_S - 1) == []
     (message,) = task.shown()
     assert "W 30" in message
     task.file(1, 3, replace(LEFT, resolved_ts=40), replace(RIGHT, resolved_ts=40))

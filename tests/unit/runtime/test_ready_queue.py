@@ -6,22 +6,22 @@ import threading
 
 from tests.kit.manual_clock import ManualClock
 from tistream.clock import SystemClock
-from tistream.runtime.ready_queue import Turns
+from tistream.runtime.ready_queue import ReadyQueue
 
 
 def test_who_is_hurried_comes_once_in_order_and_so_many_at_a_time() -> None:
-    turns = Turns(ManualClock())
+    turns = ReadyQueue(ManualClock())
     for number in (3, 1, 2, 3):
-        turns.hurry(number)
+        turns.mark_ready(number)
     assert turns.take(0.0, 2) == [3, 1]
-    turns.hurry(3)
+    turns.mark_ready(3)
     assert turns.take(0.0, 9) == [2, 3]
     assert turns.take(0.0, 9) == []
 
 
 def test_a_time_counts_until_another_is_named() -> None:
     clock = ManualClock()
-    turns = Turns(clock)
+    turns = ReadyQueue(clock)
     turns.at(1, 5.0)
     turns.at(2, 3.0)
     turns.at(1, 7.0)
@@ -37,10 +37,10 @@ def test_a_time_counts_until_another_is_named() -> None:
 
 def test_who_is_forgotten_does_not_come() -> None:
     clock = ManualClock()
-    turns = Turns(clock)
-    turns.hurry(1)
+    turns = ReadyQueue(clock)
+    turns.mark_ready(1)
     turns.at(1, 1.0)
-    turns.hurry(2)
+    turns.mark_ready(2)
     turns.forget(1)
     clock.advance(2.0)
     assert turns.take(0.0, 9) == [2]
@@ -48,9 +48,9 @@ def test_who_is_forgotten_does_not_come() -> None:
 
 def test_waiting_ends_with_a_hurry_a_time_or_a_wake() -> None:
     clock = SystemClock()
-    turns = Turns(clock)
+    turns = ReadyQueue(clock)
     far = clock.monotonic() + 60
-    for begin, found in ((lambda: turns.hurry(7), [7]), (lambda: turns.at(8, 0.0), [8]), (turns.wake, [])):
+    for begin, found in ((lambda: turns.mark_ready(7), [7]), (lambda: turns.at(8, 0.0), [8]), (turns.wake, [])):
         threading.Timer(0.02, begin).start()
         assert turns.take(far, 9) == found
     turns.at(9, clock.monotonic() + 0.02)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sorter.worker.fair_schedule import QUIET_AT_ONCE, QUIET_S, TAKE_S, Rota
+from sorter.worker.fair_schedule import IDLE_AT_ONCE, QUIET_S, TAKE_S, FairSchedule
 from sorter.worker.owned import MANY
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
@@ -32,10 +32,10 @@ def runner(task_id: int, *, ready: bool = True) -> TaskRunner:
     return cast(TaskRunner, made)
 
 
-def took(rota: Rota, clock: ManualClock, runners: Mapping[int, TaskRunner], each_s: float) -> list[int]:
+def took(schedule: FairSchedule, clock: ManualClock, runners: Mapping[int, TaskRunner], each_s: float) -> list[int]:
     """The tasks of a turn, each of which takes so long."""
     found = []
-    for one in rota.turn(runners):
+    for one in schedule.turn(runners):
         found.append(one.task_id)
         clock.advance(each_s)
     return found
@@ -43,30 +43,30 @@ def took(rota: Rota, clock: ManualClock, runners: Mapping[int, TaskRunner], each
 
 def test_few_tasks_take_in_their_order_however_long_it_takes() -> None:
     clock = ManualClock()
-    rota, runners = Rota(clock), {n: runner(n, ready=n != 2) for n in (5, 2, 4)}
-    assert took(rota, clock, runners, TAKE_S * 9) == [5, 4]
-    assert not rota.waiting
+    schedule, runners = FairSchedule(clock), {n: runner(n, ready=n != 2) for n in (5, 2, 4)}
+    assert took(schedule, clock, runners, TAKE_S * 9) == [5, 4]
+    assert not schedule.waiting
 
 
 def test_of_many_tasks_those_of_tenants_that_write_take_in_every_turn_and_the_others_one_after_the_other() -> None:
     clock = ManualClock()
-    rota, runners = Rota(clock), {n: runner(n) for n in range(MANY)}
-    turns = [took(rota, clock, runners, TAKE_S / 10) for _ in range(30)]
+    schedule, runners = FairSchedule(clock), {n: runner(n) for n in range(MANY)}
+    turns = [took(schedule, clock, runners, TAKE_S / 10) for _ in range(30)]
     others = []
     for turn in turns:
         assert tuple(turn[: len(WRITING)]) == WRITING
         assert 10 <= len(turn) - len(WRITING) <= 11, "for so long"
         others += turn[len(WRITING) :]
-    assert rota.waiting
+    assert schedule.waiting
     idle = [n for n in range(MANY) if n not in WRITING]
     assert others == (idle * 9)[: len(others)], "round and round"
 
 
 def test_a_turn_in_which_all_had_theirs_leaves_nobody_waiting() -> None:
     clock = ManualClock()
-    rota, runners = Rota(clock), {n: runner(n, ready=n < 8) for n in range(MANY)}
-    assert took(rota, clock, runners, TAKE_S / 9) == [2, 3, 0, 1, 4, 5, 6, 7]
-    assert not rota.waiting
+    schedule, runners = FairSchedule(clock), {n: runner(n, ready=n < 8) for n in range(MANY)}
+    assert took(schedule, clock, runners, TAKE_S / 9) == [2, 3, 0, 1, 4, 5, 6, 7]
+    assert not schedule.waiting
 
 
 class Quiet:
@@ -75,7 +75,7 @@ class Quiet:
     def __init__(self, busy: set[Tenant], unreadable: set[Tenant]) -> None:
         self._busy, self._unreadable = busy, unreadable
 
-    def is_quiet(self, tenant: Tenant, publications: list[Any]) -> bool:
+    def is_idle(self, tenant: Tenant, publications: list[Any]) -> bool:
         assert publications == [f"of {tenant.tenant_id}"]
         return tenant not in self._busy | self._unreadable
 
@@ -83,27 +83,27 @@ class Quiet:
 @pytest.mark.parametrize("whole", [False, True])
 def test_tenants_with_rows_are_written_in_every_round_and_the_quiet_ones_for_a_while(whole: bool) -> None:
     clock = ManualClock()
-    rota = Rota(clock)
-    tenants = [Tenant(1, n) for n in range(QUIET_AT_ONCE * 3 + 3)]
+    schedule = FairSchedule(clock)
+    tenants = [Tenant(1, n) for n in range(IDLE_AT_ONCE * 3 + 3)]
     busy, unreadable = {tenants[70]}, {tenants[-1]}
     publisher = cast(Publisher, Quiet(busy, unreadable))
     by_tenant = {tenant: [runner(tenant.tenant_id)] for tenant in tenants}
 
     def written() -> list[list[Tenant]]:
         found = []
-        for group in rota.groups(by_tenant, publisher, whole=whole):
+        for group in schedule.groups(by_tenant, publisher, whole=whole):
             found.append(list(group))
             clock.advance(QUIET_S * 0.9)
         return found
 
     alone = [[tenants[70]], [tenants[-1]]]
     quiet = [tenant for tenant in tenants if [tenant] not in alone]
-    first, second, third, rest = (quiet[at : at + QUIET_AT_ONCE] for at in range(0, len(quiet), QUIET_AT_ONCE))
+    first, second, third, rest = (quiet[at : at + IDLE_AT_ONCE] for at in range(0, len(quiet), IDLE_AT_ONCE))
     if whole:
         assert written() == [*alone, first, second, third, rest]
-        assert not rota.left()
+        assert not schedule.left()
         return
     assert written() == [*alone, first, second]
-    assert list(rota.left()) == third + rest
+    assert list(schedule.left()) == third + rest
     again = quiet[-len(third + rest) :] + quiet[: -len(third + rest)]
-    assert written() == [*alone, again[:QUIET_AT_ONCE], again[QUIET_AT_ONCE : 2 * QUIET_AT_ONCE]]
+    assert written() == [*alone, again[:IDLE_AT_ONCE], again[IDLE_AT_ONCE : 2 * IDLE_AT_ONCE]]
