@@ -188,9 +188,9 @@ class _Watched(SorterWorker):
     longest_turn_s = 0.0
     longest_turn_cpu_s = 0.0
 
-    def _turn(self) -> None:
+    def _round(self) -> None:
         before, cpu_before = time.monotonic(), time.thread_time()
-        super()._turn()
+        super()._round()
         self.longest_turn_s = max(self.longest_turn_s, time.monotonic() - before)
         self.longest_turn_cpu_s = max(self.longest_turn_cpu_s, time.thread_time() - cpu_before)
 

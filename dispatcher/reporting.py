@@ -10,7 +10,7 @@ from tistream.catalog.work.reports import RATE_WINDOW_S, StoreReport, WorkerRepo
 from tistream.catalog.work.stores import StoreRow
 from tistream.runtime.rates import Rate
 
-PROBLEMS_TOLD_MAX = 20
+PROBLEMS_REPORTED_MAX = 20
 
 
 class _Flow:
@@ -53,7 +53,7 @@ class Reporter:
         return WorkerReport(
             bytes_per_s=sum(store.bytes_per_s for store in stores),
             stores=stores,
-            problems=tuple(dict(problem) for problem in problems)[:PROBLEMS_TOLD_MAX],
+            problems=tuple(dict(problem) for problem in problems)[:PROBLEMS_REPORTED_MAX],
         )
 
     def _told(self, key: Hashable, row: StoreRow, now_s: float) -> StoreReport:

@@ -19,7 +19,7 @@ def _errors_spread() -> Iterator[None]:
 def _merge_holds() -> Iterator[None]:
     from sorter.worker.merging import Merging
 
-    with reworded(Merging, "step", ("_let_go(runners, ids)", "pass")):
+    with reworded(Merging, "step", ("_abort(runners, ids)", "pass")):
         yield
 
 

@@ -86,11 +86,11 @@ def _overlapped_commit_deleted() -> Iterator[None]:
         yield
 
 
-@register("promise-before-duplicates", "what came before is taken for a broken promise when it comes again", "upstream")
+@register("promise-before-duplicates", "a repeated row is taken for an upstream contract violation", "upstream")
 def _promise_before_duplicates() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
-    early = "self._raise_violation(told(rows, *late_rows(rows, rows.of_kind(RowKind.COMMITTED), watermarks)))"
+    early = "self._raise_violation(violations(rows, *late_rows(rows, rows.of_kind(RowKind.COMMITTED), watermarks)))"
     old = "outcomes = self._classify(rows, at, ready)"
     with reworded(PrewriteBuffer, "take_in", (old, f"{early}; {old}")):
         yield
@@ -131,14 +131,14 @@ def _early_commits_forgotten() -> Iterator[None]:
     from sorter.core.prewrite_buffer import PrewriteBuffer
 
     old = "decided = _NONE if"
-    mine = 'mine = rows.needles(live, "start_ts"); said = rows.of_kind(RowKind.PREWRITE)'
+    mine = 'mine = rows.needles(commits, "start_ts"); said = rows.of_kind(RowKind.PREWRITE)'
     met = 'met = self.open.known(mine, "start_ts"); at, by = mine.pairs(rows.needles(said, "start_ts"))'
-    drop = "met[at[said[by] < live[at]]] = True; live = live[met]"
+    drop = "met[at[said[by] < commits[at]]] = True; commits = commits[met]"
     with reworded(PrewriteBuffer, "_classify", (old, f"{mine}; {met}; {drop}\n    {old}")):
         yield
 
 
-@register("undecided-not-held", "the watermark passes a commit of which nobody knows the prewrite", scenario="doubt")
+@register("undecided-not-held", "the watermark passes an undecided commit", scenario="doubt")
 def _undecided_not_held() -> Iterator[None]:
     from sorter.core.task_core import TaskCore
 

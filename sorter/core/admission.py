@@ -1,7 +1,6 @@
-"""Looking through the rows of one file before the buffers take them in.
+"""Validates and de-duplicates the rows of one file before the buffers take them in.
 
-Which rows are one and the same, which lie at or below W(key), what a broken promise tells of them, and the rows of the
-buffers that have left meanwhile, so that a refused file changes nothing.
+Removals are recorded, so that a refused file changes nothing.
 """
 
 from __future__ import annotations
@@ -20,39 +19,39 @@ from tistream.model.change import Op
 
 
 class Removed:
-    """Rows that left while a file was taken in, so that they can come back."""
+    """Rows removed while a file is taken in; `undo` restores them."""
 
     def __init__(self) -> None:
-        self._gone: list[tuple[Run, I64]] = []
+        self._removed: list[tuple[Run, I64]] = []
 
     def kill(self, runs: RunSet, needles: Needles) -> None:
-        """All living rows that equal a needle in (key, start_ts) leave."""
+        """Remove all living rows that equal a needle in (key, start_ts)."""
         for run, _found, there in runs.find(needles, "start_ts"):
             self.rows(run, there)
 
     def rows(self, run: Run, there: I64) -> I64:
-        """These rows leave; each once."""
+        """Remove these rows; returns them without repeats."""
         there = np.unique(there)
         run.kill(there)
-        self._gone.append((run, there))
+        self._removed.append((run, there))
         return there
 
     def undo(self) -> None:
-        """All come back."""
-        for run, there in self._gone:
+        """Restore all of them."""
+        for run, there in self._removed:
             run.alive[there] = True
             run.live += len(there)
 
 
 def without(rows: I64, others: I64) -> I64:
-    """Rising row numbers without some of them."""
+    """Ascending row numbers without some of them."""
     kept = np.ones(int(rows[-1]) + 1, np.bool_)
     kept[others] = False
     return rows[kept[rows]]
 
 
 def one_of_each(rows: Arrivals, live: I64) -> I64:
-    """COMMIT rows without those that repeat another one's (key, commit_ts); a copy with a value is preferred."""
+    """COMMIT rows with one row per (key, commit_ts), preferably one with a value."""
     if not len(live):
         return live
     first = rows.needles(live, "commit_ts").first_equals()
@@ -73,7 +72,7 @@ def is_fake(rows: Arrivals, at: I64) -> Flags:
 
 
 def late_rows(rows: Arrivals, at: I64, watermarks: RangeWatermarkMap) -> tuple[I64, U64]:
-    """(those of the rows that lie at or below W(key), W of every row of the file, 0 where nobody asked)."""
+    """(those of the rows at or below W(key), W of every row of the file or 0 where it was not looked up)."""
     w = np.zeros(len(rows), np.uint64)
     near = at[rows.ts("commit_ts")[at] <= np.uint64(watermarks.highest())]
     if len(near):
@@ -81,8 +80,8 @@ def late_rows(rows: Arrivals, at: I64, watermarks: RangeWatermarkMap) -> tuple[I
     return near[rows.ts("commit_ts")[near] <= w[near]], w
 
 
-def told(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
-    """What a broken promise tells of these rows; None when there are none."""
+def violations(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
+    """Details of contract violations by these rows; None when there are none."""
     if not len(at):
         return None
     keys = rows.place.take(at).series("key")
@@ -91,9 +90,9 @@ def told(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
 
 
 def fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
-    """Whether a commit's only prewrite is the committed one, beyond doubt."""
-    said = commits.numbers["op"][at]
-    sure = (said == Op.NONE) | (said == prewrites.numbers["op"][there])
+    """Whether a commit's only prewrite certainly is the committed one."""
+    commit_op = commits.numbers["op"][at]
+    sure = (commit_op == Op.NONE) | (commit_op == prewrites.numbers["op"][there])
     fake = np.flatnonzero(prewrites.numbers["fake"][there])
     if len(fake):
         sure[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0

@@ -1,16 +1,16 @@
-"""Which of several prewrites of one (key, start_ts) a commit has committed.
+"""Conflict resolution: which of several prewrites of one (key, start_ts) a commit has committed.
 
-Usually there is one, or all say the same, and nobody comes here. Otherwise, in this order:
+Usually there is one, or all agree, and this module is not needed. Otherwise, in this order:
 
 1. a PUT with an empty value (older TiKV's "fake prewrite") never replaces a full one; a DELETE is always full;
 2. a larger `generation` wins;
-3. in one subscription the later row wins;
-4. across subscriptions the later one wins, if the TSOs say which is later: `a` is later than `b` if a was opened
-   after b was ready. The subscriptions' intervals [open, ready] may overlap, or one was never ready; then
+3. within one subscription the later row wins;
+4. across subscriptions the later one wins, if the TSOs order them: `a` is later than `b` if a was opened after b was
+   ready. The intervals [open, ready] may overlap, or one was never ready; then
 5. the COMMIT's own value decides (TiKV sends it up to 255 bytes);
-6. else nobody knows, and the answer is None.
+6. else the result is None: undecided.
 
-A prewrite whose op is not the commit's cannot be the one. Pure; one call per doubtful key, which is rare.
+A prewrite whose op differs from the commit's is never chosen. Pure; one call per conflicting key, which is rare.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Candidate:
 
 
 def choose(candidates: Sequence[Candidate], commit_op: int, commit_value: bytes | None) -> Candidate | None:
-    """The committed prewrite (its value replaced by the commit's if only that is known), or None: undecided."""
+    """The committed prewrite (its value replaced by the commit's if only that is known), or None if undecided."""
     able = [c for c in candidates if commit_op in (Op.NONE, c.op)]
     able = [c for c in able if not c.is_fake] or able
     top = max((c.generation for c in able), default=0)
     last: dict[tuple[int, ...], Candidate] = {}
     for c in sorted((c for c in able if c.generation == top), key=lambda c: c.row_no):
         last[c.subscription] = c
-    left = list(last.values())
-    if left and all(c.is_fake for c in left) and commit_value:
-        return _with_value(left, commit_value)
-    for c in left:
-        if all(c.content == d.content or _is_later(c, d) for d in left):
+    latest = list(last.values())
+    if latest and all(c.is_fake for c in latest) and commit_value:
+        return _with_value(latest, commit_value)
+    for c in latest:
+        if all(c.content == d.content or _is_later(c, d) for d in latest):
             return c
-    return _with_value(left, commit_value) if commit_value else None
+    return _with_value(latest, commit_value) if commit_value else None
 
 
 def _is_later(a: Candidate, b: Candidate) -> bool:
@@ -67,7 +67,7 @@ def _is_later(a: Candidate, b: Candidate) -> bool:
 
 
 def _with_value(candidates: list[Candidate], value: bytes) -> Candidate | None:
-    """The candidate with this value; or, if none has it, what all candidates agree on, with this value."""
+    """The candidate with this value; if none has it, what all candidates agree on, with this value."""
     puts = [replace(c, value=value) for c in candidates if c.op == Op.PUT]
     exact = [c for c in candidates if c.op == Op.PUT and c.value == value]
     found = exact or puts

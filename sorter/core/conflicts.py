@@ -1,10 +1,10 @@
-"""The few keys that need a closer look, in polars frames: several prewrites of one (key, start_ts).
+"""Slow path for conflicting prewrites, in polars frames: several prewrites of one (key, start_ts).
 
-`merged` keeps what counts when one arrives and others are there; `matched` says which one a commit has committed,
-asking `choice` key by key where they disagree. Everything else is matched in runs and never comes here.
+`merged` keeps the relevant ones as they arrive; `matched` finds the one that a commit committed, and calls
+`conflict_rule.choose` per key where they disagree. All other rows are matched in runs and never come here.
 
-Values are in one form in a frame: a DELETE has none, a PUT that was sent without one has an empty value, and an
-empty value on a COMMIT says nothing and is null. `frame_of` and `run_of` go from runs to frames and back.
+Values have one form in a frame: a DELETE has none, a PUT that was sent without one has an empty value, and an empty
+value on a COMMIT means unknown and is null. `frame_of` and `run_of` convert between runs and frames.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _schema(**types: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=name in nullable) for name, kind in types.items()])
 
 
-#: prewrites that are not decided
+#: undecided prewrites
 OPEN = _schema(
     key=pa.binary(),
     start_ts=pa.uint64(),
@@ -41,7 +41,7 @@ OPEN = _schema(
     flags=pa.uint8(),
     **{name: pa.uint64() for name in (*SOURCE, *SUBSCRIPTION, "cut_ts", "row_no")},
 )
-#: commits that wait for W(key), or for a decision
+#: commits that wait for W(key) or for a conflict resolution
 COMMITS = _schema(
     key=pa.binary(),
     start_ts=pa.uint64(),
@@ -55,7 +55,7 @@ COMMITS = _schema(
     region_id=pa.uint64(),
     asked=pa.bool_(),
 )
-#: change.COMMITTED before its table is looked up
+#: change.COMMITTED without table_id
 READY = pa.schema([field for field in COMMITTED if field.name != "table_id"])
 
 TXN = ["key", "start_ts"]
@@ -67,7 +67,7 @@ _BYTES = ("key", "value", "old_value")
 
 
 def merged(group: pl.DataFrame) -> pl.DataFrame:
-    """Of prewrites (OPEN) those that count, per (key, start_ts) and subscription; a cut_ts is the largest of them."""
+    """The prewrites (OPEN) that still count, per (key, start_ts) and subscription, each with its highest cut_ts."""
     group = group.with_columns(full=~_IS_FAKE)
     group = group.filter(pl.col("full") == pl.col("full").max().over(TXN))
     group = group.filter(pl.col("generation") == pl.col("generation").max().over(TXN))
@@ -79,14 +79,14 @@ def merged(group: pl.DataFrame) -> pl.DataFrame:
 
 
 def matched(due: pl.DataFrame, open_: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Of commits (COMMITS) and all of their prewrites (OPEN): (READY rows of those that can be decided, the others).
-    Who matches the same again gets the rows in the same order, and writes the same snapshot."""
-    said = due.rename({"op": "said_op", "value": "said", "flags": "said_flags"})
-    said = said.select(*TXN, "commit_ts", "said_op", "said", "said_flags")
-    pairs = said.join(open_, on=TXN, maintain_order="left")
-    able = pairs.filter((pl.col("said_op") == Op.NONE) | (pl.col("said_op") == pl.col("op")))
+    """From commits (COMMITS) and all of their prewrites (OPEN): (READY rows of the decidable ones, the other commits).
+    The same input gives the same row order, and so the same snapshot."""
+    commits = due.rename({"op": "commit_op", "value": "commit_value", "flags": "commit_flags"})
+    commits = commits.select(*TXN, "commit_ts", "commit_op", "commit_value", "commit_flags")
+    pairs = commits.join(open_, on=TXN, maintain_order="left")
+    able = pairs.filter((pl.col("commit_op") == Op.NONE) | (pl.col("commit_op") == pl.col("op")))
     kinds = able.unique([*VERSION, *_CONTENT], keep="last", maintain_order=True)
-    plain = kinds.filter((pl.len().over(VERSION) == 1) & ~(_IS_FAKE & pl.col("said").is_not_null()))
+    plain = kinds.filter((pl.len().over(VERSION) == 1) & ~(_IS_FAKE & pl.col("commit_value").is_not_null()))
     rows = [_ready(plain)]
     doubtful = due.join(plain, on=VERSION, how="anti")
     if doubtful.height:
@@ -101,14 +101,15 @@ def frame_of(run: Run, rows: I64, schema: pa.Schema) -> pl.DataFrame:
     place = run.place.take(rows)
     op = run.numbers["op"][rows]
     columns: dict[str, object] = {name: v[rows] for name, v in run.numbers.items() if name in schema.names}
-    said = "asked" in schema.names
+    is_commit = "asked" in schema.names
     for name in _BYTES:
         if name not in schema.names:
             continue
-        whole = name == "value" and not said
-        columns[name] = place.series(name, op != Op.PUT if whole else None, empty_for_null=whole)  # type: ignore[arg-type]
+        only_puts = name == "value" and not is_commit
+        nulls = op != Op.PUT if only_puts else None
+        columns[name] = place.series(name, nulls, empty_for_null=only_puts)  # type: ignore[arg-type]
     frame = pl.DataFrame(columns)
-    if said:
+    if is_commit:
         value = pl.col("value")
         frame = frame.with_columns(pl.when(value.bin.size() > 0).then(value).otherwise(None).alias("value"))
     if run.origins is not None:
@@ -118,7 +119,7 @@ def frame_of(run: Run, rows: I64, schema: pa.Schema) -> pl.DataFrame:
 
 
 def frame_of_all(runs: Sequence[Run], schema: pa.Schema) -> pl.DataFrame:
-    """All living rows."""
+    """All living rows of the runs."""
     return pl.concat([empty(schema), *(frame_of(run, run.living(), schema) for run in runs if run.live)])
 
 
@@ -152,15 +153,15 @@ def run_of(frame: pl.DataFrame, schema: pa.Schema) -> Run:
 
 
 def _ready(pairs: pl.DataFrame) -> pl.DataFrame:
-    return pairs.with_columns(flags=pl.col("flags") | pl.col("said_flags")).select(READY.names)
+    return pairs.with_columns(flags=pl.col("flags") | pl.col("commit_flags")).select(READY.names)
 
 
 def _choose_each(pairs: pl.DataFrame) -> pl.DataFrame:
-    """One pair for each commit that can be decided, with the chosen content."""
+    """For each decidable commit one pair with the chosen content."""
     chosen = []
     for group in pairs.sort([*VERSION, "row_no"]).partition_by(VERSION, maintain_order=True):
         rows = group.to_dicts()
-        won = choose([_candidate(row) for row in rows], rows[0]["said_op"], rows[0]["said"])
+        won = choose([_candidate(row) for row in rows], rows[0]["commit_op"], rows[0]["commit_value"])
         if won is not None:
             chosen.append({**rows[0], **{name: getattr(won, name) for name in _CONTENT}})
     return pl.DataFrame(chosen, schema=pairs.schema)

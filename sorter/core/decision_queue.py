@@ -1,10 +1,10 @@
-"""The commits that W(key) has reached and that are not decided yet, handed out in slices.
+"""Queue of commits that W(key) has reached and that are not decided yet, handed out in slices.
 
-Whatever is here holds the watermark: a commit_ts is written only when all of it is decided. Runs are looked through
-until a first slice's worth has been found; the others wait as a whole, with the lowest commit_ts that lives in them.
+Queued commits hold the watermark: a commit_ts is written only when all of its commits are decided. Runs are searched
+until the first slice is full; the other runs wait with the lowest commit_ts of their living rows.
 
-Prewrites that have been matched leave when all slices are done (`spend`, then `done`), so that what a slice finds does
-not depend on where the slices were cut.
+Matched prewrites leave only after the last slice (`spend`, then `done`), so results do not depend on where slices are
+cut.
 """
 
 from __future__ import annotations
@@ -23,54 +23,52 @@ DECIDE_ROWS = 1 << 16  #: commits that one slice decides
 
 
 class DecisionQueue:
-    """What is to be decided."""
-
     def __init__(self) -> None:
         self._found: deque[tuple[Run, I64, int]] = deque()  # reached commits; their lowest commit_ts
-        self._unseen: deque[tuple[Run, int]] = deque()  # runs to look for such in; their lowest commit_ts
+        self._unsearched: deque[tuple[Run, int]] = deque()  # runs not searched yet; their lowest commit_ts
         self._spent: dict[int, tuple[Run, Flags]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found or self._unseen)
+        return bool(self._found or self._unsearched)
 
     def look(self, commits: Iterable[Run], watermarks: RangeWatermarkMap) -> None:
-        """Find what W(key) has reached."""
+        """Queue the commits that W(key) has reached."""
         found = 0
         for run in commits:
             if not run.live:
                 continue
             if found >= DECIDE_ROWS:
-                self._unseen.append((run, run.span("commit_ts")[0]))
+                self._unsearched.append((run, run.span("commit_ts")[0]))
             elif len(at := _reached(run, watermarks)):
                 self._found.append((run, at, int(run.ts("commit_ts")[at].min())))
                 found += len(at)
 
     def slice(self, watermarks: RangeWatermarkMap) -> Iterator[tuple[Run, I64]]:
-        """Up to DECIDE_ROWS of them, which are here no longer."""
-        room = DECIDE_ROWS
-        while room > 0 and self:
+        """Remove and yield up to DECIDE_ROWS commits, by run."""
+        left = DECIDE_ROWS
+        while left > 0 and self:
             if self._found:
                 run, at, _ = self._found.popleft()
-                now, later = at[:room], at[room:]
+                now, later = at[:left], at[left:]
                 if len(later):
                     self._found.appendleft((run, later, int(run.ts("commit_ts")[later].min())))
-                room -= len(now)
+                left -= len(now)
                 yield run, now
             else:
-                run, low = self._unseen.popleft()
+                run, low = self._unsearched.popleft()
                 if len(at := _reached(run, watermarks)):
                     self._found.append((run, at, low))
 
     def lowest(self) -> list[int]:
-        """No commit_ts that is here is lower than all of these."""
-        return [low for *_, low in self._found] + [low for _, low in self._unseen]
+        """Lower bounds of all queued commit timestamps."""
+        return [low for *_, low in self._found] + [low for _, low in self._unsearched]
 
     def spend(self, run: Run, rows: I64) -> None:
-        """These prewrites have done their work."""
+        """Mark prewrites that were matched."""
         self._spent.setdefault(id(run), (run, np.zeros(len(run), np.bool_)))[1][rows] = True
 
     def done(self) -> None:
-        """All slices are decided: what was spent leaves."""
+        """Drop the matched prewrites: all slices are decided."""
         for run, flags in self._spent.values():
             run.kill(np.flatnonzero(flags))
         self._spent.clear()

@@ -1,12 +1,11 @@
-"""What the runs of a task take of the memory, and what leaves it for the disk, in which order.
+"""Counts the memory of a task's runs and spills the oldest to disk.
 
-A run's bytes lie in segments, which several runs may share; its numbers (timestamps, hashes, places, indexes) are its
-own. Both never change, so both may lie on the disk. First the bytes of the oldest rows go, then, when that is not
-enough, the numbers of the oldest runs. What is small is written together with its neighbours: a file costs the same
-however little it holds.
+The bytes of a run lie in segments, which runs may share; its numbers (timestamps, hashes, places, indexes) are its own.
+Both are immutable, so both can lie on disk. The bytes of the oldest rows go first, then the numbers of the oldest runs.
+Small items are written together, because a file costs the same however little it holds.
 
-What stays in memory whatever happens: the alive flags, one byte for each row; what is written last, below
-SPILL_BYTES_MIN; and the groups of rows by slice (`reach`), which are given up when all else has gone.
+These always stay in memory: the alive flags (one byte per row), a last group below SPILL_BYTES_MIN, and the groups of
+rows by slice (`reach`), which are dropped when everything else has been spilled.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ import pyarrow as pa
 
 from sorter.rows.run import Run
 
-SPILL_BYTES_MIN = 1 << 20  #: less than this is not worth a file
-FILE_BYTES = 32 << 20  #: of one file, about: its space comes back when all of it has left
+SPILL_BYTES_MIN = 1 << 20  #: a smaller file is not worth it
+FILE_BYTES = 32 << 20  #: of one file, about; its space is freed when its last row leaves
 
 T = TypeVar("T")
 
 
 class Disk(Protocol):
-    """Where bytes go. What it raises leaves everything as it was."""
+    """Where evicted bytes go. When it raises, everything stays as it was."""
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """The same rows, mapped."""
+        """The same rows, memory-mapped."""
         ...
 
     def write_arrays(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """The same arrays, mapped."""
+        """The same arrays, memory-mapped."""
         ...
 
 
 def held_bytes(runs: Iterable[Run], *, on_disk: bool = False) -> int:
-    """What the runs hold in memory, or on the disk; each segment once."""
+    """Bytes of the runs in memory, or on disk; shared segments count once."""
     segments: dict[int, int] = {}
     total = 0
     for run in runs:
@@ -49,8 +48,8 @@ def held_bytes(runs: Iterable[Run], *, on_disk: bool = False) -> int:
 
 
 def evict(runs: Sequence[Run], disk: Disk, wanted: int) -> int:
-    """Have the oldest runs' bytes and numbers written out until so much has left the memory, or nothing is left that
-    could; how much it was. What the disk raises leaves the rest as it was."""
+    """Spill the oldest runs until `wanted` bytes of memory are free or nothing is left to spill; the bytes freed. An
+    error of `disk` leaves the remaining runs unchanged."""
     freed = 0
     segments = {id(s): s for run in runs for s in run.segments() if s.memory_bytes}
     for group in _grouped([(s, s.memory_bytes) for s in segments.values()]):
@@ -81,7 +80,7 @@ def evict(runs: Sequence[Run], disk: Disk, wanted: int) -> int:
 
 
 def _grouped(found: Sequence[tuple[T, int]]) -> Iterator[list[tuple[T, int]]]:
-    """In order, about FILE_BYTES together; less than SPILL_BYTES_MIN is left out."""
+    """Groups of about FILE_BYTES in the given order; a last one below SPILL_BYTES_MIN is skipped."""
     group: list[tuple[T, int]] = []
     size = 0
     for item, item_bytes in found:

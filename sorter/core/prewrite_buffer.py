@@ -1,23 +1,24 @@
 """Prewrites without their commit, and commits that wait to be decided.
 
 A commit is matched with its prewrite by (key, start_ts). It is *decided* when W(key) has reached its commit_ts, not
-when the two meet: only then has every prewrite arrived that could be the committed one, from whichever store, and a
-commit row that overtook its prewrite needs no rule of its own.
+when both have arrived: only then has every candidate prewrite arrived, from any store, and a commit that overtook its
+prewrite needs no rule of its own.
 
-What a row does:
+How rows are handled:
 
-- PREWRITE    is kept, unless its (key, start_ts) is decided. One per subscription is kept (`conflict_rule`). It is dead
-              once W(key) > cut_ts of its file, unless its commit waits;
-- COMMIT      at or below `durable_ts`, or equal in (key, commit_ts) to a row that is ready or waits: a duplicate.
-              Others wait. At or below W(key) and without a prewrite: the upstream broke its contract;
-- COMMITTED   decides (key, start_ts) by itself and is ready at once. At or below W(key): the upstream broke its
-              contract, unless the row answers a commit that waits undecided;
+- PREWRITE    is kept, unless its (key, start_ts) is decided; one per subscription (`conflict_rule`). It is dead once
+              W(key) > cut_ts of its file, unless its commit waits;
+- COMMIT      at or below `durable_ts`, or equal in (key, commit_ts) to a ready or waiting row: a duplicate. Others
+              wait. At or below W(key) and without a prewrite: an upstream contract violation;
+- COMMITTED   decides (key, start_ts) alone and is ready at once. At or below W(key): an upstream contract violation,
+              unless the row answers a commit that waits undecided;
 - ROLLBACK    deletes the prewrites before it, never a commit; without a match it is ignored.
 
-`attempted_ts` is the largest W handed out for writing; nothing new appears at or below it.
+`attempted_ts` is the highest W handed out for writing; nothing new may appear at or below it.
 
-Relations: a (key, commit_ts) waits at most once, and never while the same is ready; no waiting commit is at or below
-`attempted_ts`; a commit that W(key) has reached is undecided, holds the watermark below itself, and keeps its prewrites.
+Relations: a (key, commit_ts) waits at most once, and never while it is also ready; no waiting commit is at or below
+`attempted_ts`; a commit that W(key) has reached is undecided, holds the watermark below itself, and keeps its
+prewrites.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sorter.core.admission import (
     late_rows,
     one_of_each,
     raise_violation,
-    told,
+    violations,
     without,
 )
 from sorter.core.conflicts import (
@@ -71,12 +72,12 @@ _READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
 _UNDECIDED = ("key", "start_ts", "commit_ts", "region_id", "store_id")
 _NONE: I64 = np.empty(0, np.int64)
 
-COPY_BYTES_MAX = 16 << 20  #: of rows that one slice copies, so that they do not hold on to larger segments
+COPY_BYTES_MAX = 16 << 20  #: of rows that one slice copies so that they do not pin larger segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undecided:
-    """A commit of which nobody can say which prewrite it committed."""
+    """A commit whose prewrite cannot be determined."""
 
     key: bytes
     start_ts: int
@@ -87,22 +88,22 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The timestamps that tell old rows from new ones."""
+    """The timestamps that separate old rows from new ones."""
 
     durable_ts: int  #: everything at or below is in the committed log
-    attempted_ts: int  #: everything at or below may be; durable watermark <= attempted_ts
+    attempted_ts: int  #: everything at or below may be; durable_ts <= attempted_ts
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcomes:
-    """The COMMIT and COMMITTED rows of a file, by what becomes of them (row numbers)."""
+    """The COMMIT and COMMITTED rows of a file, classified (row numbers)."""
 
-    whole: I64  #: COMMITTED rows that are new
-    new: I64  #: COMMIT rows that are new
-    known: tuple[tuple[Run, I64, I64], ...]  #: (run, row there, COMMIT row here that waits already and has a value)
-    decided: I64  #: all rows whose transaction is decided by this file, or was before
+    complete: I64  #: new COMMITTED rows
+    new: I64  #: new COMMIT rows
+    known: tuple[tuple[Run, I64, I64], ...]  #: (run, its row, COMMIT row with a value for it)
+    decided: I64  #: rows whose transaction this file or an earlier one decided
     duplicates: int
-    served: I64  #: at or below `durable_ts`
+    written: I64  #: at or below `durable_ts`
 
 
 class PrewriteBuffer:
@@ -112,49 +113,44 @@ class PrewriteBuffer:
         self.open = RunSet(("key", "value", "old_value"))
         self.commits = RunSet(("key", "value"))
         self.dead = 0  #: prewrites dropped because W passed their cut_ts
-        self.forgotten = 0  #: rollbacks that met no prewrite
-        self.duplicates = 0  #: commits that were known already
-        self.dropped: dict[
-            int, int
-        ] = {}  #: store -> commits at or below `durable_ts`: duplicates, as far as one can tell
+        self.forgotten = 0  #: rollbacks without a prewrite
+        self.duplicates = 0  #: repeated commits
+        self.dropped: dict[int, int] = {}  #: store -> commits at or below `durable_ts`, presumably duplicates
         self.late_ready = (
             NO_LATE_READY  #: subscriptions that became ready after a snapshot held their rows, see `saved.LATE_READY`
         )
-        self._clash = False  #: a commit waits although another transaction's row has its (key, commit_ts)
-        self.settling = False  #: W(key) has reached commits that are not decided yet
+        self._clash = False  #: a commit waits although the ready row of another transaction has its (key, commit_ts)
+        self.settling = False  #: W(key) has reached undecided commits
         self._decisions = DecisionQueue()
 
     @property
     def open_count(self) -> int:
-        """How many prewrites are not decided."""
+        """Number of undecided prewrites."""
         return self.open.live
 
     @property
     def waiting_count(self) -> int:
-        """How many commits wait."""
+        """Number of waiting commits."""
         return self.commits.live
 
     @property
     def undecided_count(self) -> int:
-        """How many of them are undecided."""
+        """Number of waiting commits that are undecided."""
         return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._undecided_runs())
 
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
-        """Take the rows of one file, before its watermark rows.
-
-        UpstreamContractViolated leaves the buffers as they were.
-        """
-        leaving = Removed()
+        """Take the rows of one file, before its watermark rows. UpstreamContractViolated changes nothing."""
+        removed = Removed()
         try:
             outcomes = self._classify(rows, at, ready)
-            self._raise_violation(self._late_whole(rows, outcomes.whole, watermarks))
-            fresh, forgotten = self._without_ended(rows, outcomes, leaving)
-            added = self._merge(rows, fresh, leaving)
+            self._raise_violation(self._late_complete(rows, outcomes.complete, watermarks))
+            fresh, forgotten = self._without_ended(rows, outcomes, removed)
+            added = self._merge(rows, fresh, removed)
             late, w = late_rows(rows, outcomes.new, watermarks)
-            self._raise_violation(told(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.attempted_ts)], w))
-            self._raise_violation(told(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
+            self._raise_violation(violations(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.attempted_ts)], w))
+            self._raise_violation(violations(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
         except UpstreamContractViolated:
-            leaving.undo()
+            removed.undo()
             raise
         for run in added:
             self.open.add(run)
@@ -162,30 +158,30 @@ class PrewriteBuffer:
         self._add_complete(rows, outcomes, ready)
         self.forgotten += forgotten
         self.duplicates += outcomes.duplicates
-        if len(outcomes.served):
+        if len(outcomes.written):
             store = int(rows.origins["store_id"][0])
-            self.dropped[store] = self.dropped.get(store, 0) + len(outcomes.served)
+            self.dropped[store] = self.dropped.get(store, 0) + len(outcomes.written)
 
     def note_ready(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
-        """Subscriptions whose prewrites arrived before their opening scan had finished may be ready now."""
-        unknown = [run for run in self.open if run.live and run.unsaid()]
-        if not unknown:
+        """Record subscriptions whose opening scan has finished after their prewrites arrived."""
+        unready = [run for run in self.open if run.live and run.unready()]
+        if not unready:
             return
-        told = (
+        now_ready = (
             from_arrow(regions)
             .filter(pl.col("tenure_ready_ts") != 0)
             .with_columns(
                 pl.lit(store_id, pl.UInt64).alias("store_id"), pl.lit(incarnation, pl.UInt64).alias("incarnation")
             )
         )
-        told = told.select(*SUBSCRIPTION_ID, pl.col("tenure_ready_ts").alias("told")).unique(
+        now_ready = now_ready.select(*SUBSCRIPTION_ID, pl.col("tenure_ready_ts").alias("told")).unique(
             SUBSCRIPTION_ID, keep="first", maintain_order=True
         )
-        if not told.height:
+        if not now_ready.height:
             return
-        for run in unknown:
+        for run in unready:
             assert run.origins is not None
-            matters = told.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=SUBSCRIPTION_ID, how="semi")
+            matters = now_ready.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=SUBSCRIPTION_ID, how="semi")
             if matters.height:
                 run.origins = with_late_ready(run.origins, matters)
                 self.late_ready = pl.concat([self.late_ready, matters]).unique(
@@ -193,36 +189,33 @@ class PrewriteBuffer:
                 )
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Begin to decide the commits that W(key) has reached; `decide_next` while it is `settling`. What is newly undecided.
-
-        UpstreamContractViolated when such a commit has no prewrite.
-        """
+        """Begin to decide the commits that W(key) has reached; call `decide_next` while `settling`. Returns newly
+        undecided commits. Raises UpstreamContractViolated when such a commit has no prewrite."""
         self.look(watermarks)
         return self.decide_next(watermarks, ready)
 
     def look(self, watermarks: RangeWatermarkMap) -> None:
-        """Find the commits that W(key) has reached: from now on they hold the watermark."""
+        """Queue the commits that W(key) has reached: from now on they hold the watermark."""
         self._decisions.look(self.commits, watermarks)
         self.settling = bool(self._decisions)
 
     def decide_next(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Decide the next slice; after the last one let the dead go. UpstreamContractViolated as in `settle`."""
+        """Decide the next slice; after the last one drop dead prewrites. Errors as in `settle`."""
         due = list(self._decisions.slice(watermarks))
-        asking = self._decide(due, ready) if due else []
+        undecided = self._decide(due, ready) if due else []
         if self._decisions:
-            return asking
+            return undecided
         self._decisions.done()
         self._drop_dead(watermarks)
         self.open.tidy()
         self.commits.tidy()
         ready.tidy(watermarks.watermark())
         self.settling = False
-        return asking
+        return undecided
 
     def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
-        """The undecided commits of the range: for each subscription that brought some the lowest one, the incarnation
-        and
-        seq of its file, and how many there are. Lowest commit_ts first."""
+        """The undecided commits of the range, lowest commit_ts first: per subscription the lowest one, the incarnation
+        and seq of its file, and their number."""
         found = []
         for run in self._undecided_runs():
             at = np.flatnonzero(run.numbers["asked"] & run.alive)
@@ -240,12 +233,11 @@ class PrewriteBuffer:
         return sorted(found, key=lambda f: f[0].commit_ts)
 
     def oldest_open(self) -> tuple[int, int, bytes] | None:
-        """(start_ts of the oldest transaction with open prewrites, how many it has here, the key of one of them); None
-        without any."""
+        """(start_ts, number of open prewrites, key of one of them) of the oldest open transaction, or None."""
         return self.open.lowest("start_ts")
 
     def hold(self) -> int | None:
-        """The largest watermark that undecided commits allow, or those to be decided; None when there are none."""
+        """The highest watermark that undecided or queued commits allow; None when there are none."""
         lowest = self._decisions.lowest()
         for run in self._undecided_runs():
             ts = run.ts("commit_ts")[run.numbers["asked"] & run.alive]
@@ -254,26 +246,25 @@ class PrewriteBuffer:
 
     def snapshot(self) -> tuple[tuple[RunState, ...], tuple[RunState, ...]]:
         """(open prewrites, waiting commits)."""
-        if not any(piece.group.unsaid for run in self.open for piece in run.saved):
+        if not any(piece.group.unready for run in self.open for piece in run.saved):
             self.late_ready = NO_LATE_READY  # no object holds rows of a subscription that was not ready
         return states_of(self.open), states_of(self.commits)
 
     def restore(
-        self, open_: Sequence[Run], commits: Sequence[Run], told: pl.DataFrame, range_: KeyRange, durable_ts: int
+        self, open_: Sequence[Run], commits: Sequence[Run], violations: pl.DataFrame, range_: KeyRange, durable_ts: int
     ) -> list[Undecided]:
-        """Take over a snapshot, cut to the range. Commits at or below `durable_ts` were written out since. Undecided
-        ones
-        hold the watermark from the first moment; they are returned, because nobody knows whether they were heard."""
-        self.late_ready = told
+        """Load a snapshot, cut to the range; commits at or below `durable_ts` have been written since. Undecided ones
+        hold the watermark at once; they are returned, because the earlier request for a subscription may be lost."""
+        self.late_ready = violations
         for found, runs in ((open_, self.open), (commits, self.commits)):
             for run in found:
                 cut(run, range_)
                 runs.add(run)
         for run in self.commits:
             if run.span("commit_ts")[0] <= durable_ts:
-                served = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(durable_ts)))
-                self.open.kill(run.needles(served, "start_ts"), "start_ts")
-                run.kill(served)
+                written = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(durable_ts)))
+                self.open.kill(run.needles(written, "start_ts"), "start_ts")
+                run.kill(written)
         asked = [
             frame_of(run, np.flatnonzero(run.numbers["asked"] & run.alive), COMMITS) for run in self._undecided_runs()
         ]
@@ -284,52 +275,51 @@ class PrewriteBuffer:
         commits, open_ = frame_of_all(self.commits.runs, COMMITS), frame_of_all(self.open.runs, OPEN)
         invariant(not commits.select(pl.struct(VERSION).is_duplicated().any()).item(), "a commit waits twice")
         invariant(ready.unknown(commits).height == commits.height, "a commit waits and is ready")
+        invariant(not (commits["commit_ts"] <= at.attempted_ts).any(), "a commit waits at or below attempted_ts")
         invariant(
-            not (commits["commit_ts"] <= at.attempted_ts).any(), "a commit waits at or below what is attempted_ts"
-        )
-        invariant(
-            not open_.select(pl.struct(TXN + SUBSCRIPTION_ID).is_duplicated().any()).item(), "a subscription says twice"
+            not open_.select(pl.struct(TXN + SUBSCRIPTION_ID).is_duplicated().any()).item(),
+            "a subscription has two prewrites of one transaction",
         )
         for run in (*self.open, *self.commits, *ready.runs):
             invariant(run.live == int(run.alive.sum()), "a run has lost count of its rows")
 
-    # -- taking in
+    # -- intake
 
     def _classify(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
-        """What becomes of the outcomes of a file."""
+        """Classify the outcomes of a file."""
         outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
         above = rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)
         fresh = outcome[above]
         fresh = fresh[~ready.known(rows.needles(fresh, "commit_ts"))]
-        is_whole = rows.kind[fresh] == RowKind.COMMITTED
-        whole, live = fresh[is_whole], fresh[~is_whole]
-        if len(whole):
-            whole = whole[rows.needles(whole, "commit_ts").first_equals() == np.arange(len(whole))]
-            live = live[~rows.needles(live, "commit_ts").within(rows.needles(whole, "commit_ts"))]
-        decided = _NONE if len(live) == len(outcome) else without(outcome, live)
-        live = one_of_each(rows, live)
-        waits = np.zeros(len(live), np.bool_)
+        is_complete = rows.kind[fresh] == RowKind.COMMITTED
+        complete, commits = fresh[is_complete], fresh[~is_complete]
+        if len(complete):
+            complete = complete[rows.needles(complete, "commit_ts").first_equals() == np.arange(len(complete))]
+            commits = commits[~rows.needles(commits, "commit_ts").within(rows.needles(complete, "commit_ts"))]
+        decided = _NONE if len(commits) == len(outcome) else without(outcome, commits)
+        commits = one_of_each(rows, commits)
+        waits = np.zeros(len(commits), np.bool_)
         known: list[tuple[Run, I64, I64]] = []
-        for run, found, there in self.commits.find(rows.needles(live, "commit_ts"), "commit_ts"):
+        for run, found, there in self.commits.find(rows.needles(commits, "commit_ts"), "commit_ts"):
             waits[found] = True
-            brought = has_value(rows, live[found])
-            known.append((run, there[brought], live[found[brought]]))
-        new = live[~waits]
-        duplicates = len(outcome) - len(whole) - len(new)
-        return _Outcomes(whole, new, tuple(known), decided, duplicates, outcome[~above])
+            brought = has_value(rows, commits[found])
+            known.append((run, there[brought], commits[found[brought]]))
+        new = commits[~waits]
+        duplicates = len(outcome) - len(complete) - len(new)
+        return _Outcomes(complete, new, tuple(known), decided, duplicates, outcome[~above])
 
-    def _late_whole(self, rows: Arrivals, whole: I64, watermarks: RangeWatermarkMap) -> pl.DataFrame | None:
-        late, w = late_rows(rows, whole, watermarks)
-        return told(rows, late[~self.commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w)
+    def _late_complete(self, rows: Arrivals, complete: I64, watermarks: RangeWatermarkMap) -> pl.DataFrame | None:
+        late, w = late_rows(rows, complete, watermarks)
+        return violations(rows, late[~self.commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w)
 
-    def _without_ended(self, rows: Arrivals, outcomes: _Outcomes, leaving: Removed) -> tuple[I64, int]:
-        """The prewrites of the file that neither an outcome nor a rollback has ended, and how many rollbacks ended
-        none. Older prewrites that are ended leave."""
+    def _without_ended(self, rows: Arrivals, outcomes: _Outcomes, removed: Removed) -> tuple[I64, int]:
+        """The prewrites of the file that no outcome or rollback has ended, and the number of rollbacks without a match.
+        Older prewrites that are ended leave."""
         fresh = rows.of_kind(RowKind.PREWRITE)
         if len(outcomes.decided):
             decided = rows.needles(outcomes.decided, "start_ts")
             fresh = fresh[~rows.needles(fresh, "start_ts").within(decided)]
-            leaving.kill(self.open, decided)
+            removed.kill(self.open, decided)
         rollbacks = rows.of_kind(RowKind.ROLLBACK)
         if not len(rollbacks):
             return fresh, 0
@@ -342,11 +332,11 @@ class PrewriteBuffer:
         here = here[fresh[here] < ends[by]]
         ended = needles.within(rows.needles(fresh[here], "start_ts"))
         ended |= needles.within(before) & self.open.known(needles, "start_ts")
-        leaving.kill(self.open, before)
+        removed.kill(self.open, before)
         return np.delete(fresh, here), int((~ended).sum())
 
-    def _merge(self, rows: Arrivals, fresh: I64, leaving: Removed) -> list[Run]:
-        """Runs with these prewrites, and with older ones of the same (key, start_ts), which leave."""
+    def _merge(self, rows: Arrivals, fresh: I64, removed: Removed) -> list[Run]:
+        """Runs with these prewrites and the older ones of the same (key, start_ts), which leave."""
         if not len(fresh):
             return []
         run = rows.run(fresh, _OPEN_NUMBERS, fake=is_fake(rows, fresh))
@@ -357,7 +347,7 @@ class PrewriteBuffer:
         group = []
         for old, found, there in self.open.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts"):
             doubtful[found] = True
-            there = leaving.rows(old, there)
+            there = removed.rows(old, there)
             group.append(frame_of(old, there, OPEN))
         if not doubtful.any():
             return [run]
@@ -385,30 +375,30 @@ class PrewriteBuffer:
             self.commits.kill(rows.needles(outcomes.decided, "start_ts"), "start_ts")
 
     def _bring_values(self, run: Run, there: I64, rows: Arrivals, here: I64) -> None:
-        """Waiting commits without a value take that of a second copy."""
+        """Add the values of second copies to waiting commits that have none."""
         known = frame_of(run, there, COMMITS)
-        told = rows.place.take(here).series("value")
-        kept = known.with_columns(pl.coalesce(pl.col("value"), told).alias("value"))
+        brought = rows.place.take(here).series("value")
+        kept = known.with_columns(pl.coalesce(pl.col("value"), brought).alias("value"))
         run.kill(there)
         for learned_run in runs_of(kept, COMMITS):
             self.commits.add(learned_run)
 
     def _add_complete(self, rows: Arrivals, outcomes: _Outcomes, ready: SortBuffer) -> None:
-        whole = outcomes.whole
-        if not len(whole):
+        complete = outcomes.complete
+        if not len(complete):
             return
-        numbers = {name: rows.numbers[name][whole] for name in _READY_NUMBERS}
-        ready.add_rows(rows.place.take(whole), numbers, rows.hashes[whole], young=rows.segment)
-        self._clash |= bool(self.commits.known(rows.needles(whole, "commit_ts"), "commit_ts").any())
+        numbers = {name: rows.numbers[name][complete] for name in _READY_NUMBERS}
+        ready.add_rows(rows.place.take(complete), numbers, rows.hashes[complete], young=rows.segment)
+        self._clash |= bool(self.commits.known(rows.needles(complete, "commit_ts"), "commit_ts").any())
 
     def _undecided_runs(self) -> list[Run]:
-        """The runs in which commits are undecided, or were."""
+        """The runs that hold, or held, undecided commits."""
         return [run for run in self.commits if run.live and has_undecided(run)]
 
     # -- deciding
 
     def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer) -> list[Undecided]:
-        """Match these commits with their prewrites; what is newly undecided."""
+        """Match these commits with their prewrites; returns newly undecided commits."""
         found = [(run, at, self.open.find(run.needles(at, "start_ts"), "start_ts")) for run, at in due]
         missing, doubtful, plain = [], [], []
         unsure: dict[Run, list[I64]] = {}  # prewrites; one row may be hit by commits of several runs
@@ -435,7 +425,7 @@ class PrewriteBuffer:
         return self._resolve(pl.concat(doubtful), pl.concat([empty(OPEN), *open_]), ready)
 
     def _ready(self, plain: list[tuple[Run, I64, list[tuple[Run, I64, I64]], Flags]], ready: SortBuffer) -> None:
-        """Commits with exactly one prewrite, which fits: both leave, the row is ready."""
+        """Commits with exactly one matching prewrite: both leave, the row is ready."""
         old_places, old_numbers, old_hashes = [], [], []
         for run, at, hits, sure in plain:
             hashes = None if run.hashes is None else run.hashes[at]
@@ -457,14 +447,14 @@ class PrewriteBuffer:
                     old_places.append(place)
                     old_numbers.append(numbers)
                     old_hashes.append(key_hashes)
-        if old_places:  # a few rows must not hold on to the segment of a whole run
+        if old_places:  # a few rows must not pin the segment of a complete run
             numbers = {name: np.concatenate([n[name] for n in old_numbers]) for name in _READY_NUMBERS}
             place = compact(stacked(old_places), self.open.names)
             ready.add_rows(place, numbers, np.concatenate(old_hashes), merge=self._clash)
 
     def _resolve(self, due: pl.DataFrame, open_: pl.DataFrame, ready: SortBuffer) -> list[Undecided]:
-        """The commits that need a closer look, with each of their prewrites once; a `row_no` orders the rows of one key
-        and is not unique in a task that was merged. Commits that stay undecided lie by themselves from now on."""
+        """The slow path for conflicting prewrites, each once; `row_no` orders the rows of one key and is not unique in
+        a merged task. Undecided commits get a run of their own."""
         rows, doubtful = matched(due, open_)
         if rows.height:
             ready.add(rows)
@@ -481,7 +471,7 @@ class PrewriteBuffer:
         return _undecided(new)
 
     def _drop_dead(self, watermarks: RangeWatermarkMap) -> None:
-        """Prewrites whose file W(key) has passed are dead, unless their commit waits."""
+        """Drop prewrites whose cut_ts W(key) has passed, unless their commit waits."""
         for run in self.open:
             lowest = run.least_cut()
             if not may_reach(run, lowest, watermarks) or not run.live:
@@ -503,6 +493,6 @@ def _undecided(commits: pl.DataFrame) -> list[Undecided]:
 
 
 def _is_much(place: Place) -> bool:
-    """Whether rows stay where they are: a few must not hold on to large segments, many cost too much to copy."""
+    """Whether rows stay where they are: a few must not pin large segments, many cost too much to copy."""
     size = int(place.sizes(np.ones(len(place), np.bool_)).sum())
     return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in place.segments)

@@ -1,8 +1,7 @@
-"""What a sorter says about itself with its heartbeats. Made by the loop, sent by the heartbeat's thread.
+"""Heartbeat report of a sorter's tasks.
 
-A sorter may have very many tasks, most of them idle: the busiest are told, then those whose watermark stands, then
-others, TASKS_TOLD_MAX in all. Why a watermark stands is looked up for tasks that have stood for a while, each now and
-then, a few with each look: an explanation looks at all slices of a task.
+At most TASKS_REPORTED_MAX tasks are reported: the busiest first, then stalled ones, then others. Explaining a stalled
+watermark reads all slices of a task, so only a few tasks are explained per report.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from sorter.core.watermark import Stuck
 from tistream.catalog.work.reports import STUCK_MAX, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.tasks import TaskRow
 
-TASKS_TOLD_MAX = 2_000
-SPLITS_TOLD_MAX = 64  #: tasks of which a split key is told, the busiest
-PROBLEMS_TOLD_MAX = 20
-EXPLAIN_AFTER_S = 10.0  #: a watermark that has stood for so long is explained ...
+TASKS_REPORTED_MAX = 2_000
+SPLITS_REPORTED_MAX = 64  #: of the busiest tasks, with a split key
+PROBLEMS_REPORTED_MAX = 20
+EXPLAIN_AFTER_S = 10.0  #: a watermark stalled for so long is explained ...
 EXPLAIN_EVERY_S = 10.0  #: ... and again after this long
 EXPLAINED_AT_ONCE = 5
 
@@ -36,7 +35,7 @@ class Reported(Protocol):
 
 
 class Reporter:
-    """Remembers why watermarks stand."""
+    """Builds reports and caches why watermarks are stalled."""
 
     def __init__(self) -> None:
         self._explained: dict[int, tuple[tuple[StuckReport, ...], float]] = {}
@@ -44,37 +43,37 @@ class Reporter:
     def look(
         self,
         tasks: Sequence[Reported],
-        standing_s: Mapping[int, float],
+        stalled_s: Mapping[int, float],
         problems: Iterable[Mapping[str, Any]],
         now_s: float,
     ) -> WorkerReport:
-        """The report. `standing_s`: for how long each watermark has stood; `now_s` is monotonic."""
+        """The report. `stalled_s`: task -> seconds since its watermark moved; `now_s` is monotonic."""
         for task in tasks:
             task.traffic.tick(now_s)
         order = sorted(
-            tasks, key=lambda t: (-t.traffic.bytes_per_s, -standing_s.get(t.row.task_id, 0.0), t.row.task_id)
-        )[:TASKS_TOLD_MAX]
-        self._explain(order, standing_s, now_s)
-        told = tuple(self._told(task, standing_s, splits=i < SPLITS_TOLD_MAX) for i, task in enumerate(order))
+            tasks, key=lambda t: (-t.traffic.bytes_per_s, -stalled_s.get(t.row.task_id, 0.0), t.row.task_id)
+        )[:TASKS_REPORTED_MAX]
+        self._explain(order, stalled_s, now_s)
+        reports = tuple(self._report(task, stalled_s, splits=i < SPLITS_REPORTED_MAX) for i, task in enumerate(order))
         return WorkerReport(
             bytes_per_s=sum(task.traffic.bytes_per_s for task in tasks),
-            held_bytes=sum(report.held_bytes for report in told),
-            tasks=told,
-            problems=tuple(dict(problem) for problem in problems)[:PROBLEMS_TOLD_MAX],
+            held_bytes=sum(report.held_bytes for report in reports),
+            tasks=reports,
+            problems=tuple(dict(problem) for problem in problems)[:PROBLEMS_REPORTED_MAX],
         )
 
-    def _explain(self, tasks: Sequence[Reported], standing_s: Mapping[int, float], now_s: float) -> None:
-        stands = {t.row.task_id: t for t in tasks if standing_s.get(t.row.task_id, 0.0) >= EXPLAIN_AFTER_S}
-        self._explained = {task_id: known for task_id, known in self._explained.items() if task_id in stands}
+    def _explain(self, tasks: Sequence[Reported], stalled_s: Mapping[int, float], now_s: float) -> None:
+        stalled = {t.row.task_id: t for t in tasks if stalled_s.get(t.row.task_id, 0.0) >= EXPLAIN_AFTER_S}
+        self._explained = {task_id: known for task_id, known in self._explained.items() if task_id in stalled}
         never = float("-inf")
-        oldest = sorted(stands, key=lambda task_id: self._explained.get(task_id, ((), never))[1])
+        oldest = sorted(stalled, key=lambda task_id: self._explained.get(task_id, ((), never))[1])
         for task_id in oldest[:EXPLAINED_AT_ONCE]:
             if now_s - self._explained.get(task_id, ((), never))[1] >= EXPLAIN_EVERY_S:
-                stuck = explained(stands[task_id].core)
-                told = [*stuck[: STUCK_MAX - 1], *stuck[STUCK_MAX - 1 :][-1:]]  # the last one is the open transaction
-                self._explained[task_id] = tuple(map(_stuck, told)), now_s
+                stuck = explained(stalled[task_id].core)
+                shown = [*stuck[: STUCK_MAX - 1], *stuck[STUCK_MAX - 1 :][-1:]]  # the last one is the open transaction
+                self._explained[task_id] = tuple(map(_stuck, shown)), now_s
 
-    def _told(self, task: Reported, standing_s: Mapping[int, float], *, splits: bool) -> TaskReport:
+    def _report(self, task: Reported, stalled_s: Mapping[int, float], *, splits: bool) -> TaskReport:
         task_id, traffic = task.row.task_id, task.traffic
         return TaskReport(
             task_id=task_id,
@@ -85,7 +84,7 @@ class Reporter:
             held_bytes=task.held_bytes(),
             watermark=task.core.watermark(),
             split_key=traffic.split_key(task.row.range) if splits else None,
-            standing_s=round(standing_s.get(task_id, 0.0), 1),
+            standing_s=round(stalled_s.get(task_id, 0.0), 1),
             stuck=self._explained.get(task_id, ((), 0.0))[0],
         )
 

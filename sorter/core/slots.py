@@ -1,21 +1,21 @@
-"""The slices of a task's range as numbered slots, and lists of promises that lie on them.
+"""Numbered slots over a task's range, and the promises that lie on them.
 
-Slot i is [bounds[i], bounds[i+1]); the last one ends with the range. What a row promises is kept as numbers: which
-slots it covers (`lo` to `hi`), and the two timestamps. So a store that speaks again of the same regions costs a few
-passes over arrays and no look at a key.
+Slot i is [bounds[i], bounds[i+1]); the last one ends with the range. A promise is kept as numbers: the slots that it
+covers (`lo` to `hi`) and two timestamps. So a store that lists the same regions again costs a few passes over arrays
+and no key comparison.
 
-Slots are region bounds: they are cut where a row begins or ends, and stay while a row says so, even when neighbours
-have the same W. Neighbours that differ in nothing are joined only when most bounds are explained by no row any more
-(`join_unexplained`), so a region list that stays the same keeps its numbers.
+Slots are cut where a row begins or ends, and stay while a row has that bound, even when neighbours have the same W.
+Equal neighbours are joined only when most bounds belong to no row any more (`join_unexplained`), so an unchanged region
+list keeps its numbers.
 
 Relations:
 
 - `bounds` rise strictly from the start of the range;
 - `w` never falls; `uncovered` counts the slots that are not covered;
-- a promise may lift a slot once checkpoint_ts <= max(w, floor) was seen there; as w never falls this is for good, and
-  only the others (`waiting`) are ever tested again.
+- a promise may raise a slot once checkpoint_ts <= max(w, floor) held there; as w never falls this is final, and only
+  the others (`waiting`) are tested again.
 
-It does not know who promised, nor which promise is the newest.
+It does not know whose promises they are, nor which is the newest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Bounds:
-    """The keys at which slots begin. They never change: slots that are cut or joined get others."""
+    """The keys at which slots begin. Immutable: cutting or joining slots makes a new object."""
 
     __slots__ = ("keys", "place")
 
@@ -56,26 +56,26 @@ class Bounds:
         return out
 
     def find(self, keys: pa.BinaryArray) -> tuple[Ints, Mask]:
-        """How many bounds are smaller than each key, and whether it is one."""
+        """How many bounds are smaller than each key, and whether the key is a bound."""
         found: tuple[Ints, Mask] = find_keys(self.place.addresses, Place.whole(Segment(keys)).addresses)
         return found
 
 
 class Promises:
-    """Rows (checkpoint_ts, resolved_ts] on slots [lo, hi). A resolved_ts of 0 promises nothing (yet)."""
+    """Rows (checkpoint_ts, resolved_ts] on slots [lo, hi). A resolved_ts of 0 promises nothing yet."""
 
     __slots__ = ("checkpoint", "hi", "lo", "resolved", "row_of", "seq", "slot", "waiting")
 
     def __init__(self, *, checkpoint: Stamps, resolved: Stamps, seq: Stamps, lo: Ints, hi: Ints, slots: Slots) -> None:
         self.checkpoint = checkpoint
         self.resolved = resolved
-        self.seq = seq  #: of the file that brought `resolved`; kept only while something waits
+        self.seq = seq  #: of the file that carried `resolved`; kept only while something waits
         self.lo = lo
         self.hi = hi
         self.place(slots)
 
     def place(self, slots: Slots) -> None:
-        """Number the (row, slot) pairs anew, after slots were cut or joined or rows were replaced."""
+        """Renumber the (row, slot) pairs after slots were cut or joined, or rows were replaced."""
         self.slot = self.lo
         self.row_of: Ints | None = None  #: the row of each pair; None when every row is one slot
         if (self.hi - self.lo != 1).any():
@@ -83,7 +83,7 @@ class Promises:
         self.waiting = np.flatnonzero(~slots.reaches(self._of_pairs(self.checkpoint), self.slot))
 
     def admit(self, slots: Slots) -> Ints:
-        """The pairs that waited and need not any more."""
+        """The pairs that no longer have to wait."""
         pairs = self.waiting
         rows = pairs if self.row_of is None else self.row_of[pairs]
         may = slots.reaches(self.checkpoint[rows], self.slot[pairs])
@@ -99,13 +99,13 @@ class Promises:
         return np.flatnonzero(free)
 
     def targets(self, pairs: Ints | None) -> tuple[Ints, Stamps]:
-        """Slots and the resolved_ts of the given pairs."""
+        """Slots and resolved_ts of the given pairs."""
         if pairs is None:
             return self.slot, self._of_pairs(self.resolved)
         return self.slot[pairs], self.resolved[pairs if self.row_of is None else self.row_of[pairs]]
 
     def rows_waiting(self, slots: Slots) -> Ints:
-        """The rows that could still lift some slot for which they wait."""
+        """The waiting rows that could still raise a slot."""
         slot, resolved = self.targets(self.waiting)
         pairs = self.waiting[resolved > slots.w[slot]]
         return pairs if self.row_of is None else np.unique(self.row_of[pairs])
@@ -123,7 +123,7 @@ class Slots:
 
     def __init__(self, range_: KeyRange, start_ts: int, floor: int) -> None:
         self.range = range_
-        self.floor = np.uint64(floor)  #: nothing at or below it is missing, however low `w` is
+        self.floor = np.uint64(floor)  #: everything at or below it is durable, however low `w` is
         self.bounds = Bounds(pa.array([range_.start], pa.binary()))
         self.w: Stamps = np.array([start_ts], np.uint64)
         self.covered: Mask = np.zeros(1, np.bool_)
@@ -134,19 +134,19 @@ class Slots:
         return len(self.w)
 
     def joined(self) -> tuple[pa.BinaryArray, Stamps, Mask]:
-        """Bounds, W and covered with equal neighbours joined, to be read only: what can be told from outside."""
+        """Bounds, W and covered with equal neighbours joined; read only."""
         if self._joined is None:
             keep = self._differs()
             self._joined = self.bounds.keys.filter(pa.array(keep)), self.w[keep], self.covered[keep]
         return self._joined
 
     def reaches(self, checkpoint: Stamps, slot: Ints) -> Mask:
-        """Whether a promise with this checkpoint_ts may lift that slot."""
+        """Whether a promise with this checkpoint_ts may raise that slot."""
         out: Mask = checkpoint <= np.maximum(self.w[slot], self.floor)
         return out
 
     def lift(self, promises: Promises, pairs: Ints | None) -> bool:
-        """Lift the slots of these pairs; whether anything moved."""
+        """Raise the slots of these pairs; whether anything moved."""
         slot, resolved = promises.targets(pairs)
         moved = raise_to(self.w, slot, resolved)
         if self.uncovered:
@@ -162,7 +162,7 @@ class Slots:
     def locate(
         self, starts: pa.BinaryArray, ends: pa.BinaryArray, placed: Iterable[Promises] = ()
     ) -> tuple[Ints, Ints]:
-        """The slots [lo, hi) of each row, all of the range, cut where rows begin and end; `placed` are renumbered."""
+        """The slots [lo, hi) of each row, cut where rows begin and end; `placed` are renumbered."""
         inner_start = _mask(pc.greater(starts, self.range.start))
         inner_end = _mask(pc.not_equal(ends, b""))
         if self.range.end:
@@ -189,7 +189,7 @@ class Slots:
         return int(lo) - (not is_bound), int(hi) if part.end else len(self.w)
 
     def restore(self, starts: pa.BinaryArray, ends: pa.BinaryArray, w: Stamps, covered: Mask) -> None:
-        """Lift slices as a snapshot has them; they lie in the range and do not overlap."""
+        """Raise slices to a snapshot's values; they lie in the range and do not overlap."""
         lo, hi = self.locate(starts, ends)
         row, slot = _pairs(lo, hi)
         self.w[slot] = np.maximum(self.w[slot], w[row])
@@ -198,7 +198,7 @@ class Slots:
         self._joined = None
 
     def join_unexplained(self, placed: Iterable[Promises]) -> None:
-        """Join equal neighbours whose common bound no row explains, once more than half of the bounds are like that."""
+        """Join equal neighbours whose common bound belongs to no row, once most bounds are like that."""
         known = list(placed)
         explained = np.zeros(len(self.w) + 1, np.bool_)
         explained[0] = True
@@ -224,7 +224,7 @@ class Slots:
         invariant(all(a < b for a, b in pairwise(bounds)), "bounds do not rise")
         invariant(all(b in self.range for b in bounds), "a bound lies outside the range")
         invariant(bool((self.w >= np.uint64(start_ts)).all()), "W below start_ts")
-        invariant(self.uncovered == int((~self.covered).sum()), "the number of holes is wrong")
+        invariant(self.uncovered == int((~self.covered).sum()), "the number of gaps is wrong")
         for promises in placed:
             invariant(bool((promises.lo < promises.hi).all()), "a promise without a slot")
             slot, resolved = promises.targets(promises.admitted())
@@ -234,7 +234,7 @@ class Slots:
             invariant(not self.reaches(promises.checkpoint[rows], slot).any(), "a row waits for nothing")
 
     def _cut(self, edges: pa.BinaryArray) -> Ints:
-        """Cut at these keys (inside the range, no bounds yet, rising); the new number of each slot, and of the end."""
+        """Cut at these new keys (inside the range, rising); the new number of each slot, and of the end."""
         at, _ = self.bounds.find(edges)
         size = len(self.w)
         order = np.insert(np.arange(size), at, size + np.arange(len(at)))

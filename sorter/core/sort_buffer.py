@@ -1,11 +1,11 @@
 """Matched rows that wait for the watermark.
 
-A row comes in when its content is known and leaves when everything up to it has durably been written (`flushed`), not
-when it was handed out (`take`): a flush whose fate is unknown is taken again. Until then it is also the memory by which
-a second copy of the same (key, commit_ts) is recognised; at or below `durable_ts` the log itself is that memory.
+A row enters when its content is known and leaves when everything up to it is durable (`flushed`), not when it is handed
+out (`take`), because a flush with an unknown outcome is repeated. Until then the buffer also recognises a second copy
+of the same (key, commit_ts); at or below `durable_ts` the log does.
 
-Rows lie in runs as they were matched, in no order; their bytes stay where they arrived. A flush looks at the runs whose
-commit timestamps begin at or below W; `output` puts them in order and copies each row's bytes once, piece by piece.
+Rows lie unordered in runs, as they were matched; their bytes stay where they arrived. A flush reads the runs whose
+commit timestamps begin at or below W; `output` orders them and copies each row's bytes once, piece by piece.
 
 Relations: each (key, commit_ts) is here at most once; every row lies above the last `flushed`.
 """
@@ -41,11 +41,11 @@ class SortBuffer:
 
     @property
     def count(self) -> int:
-        """How many rows wait."""
+        """Number of rows."""
         return self.runs.live
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add rows with the columns of READY; a (key, commit_ts) that is here already is merged with it."""
+        """Add rows with the columns of READY; a (key, commit_ts) that is here already is ignored."""
         for part in run_sized(rows):
             place = Place.whole(segment_of(part))
             numbers = {name: np.ascontiguousarray(part[name].to_numpy()) for name in NUMBERS}
@@ -54,7 +54,7 @@ class SortBuffer:
     def add_rows(
         self, place: Place, numbers: Numbers, hashes: U64, *, young: Segment | None = None, merge: bool = False
     ) -> None:
-        """Add rows as they lie. Unless told to `merge` them, none may be here yet."""
+        """Add rows in place. Without `merge` none of them may be here yet."""
         if merge:
             needles = Needles(place, hashes, numbers["commit_ts"])
             new = np.flatnonzero(~self.known(needles) & (needles.first_equals() == np.arange(len(place))))
@@ -94,27 +94,27 @@ class SortBuffer:
         self.runs.tidy(lambda run: w is not None and run.span("commit_ts")[0] <= w)
 
     def reach(self, w: int) -> int:
-        """The largest watermark up to w whose rows fit one flush; a single commit_ts always does."""
+        """The highest watermark up to `w` whose rows fit one flush; a single commit_ts always fits."""
         if self.bytes_due(w) <= FLUSH_BYTES_MAX:
             return w
         commit_ts, sizes = [], []
         for run, at in self._due(w):
-            own, group = np.unique(run.ts("commit_ts")[at], return_inverse=True)
-            commit_ts.append(own)
+            distinct, group = np.unique(run.ts("commit_ts")[at], return_inverse=True)
+            commit_ts.append(distinct)
             sizes.append(np.bincount(group, weights=run.numbers["size"][at]))
         all_ts, order = np.concatenate(commit_ts), np.argsort(np.concatenate(commit_ts), kind="stable")
         ends = np.cumsum(np.concatenate(sizes)[order])
         of_ts = all_ts[order]
-        whole = np.append(of_ts[1:] != of_ts[:-1], True)  # the last entry of each commit_ts
-        fits = of_ts[whole][ends[whole] <= FLUSH_BYTES_MAX]
+        last = np.append(of_ts[1:] != of_ts[:-1], True)  # of each commit_ts
+        fits = of_ts[last][ends[last] <= FLUSH_BYTES_MAX]
         return int(fits[-1] if len(fits) else of_ts[0])
 
     def take(self, w: int) -> Output:
-        """All rows at or below w, by (table_id, commit_ts, start_ts, key), to be written in pieces. They stay here."""
+        """All rows at or below `w`, by (table_id, commit_ts, start_ts, key), to be written in pieces."""
         return Output(list(self._due(w)))
 
     def flushed(self, w: int) -> None:
-        """Everything at or below w is durably in the log."""
+        """Drop the rows at or below `w`: they are durable."""
         self.flushed_ts = max(self.flushed_ts, w)
         for run, at in self._due(w):
             run.kill(at)
@@ -125,7 +125,7 @@ class SortBuffer:
         return states_of(self.runs)
 
     def restore(self, rows: Sequence[Run], range_: KeyRange, durable_ts: int) -> None:
-        """Take over a snapshot, cut to the range; rows at or below `durable_ts` have been written since."""
+        """Load a snapshot, cut to the range; rows at or below `durable_ts` have been written since."""
         for run in rows:
             cut(run, range_)
             self.runs.add(run)
@@ -138,7 +138,7 @@ class SortBuffer:
         invariant(not (rows["commit_ts"] <= self.flushed_ts).any(), "a ready row lies below what was flushed")
 
     def _due(self, w: int) -> Iterator[tuple[Run, I64]]:
-        """The living rows at or below w, by run."""
+        """The living rows at or below `w`, by run."""
         for run in self.runs:
             first, last = run.span("commit_ts")
             if not run.live:
@@ -152,7 +152,7 @@ class SortBuffer:
 
 
 def _bytes_due(run: Run, w: int) -> int:
-    """Bytes of its living rows at or below w. What is due whole is asked for again with every batch."""
+    """Bytes of the run's living rows at or below `w`; cached when the whole run is due."""
     if run.live < len(run) or run.span("commit_ts")[1] > w:
         return int(run.numbers["size"][run.alive & (run.ts("commit_ts") <= np.uint64(w))].sum())
     if "bytes" not in run.facts:

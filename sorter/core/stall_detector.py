@@ -1,8 +1,8 @@
-"""Whose watermark stands still: shown to operators with the region, store and file that it waits for.
+"""Detects stalled watermarks and names the region, store and file that each one waits for.
 
-Every store says anew each second how far its regions are complete, written to or not, so a watermark that stands for
-STALLED_AFTER_S while others go on has lost somebody: a store, a region's leader, the outcome of a transaction. A task to
-which nothing comes at all has nothing to wait for: its pushers have ended, as after a recording, and the lag says so.
+Stores report every second how far their regions are complete, even without writes. So a watermark that has not moved
+for STALLED_AFTER_S while batches arrive is missing an input: a store, a region's leader, or the outcome of a
+transaction. A task that receives no batches is not stalled: its pushers have ended, and the lag shows it.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from tistream.keyrange import KeyRange
 from tistream.runtime.service import Problem
 
 STALLED_AFTER_S = 30.0
-REASONS_MAX = 3  #: told with a problem; `explain` tells them all
+REASONS_MAX = 3  #: shown with a problem; `explain` gives all of them
 
 
 class StallDetector:
-    """Since when the watermark of each task has stood where it is."""
+    """Remembers when the watermark of each task last moved."""
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[int | None, float]] = {}
-        self._heard: dict[int, tuple[int, float]] = {}  # task -> batches, since when there are so many
+        self._batches: dict[int, tuple[int, float]] = {}  # task -> batches taken, and since when that many
         self.problems: list[Problem] = []
 
-    def standing_s(self, now_s: float) -> dict[int, float]:
-        """Task -> for how long its watermark has been where it is, as of the last look."""
+    def stalled_s(self, now_s: float) -> dict[int, float]:
+        """Task -> seconds since its watermark moved, as of the last look."""
         return {task_id: max(0.0, now_s - since) for task_id, (_, since) in self._since.items()}
 
     def look(self, cores: Mapping[int, TaskCore], now_s: float) -> None:
-        """Look at the tasks that go on; `now_s` is the clock's monotonic time."""
-        since, heard, problems = {}, {}, []
+        """Check the running tasks; `now_s` is monotonic."""
+        since, batches, problems = {}, {}, []
         for task_id, core in cores.items():
             w = core.watermark()
             before = self._since.get(task_id)
             since[task_id] = before if before is not None and before[0] == w else (w, now_s)
-            known = self._heard.get(task_id)
-            heard[task_id] = known if known is not None and known[0] == core.batches else (core.batches, now_s)
-            if now_s - since[task_id][1] >= STALLED_AFTER_S > now_s - heard[task_id][1]:
-                problems.append(Problem.of(f"task {task_id}", _told(core, w)))
-        self._since, self._heard, self.problems = since, heard, problems
+            known = self._batches.get(task_id)
+            batches[task_id] = known if known is not None and known[0] == core.batches else (core.batches, now_s)
+            if now_s - since[task_id][1] >= STALLED_AFTER_S > now_s - batches[task_id][1]:
+                problems.append(Problem.of(f"task {task_id}", _error(core, w)))
+        self._since, self._batches, self.problems = since, batches, problems
 
 
 def explained(core: TaskCore, range_: KeyRange | None = None) -> list[Stuck]:
-    """What the watermark waits for, also where the rows that would say it cannot be fetched."""
+    """`TaskCore.explain`, or one entry with the error when the rows it needs cannot be fetched."""
     try:
         return core.explain(range_)
     except (RowsOutOfReach, StateUnreadable) as e:
-        return [Stuck(range=core.range if range_ is None else range_, w=None, reason=f"not known: {e}")]
+        return [Stuck(range=core.range if range_ is None else range_, w=None, reason=f"unknown: {e}")]
 
 
-def _told(core: TaskCore, w: int | None) -> WatermarkStalled:
+def _error(core: TaskCore, w: int | None) -> WatermarkStalled:
     stuck = explained(core)
     first = stuck[0] if stuck else None
     facts = {"region": first.region_id, "store": first.store_id, "file": first.file} if first else {}
     reasons = "; ".join(str(s) for s in stuck[:REASONS_MAX])
     more = f"; and {len(stuck) - REASONS_MAX} more" if len(stuck) > REASONS_MAX else ""
-    return WatermarkStalled(f"the watermark stands still: {reasons}{more}", task=core.task_id, watermark=w, **facts)
+    return WatermarkStalled(f"the watermark is stalled: {reasons}{more}", task=core.task_id, watermark=w, **facts)

@@ -1,8 +1,7 @@
-"""What flows into a task: rows and bytes a second, and a key with about half of it on either side.
+"""Traffic of a task: rows and bytes per second, and a key that splits it in about half.
 
-Keys are sampled, a few of each batch, chosen at random in one draw, so that about SAMPLE of them stand for the recent
-past: what a batch costs does not grow with its rows beyond that. The draws follow from the task's number alone. Pure:
-`note` counts, `tick` says that time has passed.
+A few random keys of each batch are sampled, so that about SAMPLE keys stand for the recent past and the cost does not
+grow with the rows. The draws are seeded by the task's number. Pure: `note` counts, `tick` advances the time.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
 from tistream.runtime.rates import Rate
 
-SAMPLE = 256  #: keys that stand for the recent traffic
-SIDE_MIN = 0.25  #: of the traffic on the smaller side: below it, a split is of no use
+SAMPLE = 256  #: keys kept
+SIDE_MIN = 0.25  #: minimum share of the smaller side; below it a split is useless
 
 
 class KeySample:
@@ -31,15 +30,15 @@ class KeySample:
         self._keys: deque[bytes] = deque(maxlen=size)
 
     def take(self, keys: pa.Array, share: float) -> None:
-        """Take this share of the keys of a batch, on average; no more than the sample has room for."""
+        """Sample this share of the keys of a batch, at most as many as fit."""
         count = min(int(len(keys) * share + self._rand.random()), self._size)
         if count:
             chosen = self._rand.integers(0, len(keys), count)
             self._keys.extend(keys.take(pa.array(chosen)).to_pylist())
 
     def split_key(self, range_: KeyRange) -> bytes | None:
-        """A key inside of the range with about as many of the sampled keys below it as from it on. None when there
-        are too few, or no key parts them well: then one key has most of the traffic."""
+        """A key inside the range with about half of the sampled keys on either side. None when there are too few keys,
+        or when one key has most of the traffic."""
         keys = sorted(key for key in self._keys if key in range_)
         if len(keys) < self._size // 4:
             return None
@@ -51,7 +50,7 @@ class KeySample:
 
 
 class Traffic:
-    """Of one task. `note` with each batch, `tick` every second or so."""
+    """Traffic of one task. Call `note` with each batch and `tick` about once a second."""
 
     def __init__(self, task_id: int) -> None:
         self._sample = KeySample(task_id)
@@ -60,7 +59,7 @@ class Traffic:
         self.rows_per_s = self.bytes_per_s = 0.0
 
     def note(self, batch: FeedBatch) -> None:
-        """A batch has been taken."""
+        """Count a batch."""
         rows = batch.rows.num_rows
         self._bytes += batch.nbytes
         if rows:
@@ -68,7 +67,7 @@ class Traffic:
             self._sample.take(batch.rows.column("key"), self._share)
 
     def tick(self, now_s: float) -> None:
-        """Time has passed; `now_s` is monotonic."""
+        """Update the rates; `now_s` is monotonic."""
         if self._rates is None:
             self._rates = Rate(RATE_WINDOW_S, now_s), Rate(RATE_WINDOW_S, now_s)
         rows, nbytes = self._rates
@@ -78,11 +77,11 @@ class Traffic:
         self.rows_per_s, self.bytes_per_s = rows.per_s(), nbytes.per_s()
 
     def split_key(self, range_: KeyRange) -> bytes | None:
-        """Where the task could be split."""
+        """A key at which the task could be split."""
         return self._sample.split_key(range_)
 
     @property
     def _share(self) -> float:
-        """Of the keys, so that a window has about SAMPLE of them."""
+        """The share of keys to sample, so that a window has about SAMPLE of them."""
         expected = self.rows_per_s * RATE_WINDOW_S
         return 1.0 if expected <= SAMPLE else SAMPLE / expected

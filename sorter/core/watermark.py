@@ -1,33 +1,32 @@
-"""How far each key of a task is complete: the piecewise-constant map W(key).
+"""Watermark map of a task: the piecewise-constant function W(key).
 
-A watermark row of a subscription says: every change of [start_key, end_key) with commit_ts in (checkpoint_ts,
+A watermark row of a subscription promises: every change of [start_key, end_key) with commit_ts in (checkpoint_ts,
 resolved_ts], and every undecided prewrite, is in this store's files up to and including the one that carries the row.
 So
 
-    a row may lift a slice from w to max(w, resolved_ts)  only if  checkpoint_ts <= max(w, durable_ts);
+    a row may raise a slice from w to max(w, resolved_ts)  only if  checkpoint_ts <= max(w, durable_ts);
 
-otherwise it waits until another row has lifted the slice that far. A slice that no row ever lifted counts as `start_ts`
-for this test, and as "none" for the result: it is a hole, and a task with a hole has no watermark. Leader moves,
+otherwise it waits until another row has raised the slice that far. A slice that no row ever raised counts as `start_ts`
+in this test and as "none" in the result: it is a watermark gap, and a task with a gap has no watermark. Leader moves,
 splits, merges, restarts and files in any order need no further rule. Region ids and versions explain, never decide.
 
 `durable_ts` counts because all changes at or below it are in the committed log, so a subscription that begins there
-leaves nothing out; and a subscription's opening scan sends every lock that is held, so it needs no prewrite of an
-earlier one. It makes a difference after a restart only, when W is what an older snapshot says: the files that had
-lifted it to `durable_ts` may be unreadable by now, and a subscription that was opened at the published frontier needs
-none of them. While a task runs, `durable_ts` never exceeds W. W itself is not raised to `durable_ts`: a prewrite of a
-file that is read again would count as dead before its commit, which lies in a later file, has been read again.
+omits nothing; and its opening scan sends every lock that is held, so it needs no earlier prewrite. This matters only
+after a restart, when W comes from an older snapshot: the files that had raised it to `durable_ts` may be unreadable by
+now, and a subscription opened at the published frontier needs none of them. While a task runs, `durable_ts` never
+exceeds W. W itself is not raised to `durable_ts`: a replayed prewrite would count as dead before its commit, which lies
+in a later file, has been replayed.
 
-Every store names all its regions in every file, mostly the same ones. Their rows lie on numbered slots
-(sorter.core.slots) that are found once per list of regions: `apply` looks at keys only when a store's list differs
-from that of its file before.
+Every store lists all its regions in every file, mostly the same ones. Their rows lie on numbered slots
+(`sorter.core.slots`) that are located once per region list: `apply` compares keys only when the list has changed.
 
 Relations that hold after every call:
 
 - W(key) never falls, and is at least `start_ts`; after a restart it may lie below `durable_ts`;
-- no row that waits may lift anything: all that the rows of any file allow has been done;
-- for each (store, incarnation) the newest file counts. A row that waits stays when later files no longer have it: its
-  promise holds. Of one promise only the row with the highest resolved_ts waits;
-- what is told (slices, holes, snapshot) has no two neighbours that agree in W and in being covered.
+- no waiting row may raise anything: every raise that the rows of any file allow has been made;
+- for each (store, incarnation) the newest file counts. A waiting row stays when later files omit it, because its
+  promise still holds. Of equal promises only the row with the highest resolved_ts waits;
+- results (slices, gaps, snapshot) have no two neighbours that agree in W and in being covered.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from sorter.rows.payload import Place, Segment, as_binary
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange, gaps
 
-EXPLAINED_MAX = 1000  #: answers of one `explain`
+EXPLAINED_MAX = 1000  #: entries of one `explain`
 
-#: one slice of the map
+#: a slice of the map
 SLICES = pa.schema(
     [
         pa.field("start_key", pa.binary(), nullable=False),
@@ -61,7 +60,7 @@ SLICES = pa.schema(
 _ROW_FIELDS = ("store_id", "incarnation", "seq", "region_id", "version", "checkpoint_ts", "resolved_ts")
 _PROMISE = ("store_id", "incarnation", "region_id", "version", "start_key", "end_key", "checkpoint_ts")
 _SHAPE = ("region_id", "version", "start_key", "end_key", "checkpoint_ts")  # of a region list
-#: a row that waits for its slices to reach its checkpoint_ts
+#: a waiting row: its slices have not reached its checkpoint_ts
 WAITING = pa.schema(
     [pa.field(name, pa.uint64(), nullable=False) for name in _ROW_FIELDS]
     + [pa.field(name, pa.binary(), nullable=False) for name in ("start_key", "end_key")]
@@ -70,7 +69,7 @@ WAITING = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkRow:
-    """A watermark row and the file that brought it."""
+    """A watermark row and the file that carries it."""
 
     store_id: int
     incarnation: int
@@ -84,23 +83,23 @@ class WatermarkRow:
 
     @property
     def promise(self) -> tuple[object, ...]:
-        """What stays the same when the same subscription speaks again."""
-        where = (self.store_id, self.incarnation, self.region_id, self.version)
-        return (*where, self.start_key, self.end_key, self.checkpoint_ts)
+        """What stays the same in later rows of the same subscription."""
+        source = (self.store_id, self.incarnation, self.region_id, self.version)
+        return (*source, self.start_key, self.end_key, self.checkpoint_ts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
-    """Why a slice is where it is: one for each region that speaks of it, one for each part of which nobody speaks."""
+    """Why a slice is stalled: one entry per region that covers it and one per part that no region covers."""
 
-    range: KeyRange  #: the slice, or the silent part of it
-    w: int | None  #: None for a hole
+    range: KeyRange  #: the slice, or the part of it that no region covers
+    w: int | None  #: None for a gap
     region_id: int = 0
     version: int = 0
     store_id: int = 0
     incarnation: int = 0
-    seq: int = 0  #: the newest file of that store; 0 = none spoke of this range
-    start_ts: int = 0  #: of the transaction whose lock on the range's first key is undecided; 0 = it is no lock
+    seq: int = 0  #: of the store's newest file; 0 = no store covers this range
+    start_ts: int = 0  #: of the transaction that locks the range's first key; 0 = not a lock
     reason: str
 
     @property
@@ -110,64 +109,64 @@ class Stuck:
 
     def __str__(self) -> str:
         at = "watermark_gap" if self.w is None else f"W {self.w}"
-        who = f"region {self.region_id} store {self.store_id} file {self.file}: " if self.seq else ""
-        return f"{self.range} {at}: {who}{self.reason}"
+        source = f"region {self.region_id} store {self.store_id} file {self.file}: " if self.seq else ""
+        return f"{self.range} {at}: {source}{self.reason}"
 
 
 @dataclass(slots=True, kw_only=True)
-class _Voice:
-    """What one life of a store says."""
+class _NewestFile:
+    """The newest file of one incarnation of a store."""
 
     seq: int
     regions: pa.RecordBatch  #: the newest file's watermark rows
-    inside: Ints | None  #: those that touch the range; None for all
-    promises: Promises  #: of those
+    inside: Ints | None  #: rows that touch the range; None for all
+    promises: Promises  #: of those rows
 
 
 class RangeWatermarkMap:
     """W(key) over the range of one task."""
 
     def __init__(self, range_: KeyRange, start_ts: int, *, durable_ts: int = 0) -> None:
-        """`durable_ts`: that of the task now. Later ones need not be told, they never exceed W."""
+        """`durable_ts`: the task's current one. Later values are not needed, they never exceed W."""
         self.range = range_
         self.start_ts = start_ts
         self._slots = Slots(range_, start_ts, max(start_ts, durable_ts))
-        self._voices: dict[tuple[int, int], _Voice] = {}
-        self._orphans = _NO_ROWS  # rows that wait and that their store no longer says
+        self._newest: dict[tuple[int, int], _NewestFile] = {}
+        self._orphans = _NO_ROWS  # waiting rows that the newest file of their store omits
         self._orphaned = _promises(_NO_ROWS, self._slots)
 
     def apply(self, regions: pa.RecordBatch, store_id: int, incarnation: int, seq: int) -> bool:
-        """Take the watermark rows (change.REGIONS) of one file whose data has been applied; whether any slice moved."""
-        voice = self._voices.get((store_id, incarnation))
-        if voice is None or not _same_shape(voice.regions, regions):
+        """Apply the watermark rows (change.REGIONS) of a file whose data has been applied; whether any slice moved."""
+        newest = self._newest.get((store_id, incarnation))
+        if newest is None or not _same_shape(newest.regions, regions):
             moved = self._advance(self._reshape((store_id, incarnation), regions, seq).promises)
             self._slots.join_unexplained(self._placed())
             return moved
-        promises, said = voice.promises, _resolved_of(regions, voice.inside)
+        promises, resolved = newest.promises, _resolved_of(regions, newest.inside)
         if len(promises.waiting):
-            promises.seq[(said >= promises.resolved) & (said > 0)] = seq
-        np.maximum(promises.resolved, said, out=promises.resolved)
-        voice.seq, voice.regions = seq, regions
+            promises.seq[(resolved >= promises.resolved) & (resolved > 0)] = seq
+        np.maximum(promises.resolved, resolved, out=promises.resolved)
+        newest.seq, newest.regions = seq, regions
         return self._advance(promises)
 
     def forget(self, store_id: int, incarnation: int) -> None:
-        """An incarnation has ended: no longer use its last file to explain. Its promises stay as they are."""
+        """An incarnation has ended: stop using its last file to explain. Its promises still hold."""
         at = store_id, incarnation
-        if at in self._voices:
+        if at in self._newest:
             left = self._waiting_of(at)
-            del self._voices[at]
-            self._adopt(pl.concat([self._waiting_alone(), left]))
+            del self._newest[at]
+            self._adopt(pl.concat([self._orphans_waiting(), left]))
 
     def watermark(self) -> int | None:
-        """The task's watermark: the lowest slice; None while there is a hole."""
+        """The task's watermark: the lowest slice; None while there is a gap."""
         return None if self._slots.uncovered else int(self._slots.w.min())
 
     def highest(self) -> int:
-        """The highest slice: no key has a larger W."""
+        """The highest W of any key."""
         return int(self._slots.w.max())
 
     def w_of(self, keys: pa.BinaryArray | pl.Series) -> Stamps:
-        """W of each key. The keys must lie in the range."""
+        """W of each key; the keys must lie in the range."""
         return self.w_at(Place.whole(Segment(as_binary(keys) if isinstance(keys, pl.Series) else keys)))
 
     def w_at(self, place: Place) -> Stamps:
@@ -177,20 +176,20 @@ class RangeWatermarkMap:
 
     @property
     def bounds(self) -> Bounds:
-        """Where the slots begin of which `w` tells; another object when they were cut or joined."""
+        """Where the slots of `w` begin; another object after slots were cut or joined."""
         return self._slots.bounds
 
     @property
     def w(self) -> Stamps:
-        """W of each slot, to be read only."""
+        """W of each slot; read only."""
         return self._slots.w
 
     def watermark_gaps(self) -> list[KeyRange]:
-        """The ranges that no row ever lifted, in key order."""
-        return [where for where, w in self.slices() if w is None] if self._slots.uncovered else []
+        """The ranges that no row ever raised, in key order."""
+        return [slice_ for slice_, w in self.slices() if w is None] if self._slots.uncovered else []
 
     def slices(self) -> Iterator[tuple[KeyRange, int | None]]:
-        """All slices in key order; None for a hole."""
+        """All slices in key order, with None for a gap."""
         bounds, w, covered = self._slots.joined()
         starts = bounds.to_pylist()
         for start, end, ts, known in zip(
@@ -200,33 +199,33 @@ class RangeWatermarkMap:
 
     @property
     def watermark_gap_count(self) -> int:
-        """How many slots no row ever lifted: 0 without a hole."""
+        """Number of slots that no row ever raised."""
         return self._slots.uncovered
 
     def slice_count(self) -> int:
-        """How many slices there are."""
+        """Number of slices."""
         return len(self._slots.joined()[0])
 
     def waiting(self) -> list[WatermarkRow]:
-        """The rows that wait, in a fixed order."""
+        """The waiting rows, in a fixed order."""
         return [WatermarkRow(**row) for row in self._waiting().to_dicts()]
 
     def explain(self, range_: KeyRange | None = None) -> list[Stuck]:
-        """For each hole in the range, or (without holes) each lowest slice: what it waits for. In key order, at most
-        EXPLAINED_MAX answers. Without `range_` the task's own."""
+        """What each gap in the range waits for or, without gaps, each lowest slice. In key order, at most EXPLAINED_MAX
+        entries. `range_` defaults to the task's range."""
         wanted = self.range if range_ is None else self.range.intersect(range_)
         if wanted is None:
             return []
-        parts = [(part, w) for where, w in self.slices() if (part := where.intersect(wanted)) is not None]
+        parts = [(part, w) for slice_, w in self.slices() if (part := slice_.intersect(wanted)) is not None]
         if any(w is None for _, w in parts):
             parts = [(part, w) for part, w in parts if w is None]
         else:
             lowest = min(w for _, w in parts if w is not None)
             parts = [(part, w) for part, w in parts if w == lowest]
-        return list(islice((stuck for part, w in parts for stuck in self._explain(part, w)), EXPLAINED_MAX))
+        return list(islice((stuck for part, w in parts for stuck in self._reasons(part, w)), EXPLAINED_MAX))
 
     def snapshot(self) -> tuple[pa.Table, pa.Table]:
-        """(slices, waiting rows), schemas SLICES and WAITING."""
+        """(slices, waiting rows), with schemas SLICES and WAITING."""
         bounds, w, covered = self._slots.joined()
         starts = bounds.to_pylist()
         slices = pa.table([starts, [*starts[1:], self.range.end], w, covered], schema=SLICES)
@@ -234,44 +233,44 @@ class RangeWatermarkMap:
         return slices, waiting.to_arrow().cast(WAITING) if len(waiting) else WAITING.empty_table()
 
     def restore(self, slices: pa.Table, waiting: pa.Table) -> None:
-        """Take over a snapshot, cut to this map's range. Parts of the range that it does not speak of stay holes."""
+        """Load a snapshot, cut to this map's range. Parts that it does not cover stay gaps."""
         parts = slices.filter(self._touches(slices["start_key"], slices["end_key"])).combine_chunks()
         starts, ends = (_whole(parts[name]) for name in ("start_key", "end_key"))
         covered = parts["covered"].to_numpy(zero_copy_only=False)
         self._slots.restore(starts, ends, parts["w"].to_numpy(), covered)
         rows = waiting.filter(self._touches(waiting["start_key"], waiting["end_key"])).combine_chunks()
         lo, hi = self._slots.locate(_whole(rows["start_key"]), _whole(rows["end_key"]), self._placed())
-        self._adopt(pl.concat([self._waiting_alone(), _frame(rows, lo, hi)]))
+        self._adopt(pl.concat([self._orphans_waiting(), _frame(rows, lo, hi)]))
         self._advance(self._orphaned)
 
     def check(self) -> None:
         """Raise when a relation of the docstrings does not hold."""
         self._slots.check(self.start_ts, self._placed())
-        invariant(len(self._orphans) == len(self._orphaned.lo), "rows that wait were lost")
-        for voice in self._voices.values():
-            rows = voice.regions.num_rows if voice.inside is None else len(voice.inside)
-            invariant(rows == len(voice.promises.lo), "a store's rows and its promises differ in number")
+        invariant(len(self._orphans) == len(self._orphaned.lo), "waiting rows were lost")
+        for newest in self._newest.values():
+            rows = newest.regions.num_rows if newest.inside is None else len(newest.inside)
+            invariant(rows == len(newest.promises.lo), "a store's rows and its promises differ in number")
         for row in self._waiting().to_dicts():
             promised, needed = KeyRange(row["start_key"], row["end_key"]), min(row["resolved_ts"], row["checkpoint_ts"])
-            found = [w or self.start_ts for where, w in self.slices() if where.intersect(promised) is not None]
+            found = [w or self.start_ts for slice_, w in self.slices() if slice_.intersect(promised) is not None]
             invariant(any(w < needed for w in found), "a waiting row waits for nothing", row=row)
             invariant(row["checkpoint_ts"] > int(self._slots.floor), "a row waits for what is written", row=row)
 
-    def _advance(self, spoke: Promises) -> bool:
-        """Let what has just been said lift what it may, then whatever waits, until nothing moves; whether any did."""
-        moved = again = self._slots.lift(spoke, spoke.admitted())
+    def _advance(self, new: Promises) -> bool:
+        """Apply new promises, then waiting ones until nothing moves; whether any slice moved."""
+        moved = again = self._slots.lift(new, new.admitted())
         while again:
             again = False
             for promises in self._placed():
-                if len(promises.waiting) and len(due := promises.admit(self._slots)):
-                    again |= self._slots.lift(promises, due)
+                if len(promises.waiting) and len(pairs := promises.admit(self._slots)):
+                    again |= self._slots.lift(promises, pairs)
         if moved and len(self._orphans):
-            self._adopt(self._waiting_alone())
+            self._adopt(self._orphans_waiting())
         return moved
 
-    def _reshape(self, at: tuple[int, int], regions: pa.RecordBatch, seq: int) -> _Voice:
-        """A store speaks of other regions than before, or for the first time: find the slots of its rows."""
-        old = self._voices.get(at)
+    def _reshape(self, at: tuple[int, int], regions: pa.RecordBatch, seq: int) -> _NewestFile:
+        """Locate the slots of a store's new region list."""
+        old = self._newest.get(at)
         touching = self._touches(regions.column("start_key"), regions.column("end_key")).to_numpy(zero_copy_only=False)
         inside = None if touching.all() else np.flatnonzero(touching)
         rows = _inside(regions, inside)
@@ -290,29 +289,31 @@ class RangeWatermarkMap:
             hi=hi,
             slots=self._slots,
         )
-        left = _hand_over(_joined([self._waiting_alone(at), self._waiting_of(at)]), rows, promises)
+        left = _hand_over(_joined([self._orphans_waiting(at), self._waiting_of(at)]), rows, promises)
         if len(left) or len(self._orphans):
-            self._adopt(_joined([self._waiting_alone(but=at), left]))
-        voice = self._voices[at] = _Voice(seq=seq, regions=regions, inside=inside, promises=promises)
-        return voice
+            self._adopt(_joined([self._orphans_waiting(but=at), left]))
+        newest = self._newest[at] = _NewestFile(seq=seq, regions=regions, inside=inside, promises=promises)
+        return newest
 
     def _adopt(self, rows: pl.DataFrame) -> None:
-        """These rows, with their slots, wait and no store says them any more."""
+        """Keep these rows, with their slots, as waiting rows that no newest file holds."""
         self._orphans = _highest(rows)
         self._orphaned = _promises(self._orphans, self._slots)
 
     def _placed(self) -> list[Promises]:
-        """All that lies on the slots."""
-        return [voice.promises for voice in self._voices.values()] + [self._orphaned]
+        """All promises that lie on the slots."""
+        return [newest.promises for newest in self._newest.values()] + [self._orphaned]
 
     def _waiting(self) -> pl.DataFrame:
-        """All rows that wait, one for each promise, in a fixed order."""
-        found = [self._waiting_alone(), *(self._waiting_of(at) for at in self._voices)]
+        """All waiting rows, one per promise, in a fixed order."""
+        found = [self._orphans_waiting(), *(self._waiting_of(at) for at in self._newest)]
         rows = _joined(found)
         return _highest(rows).select(WAITING.names).sort(_PROMISE) if len(rows) else rows
 
-    def _waiting_alone(self, at: tuple[int, int] | None = None, *, but: tuple[int, int] | None = None) -> pl.DataFrame:
-        """The rows that still wait and that no store says any more: of one life, of all but one, or all."""
+    def _orphans_waiting(
+        self, at: tuple[int, int] | None = None, *, but: tuple[int, int] | None = None
+    ) -> pl.DataFrame:
+        """The waiting rows that no newest file holds: of one incarnation, of all but one, or all."""
         promises = self._orphaned
         if not len(rows := promises.rows_waiting(self._slots)):
             return _NO_ROWS
@@ -322,48 +323,48 @@ class RangeWatermarkMap:
         return frame.filter(~_is_of(but)) if but is not None else frame
 
     def _waiting_of(self, at: tuple[int, int]) -> pl.DataFrame:
-        """The rows that wait of those that a life of a store says now."""
-        voice = self._voices.get(at)
-        if voice is None or not len(waiting := voice.promises.rows_waiting(self._slots)):
+        """The waiting rows of an incarnation's newest file."""
+        newest = self._newest.get(at)
+        if newest is None or not len(waiting := newest.promises.rows_waiting(self._slots)):
             return _NO_ROWS
-        promises = voice.promises
-        regions = _inside(voice.regions, voice.inside).take(pa.array(waiting))
-        told = {
+        promises = newest.promises
+        regions = _inside(newest.regions, newest.inside).take(pa.array(waiting))
+        known = {
             "store_id": np.full(len(waiting), at[0], np.uint64),
             "incarnation": np.full(len(waiting), at[1], np.uint64),
             "seq": promises.seq[waiting],
             "resolved_ts": promises.resolved[waiting],
         }
-        columns = [told.get(name) if name in told else regions.column(name) for name in WAITING.names]
+        columns = [known.get(name) if name in known else regions.column(name) for name in WAITING.names]
         return _frame(pa.table(columns, schema=WAITING), promises.lo[waiting], promises.hi[waiting])
 
     def _touches(self, starts: pa.Array | pa.ChunkedArray, ends: pa.Array | pa.ChunkedArray) -> pa.BooleanArray:
-        """Which ranges have a key in common with the range. An empty one has none."""
+        """Which ranges share a key with this range. An empty one shares none."""
         out = pc.or_(pc.equal(ends, b""), pc.and_(pc.greater(ends, self.range.start), pc.less(starts, ends)))
         return pc.and_(out, pc.less(starts, self.range.end)) if self.range.end else out
 
-    def _explain(self, where: KeyRange, w: int | None) -> Iterator[Stuck]:
-        """What the newest files say of a part of a slice."""
-        lo, hi = self._slots.numbers(where)
+    def _reasons(self, part: KeyRange, w: int | None) -> Iterator[Stuck]:
+        """Reasons from the newest files for one part of a slice."""
+        lo, hi = self._slots.numbers(part)
         ts = max(int(self._slots.floor), w or 0)
-        spoken: list[KeyRange] = []
-        told = set()
-        for (store_id, incarnation), voice in sorted(self._voices.items()):
-            life = {"store_id": store_id, "incarnation": incarnation, "seq": voice.seq}
-            for row in _inside(voice.regions, voice.inside).take(pa.array(voice.promises.on(lo, hi))).to_pylist():
-                spoken.append(KeyRange(row["start_key"], row["end_key"]))
-                told.add((store_id, incarnation, row["region_id"], row["version"]))
-                who = {"region_id": row["region_id"], "version": row["version"]}
-                yield Stuck(range=where, w=w, reason=_reason(row, ts), **who, **life)
+        covered: list[KeyRange] = []
+        seen = set()
+        for (store_id, incarnation), newest in sorted(self._newest.items()):
+            file = {"store_id": store_id, "incarnation": incarnation, "seq": newest.seq}
+            for row in _inside(newest.regions, newest.inside).take(pa.array(newest.promises.on(lo, hi))).to_pylist():
+                covered.append(KeyRange(row["start_key"], row["end_key"]))
+                seen.add((store_id, incarnation, row["region_id"], row["version"]))
+                region = {"region_id": row["region_id"], "version": row["version"]}
+                yield Stuck(range=part, w=w, reason=_reason(row, ts), **region, **file)
         alone = self._orphans[self._orphaned.on(lo, hi)]
         for row in alone.to_dicts():
-            who = {name: row[name] for name in ("store_id", "incarnation", "region_id", "version")}
-            if tuple(who.values()) not in told:
-                spoken.append(KeyRange(row["start_key"], row["end_key"]))
+            region = {name: row[name] for name in ("store_id", "incarnation", "region_id", "version")}
+            if tuple(region.values()) not in seen:
+                covered.append(KeyRange(row["start_key"], row["end_key"]))
                 reason = f"waits for W to reach its checkpoint_ts {row['checkpoint_ts']}"
-                yield Stuck(range=where, w=w, seq=row["seq"], reason=reason, **who)
-        for part in gaps(where, spoken):
-            yield Stuck(range=part, w=w, reason="no store speaks of this range")
+                yield Stuck(range=part, w=w, seq=row["seq"], reason=reason, **region)
+        for gap in gaps(part, covered):
+            yield Stuck(range=gap, w=w, reason="no store covers this range")
 
 
 def _reason(row: dict[str, int], w: int) -> str:
@@ -373,11 +374,11 @@ def _reason(row: dict[str, int], w: int) -> str:
         return "it has sent no resolved ts yet"
     if row["checkpoint_ts"] > w:
         return f"waits for W to reach its checkpoint_ts {row['checkpoint_ts']}"
-    return f"its resolved ts stands at {row['resolved_ts']}"
+    return f"its resolved ts is stalled at {row['resolved_ts']}"
 
 
 def _same_shape(a: pa.RecordBatch, b: pa.RecordBatch) -> bool:
-    """Whether both are the same regions with the same checkpoint_ts, in the same order."""
+    """Whether both list the same regions with the same checkpoint_ts, in the same order."""
     return a.num_rows == b.num_rows and all(a.column(name).equals(b.column(name)) for name in _SHAPE)
 
 
@@ -395,7 +396,7 @@ def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
 
 
 def _resolved_of(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
-    """How far each row's subscription is complete; 0 when it says nothing yet. A new array."""
+    """Each row's resolved_ts; 0 while its subscription is not ready. A new array."""
     ready, resolved = regions.column("tenure_ready_ts").to_numpy(), regions.column("resolved_ts").to_numpy()
     out: Stamps = resolved.copy() if ready.all() else np.where(ready, resolved, np.uint64(0))
     return out if inside is None else out[inside]
@@ -405,18 +406,18 @@ def _inside(regions: pa.RecordBatch, inside: Ints | None) -> pa.RecordBatch:
     return regions if inside is None else regions.take(pa.array(inside))
 
 
-def _hand_over(left: pl.DataFrame, rows: pa.RecordBatch, promises: Promises) -> pl.DataFrame:
-    """Rows of the store's life that waited: a row that says the same promise again goes on from them. The others."""
-    if not len(left):
-        return left
-    said = pl.from_arrow(rows.select(_SHAPE))
-    assert isinstance(said, pl.DataFrame)
-    both = said.with_row_index("row").join(left.select(*_SHAPE, "resolved_ts", "seq"), on=_SHAPE)
+def _hand_over(waiting: pl.DataFrame, rows: pa.RecordBatch, promises: Promises) -> pl.DataFrame:
+    """Merge waiting rows into rows with the same promise; returns the waiting rows without one."""
+    if not len(waiting):
+        return waiting
+    new = pl.from_arrow(rows.select(_SHAPE))
+    assert isinstance(new, pl.DataFrame)
+    both = new.with_row_index("row").join(waiting.select(*_SHAPE, "resolved_ts", "seq"), on=_SHAPE)
     row, resolved = both["row"].to_numpy(), both["resolved_ts"].to_numpy()
     higher = resolved > promises.resolved[row]
     promises.resolved[row[higher]] = resolved[higher]
     promises.seq[row[higher]] = both["seq"].to_numpy()[higher]
-    return left.join(said, on=_SHAPE, how="anti")
+    return waiting.join(new, on=_SHAPE, how="anti")
 
 
 def _frame(rows: pa.Table, lo: Ints, hi: Ints) -> pl.DataFrame:
@@ -439,7 +440,7 @@ def _promises(rows: pl.DataFrame, slots: Slots) -> Promises:
 
 
 def _joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    """One behind the other; most are empty."""
+    """Concatenated; most are empty."""
     some = [frame for frame in frames if len(frame)]
     return pl.concat(some) if len(some) > 1 else some[0] if some else _NO_ROWS
 
@@ -457,7 +458,6 @@ def _is_of(at: tuple[int, int]) -> pl.Expr:
 
 
 def _whole(column: pa.ChunkedArray) -> pa.BinaryArray:
-    """The column as one array."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 

@@ -1,12 +1,11 @@
-"""Which rows of a run W(key) has reached, looking only at those whose part of the map has moved far enough.
+"""Finds the rows of a run that W(key) has reached, without re-reading rows whose slice has not moved.
 
-Each row has a threshold: its commit_ts, or the cut_ts of its file. A run is asked after every move of the map. At first
-it is compared as a whole: as long as no slot is above its lowest threshold, nothing is looked at. Then its rows are
-grouped by the slot in which they lie, each group with its lowest threshold, and only groups whose slot has come above
-that are looked at again. So rows behind a slot that stands still cost nothing, however many they are.
+Each row has a threshold: its commit_ts, or the cut_ts of its file. At first the run is compared as a whole: while no
+slot is above its lowest threshold, no row is read. Then its rows are grouped by slot, each group with its lowest
+threshold, and only groups whose slot has risen above that are read again.
 
-Slots keep their numbers as long as the stores name the same regions; when they are cut or joined, only the rows of
-groups whose slot was cut are placed anew. Rows that were reported are reported each time, until they are not alive.
+Slots keep their numbers while the stores name the same regions; when slots are cut or joined, only the rows of cut
+slots are regrouped. A reported row is reported again each time until it is dead.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _Groups = tuple[I64, I64, U64, I64]  #: first row, rows, lowest threshold, slot
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """That of row r is values[of[r]], or values[r] without `of`; none is smaller than `lowest`."""
+    """The threshold of row r is values[of[r]], or values[r] without `of`; none is below `lowest`."""
 
     values: U64
     lowest: int
     of: U32 | None = None
 
     def at(self, rows: I64) -> U64:
-        """Those of some rows."""
+        """The thresholds of some rows."""
         found: U64 = self.values[rows if self.of is None else self.of[rows]]
         return found
 
@@ -45,20 +44,20 @@ class Thresholds:
 class Reach:
     """The rows of a run in groups, see `key_kernels.reached_rows`."""
 
-    bounds: Bounds  #: that the slots are counted by
+    bounds: Bounds  #: of the slots
     rows: I64
     groups: _Groups
     reported: I64  #: rows whose threshold was reached before
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, without the bounds, which all runs share."""
+        """Memory without the bounds, which all runs share."""
         return int(self.rows.nbytes + self.reported.nbytes + sum(array.nbytes for array in self.groups))
 
 
 def may_reach(run: Run, lowest: int, watermarks: RangeWatermarkMap) -> bool:
-    """Whether some slot near the run is at or above its lowest threshold, as far as is known without looking at its
-    rows. A run that a snapshot holds says between which keys it lies, and is not fetched for nothing."""
+    """Whether some slot within the run's keys may be at or above its lowest threshold. Reads no rows, so a run that
+    lies in a snapshot object is not fetched for nothing."""
     if watermarks.highest() < lowest:
         return False
     keys = run.facts.get("keys")
@@ -69,7 +68,7 @@ def may_reach(run: Run, lowest: int, watermarks: RangeWatermarkMap) -> bool:
 
 
 def reached(run: Run, thresholds: Thresholds, watermarks: RangeWatermarkMap, *, strictly: bool) -> I64:
-    """The living rows whose W(key) has reached (strictly: passed) their threshold."""
+    """The living rows whose W(key) has reached (`strictly`: passed) their threshold."""
     known = run.reach
     if not isinstance(known, Reach):
         if watermarks.highest() < thresholds.lowest + strictly:
@@ -90,7 +89,7 @@ def reached(run: Run, thresholds: Thresholds, watermarks: RangeWatermarkMap, *, 
 
 
 def _grouped(rows: I64, slots: I64, thresholds: Thresholds) -> tuple[I64, _Groups]:
-    """These rows in groups by slot."""
+    """The rows grouped by slot."""
     order = np.argsort(slots, kind="stable")
     rows, slots = rows[order], slots[order]
     first = np.flatnonzero(np.diff(slots, prepend=-1))
@@ -99,7 +98,7 @@ def _grouped(rows: I64, slots: I64, thresholds: Thresholds) -> tuple[I64, _Group
 
 
 def _renumber(known: Reach, run: Run, thresholds: Thresholds, now: Bounds) -> None:
-    """Slots were cut or joined: find those of the groups, and place the rows anew of those that were cut."""
+    """Update the groups after slots were cut or joined, and regroup the rows of those that were cut."""
     before, (first, count, least, slot) = known.bounds, known.groups
     low = now.slots_of(before.place.take(slot))
     high = np.full(len(slot), len(now))
@@ -113,15 +112,15 @@ def _renumber(known: Reach, run: Run, thresholds: Thresholds, now: Bounds) -> No
     rows = _rows_of(known.rows, first[cut], count[cut])
     rows = rows[run.alive[rows]]
     rows, (more, *rest) = _grouped(rows, now.slots_of(run.place.take(rows)), thresholds)
-    whole = ~cut & (count > 0)
-    old = _rows_of(known.rows, first[whole], count[whole])
-    kept = np.cumsum(count[whole]) - count[whole], count[whole], least[whole], low[whole]
+    uncut = ~cut & (count > 0)
+    old = _rows_of(known.rows, first[uncut], count[uncut])
+    kept = np.cumsum(count[uncut]) - count[uncut], count[uncut], least[uncut], low[uncut]
     new = more + len(old), *rest
     known.groups = tuple(np.concatenate(both) for both in zip(kept, new, strict=True))  # type: ignore[assignment]
     known.rows = np.concatenate([old, rows])
 
 
 def _rows_of(rows: I64, first: I64, count: I64) -> I64:
-    """The rows of some groups, one group behind the other."""
+    """The rows of some groups, concatenated."""
     at = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
     return np.asarray(rows[at])

@@ -1,10 +1,8 @@
-"""The rows of one feed batch, each with the subscription and the file that brought it, and the way to and from polars.
+"""Rows of one feed batch with their subscriptions and file, and conversions between Arrow and polars.
 
-A batch is not copied: `Arrivals` are its columns as arrays, the place of its bytes, a hash of each key, and one row of
-`origins` for each subscription that sent something.
-
-Rare cases are handled in polars frames (`doubt`), snapshots are Arrow tables: `to_arrow`, `from_arrow` and `within`
-stand between them.
+A batch is not copied: `Arrivals` holds its columns as arrays, the place of its bytes, a hash of each key, and one row
+of `origins` per subscription that sent rows. Conflicts are resolved in polars frames, snapshots are Arrow tables;
+`to_arrow` and `from_arrow` convert.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
 
-ARROW_BYTES_MAX = 1 << 30  #: of one output chunk; Arrow's binary columns count in 31 bits
+ARROW_BYTES_MAX = 1 << 30  #: of one output chunk; Arrow's binary offsets have 31 bits
 
-#: what a row of the feed gains: which subscription sent it, in which file, and its number in the order of arrival
+#: columns added to the rows of a feed: their subscription and file
 SUBSCRIPTION = ("region_id", "version", "checkpoint_ts", "tenure_open_ts", "tenure_ready_ts")
 SOURCE = ("store_id", "incarnation", "seq")
 ORIGIN = (*SOURCE, *SUBSCRIPTION, "cut_ts")
@@ -45,7 +43,7 @@ _POLARS: dict[pa.DataType, pl.DataType] = {
 
 
 def empty(schema: pa.Schema) -> pl.DataFrame:
-    """No rows, with the columns of an Arrow schema."""
+    """An empty frame with the columns of an Arrow schema."""
     return pl.DataFrame(schema={f.name: _POLARS[f.type] for f in schema})
 
 
@@ -70,8 +68,8 @@ def to_arrow(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
 
 
 class Arrivals:
-    """The rows of a batch that lie in the task's range, as arrays of one length. CorruptObject when a row belongs to no
-    subscription of the batch, or to two."""
+    """The rows of a batch that lie in the task's range, as arrays of one length. Raises CorruptObject when a row
+    belongs to no subscription of the batch, or to two."""
 
     def __init__(self, batch: FeedBatch, range_: KeyRange, first_row_no: int) -> None:
         subscriptions, origin = _subscription_of_rows(batch)
@@ -88,7 +86,7 @@ class Arrivals:
         self.numbers = numbers
         self.kind = numbers.pop("kind")
         self.hashes = place.hashes()
-        #: what the rows of one subscription have in common: SOURCE, Subscription and cut_ts
+        #: per subscription: SOURCE, SUBSCRIPTION and cut_ts
         of_file = {name: np.full(len(subscriptions), getattr(batch, name), np.uint64) for name in (*SOURCE, "cut_ts")}
         of_subscription = {name: batch.regions.column(name).to_numpy()[subscriptions] for name in SUBSCRIPTION}
         self.origins = pl.DataFrame([pl.Series(name, {**of_file, **of_subscription}[name]) for name in ORIGIN])
@@ -109,18 +107,18 @@ class Arrivals:
         return np.flatnonzero(mask)
 
     def needles(self, rows: npt.NDArray[np.int64], ts: str) -> Needles:
-        """Some of the rows as something to look for."""
+        """Some of the rows as search keys."""
         return Needles(self.place.take(rows), self.hashes[rows], self.ts(ts)[rows])
 
     def run(self, rows: npt.NDArray[np.int64], names: Sequence[str], **more: npt.NDArray[Any]) -> Run:
-        """Some of the rows as a run that has these numbers, and `more`."""
+        """Some of the rows as a run with these numbers, and `more`."""
         numbers = {name: self.numbers[name][rows] for name in names}
         place, hashes = self.place.take(rows), self.hashes[rows]
         return Run(place, {**numbers, **more}, self.origins, hashes=hashes, young=self.segment)
 
 
 def rows_inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64] | None:
-    """The rows whose key lies in the range; None when all do."""
+    """The rows whose key lies in the range; None for all."""
     if not range_.start and not range_.end:
         return None
     mask = pc.greater_equal(keys, pa.scalar(range_.start, pa.binary()))
@@ -131,7 +129,7 @@ def rows_inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64]
 
 
 def _subscription_of_rows(batch: FeedBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """(REGIONS rows of the subscriptions that sent something, for each row its number among them)."""
+    """(REGIONS rows of the subscriptions that sent rows, for each row its index among them)."""
     offset = batch.regions.column("row_offset").to_numpy().astype(np.int64)
     count = batch.regions.column("row_count").to_numpy().astype(np.int64)
     with_rows = np.flatnonzero(count)

@@ -1,13 +1,13 @@
-"""The compiled loops of the buffers: hash, index, probe, order and copy rows that lie in several Arrow columns.
+"""Compiled loops over rows in several Arrow columns: hash, index, probe, order and copy.
 
 A row is (segment, number in the segment). For each segment a loop gets the address of its 32-bit offsets and of its
-bytes. Nothing here checks an address: `payload.Columns` has looked at every offset of a segment before it hands out
-addresses, keeps the memory alive, and checks row numbers with `rows_are_inside`. Arrays are always C-contiguous and of
-the types named here, so each loop is compiled once.
+bytes. No address is checked here: `payload` validates every offset of a segment before it hands out addresses, keeps
+the memory alive, and checks row numbers with `rows_are_inside`. Arrays are always C-contiguous and of the types named
+here, so each loop is compiled once.
 
-An index is a table of chains in compressed form: the rows of bucket b (the durable watermark bits of the hash) stand in
-`rows[starts[b]:starts[b + 1]]`, in rising order, with the lower half of their hashes in `tags`. It is built in two
-passes without sorting, and never changes. A hit counts only when timestamp and whole key are equal.
+An index is a hash table in compressed form: the rows of bucket b (the upper bits of the hash) are
+`rows[starts[b]:starts[b + 1]]`, ascending, with the lower half of their hashes in `tags`. It is built in two passes
+without sorting, and is immutable. A hit counts only when timestamp and whole key are equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Addresses = tuple[U64, U64, U32, U32]  #: offsets, data, segment, row
 _K1, _K2, _K3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xFF51AFD7ED558CCD)
 _LOW, _U4, _U8 = np.uint64(0xFFFFFFFF), np.uint64(4), np.uint64(8)
 _RADIX = 11
-TIES_SMALL = 32  #: rows of one commit_ts that are put in order in place
+TIES_SMALL = 32  #: rows of one commit_ts that are sorted in place
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -143,7 +143,7 @@ def hash_keys(offsets: U64, data: U64, segment: U32, row: U32) -> U64:
 
 @kernel
 def mix(hashes: U64, ts: U64, mask: Any) -> U64:
-    """The hash of (key, ts); `mask` cuts it down so that tests meet collisions."""
+    """The hash of (key, ts); tests shorten it with `mask` to get collisions."""
     out = np.empty(len(hashes), np.uint64)
     for i in range(len(hashes)):
         h = (hashes[i] ^ (ts[i] * _K1)) * _K3
@@ -175,7 +175,7 @@ def build_index(hashes: U64, bits: Any) -> tuple[U32, U32, U32]:
 
 @kernel
 def _bits_of(h: Any) -> Any:
-    """The three bits of a hash in its word of the filter."""
+    """The three filter bits of a hash in its word."""
     one = np.uint64(1)
     bits = one << (h & np.uint64(63))
     bits |= one << ((h >> np.uint64(6)) & np.uint64(63))
@@ -184,7 +184,7 @@ def _bits_of(h: Any) -> Any:
 
 @kernel
 def hash_filter(hashes: U64, size: int) -> U64:
-    """A Bloom filter of the hashes, of `size` words (a power of two); a hash has its bits in one word."""
+    """A Bloom filter of the hashes, of `size` words (a power of two); the bits of a hash lie in one word."""
     words = np.zeros(size, np.uint64)
     last = np.uint64(size - 1)
     for h in hashes:
@@ -201,16 +201,16 @@ def probe(
     hashes: U64,
     wanted_ts: U64,
     wanted_place: Addresses,
-    room: int,
+    capacity: int,
 ) -> tuple[int, I64, I64]:
-    """All pairs (needle, row) that are equal in (key, ts) and whose row is alive: how many, and the first `room`.
+    """All pairs (needle, row) that are equal in (key, ts) and whose row is alive: how many, and the first `capacity`.
 
     `index` is (starts, tags, rows, filter, [lowest, highest ts]); a place is (offsets, data, segment, row).
     """
     starts, tags, rows, words, span = index
     offsets, data, segment, number = place
     n_offsets, n_data, n_segment, n_number = wanted_place
-    needles, hits = np.empty(room, np.int64), np.empty(room, np.int64)
+    needles, hits = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     last = np.uint64(len(words) - 1)
     buckets, shift = len(starts) - 1, np.uint64(64)
     while buckets > 1:
@@ -231,7 +231,7 @@ def probe(
             x, size = span_of(n_offsets, n_data, n_segment[i], n_number[i])
             y, other = span_of(offsets, data, segment[r], number[r])
             if size == other and is_same(x, y, size):
-                if found < room:
+                if found < capacity:
                     needles[found], hits[found] = i, r
                 found += 1
     return found, needles, hits
@@ -239,7 +239,7 @@ def probe(
 
 @kernel
 def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, place: Addresses) -> I64:
-    """For each row the first one that is equal to it in (key, ts): itself where there is none before it."""
+    """For each row the first one that is equal to it in (key, ts), possibly itself."""
     starts, tags, rows, _words, _span_ts = index
     offsets, data, segment, number = place
     out = np.arange(len(ts))
@@ -271,8 +271,8 @@ def kill(alive: Flags, rows: I64) -> int:
 
 @kernel
 def sizes_of(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls: Flags) -> tuple[I64, U8]:
-    """(offsets of the rows put one behind the other, validity). `valid` is an address of a byte per row, or 0. Where
-    `nulls` is true the row has no value; a null in the segment is one too, of no bytes."""
+    """(offsets of the concatenated rows, validity). `valid` is the address of a byte per row, or 0. A row is null
+    where `nulls` is true or its segment has a null; a null takes no bytes."""
     ends, present = np.empty(len(row) + 1, np.int64), np.ones(len(row), np.uint8)
     total = 0
     for i in range(len(row)):
@@ -289,8 +289,7 @@ def sizes_of(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls:
 
 @kernel
 def add_sizes(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls: Flags, sizes: I64) -> None:
-    """Add to `sizes` how many bytes each row has; none where it is null, `nulls` is true or its segment lacks the
-    column."""
+    """Add the bytes of each row to `sizes`; none where it is null, `nulls` is true or its segment lacks the column."""
     for i in range(len(row)):
         s = segment[i]
         if nulls[i] or offsets[s] == 0:
@@ -302,7 +301,7 @@ def add_sizes(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls
 
 @kernel
 def copy_rows(offsets: U64, data: U64, segment: U32, row: U32, ends: I64, out: U8) -> None:
-    """The rows' bytes one behind the other, as `sizes_of` has laid them out."""
+    """The rows' bytes, concatenated as `sizes_of` laid them out."""
     base = np.uint64(out.ctypes.data)
     for i in range(len(row)):
         size = ends[i + 1] - ends[i]
@@ -313,7 +312,7 @@ def copy_rows(offsets: U64, data: U64, segment: U32, row: U32, ends: I64, out: U
 
 @kernel
 def radix_order(values: U64) -> I64:
-    """The stable order of the values; digits in which all agree cost one look."""
+    """The stable order of the values; digits in which all agree cost one pass."""
     n = len(values)
     order, other = np.arange(n), np.empty(n, np.int64)
     if n == 0:

@@ -1,6 +1,6 @@
-"""Compiled loops that place keys between bounds, and that look which rows W has reached.
+"""Compiled loops that place keys between bounds, and that find the rows that W has reached.
 
-Bounds and keys are named by address as in `kernels`; bounds rise strictly and the first is no larger than any key.
+Bounds and keys are given by address as in `kernels`; bounds rise strictly and the first is no larger than any key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tistream.codec.compiled import kernel
 
 @kernel
 def slots_of_keys(bounds: Addresses, keys: Addresses) -> I64:
-    """For each key the number of the last bound that is no larger. Keys that follow each other mostly lie together."""
+    """For each key the number of the last bound that is no larger. Fast when adjacent keys lie in one slot."""
     b_offsets, b_data, b_segment, b_row = bounds
     offsets, data, segment, row = keys
     count = len(b_row)
@@ -82,7 +82,7 @@ def find_keys(bounds: Addresses, keys: Addresses) -> tuple[I64, Flags]:
 
 @kernel
 def tables_of_keys(keys: Addresses) -> I64:
-    """The physical table id of each key as `codec.table_key` defines it, 0 where the key belongs to no table."""
+    """The physical table id of each key as `codec.table_key` defines it, 0 if the key belongs to no table."""
     offsets, data, segment, row = keys
     out = np.zeros(len(row), np.int64)
     for i in range(len(row)):
@@ -108,10 +108,10 @@ def reached_rows(
     alive: Flags,
     passed: Any,
 ) -> I64:
-    """The living rows whose threshold W of their slot has reached. They and the dead leave their groups, in place.
+    """The living rows whose threshold W of their slot has reached. They and dead rows leave their groups, in place.
 
-    Group g is rows[first[g]:first[g] + count[g]] in slot[g], and least[g] no larger than any of their thresholds. That
-    of row r is values[value_of[r]], or values[r] where `value_of` is empty; with `passed` 1 it must be passed.
+    Group g is rows[first[g]:first[g] + count[g]] in slot[g]; least[g] is no larger than any of their thresholds. The
+    threshold of row r is values[value_of[r]], or values[r] if `value_of` is empty; with `passed` 1 it must be passed.
     """
     first, count, least, slot = groups
     out, found = np.empty(len(rows), np.int64), 0
@@ -139,7 +139,7 @@ def reached_rows(
 
 @kernel
 def raise_to(w: U64, slots: I64, resolved: U64) -> bool:
-    """Raise each slot that is lower than what is said of it; whether any was. A slot may be named several times."""
+    """Raise each slot that is below its resolved value; whether any was. Slots may repeat."""
     moved = False
     for i in range(len(slots)):
         if resolved[i] > w[slots[i]]:

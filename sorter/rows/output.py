@@ -1,12 +1,11 @@
-"""The rows of a flush in the order of the log, however many there are.
+"""Orders the rows of a flush as the log needs them, in pieces of bounded size.
 
-An `Output` is put together when rows are taken and does not change with the buffer: it knows the rows, not their bytes.
-Few rows are one piece, up to twice the size of the others. Many are put in order run by run (`prepare`, a few runs at a
-time; 4 bytes for each row are kept), and cut into pieces at rows that were sampled from all runs: a piece is a stretch
-of the order, put together from the stretch of each run that lies in it. Besides what the buffer itself holds, only one
-piece's bytes are in memory.
+An `Output` is made when rows are taken and does not change with the buffer: it holds row numbers, not bytes. Few rows
+are one piece, up to twice the usual size. Many are sorted run by run (`prepare`, a few runs per call, 4 bytes per row)
+and cut into pieces at rows sampled from all runs: a piece is a stretch of the order, merged from the part of each run
+that lies in it. Besides the buffer itself, only one piece's bytes are in memory.
 
-Relations: the pieces joined are all rows, once, by (table_id, commit_ts, start_ts, key); they are the same each time.
+Relations: the pieces together are all rows, once, by (table_id, commit_ts, start_ts, key); they are the same each time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sorter.rows.payload import Place, stacked
 from sorter.rows.run import Run
 from tistream.model.change import COMMITTED, Op
 
-PIECE_ROWS = 1 << 18  #: of one of several pieces, about
+PIECE_ROWS = 1 << 18  #: of one piece, about
 PIECE_BYTES = 16 << 20  #: of its keys and values, about
 
 NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
@@ -33,13 +32,13 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Output:
-    """Rows to be written. `rows` and `nbytes` (of keys and values) are all of them."""
+    """Rows to be written. `rows` and `nbytes` (keys and values) are totals."""
 
     def __init__(self, due: Sequence[tuple[Run, I64]]) -> None:
         self._runs = [run for run, _ in due]
         self._rows: list[U32] = [at.astype(np.uint32) for _, at in due]
-        self._sorted = 0  # so many of the runs are in order
-        self._cuts: I64 | None = None  # for each run where its part of each piece begins, and where the last one ends
+        self._sorted = 0  # number of sorted runs
+        self._cuts: I64 | None = None  # per run the start of each piece, and the end of the last one
         self.rows = sum(len(at) for at in self._rows)
         self.nbytes = sum(int(run.numbers["size"][at].sum()) for run, at in due)
 
@@ -52,23 +51,23 @@ class Output:
         """Do a bounded part of the ordering."""
         if self._cuts is not None:
             return
-        if self._weight(self.rows, self.nbytes) <= 2:  # one piece: putting it in order twice would cost more
+        if self._weight(self.rows, self.nbytes) <= 2:  # one piece: sorting it twice would cost more
             lengths = np.array([len(at) for at in self._rows], np.int64)
             self._cuts = np.stack([np.zeros(len(lengths), np.int64), lengths], axis=1)
             return
-        room = PIECE_ROWS
+        left = PIECE_ROWS
         while self._sorted < len(self._runs):
             at = self._rows[self._sorted]
-            if len(at) > room and room < PIECE_ROWS:
+            if len(at) > left and left < PIECE_ROWS:
                 return
             self._rows[self._sorted] = at[in_order(*_gathered([(self._runs[self._sorted], at)], _ORDERING))]
             self._sorted += 1
-            room -= len(at)
+            left -= len(at)
         self._cuts = self._cut()
 
     @property
     def piece_count(self) -> int:
-        """How many pieces there are, once it is prepared."""
+        """Number of pieces, once prepared."""
         return self._cuts.shape[1] - 1 if self._cuts is not None and self.rows else 0
 
     def pieces(self, first: int = 0) -> Iterator[pa.RecordBatch]:
@@ -80,25 +79,25 @@ class Output:
             yield _piece(*_gathered([(run, at[lo:hi]) for run, at, (lo, hi) in bounds if lo < hi], _ALL))
 
     def table(self) -> pa.Table:
-        """All rows at once: for those who know that they are few."""
+        """All rows at once; for few rows."""
         return pa.Table.from_batches(self.pieces(), COMMITTED)
 
     def held_bytes(self) -> int:
-        """Memory that it takes by itself."""
+        """Memory of the row numbers."""
         return sum(int(at.nbytes) for at in self._rows)
 
     def _weight(self, rows: Any, nbytes: Any) -> Any:
-        """How many pieces so many rows and bytes are."""
+        """Size in pieces."""
         return rows / PIECE_ROWS + nbytes / PIECE_BYTES
 
     def _cut(self) -> I64:
-        """Where the pieces begin: at samples, taken from each run so densely that a piece is off by half at most."""
+        """Where the pieces begin: at samples dense enough that a piece is off by half at most."""
         each = 0.5 / len(self._runs)
         sampled: list[tuple[Run, U32]] = []
         weights: list[npt.NDArray[np.float64]] = []
         for run, at in zip(self._runs, self._rows, strict=True):
             ends = np.cumsum(self._weight(np.ones(len(at)), run.numbers["size"][at]))
-            # the first row of each stretch of this weight stands for it
+            # sample the first row of each stretch of this weight
             first = np.flatnonzero(np.diff(ends // each, prepend=-1.0))
             sampled.append((run, at[first]))
             weights.append(np.diff(np.append(ends[first - 1] * (first > 0), ends[-1])))
@@ -122,13 +121,13 @@ _ALL = (*NUMBERS, "table")
 
 
 def _gathered(parts: Sequence[tuple[Run, npt.NDArray[np.integer]]], names: Sequence[str]) -> tuple[Place, Columns]:
-    """The place and the numbers of some rows of several runs."""
+    """Place and numbers of some rows of several runs."""
     place = stacked([run.place.take(at) for run, at in parts])
     return place, {name: np.concatenate([run.numbers[name][at] for run, at in parts]) for name in names}
 
 
 def _piece(place: Place, numbers: Columns) -> pa.RecordBatch:
-    """These rows in their order, as change.COMMITTED."""
+    """These rows in order, as change.COMMITTED."""
     at = in_order(place, numbers)
     place, op = place.take(at), numbers["op"][at]
     columns = {name: pa.array(numbers[name][at]) for name in NUMBERS}
@@ -156,9 +155,9 @@ def in_order(place: Place, numbers: dict[str, npt.NDArray[Any]]) -> I64:
 
 
 def _table_and_ts(table: I64, commit_ts: U64) -> U64:
-    """One number for each row by which rows sort as by (table, commit_ts), equal where both are."""
+    """One sort key per row, equivalent to (table, commit_ts)."""
     ts: U64 = commit_ts - commit_ts.min()
-    tables = np.unique(table[np.flatnonzero(np.diff(table, prepend=table[0] - 1))])  # equal ones mostly lie together
+    tables = np.unique(table[np.flatnonzero(np.diff(table, prepend=table[0] - 1))])  # equal tables mostly lie together
     if len(tables) == 1:
         return ts
     number: U64 = np.searchsorted(tables, table).astype(np.uint64)

@@ -1,11 +1,10 @@
-"""The bytes of buffered rows: keys, values and old values, which stay where they arrived until they are written out.
+"""Bytes of buffered rows: keys, values and old values, which stay where they arrived until they are written.
 
-A `Segment` is one immutable piece of them (the rows of a feed batch, or what survived of several), a `Place` names
-rows that lie in one or more segments. Nothing is copied but by `Place.column`, which lays out the named rows, in their
-order, as one Arrow column.
+A `Segment` is an immutable block of them (a feed batch, or merged rows); a `Place` names rows in one or more segments.
+Only `Place.column` copies: it lays out the named rows, in order, as one Arrow column.
 
-A segment is looked through once, when it is made: every offset lies inside its bytes. From then on compiled loops may
-read it by address, for as long as somebody holds the segment.
+A segment is validated once, when it is made: every offset lies inside its bytes. From then on compiled loops may read
+it by address, for as long as the segment is alive.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from sorter.rows.key_kernels import tables_of_keys
 from tistream.errors import CorruptObject, invariant
 
 COLUMN_BYTES_MAX = (1 << 31) - 1  #: of one binary array: Arrow's offsets are 32 bits
-HASH_MASK = (1 << 64) - 1  #: tests cut hashes short to see collisions
+HASH_MASK = (1 << 64) - 1  #: tests shorten hashes to get collisions
 
 Name = Literal["key", "value", "old_value"]
 
 
 class _Column:
-    """One Arrow binary column: its addresses, and what keeps them valid."""
+    """One Arrow binary column: its addresses, and the objects that keep them valid."""
 
     __slots__ = ("array", "data", "offsets", "present", "valid")
 
@@ -59,14 +58,14 @@ class _Column:
         bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
         bounds.flags.writeable = False
         if not offsets_are_sound(bounds, 0 if data is None else data.size):
-            raise CorruptObject("an offset of a binary column points outside of its bytes")
+            raise CorruptObject("an offset of a binary column points outside its bytes")
         self.offsets = offsets.address + 4 * array.offset
         self.data = 0 if data is None else data.address
         self.valid = 0 if self.present is None else self.present.ctypes.data
 
 
 class Segment:
-    """Rows' bytes that lie together. The three columns have the same length; a column of nulls may be left out."""
+    """A block of rows' bytes. The three columns have the same length; a column of nulls may be left out."""
 
     __slots__ = ("__weakref__", "columns", "nbytes", "on_disk", "rows")
 
@@ -79,7 +78,7 @@ class Segment:
         on_disk: bool = False,
     ) -> None:
         self.rows = len(key)
-        self.on_disk = on_disk  #: its bytes are mapped, and take no memory that the system cannot have back
+        self.on_disk = on_disk  #: its bytes are mapped, so the system can reclaim them
         arrays = {"key": key, "value": value, "old_value": old_value}
         self.columns = {
             name: _Column(array)
@@ -90,28 +89,28 @@ class Segment:
 
     @property
     def memory_bytes(self) -> int:
-        """What of it takes memory."""
+        """Bytes in memory."""
         return 0 if self.on_disk else self.nbytes
 
     @property
     def disk_bytes(self) -> int:
-        """What of it was written out."""
+        """Bytes on disk."""
         return self.nbytes if self.on_disk else 0
 
     def in_memory(self) -> list[pa.RecordBatch]:
-        """Its columns that take memory."""
+        """Its columns that are in memory."""
         if self.on_disk or not self.rows:
             return []
         return [pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})]
 
     def spilled(self, written: Sequence[pa.RecordBatch]) -> Segment:
-        """The same rows, of which the columns of `in_memory` lie there."""
+        """The same rows, with the columns of `in_memory` replaced by the written ones."""
         (batch,) = written
         return Segment(**{name: batch.column(name) for name in batch.schema.names}, on_disk=True)
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, _Column]:
-    """The columns of a batch as a segment has them."""
+    """The columns of a batch, as a segment holds them."""
     return {name: _Column(batch.column(name)) for name in batch.schema.names}
 
 
@@ -123,7 +122,7 @@ class _Pointers:
 
 
 class Place:
-    """Where rows lie: for each its segment (a number in `segments`) and its number there."""
+    """Where rows lie: for each its segment (an index into `segments`) and its number there."""
 
     __slots__ = ("_found", "row", "segment", "segments")
 
@@ -131,9 +130,9 @@ class Place:
         self.segments = tuple(segments)
         self.segment = np.zeros(len(row), np.uint32) if segment is None else segment
         self.row = row
-        self._found: dict[Name, _Pointers] = {}  # of the segments; shared by places that have the same
+        self._found: dict[Name, _Pointers] = {}  # of the segments; shared by places with the same segments
         counts = np.array([s.rows for s in self.segments], np.int64)
-        invariant(rows_are_inside(self.segment, self.row, counts), "a row lies outside of its segment")
+        invariant(rows_are_inside(self.segment, self.row, counts), "a row lies outside its segment")
 
     @classmethod
     def whole(cls, segment: Segment) -> Place:
@@ -144,7 +143,7 @@ class Place:
         return len(self.row)
 
     def take(self, at: npt.NDArray[np.integer] | Flags) -> Place:
-        """Some of the rows, in the order named."""
+        """Some of the rows, in the given order."""
         made = object.__new__(Place)
         made.segments, made._found = self.segments, self._found
         made.row = self.row[at]
@@ -153,7 +152,7 @@ class Place:
 
     @property
     def addresses(self) -> Addresses:
-        """Where the keys are."""
+        """The addresses of the keys."""
         pointers = self._pointers("key")
         return pointers.offsets, pointers.data, self.segment, self.row
 
@@ -174,13 +173,13 @@ class Place:
         return out
 
     def tables(self) -> I64:
-        """The physical table of each key, 0 where it belongs to none."""
+        """The physical table of each key, 0 if none."""
         out: I64 = tables_of_keys(self.addresses)
         return out
 
     def column(self, name: Name, nulls: Flags | None = None, *, empty_for_null: bool = False) -> pa.BinaryArray:
-        """The rows' bytes as one column, up to COLUMN_BYTES_MAX. `nulls` are null whatever they hold; other nulls stay
-        what they are or, if asked for, become empty."""
+        """The rows' bytes as one column, up to COLUMN_BYTES_MAX. Rows in `nulls` are null; other nulls stay null
+        or, with `empty_for_null`, become empty."""
         ends, present = self.layout(name, nulls)
         invariant(int(ends[-1]) <= COLUMN_BYTES_MAX, "a column grows beyond its offsets", bytes=int(ends[-1]))
         return self._laid_out(name, ends, present, nulls, empty_for_null=empty_for_null)
@@ -199,7 +198,7 @@ class Place:
         return pl.Series(name, pl.from_arrow(pa.chunked_array(found, pa.binary())), dtype=pl.Binary)
 
     def layout(self, name: Name, nulls: Flags | None = None) -> tuple[I64, U8]:
-        """(bounds of the rows' bytes put one behind the other, a byte each that says whether there is a value)."""
+        """(bounds of the concatenated rows, a byte per row: 1 if it has a value)."""
         pointers = self._pointers(name)
         if not pointers.offsets.all():  # a segment without this column: all of its rows are null
             without = (pointers.offsets == 0)[self.segment]
@@ -244,7 +243,7 @@ def _fitting_one_array(ends: I64) -> Iterator[tuple[int, int]]:
 
 
 def stacked(places: Sequence[Place]) -> Place:
-    """The rows of several places one behind the other."""
+    """The rows of several places, concatenated."""
     if len(places) == 1:
         return places[0]
     number: dict[int, int] = {}
@@ -262,7 +261,7 @@ def stacked(places: Sequence[Place]) -> Place:
 
 
 def used_segments(place: Place) -> Place:
-    """The same rows, without holding segments that none of them lies in."""
+    """The same rows without unused segments."""
     if len(place.segments) < 2:
         return place
     used, segment = np.unique(place.segment, return_inverse=True)

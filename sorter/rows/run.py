@@ -1,15 +1,15 @@
-"""Runs: the immutable pieces in which a task's buffers are kept, and how rows are found in them.
+"""Runs: immutable groups of buffered rows, and how rows are found in them.
 
-A `Run` is some rows that came together, or were put together: their numbers as arrays, the place of their bytes, and an
-alive flag each. Rows leave by their flag; a run without any is dropped. Nothing else changes, so what is found by
-(key, timestamp) needs an index that is built once, when somebody first asks (`kernels`), and a probe skips every run
-whose timestamps cannot contain the wanted one. Cost therefore follows the rows asked for, not the rows held.
+A `Run` is rows that arrived or were merged together: their numbers as arrays, the place of their bytes, and an alive
+flag each. Rows leave by clearing their flag; a run without living rows is dropped. Nothing else changes, so an index by
+(key, timestamp) is built once, on first use (`kernels`), and a probe skips every run whose timestamps cannot contain
+the wanted one. The cost follows the rows looked up, not the rows held.
 
-`RunSet` keeps the runs of one buffer and tidies them, a bounded number of rows at a time:
+`RunSet` keeps the runs of one buffer and compacts them, a bounded number of rows at a time:
 
-- a feed batch is held for a few of its rows only while it is young. Once the batches of a buffer exceed YOUNG_BYTES,
-  the survivors of the oldest are copied together, unless they are most of it anyway;
-- a run of which less than half is alive is copied together;
+- once the feed batches that a buffer holds exceed YOUNG_BYTES, the living rows of the oldest are copied together,
+  unless they are most of the batch anyway;
+- a run of which less than half is alive is copied;
 - FAN_IN small runs of about one size become one, up to RUN_ROWS, unless the next flush takes from them anyway.
 
 Equal hashes prove nothing: each hit is compared with the whole key.
@@ -29,11 +29,11 @@ import polars as pl
 from sorter.rows.kernels import I64, U32, U64, Flags, build_index, first_equals, hash_filter, kill, probe
 from sorter.rows.payload import Place, Segment, mixed, stacked, used_segments
 
-YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may hold on to for a few of their rows
+YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may keep for few of their rows
 RUN_ROWS = 1 << 18  #: rows that one step of tidying copies, and so of the largest merged run
-SEGMENT_BYTES = 64 << 20  #: of the bytes that are copied into one segment, and by one step of tidying
+SEGMENT_BYTES = 64 << 20  #: bytes of a merged segment, and of one step of tidying
 ARRAY_BYTES_MIN = 4 << 10  #: a smaller array stays in memory
-FAN_IN = 8  #: small runs of one size that become one; of larger ones, whose rows mostly leave soon, twice as many
+FAN_IN = 8  #: small runs merged into one; of larger runs, whose rows mostly leave soon, twice as many
 SMALL_ROWS = 4096
 
 Index = tuple[U32, U32, U32, U64, U64]
@@ -42,7 +42,7 @@ Numbers = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Needles:
-    """Rows to look for: where their keys are, a hash of each key, and the timestamp that goes with it."""
+    """Rows to look up: the place of their keys, a hash of each key, and a timestamp each."""
 
     place: Place
     hashes: U64  #: of the keys alone
@@ -59,12 +59,12 @@ class Needles:
         return _index(mixed(self.hashes, self.ts), self.ts)
 
     def first_equals(self) -> I64:
-        """For each the number of the first that is equal to it."""
+        """For each needle the first one equal to it."""
         out: I64 = first_equals(self.index(), self.ts, self.place.addresses)
         return out
 
     def within(self, others: Needles) -> Flags:
-        """Whether each of these is among the others."""
+        """Whether each needle is among the others."""
         found = np.zeros(len(self), np.bool_)
         if len(self) and len(others):
             needles, _ = _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
@@ -79,15 +79,15 @@ class Needles:
 
 
 class Reached(Protocol):
-    """What somebody knows of a run for the next time."""
+    """Cached state of `watermark_index` for a run."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class Run:
-    """Some rows. `numbers` are arrays of one length, `origins` (if any) is a small table that `numbers["origin"]`
-    points into: what many rows have in common."""
+    """Rows of a buffer. `numbers` are arrays of one length; `origins` (if any) is a small table of what many rows
+    share, indexed by `numbers["origin"]`."""
 
     __slots__ = (
         "_frozen",
@@ -120,11 +120,11 @@ class Run:
         self.young = young  #: the feed batch that it lies in
         self.alive: Flags = np.ones(len(place), np.bool_)
         self.live = len(place)
-        self.reach: Reached | None = None  #: see `reach.Reach`
+        self.reach: Reached | None = None  #: see `watermark_index.Reach`
         self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.Piece`
-        self.facts: dict[str, Any] = {}  #: what is known of all rows together, by what it is
+        self.facts: dict[str, Any] = {}  #: cached properties of all rows
         self._indexes: dict[str, Index] = {}
-        self._frozen: tuple[int, Flags] | None = None  # how many were alive, and which
+        self._frozen: tuple[int, Flags] | None = None  # number of living rows, and their flags
 
     def __len__(self) -> int:
         return len(self.place)
@@ -138,11 +138,11 @@ class Run:
         return found
 
     def living(self) -> I64:
-        """The numbers of the rows that are alive."""
+        """The numbers of the living rows."""
         return np.flatnonzero(self.alive) if self.live < len(self) else np.arange(len(self))
 
     def needles(self, at: I64, ts: str) -> Needles:
-        """Some of its rows as something to look for elsewhere."""
+        """Some of its rows as search keys."""
         place = self.place.take(at)
         return Needles(place, place.hashes() if self.hashes is None else self.hashes[at], self.ts(ts)[at])
 
@@ -162,35 +162,35 @@ class Run:
         return found
 
     def least_cut(self) -> int:
-        """The lowest cut_ts of the files that brought it."""
+        """The lowest cut_ts of its files."""
         if "cut" not in self.facts:
             assert self.origins is not None
             self.facts["cut"] = int(self.origins["cut_ts"].min())  # type: ignore[arg-type]
         return int(self.facts["cut"])
 
-    def unsaid(self) -> bool:
-        """Whether some row's subscription was not ready when last heard of."""
+    def unready(self) -> bool:
+        """Whether the subscription of some row was not ready when last reported."""
         return self.origins is not None and not self.origins["tenure_ready_ts"].to_numpy().all()
 
     def frozen(self) -> Flags:
-        """Its alive flags as they are now, for good."""
+        """An immutable copy of its current alive flags."""
         if self._frozen is None or self._frozen[0] != self.live:
             self._frozen = self.live, self.alive.copy()
             self._frozen[1].flags.writeable = False
         return self._frozen[1]
 
     def keep_all(self) -> None:
-        """Depend on no object that a snapshot refers to: it may be deleted."""
+        """Load everything, so that the snapshot objects it lies in may be deleted."""
 
     def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
-        """The same rows as another run, which has these alive."""
+        """The same rows as another run, with these alive flags."""
         run = Run(self.place, self.numbers, origins, hashes=self.hashes)
         run.set_alive(alive)
         run.facts = dict(self.facts)
         return run
 
     def set_alive(self, alive: Flags) -> None:
-        """Say of a new run which of its rows are alive."""
+        """Set the alive flags of a new run."""
         self.alive, self.live = alive.copy(), int(np.count_nonzero(alive))
 
     def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
@@ -198,26 +198,26 @@ class Run:
         return _probe(self.index(ts), self.alive, self.ts(ts), self.place, needles, wanted)
 
     def first_equals(self, ts: str) -> I64:
-        """For each row the first that is equal to it in (key, ts)."""
+        """For each row the first one equal to it in (key, ts)."""
         out: I64 = first_equals(self.index(ts), self.ts(ts), self.place.addresses)
         return out
 
     def kill(self, rows: I64) -> int:
-        """These rows leave; how many had not left before."""
+        """Remove these rows; how many were alive."""
         count = int(kill(self.alive, rows))
         self.live -= count
         return count
 
     def known_place(self) -> Place | None:
-        """Where its rows are, if that has been asked for."""
+        """The place of its rows, if loaded."""
         return self.place
 
     def known_numbers(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Its numbers, as far as they have been asked for."""
+        """Its numbers, as far as loaded."""
         return self.numbers
 
     def segments(self) -> Sequence[Segment]:
-        """Where its bytes lie."""
+        """The segments of its bytes."""
         return self.place.segments
 
     def fills(self, segment: Segment | None) -> bool:
@@ -228,7 +228,7 @@ class Run:
         return 2 * int(place.sizes(np.ones(len(place), np.bool_)).sum()) >= segment.nbytes
 
     def exchange(self, moved: Mapping[int, Segment]) -> None:
-        """Hold on to the new segments in place of the old ones (by their id), which have the same rows."""
+        """Replace segments (by the id of the old one) with others that hold the same rows."""
         place = self.known_place()
         if place is not None and any(id(s) in moved for s in place.segments):
             now = [moved.get(id(s), s) for s in place.segments]
@@ -237,11 +237,11 @@ class Run:
             self.young = moved.get(id(self.young), self.young)
 
     def arrays_in_memory(self) -> list[npt.NDArray[Any]]:
-        """Its arrays that could lie elsewhere: all that do not change and are worth it."""
+        """Its immutable arrays that are large enough to spill."""
         return [a for a in self._arrays() if a.nbytes >= ARRAY_BYTES_MIN and not _is_mapped(a)]
 
     def exchange_arrays(self, moved: Mapping[int, npt.NDArray[Any]]) -> None:
-        """Hold on to the new arrays in place of the old ones (by their id), which are equal."""
+        """Replace arrays (by the id of the old one) with equal ones."""
         if numbers := self.known_numbers():
             self.numbers = {name: moved.get(id(a), a) for name, a in numbers.items()}
         if self.hashes is not None:
@@ -255,20 +255,22 @@ class Run:
             self._indexes[ts] = starts, tags, rows, words, span
 
     def forget_reach(self) -> int:
-        """Give up what `reach` knows of it: the next time all of its rows are looked at. How much that frees."""
+        """Drop the cached `reach`, which the next look rebuilds from all rows; the bytes freed."""
         size = 0 if self.reach is None else self.reach.nbytes
         self.reach = None
         return size
 
     def numbers_bytes(self, *, on_disk: bool = False) -> int:
-        """Of everything but the segments, in memory or on the disk."""
+        """Bytes of everything but the segments, in memory or on disk."""
         size = sum(int(a.nbytes) for a in self._arrays() if _is_mapped(a) is on_disk)
         if on_disk:
             return size
         return size + self.alive.nbytes + (0 if self.reach is None else self.reach.nbytes)
 
     def _arrays(self) -> Iterator[npt.NDArray[Any]]:
-        yield from (a for a in self.known_numbers().values() if not a.strides or a.strides[0])  # others: one number
+        yield from (
+            a for a in self.known_numbers().values() if not a.strides or a.strides[0]
+        )  # the others are one number
         if (place := self.known_place()) is not None:
             yield from (place.segment, place.row)
         if self.hashes is not None:
@@ -279,7 +281,7 @@ class Run:
 
 @dataclass(slots=True)
 class RunSet:
-    """The runs of one buffer, oldest first. `names` are the columns of bytes that its rows have."""
+    """The runs of one buffer, oldest first. `names` are its columns of bytes."""
 
     names: Sequence[str]
     runs: list[Run] = field(default_factory=list)
@@ -296,7 +298,7 @@ class RunSet:
             self.runs.append(run)
 
     def find(self, needles: Needles, ts: str) -> list[tuple[Run, I64, I64]]:
-        """(run, needles, rows) of every run in which living rows are equal in (key, ts)."""
+        """(run, needles, rows) of every run with living rows that are equal in (key, ts)."""
         if not len(needles):
             return []
         low, high = int(needles.ts.min()), int(needles.ts.max())
@@ -311,11 +313,11 @@ class RunSet:
         return out
 
     def lowest(self, ts: str) -> tuple[int, int, bytes] | None:
-        """The lowest timestamp of a living row, how many rows have it, and the key of one; None without any."""
+        """The lowest timestamp of a living row, how many rows have it, and the key of one; None if empty."""
         lowest, count, key = None, 0, b""
         for low, run in sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0)):
             if lowest is not None and low > lowest:
-                break  # nor need the rows of runs behind it be fetched
+                break  # the rows of later runs need not be fetched
             found = run.ts(ts)[run.alive]
             mine = int(found.min())
             if lowest is None or mine < lowest:
@@ -333,12 +335,12 @@ class RunSet:
         return out
 
     def kill(self, needles: Needles, ts: str) -> int:
-        """All rows that are equal to a needle leave; how many that were."""
+        """Remove all rows that equal a needle; how many."""
         return sum(run.kill(rows) for run, _found, rows in self.find(needles, ts))
 
     def tidy(self, is_leaving: Callable[[Run], bool] = lambda run: False) -> None:
-        """Drop what is empty and copy together what lies too loosely: for each rule at most RUN_ROWS rows. Runs of
-        SMALL_ROWS or more that leave soon are not copied to become fewer."""
+        """Drop empty runs and compact sparse ones: for each rule at most RUN_ROWS rows. Runs of SMALL_ROWS or more that
+        leave soon are not merged."""
         self.runs = [run for run in self.runs if run.live]
         for choose in (self._too_old, self._half_empty, lambda: self._of_one_size(is_leaving)):
             chosen = choose()
@@ -351,7 +353,7 @@ class RunSet:
             self.runs.insert(at, made)
 
     def _too_old(self) -> list[Run]:
-        """The oldest runs that lie in feed batches, until the rest of these batches is small enough."""
+        """The oldest runs that lie in feed batches, until the other batches are small enough."""
         young = [run for run in self.runs if run.young is not None]
         sizes = {id(run.young): run.young.nbytes for run in young if run.young is not None}
         excess = sum(sizes.values()) - YOUNG_BYTES
@@ -384,19 +386,19 @@ class RunSet:
 
 
 def _is_mapped(array: npt.NDArray[Any]) -> bool:
-    """Whether it lies in a mapped file: only those are views of something that is no array."""
+    """Whether the array lies in a mapped file: only those are views of something that is no array."""
     return isinstance(array.base, memoryview)
 
 
 def _thin(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values; those of a column that is mostly zero take no memory where all of them are."""
+    """The same values; an all-zero column of those that mostly are takes no memory."""
     if name not in ("generation", "expire_ts", "flags") or not len(values) or values.any():
         return values
     return np.broadcast_to(np.zeros(1, values.dtype), len(values))
 
 
 def merge(runs: Sequence[Run], names: Sequence[str], *, rows: Sequence[I64] | None = None) -> Run:
-    """One run with the living rows of these, or the rows that are named, its bytes copied into a segment of its own."""
+    """One run with the living rows of these runs, or the named rows, with its bytes copied into segments of its own."""
     living = [run.living() for run in runs] if rows is None else rows
     place = stacked([run.place.take(at) for run, at in zip(runs, living, strict=True)])
     columns = list(runs[0].numbers)
@@ -406,7 +408,7 @@ def merge(runs: Sequence[Run], names: Sequence[str], *, rows: Sequence[I64] | No
 
 
 def compact(place: Place, names: Sequence[str]) -> Place:
-    """The same rows in segments of their own: one, unless their bytes do not fit it."""
+    """The same rows in segments of their own: one, unless their bytes do not fit."""
     place = used_segments(place)
     sizes = np.cumsum(place.sizes(np.ones(len(place), np.bool_)))
     cuts = np.flatnonzero(np.diff(sizes // SEGMENT_BYTES)) + 1
@@ -431,7 +433,7 @@ def _fitting(runs: Iterable[Run]) -> list[Run]:
 def _merge_origins(
     runs: Sequence[Run], living: Sequence[I64], numbers: dict[str, npt.NDArray[Any]]
 ) -> pl.DataFrame | None:
-    """The origins of all runs that some row still names; `numbers["origin"]` is made to point into them."""
+    """The origins that some row still uses; updates `numbers["origin"]` to index them."""
     if runs[0].origins is None:
         return None
     tables = [run.origins for run in runs if run.origins is not None]
@@ -454,10 +456,12 @@ def _probe(
     index: Index, alive: Flags, ts: U64, place: Place, needles: Needles, wanted: U64 | None = None
 ) -> tuple[I64, I64]:
     wanted = mixed(needles.hashes, needles.ts) if wanted is None else wanted
-    room = len(needles) + 16
+    capacity = len(needles) + 16
     for _ in range(2):
-        found, left, right = probe(index, alive, ts, place.addresses, wanted, needles.ts, needles.place.addresses, room)
-        if found <= room:
+        found, left, right = probe(
+            index, alive, ts, place.addresses, wanted, needles.ts, needles.place.addresses, capacity
+        )
+        if found <= capacity:
             break
-        room = found
+        capacity = found
     return left[:found], right[:found]

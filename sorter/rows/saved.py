@@ -1,23 +1,21 @@
-"""Runs that a snapshot object holds: what is known of them without looking, and how they come back when needed.
+"""Runs that lie in snapshot objects: known facts, and parts that are fetched on demand.
 
 A `Group` is rows that were written together, in four parts of one object:
 
-    keys       what a probe compares with, and what says where a row lies
-    values     value and old value: needed when rows are written out, or copied
-    numbers    timestamps, flags, and which origin each row has; a column that is the same in all rows is a fact instead
-    origins    which subscriptions and files brought them
+    keys       for probes and for placing rows in slices
+    values     value and old value: needed when rows are written out or copied
+    numbers    timestamps, flags, and the origin of each row; a constant column is a fact instead
+    origins    the subscriptions and files of the rows
 
-A `SavedRun` is a group as a run: it has the alive flags and the facts of its group (timestamps and keys from and to,
-the lowest cut_ts), and fetches a part when somebody asks for more. Hashes and indexes are made again: from keys that
-are read anyway that takes less time than fetching them.
+A `SavedRun` is a group as a run: it knows the alive flags and the facts of its group (ranges of timestamps and keys,
+the lowest cut_ts), and fetches a part on first use. Hashes and indexes are rebuilt from the keys, which is faster than
+fetching them.
 
-Which rows are alive is not part of a group: a `RunState` says it for one moment. The rows of a run that arrived here
-lie in one or more groups once they were saved, each `Piece` names some of them.
+Alive flags are not part of a group: a `RunState` holds them for one point in time. After a save, the rows of a run that
+arrived here lie in one or more groups; each `Piece` names some of them.
 
-A subscription may be told to be ready after its rows were saved; the groups stay as they are, and LATE_READY goes with the
-state.
-
-What it does not do: decide what is saved (`saving`), or read and write by itself.
+A subscription may become ready after its rows were saved; the groups stay unchanged, and LATE_READY is saved with the
+state. `saving` decides what is saved.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from tistream.keyrange import KeyRange
 
 PARTS = ("keys", "values", "numbers", "origins")
 SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
-#: subscriptions, and the tenure_ready_ts that became known after their rows were saved
+#: subscriptions whose tenure_ready_ts became known after their rows were saved
 LATE_READY = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*SUBSCRIPTION_ID, "told")])
 NO_LATE_READY = pl.DataFrame(schema=dict.fromkeys(LATE_READY.names, pl.UInt64))
 
@@ -52,10 +50,10 @@ Read = Callable[[str, int, int], bytes]  #: (object key, offset, length) -> byte
 
 
 class RowsOutOfReach(StoreUnavailable):
-    """Rows that a snapshot object holds could not be fetched; what was being done with them is half done."""
+    """Rows in a snapshot object could not be fetched; the operation that needed them is half done."""
 
     code = "TS-1035"
-    hint = "The task starts again from its snapshot by itself, once the object store answers."
+    hint = "The task restarts from its snapshot automatically once the object store answers."
 
 
 class StateUnreadable(CorruptObject):
@@ -80,10 +78,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
-    """Rows that were written together; told apart by identity."""
+    """Rows that were written together; compared by identity."""
 
     object_key: str
-    object_bytes: int  #: of the whole object
+    object_bytes: int  #: of the object
     kind: str  #: open, commits or ready
     rows: int
     parts: Mapping[str, Part]
@@ -91,22 +89,22 @@ class Group:
     spans: Mapping[str, tuple[int, int]]  #: of timestamps: lowest and highest
     same: Mapping[str, tuple[str, int]]  #: columns of `numbers` that have one value: type and value
     cut: int = 0  #: lowest cut_ts of open prewrites
-    unsaid: bool = False  #: whether some open prewrite's subscription was not ready when it was written
+    unready: bool = False  #: whether the subscription of some prewrite was not ready when it was written
 
     @property
     def stored_bytes(self) -> int:
-        """Of all parts, as they lie in the object."""
+        """Bytes of all parts in the object."""
         return sum(part.length for part in self.parts.values())
 
     @property
     def raw_bytes(self) -> int:
-        """Of keys and values, unpacked."""
+        """Uncompressed bytes of keys and values."""
         return sum(part.raw_length for name, part in self.parts.items() if name in ("keys", "values"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Rows of a run as they lie in a group: from `first` on, one behind the other."""
+    """Rows of a run as they lie in a group: consecutive, starting at `first`."""
 
     group: Group
     first: int
@@ -115,12 +113,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunState:
-    """A run at one moment."""
+    """A run at one point in time."""
 
     run: Run
     alive: Flags
     live: int
-    origins: pl.DataFrame | None  #: None: what its group says
+    origins: pl.DataFrame | None  #: None: as in its group
     saved: tuple[Piece, ...]
 
     def revive(self) -> Run:
@@ -131,12 +129,12 @@ class RunState:
 
 
 def states_of(runs: Iterable[Run]) -> tuple[RunState, ...]:
-    """What is alive of the runs now."""
+    """The current states of the runs that have living rows."""
     return tuple(RunState(run, run.frozen(), run.live, _own_origins(run), run.saved) for run in runs if run.live)
 
 
 def cut(run: Run, range_: KeyRange) -> None:
-    """Rows outside of the range leave."""
+    """Remove the rows outside the range."""
     keys = run.facts.get("keys")
     if keys is not None and keys[0] >= range_.start and (not range_.end or keys[1] < range_.end):
         return
@@ -149,28 +147,27 @@ def cut(run: Run, range_: KeyRange) -> None:
 
 
 def has_undecided(run: Run) -> bool:
-    """Whether some commit of the run is undecided, or was."""
+    """Whether the run holds, or held, undecided commits."""
     if "asked" not in run.facts:
         run.facts["asked"] = bool(run.numbers["asked"].any())
     return bool(run.facts["asked"])
 
 
-def with_late_ready(origins: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-    """The same origins; a tenure_ready_ts that was not known is the one that was told."""
+def with_late_ready(origins: pl.DataFrame, late_ready: pl.DataFrame) -> pl.DataFrame:
+    """The same origins, with unknown tenure_ready_ts filled in from `late_ready`."""
     known = pl.when(pl.col("tenure_ready_ts") == 0).then(pl.col("told").fill_null(0)).otherwise("tenure_ready_ts")
-    joined = origins.join(told, on=SUBSCRIPTION_ID, how="left", maintain_order="left")
+    joined = origins.join(late_ready, on=SUBSCRIPTION_ID, how="left", maintain_order="left")
     return joined.with_columns(tenure_ready_ts=known).select(origins.columns)
 
 
 class SavedRun(Run):
-    """A group as a run. What `read` or the object's bytes do wrong is raised by whatever fetches something: see
-    `fetch`."""
+    """A group as a run. Anything that fetches raises the errors of `fetch`."""
 
-    __slots__ = ("_fetch", "_group", "_numbers", "_origins", "_place", "_segment", "_told")
+    __slots__ = ("_fetch", "_group", "_late_ready", "_numbers", "_origins", "_place", "_segment")
 
-    def __init__(self, group: Group, alive: Flags, read: Read, told: pl.DataFrame) -> None:
-        """`told`: LATE_READY of the snapshot that names the group."""
-        self._group, self._told = group, told
+    def __init__(self, group: Group, alive: Flags, read: Read, late_ready: pl.DataFrame) -> None:
+        """`late_ready`: LATE_READY of the snapshot that names the group."""
+        self._group, self._late_ready = group, late_ready
         self._fetch: Fetch = partial(fetch, group, read)
         self._segment: Segment = SavedSegment(group, self._fetch)
         self._place: Place | None = None
@@ -218,7 +215,9 @@ class SavedRun(Run):
     def origins(self) -> pl.DataFrame | None:
         if self._origins is None and "origins" in self._group.parts:
             found = from_arrow(self._fetch("origins"))
-            self._origins = with_late_ready(found, self._told) if self._group.unsaid and self._told.height else found
+            self._origins = (
+                with_late_ready(found, self._late_ready) if self._group.unready and self._late_ready.height else found
+            )
         return self._origins
 
     @origins.setter
@@ -227,14 +226,14 @@ class SavedRun(Run):
 
     @property
     def own_origins(self) -> pl.DataFrame | None:
-        """Its origins, if anybody has asked for them."""
+        """Its origins, if loaded."""
         return self._origins
 
-    def unsaid(self) -> bool:
-        return self._group.unsaid and super().unsaid()
+    def unready(self) -> bool:
+        return self._group.unready and super().unready()
 
     def keep_all(self) -> None:
-        """Fetch what is not here yet. RowsOutOfReach as ever."""
+        """Fetch what is not loaded yet. Raises RowsOutOfReach."""
         for name in ("key", "value"):
             self._segment.columns.get(name)
         self.numbers = self.numbers
@@ -242,7 +241,17 @@ class SavedRun(Run):
 
     def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
         new = object.__new__(SavedRun)
-        for name in ("_fetch", "_group", "_numbers", "_place", "_segment", "_told", "_indexes", "hashes", "young"):
+        for name in (
+            "_fetch",
+            "_group",
+            "_numbers",
+            "_place",
+            "_segment",
+            "_late_ready",
+            "_indexes",
+            "hashes",
+            "young",
+        ):
             setattr(new, name, getattr(self, name))
         new._origins, new.reach, new._frozen, new.facts = origins, None, None, dict(self.facts)
         new.saved = ()
@@ -284,7 +293,7 @@ class SavedRun(Run):
 
 
 class SavedSegment(Segment):
-    """The bytes of a group. Keys come when they are first asked for, values too."""
+    """The bytes of a group. Keys and values are fetched on first use."""
 
     __slots__ = ("_disk", "_fetch", "_group", "_memory")
 
@@ -304,7 +313,7 @@ class SavedSegment(Segment):
         return sum(self._disk.values())
 
     def load(self, part: str) -> None:
-        """Fetch a part, unless it is here."""
+        """Fetch a part, unless it is loaded."""
         if part not in self._memory and part not in self._disk and part in self._group.parts:
             batch = self._fetch(part).combine_chunks().to_batches()[0]
             self.columns.update(columns_of(batch))
@@ -331,7 +340,7 @@ _OF_PART = {"keys": ("key",), "values": ("value", "old_value")}
 
 
 class _Columns(dict[str, Any]):
-    """The columns of a saved segment that are here; asking for another one brings its part."""
+    """The loaded columns of a saved segment; asking for another one fetches its part."""
 
     def __init__(self, segment: SavedSegment) -> None:
         super().__init__()
@@ -344,18 +353,17 @@ class _Columns(dict[str, Any]):
 
 
 def fetch(group: Group, read: Read, name: str) -> pa.Table:
-    """A part of a group. RowsOutOfReach when it does not come, StateUnreadable when it is gone or not what was
-    written."""
+    """A part of a group. RowsOutOfReach when it cannot be fetched, StateUnreadable when it is missing or damaged."""
     try:
         return _fetched(group, read, name)
     except CorruptObject:
-        pass  # bytes may have been damaged on their way: they are read once more
+        pass  # possibly damaged in transit: read again
     except StoreError as e:
-        raise _out_of_reach(group, name, e) from e
+        raise _fetch_error(group, name, e) from e
     try:
         return _fetched(group, read, name)
     except (StoreError, CorruptObject) as e:
-        raise _out_of_reach(group, name, e) from e
+        raise _fetch_error(group, name, e) from e
 
 
 def _fetched(group: Group, read: Read, name: str) -> pa.Table:
@@ -371,9 +379,9 @@ def _fetched(group: Group, read: Read, name: str) -> pa.Table:
     )
 
 
-def _out_of_reach(group: Group, name: str, error: StoreError | CorruptObject) -> TiStreamError:
-    for_good = isinstance(error, (ObjectNotFound, CorruptObject))
-    kind = StateUnreadable if for_good else RowsOutOfReach
+def _fetch_error(group: Group, name: str, error: StoreError | CorruptObject) -> TiStreamError:
+    permanent = isinstance(error, (ObjectNotFound, CorruptObject))
+    kind = StateUnreadable if permanent else RowsOutOfReach
     return kind(object=group.object_key, part=name, cause=str(error))
 
 
@@ -391,7 +399,7 @@ def bits_of(alive: Flags) -> bytes | None:
 
 
 def flags_of(bits: bytes | None, rows: int) -> Flags:
-    """The other way round. ValueError when there are not as many."""
+    """The reverse of `bits_of`. ValueError when the length does not match."""
     if bits is None:
         return np.ones(rows, np.bool_)
     if len(bits) != -(-rows // 8):
@@ -400,6 +408,6 @@ def flags_of(bits: bytes | None, rows: int) -> Flags:
 
 
 def spans_of(numbers: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, int]]:
-    """The lowest and highest of each column of timestamps."""
+    """Lowest and highest value of each column of timestamps."""
     found: dict[str, U64] = {name: numbers[name] for name in ("start_ts", "commit_ts") if name in numbers}
     return {name: (int(values.min()), int(values.max())) for name, values in found.items()}

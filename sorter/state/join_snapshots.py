@@ -1,13 +1,13 @@
-"""Several states of neighbouring ranges as one: the other way round of a task that takes a part of a snapshot.
+"""Joins the states of neighbouring ranges into one, the reverse of loading a part of a snapshot.
 
     [a, m) state + [m, z) state  ->  [a, z) state
 
-Keys never meet across a cut: rows match by key, W(key) is lifted slice by slice, duplicates are rows of one key. So the
-states joined are what one core over the whole range would have, if all of them have consumed the same files and are
-written out up to the same timestamp. Rows stay in the groups in which they lie; a group that several states share is
-one again, with the rows of all.
+Keys never meet across a cut: rows match by key, W(key) rises slice by slice, duplicates share a key. So the joined
+state is what one core over the whole range would have, provided that all states have consumed the same files and are
+written out up to the same timestamp. Rows stay in their groups; a group that several states share becomes one again,
+with the rows of all.
 
-Pure: how rows are fetched is handed in, and nothing is fetched here.
+Pure: `read` is passed on to fetch rows later; nothing is fetched here.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
         )
         invariant(
             same,
-            "the parts of a task are not at the same place",
+            "the parts of a task are not at the same position",
             durable_timestamps=[state.durable_ts for state in states],
         )
-    told = pl.concat([state.late_ready for state in states]).unique(SUBSCRIPTION_ID, keep="first", maintain_order=True)
+    late_ready = pl.concat([state.late_ready for state in states]).unique(
+        SUBSCRIPTION_ID, keep="first", maintain_order=True
+    )
     watermarks = RangeWatermarkMap(range_, first.start_ts, durable_ts=first.durable_ts)
     watermarks.restore(
         pa.concat_tables([state.slices for state in states]), pa.concat_tables([state.waiting for state in states])
@@ -49,7 +51,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
     slices, waiting = watermarks.snapshot()
     runs = {
         kind: states_of(
-            SavedRun(group, alive, read, told)
+            SavedRun(group, alive, read, late_ready)
             for group, alive in _groups(run for state in states for run in getattr(state, kind))
         )
         for kind in ROW_KINDS
@@ -59,7 +61,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
         durable_ts=first.durable_ts,
         positions=first.positions,
         next_row_no=max(state.next_row_no for state in states),
-        late_ready=told,
+        late_ready=late_ready,
         slices=slices,
         waiting=waiting,
         **runs,
@@ -71,7 +73,7 @@ def _groups(runs: Iterable[RunState]) -> list[tuple[Group, Flags]]:
     found: dict[tuple[str, int], tuple[Group, Flags]] = {}
     for run in runs:
         for piece in run.saved:
-            invariant(piece.rows is None and not piece.first, "only states that were read are joined")
+            invariant(piece.rows is None and not piece.first, "only states read from files can be joined")
             at = piece.group.object_key, piece.group.parts["keys"].offset
             group, alive = found.get(at, (piece.group, np.zeros(piece.group.rows, np.bool_)))
             found[at] = group, alive | run.alive

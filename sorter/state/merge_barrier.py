@@ -1,16 +1,16 @@
-"""Where two tasks meet before they become one: at the same file of each store.
+"""Merge barrier: two tasks stop at the same file of each store before they are joined.
 
-    furthest   for each life of a store, how far the one that is ahead has read: there both stop
-    is_beyond  a batch behind that place: it is left for the task that will be made of the two
-    has_reached   a task has read up to there
-    at_barrier   its state, said so that it can be joined with the other's
+    furthest     for each incarnation of each store, the position of the task that is ahead: both stop there
+    is_beyond    a batch behind the barrier, which is left for the merged task
+    has_reached  a task has read up to the barrier
+    at_barrier   its state, ready to be joined with the other's
 
-Two states that have consumed the same files are what one core over both ranges would have; without that the half that
-was ahead would get files a second time. Then a prewrite that was written anew could be replaced by its older version
-while a watermark row that the half had already heard, and that only waited, makes its commit due.
+Two states that have consumed the same files are what one core over both ranges would have; otherwise the half that was
+ahead would get files a second time. Then a replayed prewrite could be replaced by its older version while a waiting
+watermark row of that half makes its commit due.
 
-A life that both have read to its end counts as read by both, wherever they saw its end: a file that arrived late may
-lie between. The watermark rows of such a file that wait in the half that read it speak for that half alone. Pure.
+An incarnation that both have read to its end counts as read by both, wherever they saw its end: a late file may lie in
+between. Waiting watermark rows of such a file apply only to the half that read it. Pure.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tistream.model.positions import Positions, position_of, without_ended
 
 
 def furthest(left: Positions, right: Positions) -> dict[int, dict[int, Position]]:
-    """The larger position of each life of each store; an ended one is behind all others."""
+    """The larger position in each incarnation of each store; an ended one is behind all others."""
     found: dict[int, dict[int, Position]] = {}
     for positions in (left, right):
-        for store, lives in positions.items():
+        for store, incarnations in positions.items():
             of_store = found.setdefault(store, {})
-            for incarnation, at in lives.items():
+            for incarnation, at in incarnations.items():
                 of_store[incarnation] = max(of_store.get(incarnation, at), at, key=lambda p: (p.closed, p.seq))
     for store, of_store in found.items():
         lowest = max(min(positions[store]) for positions in (left, right) if positions.get(store))
@@ -45,21 +45,21 @@ def furthest(left: Positions, right: Positions) -> dict[int, dict[int, Position]
 
 
 def is_beyond(batch: FeedBatch, until: Positions) -> bool:
-    """Whether the batch lies behind the place."""
-    lives = until.get(batch.store_id, {})
-    at = position_of(lives, batch.incarnation)
-    return not at.closed and (batch.incarnation not in lives or batch.closes or batch.seq > at.seq)
+    """Whether the batch lies behind the barrier."""
+    incarnations = until.get(batch.store_id, {})
+    at = position_of(incarnations, batch.incarnation)
+    return not at.closed and (batch.incarnation not in incarnations or batch.closes or batch.seq > at.seq)
 
 
 def has_reached(positions: Positions, until: Positions) -> bool:
-    """Whether all has been read up to there, and nothing behind it."""
+    """Whether the task has read up to the barrier and no further."""
     if positions.keys() != until.keys():
         return False
-    for store, lives in until.items():
+    for store, incarnations in until.items():
         mine = without_ended(positions[store])
-        if mine.keys() != lives.keys():
+        if mine.keys() != incarnations.keys():
             return False
-        for incarnation, at in lives.items():
+        for incarnation, at in incarnations.items():
             here = mine[incarnation]
             if here.closed != at.closed or (not at.closed and here.seq != at.seq):
                 return False
@@ -67,7 +67,7 @@ def has_reached(positions: Positions, until: Positions) -> bool:
 
 
 def at_barrier(state: CoreSnapshot, half: KeyRange, until: Positions) -> CoreSnapshot:
-    """The state of a half that has come there: rows that wait say nothing about the other half."""
+    """The state of a half at the barrier, with waiting rows cut to its range."""
     return replace(state, positions=until, waiting=_cut(state.waiting, half))
 
 

@@ -1,20 +1,19 @@
-"""What a save writes: the rows that no snapshot object holds yet, and the small state that names where the others lie.
+"""Saves a state checkpoint: rows that no snapshot object holds yet, and a small state that locates all rows.
 
-    rows of the state -- held by a group already --> keep the group's object, say which of its rows are alive
-                      -- not held, or given up ----> new groups, in new objects
+    row held by a group already      --> keep the group's object, record which of its rows are alive
+    row not held, or object released --> new groups, in new objects
 
-Rows are given up, and written again, where that lets an object go:
+Rows are rewritten where that releases an object:
 
 - less than 1 / LOOSE of an object is alive;
-- the state refers to more than OBJECTS_MAX objects, and one more for each OBJECT_BYTES of them: the smallest go, so
-  many that half of OBJECTS_MAX can come before there are too many again.
+- the state refers to more than OBJECTS_MAX objects, plus one for each OBJECT_BYTES of them: the smallest are released,
+  so many that half of OBJECTS_MAX new ones fit before the limit is reached again.
 
-So what a save costs follows what came and what left, not what is held, apart from one bit for each row of a group of
-which some have left. How many groups there are follows how many runs there are, which `run` keeps few.
+So the cost of a save follows the rows that arrived and left, not the rows held, apart from one bit per row of a group
+that has lost some. The number of groups follows the number of runs, which `run` keeps low.
 
-A `Save` is one try. Its objects are new, under keys that were never used; `done` says that the catalog has switched to
-it, and only then do the runs learn where they lie. A try that failed leaves nothing behind but objects that nobody
-refers to.
+A `Save` is one attempt. Its objects are new, under unused keys; `done` records that the catalog has switched to it, and
+only then do the runs learn their place. A failed attempt leaves only objects that nothing refers to.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from sorter.state.snapshot import ROW_KINDS, build_state_file, named
 from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo
 from tistream.objectstore.layout import SnapshotKey
 
-GROUP_BYTES = 64 << 20  #: of keys and values of one group, unpacked
-OBJECT_BYTES = 128 << 20  #: an object of groups ends here, packed
+GROUP_BYTES = 64 << 20  #: of keys and values of one group, uncompressed
+OBJECT_BYTES = 128 << 20  #: an object of groups ends here, compressed
 OBJECTS_MAX = 64
 LOOSE = 4
 
@@ -47,7 +46,7 @@ RUNS_FILE = "snapshot-runs"
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """A group that is being written: what is known of it, and which rows went into it."""
+    """A group being written."""
 
     kind: str
     run: Run
@@ -67,15 +66,16 @@ class _Group:
             spans=spans_of(numbers),
             same={name: (v.dtype.name, int(v[0])) for name, v in numbers.items() if _is_same(v)},
             cut=self.run.least_cut() if is_open else 0,
-            unsaid=is_open and self.run.unsaid(),
+            unready=is_open and self.run.unready(),
         )
 
 
 class Save:
-    """One try to save a state. First all of `objects`; then `key`, `new` and `keeps` are what the catalog needs."""
+    """One attempt to save a state. Write all of `objects` first; then `key`, `new` and `keeps` are what the catalog
+    needs."""
 
     def __init__(self, state: CoreSnapshot, next_key: Callable[[], SnapshotKey], write_id: str) -> None:
-        """`next_key` gives a key that was never used, at each call a later one."""
+        """`next_key` returns an unused key, a later one at each call."""
         self._state, self._next_key, self._write_id = state, next_key, write_id
         self._key: SnapshotKey | None = None
         self._pieces: dict[Run, list[Piece]] = {}
@@ -84,20 +84,20 @@ class Save:
 
     @property
     def key(self) -> SnapshotKey:
-        """Of the state."""
-        assert self._key is not None, "the objects come first"
+        """The key of the state."""
+        assert self._key is not None, "write the objects first"
         return self._key
 
     def objects(self) -> Iterator[tuple[str, bytes]]:
-        """(key, bytes) of each object to PUT, in this order: the state comes last. RowsOutOfReach when rows that are to
-        be written again cannot be fetched."""
+        """(key, bytes) of each object to PUT, in this order, the state last. RowsOutOfReach when rows that must be
+        rewritten cannot be fetched."""
         held = self._held()
-        given_up = _given_up(held)
-        kept = {group: flags for group, flags in held.items() if group.object_key not in given_up and flags.any()}
+        released = _released(held)
+        kept = {group: flags for group, flags in held.items() if group.object_key not in released and flags.any()}
         self.keeps = frozenset(group.object_key for group in kept)
         writer: _ObjectWriter | None = None
         for kind in ROW_KINDS:
-            for sources in _packed(self._sources(kind, kept, given_up)):
+            for sources in _packed(self._sources(kind, kept, released)):
                 if writer is None:
                     writer = _ObjectWriter(self._next_key(), self._write_id)
                 writer.add(kind, sources)
@@ -131,15 +131,15 @@ class Save:
         return held
 
     def _sources(
-        self, kind: str, kept: dict[Group, Flags], given_up: frozenset[str]
+        self, kind: str, kept: dict[Group, Flags], released: frozenset[str]
     ) -> Iterator[tuple[RunState, Rows]]:
-        """The living rows of this kind that are to be written, by run; of the others it is noted where they lie."""
+        """The living rows of this kind to write, by run; records the place of the others."""
         for state in getattr(self._state, kind):
             self._pieces[state.run] = [piece for piece in state.saved if piece.group in kept]
             if not state.saved:
                 yield state, np.flatnonzero(state.alive).astype(np.uint32)
             for piece in state.saved:
-                if piece.group.object_key in given_up:
+                if piece.group.object_key in released:
                     state.run.keep_all()
                     rows = np.arange(len(state.alive), dtype=np.uint32) if piece.rows is None else piece.rows
                     yield state, rows[state.alive[rows]]
@@ -152,14 +152,14 @@ class Save:
             kept[group] = np.ones(group.rows, np.bool_)
             first = 0
             for state, rows in of.sources:
-                whole = len(rows) == len(state.alive)
-                self._pieces[state.run].append(Piece(group, first, None if whole else rows))
+                all_rows = len(rows) == len(state.alive)
+                self._pieces[state.run].append(Piece(group, first, None if all_rows else rows))
                 first += len(rows)
         return key, data
 
 
 class _ObjectWriter:
-    """One object of groups, in the making."""
+    """Writes one object of groups."""
 
     def __init__(self, key: SnapshotKey, write_id: str) -> None:
         self.key = key
@@ -168,7 +168,7 @@ class _ObjectWriter:
         self.size = 0  #: bytes so far
 
     def add(self, kind: str, sources: list[tuple[RunState, Rows]]) -> None:
-        """Rows of one kind as a group, copied together."""
+        """Add rows of one kind as a group, copied together."""
         runs = [state.revive() for state, _ in sources]
         made = merge(runs, ROW_KINDS[kind], rows=[rows.astype(np.int64) for _, rows in sources])
         group = _Group(kind, made, sources)
@@ -195,30 +195,30 @@ def _parts_of(run: Run) -> dict[str, pa.Table]:
 
 
 def _has(run: Run, name: str) -> bool:
-    """Whether any segment has this column: one that has none leaves it out, for its rows alone."""
+    """Whether any segment has this column; a segment whose rows have none leaves it out."""
     return any(name in s.columns for s in run.place.segments)
 
 
 def _column_of(run: Run, name: str) -> pa.ChunkedArray:
-    """A column of all rows. Segments are in the order of the rows, as `merge` makes them."""
+    """A column of all rows. Segments are in row order, as `merge` makes them."""
     found = [(s.columns.get(name), s.rows) for s in run.place.segments]
     return pa.chunked_array([pa.nulls(rows, pa.binary()) if c is None else c.array for c, rows in found], pa.binary())
 
 
-def _given_up(held: dict[Group, Flags]) -> frozenset[str]:
-    """The objects that are let go although something of them may be alive."""
+def _released(held: dict[Group, Flags]) -> frozenset[str]:
+    """The objects to release although some of their rows may be alive."""
     alive: dict[str, float] = {}
-    whole: dict[str, int] = {}
+    total: dict[str, int] = {}
     for group, flags in held.items():
         share = int(np.count_nonzero(flags)) / group.rows
         alive[group.object_key] = alive.get(group.object_key, 0.0) + share * group.stored_bytes
-        whole[group.object_key] = group.object_bytes
-    given_up = {key for key, size in alive.items() if size * LOOSE < whole[key]}
-    rest = sorted(alive.keys() - given_up, key=lambda key: (alive[key], key))
+        total[group.object_key] = group.object_bytes
+    released = {key for key, size in alive.items() if size * LOOSE < total[key]}
+    rest = sorted(alive.keys() - released, key=lambda key: (alive[key], key))
     most = OBJECTS_MAX + int(sum(alive.values())) // OBJECT_BYTES
     if len(rest) >= most:
-        given_up |= set(rest[: len(rest) - most + OBJECTS_MAX // 2])
-    return frozenset(given_up)
+        released |= set(rest[: len(rest) - most + OBJECTS_MAX // 2])
+    return frozenset(released)
 
 
 def _packed(sources: Iterator[tuple[RunState, Rows]]) -> Iterator[list[tuple[RunState, Rows]]]:

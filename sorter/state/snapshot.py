@@ -1,15 +1,15 @@
-"""The state of a task as a segment file, and back: the small object that its catalog row points to.
+"""The state of a task as a segment file: the small object that its catalog row points to.
 
     head        cluster, tenant, task, epoch, start_ts, durable_ts, next_row_no, layout, write_id,
                 positions {store: {incarnation: [seq, closed]}}
-    runs        the groups of rows that are alive, each in an object that may be another one         (RUNS)
-    told        what became known of their subscriptions since                                             (saved.LATE_READY)
-    slices      the watermark map                                                                    (watermark.SLICES)
-    waiting     watermark rows that wait                                                             (watermark.WAITING)
+    runs        the groups with living rows, each in this or another object              (RUNS)
+    told        subscriptions that became ready after their rows were saved              (saved.LATE_READY)
+    slices      the watermark map                                                        (watermark.SLICES)
+    waiting     waiting watermark rows                                                   (watermark.WAITING)
 
-Reading it fetches no rows: they come as `saved.SavedRun`. A kind takes as many segments as it needs, in order; one
-without rows has none. The positions in the head are for people and for a check: the catalog's, switched together with
-the pointer to this object, are the ones that count.
+Reading it fetches no rows: they become `saved.SavedRun`. A kind has as many segments as it needs, in order, or none.
+The positions in the head are for people and for a check: the catalog's, switched together with the pointer to this
+object, are authoritative.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KIND = "snapshot"
 LAYOUT = 2  #: 1 held all rows in the file itself
 SEGMENT_BYTES = 256 << 20  #: a kind's rows are cut into segments of about this size
 
-#: kinds of rows that a state holds, and their columns of bytes
+#: kinds of rows in a state, and their columns of bytes
 ROW_KINDS = {
     "open": ("key", "value", "old_value"),
     "commits": ("key", "value"),
@@ -51,7 +51,7 @@ RUNS = pa.schema(
         pa.field("alive", pa.binary()),  # a bit for each row, the first one lowest; null = all
         pa.field("first_key", pa.binary(), nullable=False),
         pa.field("last_key", pa.binary(), nullable=False),
-        pa.field("facts", pa.binary(), nullable=False),  # JSON: parts, spans, same, cut, unsaid of saved.Group
+        pa.field("facts", pa.binary(), nullable=False),  # JSON of saved.Group; "unsaid" is `unready`
     ]
 )
 _KINDS = {"runs": RUNS, "told": LATE_READY, "slices": SLICES, "waiting": WAITING}
@@ -62,12 +62,12 @@ class LoadedSnapshot:
     """A snapshot file that was read back."""
 
     task_id: int
-    epoch: int  #: of the owner that wrote it
+    epoch: int  #: of the task owner that wrote it
     state: CoreSnapshot
 
 
 def named(key: SnapshotKey) -> dict[str, object]:
-    """Whose object it is, as its head says it."""
+    """The identity of an object, for its head."""
     return {
         "cluster": key.tenant.cluster_id,
         "tenant": key.tenant.tenant_id,
@@ -77,7 +77,7 @@ def named(key: SnapshotKey) -> dict[str, object]:
 
 
 def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Group, Flags], write_id: str) -> bytes:
-    """The bytes of the file. `groups` hold all rows of the state, with the flags of that moment."""
+    """The bytes of the file. `groups` hold all rows of the state, with their current flags."""
     writer = SegmentFileWriter(
         {
             "file": KIND,
@@ -104,21 +104,20 @@ def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Grou
 
 
 def read_state_file(name: str, data: bytes | memoryview, read: Read) -> LoadedSnapshot:
-    """The state in a file. CorruptObject when it is damaged or not a snapshot. `read` is how its rows are fetched when
-    they are needed."""
+    """The state in a file. CorruptObject when it is damaged or not a snapshot. `read` fetches its rows on demand."""
     file = _opened(name, data)
     unknown = {s.kind for s in file.segments} - set(_KINDS)
     if unknown:
-        raise CorruptObject("a snapshot holds an unknown kind of segment", object=name, kinds=sorted(unknown))
+        raise CorruptObject("unknown kind of segment in a snapshot", object=name, kinds=sorted(unknown))
     tables = {kind: _read(file, kind, schema) for kind, schema in _KINDS.items()}
-    told = from_arrow(tables["told"])
+    late_ready = from_arrow(tables["told"])
     runs: dict[str, list[SavedRun]] = {kind: [] for kind in ROW_KINDS}
     try:
         for row in tables["runs"].to_pylist():
             group = _group(row)
-            runs[group.kind].append(SavedRun(group, flags_of(row["alive"], group.rows), read, told))
+            runs[group.kind].append(SavedRun(group, flags_of(row["alive"], group.rows), read, late_ready))
     except (KeyError, TypeError, ValueError) as e:
-        raise CorruptObject("the runs of a snapshot are malformed", object=name, cause=repr(e)) from e
+        raise CorruptObject("malformed runs in a snapshot", object=name, cause=repr(e)) from e
     try:
         head = file.head
         state = CoreSnapshot(
@@ -126,18 +125,18 @@ def read_state_file(name: str, data: bytes | memoryview, read: Read) -> LoadedSn
             durable_ts=int(head["durable_ts"]),
             positions=_positions(head["positions"]),
             next_row_no=int(head["next_row_no"]),
-            late_ready=told,
+            late_ready=late_ready,
             slices=tables["slices"],
             waiting=tables["waiting"],
             **{kind: states_of(found) for kind, found in runs.items()},
         )
         return LoadedSnapshot(task_id=int(head["task"]), epoch=int(head["epoch"]), state=state)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise CorruptObject("the head of a snapshot is malformed", object=name, cause=repr(e)) from e
+        raise CorruptObject("malformed head of a snapshot", object=name, cause=repr(e)) from e
 
 
 def objects_named_by(name: str, data: bytes | memoryview) -> frozenset[str]:
-    """The keys of the objects in which the rows of a state lie."""
+    """The keys of the objects that hold the rows of a state."""
     return frozenset(_read(_opened(name, data), "runs", RUNS)["object_key"].to_pylist())
 
 
@@ -147,7 +146,7 @@ def _opened(name: str, data: bytes | memoryview) -> SegmentFile:
         raise CorruptObject("not a snapshot", object=name, found=file.head.get("file"))
     if file.head.get("layout") != LAYOUT:
         found = file.head.get("layout", 1)
-        raise CorruptObject("this version does not read such a snapshot", object=name, layout=found, wanted=LAYOUT)
+        raise CorruptObject("unsupported snapshot layout", object=name, layout=found, wanted=LAYOUT)
     return file
 
 
@@ -157,7 +156,7 @@ def _run_row(group: Group, alive: Flags) -> dict[str, Any]:
         "spans": group.spans,
         "same": group.same,
         "cut": group.cut,
-        "unsaid": group.unsaid,
+        "unsaid": group.unready,
     }
     return {
         "kind": group.kind,
@@ -174,7 +173,7 @@ def _run_row(group: Group, alive: Flags) -> dict[str, Any]:
 def _group(row: Mapping[str, Any]) -> Group:
     facts = orjson.loads(row["facts"])
     names = ("number", "offset", "length", "raw_length", "crc")
-    parts = {name: Part(**dict(zip(names, map(int, where), strict=True))) for name, where in facts["parts"].items()}
+    parts = {name: Part(**dict(zip(names, map(int, place), strict=True))) for name, place in facts["parts"].items()}
     if not {"keys"} <= parts.keys() <= set(PARTS) or not row["rows"]:
         raise ValueError(f"a group of {row['rows']} rows has the parts {sorted(parts)}")
     return Group(
@@ -187,7 +186,7 @@ def _group(row: Mapping[str, Any]) -> Group:
         spans={name: (int(low), int(high)) for name, (low, high) in facts["spans"].items()},
         same={name: (str(type_), int(value)) for name, (type_, value) in facts["same"].items()},
         cut=int(facts["cut"]),
-        unsaid=bool(facts["unsaid"]),
+        unready=bool(facts["unsaid"]),
     )
 
 
@@ -197,7 +196,7 @@ def _read(file: SegmentFile, kind: str, schema: pa.Schema) -> pa.Table:
 
 
 def _parts(table: pa.Table) -> Iterator[pa.Table]:
-    """The rows in pieces of about SEGMENT_BYTES, each of which fits one record batch."""
+    """The rows in parts of about SEGMENT_BYTES, each of which fits one record batch."""
     if not table.num_rows:
         return
     pieces = -(-table.nbytes // SEGMENT_BYTES)
@@ -208,13 +207,15 @@ def _parts(table: pa.Table) -> Iterator[pa.Table]:
 
 def _plain(positions: Positions) -> dict[str, dict[str, list[int]]]:
     return {
-        str(store): {str(incarnation): [p.seq, int(p.closed)] for incarnation, p in lives.items()}
-        for store, lives in positions.items()
+        str(store): {str(incarnation): [p.seq, int(p.closed)] for incarnation, p in incarnations.items()}
+        for store, incarnations in positions.items()
     }
 
 
 def _positions(plain: dict[str, dict[str, list[int]]]) -> dict[int, dict[int, Position]]:
-    return {int(store): {int(i): _position(p) for i, p in lives.items()} for store, lives in plain.items()}
+    return {
+        int(store): {int(i): _position(p) for i, p in incarnations.items()} for store, incarnations in plain.items()
+    }
 
 
 def _position(plain: list[int]) -> Position:

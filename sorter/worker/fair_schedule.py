@@ -1,11 +1,11 @@
-"""Who has a turn where very many tasks share one loop, so that tenants that write never wait for all the others.
+"""Fair task scheduling: tenants that write never wait for many idle ones in the same loop.
 
-    take    all tasks of a tenant that gets rows take batches in every turn, for it is complete only as far as each of
-            them; those of others for TAKE_S together, one after the other
-    write   tenants with rows are written out in every round, the others IDLE_AT_ONCE in a transaction, for QUIET_S
+    take    all tasks of a tenant that gets rows take batches in every round, because the tenant is complete only as far
+            as each of them; the tasks of other tenants share TAKE_S, one after the other
+    write   tenants with rows are written in every round, the others IDLE_AT_ONCE per transaction, for IDLE_S
 
-Idle tasks that catch up, as after another sorter has died, have thousands of batches to take and watermarks to write
-out. What has no turn is left to the next, in which it comes first.
+Idle tasks that catch up, for example after another sorter has died, have thousands of batches to take and watermarks to
+write. Skipped tasks go first in the next round.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sorter.worker.runner import TaskRunner
 from tistream.clock import Clock
 from tistream.ids import Tenant
 
-TAKE_S = 0.5  #: of a turn, for tasks of tenants that get no rows
-QUIET_S = 0.5  #: of a round, for tenants of which only watermarks move; one transaction more at most
-IDLE_AT_ONCE = 50  #: of them in one transaction
+TAKE_S = 0.5  #: of a round, for tasks of tenants that get no rows
+IDLE_S = 0.5  #: of a round, for tenants with watermark-only progress; one transaction longer at most
+IDLE_AT_ONCE = 50  #: idle tenants in one transaction
 
 Group = Mapping[Tenant, Sequence[TaskRunner]]
 
@@ -32,12 +32,12 @@ class FairSchedule:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._next_task = 0
-        self.waiting = False  #: whether the last turn left out a task that has something to take
-        self._left: dict[Tenant, None] = {}
+        self.waiting = False  #: whether the last round skipped a task that has something to take
+        self._skipped: dict[Tenant, None] = {}
 
-    def turn(self, runners: Mapping[int, TaskRunner]) -> Iterator[TaskRunner]:
-        """The tasks that have something to take, in the order in which they take it."""
-        ready = [r for r in runners.values() if r.more or r.inbox.count]  # nearly none of very many
+    def tasks(self, runners: Mapping[int, TaskRunner]) -> Iterator[TaskRunner]:
+        """The tasks with something to take, in the order in which they take it."""
+        ready = [r for r in runners.values() if r.more or r.inbox.count]  # few of many
         self.waiting = False
         if len(runners) < MANY:
             yield from ready
@@ -53,23 +53,23 @@ class FairSchedule:
                 return
             yield runner
 
-    def groups(self, by_tenant: Group, publisher: Publisher, *, whole: bool) -> Iterator[Group]:
-        """What is flushed at once: those of which only watermarks move together, the others each by itself and first.
-        When it is to be the `whole`, nobody is left out."""
-        quiet: dict[Tenant, Sequence[TaskRunner]] = {}
+    def groups(self, by_tenant: Group, publisher: Publisher, *, everything: bool) -> Iterator[Group]:
+        """The tenants to flush, in groups of one transaction each: busy ones alone and first, then idle ones together.
+        With `everything` none is skipped."""
+        idle: dict[Tenant, Sequence[TaskRunner]] = {}
         for tenant, runners in by_tenant.items():
             if publisher.is_idle(tenant, [runner.publication for runner in runners]):
-                quiet[tenant] = runners
+                idle[tenant] = runners
             else:
                 yield {tenant: runners}
-        tenants = [t for t in self._left if t in quiet] + [t for t in quiet if t not in self._left]
-        self._left, until = {}, self._clock.monotonic() + QUIET_S
+        tenants = [t for t in self._skipped if t in idle] + [t for t in idle if t not in self._skipped]
+        self._skipped, until = {}, self._clock.monotonic() + IDLE_S
         for at in range(0, len(tenants), IDLE_AT_ONCE):
-            if not whole and self._clock.monotonic() > until:
-                self._left = dict.fromkeys(tenants[at:])
+            if not everything and self._clock.monotonic() > until:
+                self._skipped = dict.fromkeys(tenants[at:])
                 return
-            yield {tenant: quiet[tenant] for tenant in tenants[at : at + IDLE_AT_ONCE]}
+            yield {tenant: idle[tenant] for tenant in tenants[at : at + IDLE_AT_ONCE]}
 
-    def left(self) -> Mapping[Tenant, None]:
-        """The tenants that the last round left out."""
-        return self._left
+    def skipped(self) -> Mapping[Tenant, None]:
+        """The tenants that the last round skipped."""
+        return self._skipped

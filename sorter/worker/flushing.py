@@ -1,7 +1,7 @@
-"""Flushes of all tenants of a worker, each contained: what one suffers from delays no other.
+"""Schedules the flushes of all tenants of a worker, each contained: an error in one delays no other.
 
-A tenant whose flush failed waits by itself and is tried again. A task whose rows cannot be written waits by itself too,
-and the other tasks of its tenant are written without it. Used from the worker's loop.
+A tenant whose flush failed waits and is retried. A task whose rows cannot be written waits too, and the other tasks of
+its tenant are written without it. Used from the worker's loop.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tistream.ids import Tenant
 from tistream.limits import COMMITTED_FILE_BYTES_TARGET
 from tistream.runtime.containment import Containment
 
-SWEEP_S = 1.0  #: between flushes of all tenants; in between those of which something has come
+SWEEP_S = 1.0  #: between flushes of all tenants; touched ones are flushed more often
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the tasks of a round."""
+    """The results of a round."""
 
-    gone: set[int] = field(default_factory=set)  #: taken away
-    failed: dict[int, Exception] = field(default_factory=dict)  #: left out
-    written: set[int] = field(default_factory=set)  #: none of these
+    gone: set[int] = field(default_factory=set)  #: fenced
+    failed: dict[int, Exception] = field(default_factory=dict)  #: excluded
+    written: set[int] = field(default_factory=set)  #: the others
 
 
 class Flushing:
-    """What is to be written out, and when."""
+    """Decides what to write out, and when."""
 
     def __init__(
         self,
@@ -43,65 +43,64 @@ class Flushing:
         tenants: Mapping[Tenant, list[TaskRunner]],
         may_write: Callable[[TaskRunner], bool],
     ) -> None:
-        """`tenants`: all tasks that are here. `may_write`: whether a task goes on and does not wait after an error."""
+        """`tenants`: all tasks that are here. `may_write`: whether a task runs and does not wait after an error."""
         self._clock, self._schedule, self._tenants, self._may_write = clock, schedule, tenants, may_write
         self.tenants: Containment[Tenant] = Containment(f"{worker_id}/flush", clock)
-        self._touched: dict[Tenant, None] = {}  # of which something may be written out
+        self._touched: dict[Tenant, None] = {}  # may have something to write
         self._sweep_due_s = clock.monotonic()
 
     def touch(self, tenant: Tenant) -> None:
-        """Something has come of this tenant."""
+        """The tenant may have something to write."""
         self._touched[tenant] = None
 
     def has_a_full_file(self, tenants: Iterable[Tenant]) -> bool:
         """Whether the tasks of one of these tenants together could write a file of the target size now."""
-        backlogs = (sum(r.backlog for r in runners) for runners in self._going_on(tenants).values())
+        backlogs = (sum(r.backlog for r in runners) for runners in self._running(tenants).values())
         return any(backlog >= COMMITTED_FILE_BYTES_TARGET for backlog in backlogs)
 
     def is_busy(self, publisher: Publisher) -> bool:
-        """Whether a flush has objects still to write and does not wait."""
+        """Whether a flush has objects left to write and does not wait."""
         return any(self.tenants.is_due(tenant) for tenant in publisher.under_way())
 
-    def write(self, publisher: Publisher, *, whole: bool = False) -> Outcome:
-        """Flush the tenants of which something has come or is not finished, and now and then, or when it is to be the
-        `whole`, every tenant."""
+    def write(self, publisher: Publisher, *, everything: bool = False) -> Outcome:
+        """Flush the tenants that were touched or are unfinished, and every tenant at intervals or with `everything`."""
         now_s = self._clock.monotonic()
         touched, self._touched = self._touched, {}
-        publisher.keep(self._going_on(publisher.under_way()))
+        publisher.keep(self._running(publisher.under_way()))
         self.tenants.keep_only(self._tenants.keys())
-        if whole or now_s >= self._sweep_due_s:
+        if everything or now_s >= self._sweep_due_s:
             self._sweep_due_s = now_s + SWEEP_S
-            by_tenant = self._going_on(self._tenants)
+            by_tenant = self._running(self._tenants)
         else:
-            by_tenant = self._going_on(touched)
+            by_tenant = self._running(touched)
         for tenant in [tenant for tenant in by_tenant if not self.tenants.is_due(tenant)]:
             del by_tenant[tenant]
             self.touch(tenant)
         outcome = Outcome()
-        for group in self._schedule.groups(by_tenant, publisher, whole=whole):
+        for group in self._schedule.groups(by_tenant, publisher, everything=everything):
             self._flush_group(publisher, group, outcome)
-        self._touched |= self._schedule.left()
+        self._touched |= self._schedule.skipped()
         return outcome
 
     def write_all(self, publisher: Publisher) -> None:
-        """Flush until nothing is under way but what waits after an error."""
-        self.write(publisher, whole=True)
+        """Flush until nothing is left but what waits after an error."""
+        self.write(publisher, everything=True)
         while self.is_busy(publisher):
-            self.write(publisher, whole=True)
+            self.write(publisher, everything=True)
 
-    def _going_on(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
-        """The tasks of these tenants that go on."""
+    def _running(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
+        """The running tasks of these tenants."""
         found = {tenant: [r for r in self._tenants.get(tenant, ()) if self._may_write(r)] for tenant in tenants}
         return {tenant: runners for tenant, runners in found.items() if runners}
 
     def _flush_group(self, publisher: Publisher, group: Group, outcome: Outcome) -> None:
-        """Tenants that are quiet go together. An error that is not the catalog's is one tenant's: each by itself."""
+        """Idle tenants are flushed together; after an error that is not the catalog's, each alone."""
         if len(group) > 1:
             try:
-                self._measured(publisher, group, outcome, partial(self._quiet, publisher, group))
+                self._measured(publisher, group, outcome, partial(self._flush_idle, publisher, group))
             except Fenced:
                 raise
-            except Exception as e:  # noqa: BLE001 - the next lines say whom it stops
+            except Exception as e:  # noqa: BLE001 - the next lines decide whom it stops
                 if isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY:
                     for tenant in group:
                         self.tenants.failed(tenant, e)
@@ -116,7 +115,7 @@ class Flushing:
             if not self.tenants.run(tenant, partial(self._measured, publisher, {tenant: runners}, outcome, flush)):
                 self.touch(tenant)
 
-    def _quiet(self, publisher: Publisher, group: Group) -> frozenset[int]:
+    def _flush_idle(self, publisher: Publisher, group: Group) -> frozenset[int]:
         return publisher.flush_idle({t: [r.publication for r in runners] for t, runners in group.items()})
 
     def _measured(
@@ -136,4 +135,4 @@ class Flushing:
             self._touched |= {tenant: None for tenant in group if publisher.is_busy_with(tenant)}
         if moved:
             seconds = self._clock.monotonic() - began
-            measures.flushed([(r.core.durable_ts, r.heard) for r in moved], seconds=seconds, clock=self._clock)
+            measures.flushed([(r.core.durable_ts, r.cut_timestamps) for r in moved], seconds=seconds, clock=self._clock)

@@ -1,11 +1,11 @@
-"""What the readers of a task have brought and its core has not taken yet, bounded in batches and in bytes.
+"""Bounded inbox of a task: batches that its readers delivered and its core has not taken yet.
 
-A reader waits while the inbox is full, so a slow task slows its readers and they the dispatcher. It is full once it
-holds as many batches or bytes as it may; the last batch may reach beyond, so one of any size passes, and a store of
-which nothing is here may always put one batch in.
+A reader waits while the inbox is full, so a slow task slows its readers, and they the dispatcher. The inbox is full
+once it holds the maximum of batches or bytes; the last batch may exceed it, so a batch of any size passes, and a store
+without a batch in it may always put one.
 
-Batches of a store are taken in their order. Of several stores the one that is furthest behind goes first (the lowest
-cut_ts): while one store runs ahead of the others, a task that catches up can write nothing and has to hold it all.
+Batches of a store are taken in order. Among stores the one that is furthest behind goes first (the lowest cut_ts):
+while one store is ahead of the others, a task that catches up can write nothing and has to hold all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tistream.limits import FEED_QUEUE_BATCHES_MAX, INBOX_BYTES_MAX
 
 
 class Inbox:
-    """Put into by several threads, taken from by one."""
+    """Filled by several threads, emptied by one."""
 
     def __init__(self, batches_max: int = FEED_QUEUE_BATCHES_MAX, bytes_max: int = INBOX_BYTES_MAX) -> None:
         self._batches_max, self._bytes_max = batches_max, bytes_max
@@ -28,7 +28,7 @@ class Inbox:
         self.bytes = 0  #: held now
 
     def put(self, batch: FeedBatch, timeout_s: float) -> bool:
-        """Put it in; False when there was no room in time."""
+        """Add a batch; False when there was no room in time."""
         with self._room:
             if not self._room.wait_for(lambda: self._has_room(batch.store_id), timeout_s):
                 return False
@@ -38,7 +38,7 @@ class Inbox:
             return True
 
     def take(self) -> FeedBatch | None:
-        """The next batch; None when there is none."""
+        """The next batch, or None."""
         with self._room:
             if not self._stores:
                 return None

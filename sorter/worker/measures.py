@@ -1,4 +1,4 @@
-"""What a sorter measures of its work: a few numbers for each turn of a task and each flush of a tenant."""
+"""Metrics of a sorter's work, per round of a task and per flush of a tenant."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ _FILE_AGE = metrics.FILE_AGE.labels("absorbed")
 _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("sorter", "in"), metrics.BYTES.labels("sorter", "in")
 
 
-def absorbed(took: Absorbed, heard: Mapping[int, int], *, seconds: float, clock: Clock) -> None:
-    """A task took batches in. `heard`: store -> cut_ts of its newest one."""
+def absorbed(took: Absorbed, cut_timestamps: Mapping[int, int], *, seconds: float, clock: Clock) -> None:
+    """Count the batches a task took. `cut_timestamps`: store -> cut_ts of its newest file."""
     _ROWS_IN.inc(took.rows)
     _BYTES_IN.inc(took.nbytes)
     _MATCH.observe(seconds)
-    if heard:
-        _FILE_AGE.observe(_age_s(max(heard.values()), clock))
+    if cut_timestamps:
+        _FILE_AGE.observe(_age_s(max(cut_timestamps.values()), clock))
 
 
 def flushed(tasks: Sequence[tuple[int, Mapping[int, int]]], *, seconds: float, clock: Clock) -> None:
-    """Tasks of a tenant were written out: (durable watermark now, what was heard of each store). A task's hole wait
-    is how far its
-    durable watermark lies behind the cut of the store that was heard least of."""
+    """Count a flush. `tasks`: (new durable_ts, cut_ts per store). The gap wait of a task is the distance from its
+    durable watermark to the lowest cut_ts of its stores."""
     metrics.FLUSHES.inc()
     _FLUSH.observe(seconds)
-    for durable_ts, heard in tasks:
+    for durable_ts, cut_timestamps in tasks:
         metrics.COMMIT_TO_FLUSH.observe(_age_s(durable_ts, clock))
-        if heard:
-            _WATERMARK_GAP.observe(max(0, ts.physical_ms(min(heard.values())) - ts.physical_ms(durable_ts)) / 1000)
+        if cut_timestamps:
+            _WATERMARK_GAP.observe(
+                max(0, ts.physical_ms(min(cut_timestamps.values())) - ts.physical_ms(durable_ts)) / 1000
+            )
 
 
 def collect(reports: Iterable[TaskState], clock: Clock) -> list[Metric]:
-    """The sums of what the tasks of this process say, and how far its tenants are."""
+    """Sums over the tasks of this process, and the lag of its tenants."""
     tasks = list(reports)
     sums = {
         "tistream_sorter_tasks": len(tasks),

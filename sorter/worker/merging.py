@@ -1,17 +1,16 @@
-"""Merges the tasks of this worker that are to be merged: brings two neighbours to one place and makes one of them.
+"""Merges pairs of neighbouring tasks that this worker owns.
 
-    catch up   neither is written out above the larger `durable_ts` of the two; the one behind gets there
-    meet       both read to the same file of each store (`meeting`), and no further
-    join       the rows that no object holds yet are PUT, the two states put together (`joining`), the new state PUT,
-               then one transaction: see tistream.catalog.work.reshape. Both are dropped, the new task is loaded as ever
+    catch up   neither task writes above the larger `durable_ts` of the two; the one behind gets there
+    align      both read to the same file of each store (`merge_barrier`), and no further
+    join       PUT the rows that no object holds yet, join the two states (`join_snapshots`), PUT the new state, then
+               one transaction: see tistream.catalog.work.reshape. Both tasks are dropped, the new one is loaded
 
-Until the transaction nothing has happened: both tasks are what they were, and only what they may write and read next
-is bounded. That ends when one of them is not here or has stopped, when the two have not come together for PATIENCE_S,
-or with any error: both go on, it is shown, and tried again later. While it lasts neither `durable_ts` rises above the
-place, so readers wait.
+Before the transaction nothing durable has changed; only what the two tasks may write and read is bounded. The merge is
+aborted when a task leaves or stops, when the two are not aligned after PATIENCE_S, or on any error: both continue, the
+problem is shown, and the merge is retried later. Meanwhile neither `durable_ts` rises above the barrier, so readers
+wait.
 
-Whatever came of the transaction, if it is not known that it did not happen, both are dropped and loaded again: from the
-catalog, which knows.
+Unless the transaction is known to have failed, both tasks are dropped and reloaded from the catalog.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.containment import Containment
 from tistream.runtime.service import Backoff
 
-PATIENCE_S = 10.0  #: that two tasks take to come to one place, at most
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  #: until the next try
+PATIENCE_S = 10.0  #: for two tasks to align
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  #: until the next attempt
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Try:
-    """What two tasks have come to."""
+class _Attempt:
+    """Progress of one attempt."""
 
     begun: float
     until: Positions | None = None
 
 
 class _Pairs(Containment[tuple[int, int]]):
-    """Pairs that wait after a try: longer than other things, because readers wait while a try lasts."""
+    """Retries after longer pauses than usual, because readers wait during an attempt."""
 
     def _pauses(self, retry: bool) -> Backoff:
         return Backoff(first_s=FIRST_PAUSE_S, max_s=LONGEST_PAUSE_S) if retry else super()._pauses(retry)
@@ -68,16 +67,16 @@ class Merging:
 
     def __init__(self, worker_id: str, catalog: Catalog, store: ObjectStore, clock: Clock) -> None:
         self._catalog, self._store, self._clock = catalog, store, clock
-        self._tries: dict[tuple[int, int], _Try | None] = {}  # of each pair; None = not begun
+        self._attempts: dict[tuple[int, int], _Attempt | None] = {}  # per pair; None = not begun
         self.pairs = _Pairs(worker_id, clock, name=lambda ids: f"merge of tasks {ids[0]} and {ids[1]}")
 
     @property
     def wanted(self) -> bool:
         """Whether some tasks here are to be merged."""
-        return bool(self._tries)
+        return bool(self._attempts)
 
     def look(self, owned: Mapping[int, TaskRow], runners: Mapping[int, TaskRunner]) -> None:
-        """Learn which tasks of this worker name each other."""
+        """Update the set of task pairs that name each other."""
         wanted = set()
         for row in owned.values():
             other = owned.get(row.merge_with) if row.merge_with is not None else None
@@ -85,31 +84,31 @@ class Merging:
                 continue
             if row.range.end and row.range.end == other.range.start:
                 wanted.add((row.task_id, other.task_id))
-        for ids in self._tries.keys() - wanted:
-            _let_go(runners, ids)
-        self._tries = {ids: self._tries.get(ids) for ids in sorted(wanted)}
+        for ids in self._attempts.keys() - wanted:
+            _abort(runners, ids)
+        self._attempts = {ids: self._attempts.get(ids) for ids in sorted(wanted)}
         self.pairs.keep_only(wanted)
 
     def step(self, runners: Mapping[int, TaskRunner], publisher: Publisher) -> frozenset[int]:
-        """Go on with each pair. The ids of tasks that are to be dropped."""
+        """Advance each pair. Returns the ids of tasks to drop."""
         gone: set[int] = set()
-        for ids, begun in list(self._tries.items()):
+        for ids, begun in list(self._attempts.items()):
             if not self.pairs.is_due(ids):
                 continue
             try:
-                gone |= self._go_on(ids, runners, publisher)
+                gone |= self._advance(ids, runners, publisher)
             except Exception as e:  # noqa: BLE001 - the containment decides
                 if begun is not None or not isinstance(e, MergeWaits):
                     self.pairs.failed(ids, e)
-                self._tries[ids] = None
-                _let_go(runners, ids)
+                self._attempts[ids] = None
+                _abort(runners, ids)
         return frozenset(gone)
 
-    def _go_on(self, ids: tuple[int, int], runners: Mapping[int, TaskRunner], publisher: Publisher) -> frozenset[int]:
+    def _advance(self, ids: tuple[int, int], runners: Mapping[int, TaskRunner], publisher: Publisher) -> frozenset[int]:
         left, right = (runners.get(task_id) for task_id in ids)
         if left is None or right is None or left.halted or right.halted:
-            raise MergeWaits("a task that is to be merged is not here, or has stopped", tasks=ids)
-        now = self._tries[ids] = self._tries[ids] or _Try(begun=self._clock.monotonic())
+            raise MergeWaits("a task to be merged is not here or has stopped", tasks=ids)
+        now = self._attempts[ids] = self._attempts[ids] or _Attempt(begun=self._clock.monotonic())
         if self._clock.monotonic() - now.begun > PATIENCE_S:
             raise MergeWaits(tasks=ids, durable_timestamps=(left.core.durable_ts, right.core.durable_ts))
         until = _place(now, left, right, publisher)
@@ -117,17 +116,17 @@ class Merging:
             return frozenset()
         try:
             return self._join(left, right, until)
-        except (ObjectConflict, Fenced) as e:  # an earlier life tried this number, or an orphan of it was collected
-            raise StoreUnavailable("a snapshot key is used up", task=left.task_id, cause=str(e)) from e
+        except (ObjectConflict, Fenced) as e:  # used by an earlier incarnation, or its orphan was collected
+            raise StoreUnavailable("snapshot key already used", task=left.task_id, cause=str(e)) from e
 
     def _join(self, left: TaskRunner, right: TaskRunner, until: Positions) -> frozenset[int]:
-        """Put the two together. Both are gone afterwards, one way or the other."""
+        """Join the two tasks. Both are gone afterwards, whatever the outcome."""
         written: dict[str, int] = {}
         both = left, right
         states = [self._rows_saved(runner.core.snapshot(), left.next_key, written) for runner in both]
-        whole = KeyRange(left.row.range.start, right.row.range.end)
+        both_ranges = KeyRange(left.row.range.start, right.row.range.end)
         halves = [at_barrier(state, runner.row.range, until) for state, runner in zip(states, both, strict=True)]
-        state = joined(whole, halves, self._store.get_range)
+        state = joined(both_ranges, halves, self._store.get_range)
         save = Save(state, left.next_key, secrets.token_hex(16))
         for key, data in save.objects():
             self._store.put(key, data)
@@ -144,27 +143,25 @@ class Merging:
             if e.determinate:
                 raise
             task_id = None
-        log.info(
-            "two tasks became one", left=left.task_id, right=right.task_id, task=task_id, durable_ts=state.durable_ts
-        )
+        log.info("tasks merged", left=left.task_id, right=right.task_id, task=task_id, durable_ts=state.durable_ts)
         return frozenset({left.task_id, right.task_id})
 
     def _rows_saved(
         self, state: CoreSnapshot, next_key: Callable[[], SnapshotKey], written: dict[str, int]
     ) -> CoreSnapshot:
-        """The same state with all of its rows in objects. Those that are new come to `written`."""
+        """The same state with all of its rows in objects; adds the new objects to `written`."""
         save = Save(state, next_key, secrets.token_hex(16))
-        of_state = "", b""
+        last = "", b""
         for key, data in save.objects():
-            if of_state[0]:
-                self._store.put(*of_state)
-                written[of_state[0]] = len(of_state[1])
-            of_state = key, data
-        return read_state_file(*of_state, self._store.get_range).state  # the state is needed here only
+            if last[0]:
+                self._store.put(*last)
+                written[last[0]] = len(last[1])
+            last = key, data
+        return read_state_file(*last, self._store.get_range).state  # the state is only needed here
 
 
-def _place(now: _Try, left: TaskRunner, right: TaskRunner, publisher: Publisher) -> Positions | None:
-    """Where the two are when they are at one place; None while they are not."""
+def _place(now: _Attempt, left: TaskRunner, right: TaskRunner, publisher: Publisher) -> Positions | None:
+    """The barrier when both tasks have reached it, else None."""
     both = (left, right)
     durable_ts = max(runner.core.durable_ts for runner in both)
     for runner in both:
@@ -177,8 +174,8 @@ def _place(now: _Try, left: TaskRunner, right: TaskRunner, publisher: Publisher)
         now.until = furthest(left.core.positions(), right.core.positions())
     for runner in both:
         runner.stop_at(now.until)
-    there = all(has_reached(runner.core.positions(), now.until) and not runner.core.settling for runner in both)
-    return now.until if there else None
+    aligned = all(has_reached(runner.core.positions(), now.until) and not runner.core.settling for runner in both)
+    return now.until if aligned else None
 
 
 def _half(runner: TaskRunner) -> Half:
@@ -187,7 +184,7 @@ def _half(runner: TaskRunner) -> Half:
     )
 
 
-def _let_go(runners: Mapping[int, TaskRunner], task_ids: Collection[int]) -> None:
+def _abort(runners: Mapping[int, TaskRunner], task_ids: Collection[int]) -> None:
     for task_id in task_ids:
         if task_id in runners:
-            runners[task_id].go_on()
+            runners[task_id].abort_merge()

@@ -1,4 +1,4 @@
-"""The tasks that the catalog gives to this worker. Very many are not read over and over: their stamp is."""
+"""The tasks that the catalog assigns to this worker; when there are many, their rows are cached by version stamp."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.tasks import TaskRow, owned_stamp, tasks_owned_by
 from tistream.clock import Clock
 
-MANY = 100  #: tasks, from which on the stamp is asked for first
-REREAD_S = 10.0  #: after which they are read again whatever the stamp says
+MANY = 100  #: from this many tasks on, the stamp is read first
+REREAD_S = 10.0  #: after this time the rows are read again whatever the stamp
 
 
 class Owned:
@@ -22,17 +22,19 @@ class Owned:
         self._read_s = 0.0
 
     def look(self, worker_id: str, incarnation: int, *, is_here: Callable[[int], bool]) -> Mapping[int, TaskRow]:
-        """Task id -> its row. Of a task that `is_here` the progress may be an old one; everything that another decides
-        (epoch, error, merge) is new, and so is the whole row of a task that is not here yet."""
+        """Task id -> its row. The progress of a task that `is_here` may be stale; everything that others decide (epoch,
+        error, merge) is current, and so is the whole row of a task that is not here yet."""
         stamp: tuple[int, ...] = ()
         if len(self._rows) >= MANY:
-            stamp = owned_stamp(self._catalog, worker_id, incarnation)  # before the rows: what comes between is news
+            stamp = owned_stamp(
+                self._catalog, worker_id, incarnation
+            )  # read before the rows, so that later changes differ from it
             is_fresh = self._clock.monotonic() - self._read_s < REREAD_S
-            if stamp == self._stamp and is_fresh and not self._starts(is_here):
+            if stamp == self._stamp and is_fresh and not self._has_new(is_here):
                 return self._rows
         self._rows = {row.task_id: row for row in tasks_owned_by(self._catalog, worker_id, incarnation)}
         self._stamp, self._read_s = stamp, self._clock.monotonic()
         return self._rows
 
-    def _starts(self, is_here: Callable[[int], bool]) -> bool:
+    def _has_new(self, is_here: Callable[[int], bool]) -> bool:
         return any(row.error is None and not is_here(task_id) for task_id, row in self._rows.items())

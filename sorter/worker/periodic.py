@@ -1,4 +1,4 @@
-"""What a loop does every so often, each activity contained: what one raises delays no other."""
+"""Periodic activities of a loop, each contained: an error in one delays no other."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from tistream.runtime.containment import Containment
 
 
 class Activity:
-    """Something the loop does every so often; when it fails, it waits as `contained` says."""
+    """Something the loop does at an interval; after a failure it waits as `contained` says."""
 
     def __init__(
         self, contained: Containment[str], name: str, interval_s: float, clock: Clock, *, pauses: int = 0
     ) -> None:
-        """`pauses`: between two of them at least so many times as long as one takes."""
+        """`pauses`: minimum pause between two runs, as a multiple of the duration of a run."""
         self._contained, self._name, self._pauses = contained, name, pauses
         self._interval_s = interval_s
         self._clock = clock
         self._due_s = clock.monotonic()
 
     def every(self, interval_s: float) -> None:
-        """From now on so often, if it was less often."""
+        """Shorten the interval to `interval_s`, if it was longer."""
         self._interval_s = min(self._interval_s, interval_s)
-        self.hurry()
+        self.run_soon()
 
-    def hurry(self) -> None:
-        """Do not wait for the interval."""
+    def run_soon(self) -> None:
+        """Run at the next opportunity."""
         self._due_s = self._clock.monotonic()
 
     def run_if_due(self, step: Callable[[], None]) -> None:
-        """Run the step when its time has come. Raises Fenced only."""
+        """Run the step if it is due. Raises Fenced only."""
         began_s = self._clock.monotonic()
         if began_s < self._due_s or not self._contained.run(self._name, step):
             return

@@ -1,28 +1,29 @@
-"""Writing out: committed files for the tasks of a tenant, then one guarded catalog transaction that shows them.
+"""Writes committed files for the tasks of a tenant and publishes them in one guarded catalog transaction.
 
-    take(W) of every task that can advance PUT one object under a new key                    (none when no task has
-    rows, several when they do not fit one) commit_flush: per task, durable_ts: seen -> W          guarded by
-    epoch and seen durable watermark; segments only of those that match
+    take(W) of every task that can advance
+    PUT one object under a new key                     (none when no task has rows, several when they do not fit one)
+    commit_flush: per task, durable_ts: seen -> W      guarded by epoch and seen durable_ts; adds segments only for the
+                                                       tasks that match
 
-A flush of more than FILE_BYTES_TARGET goes on over several calls, one object each, so that the other tasks are not
-kept waiting; only its transaction moves `durable_ts` and makes all of its objects visible. An object that could not
-be written is written again under a new key, from the same rows; those before it stay.
+A flush of more than FILE_BYTES_TARGET spans several calls, one object each, so that other tasks need not wait; only its
+transaction moves `durable_ts` and makes all of its objects visible. When a PUT fails, the same rows are written again
+under a new key; earlier objects stay.
 
-Tenants of which only watermarks have moved are flushed together, without an object and in one transaction: very many
-idle ones would otherwise cost as much as busy ones.
+Tenants with watermark-only progress are flushed together, in one transaction and without an object: many idle tenants
+would otherwise cost as much as busy ones.
 
-What the reply says, or its absence, is settled per task by one rule. A task that did not surely advance is read back:
+A task whose transaction is not known to have advanced it is read back:
 
-- epoch mine, durable_ts one of the W that I attempted   done, up to that W (an earlier reply may have been lost)
-- epoch mine, durable_ts unchanged                       not done: try again later, under new keys
-- anything else                                     fenced: the task belongs to somebody else, drop it
+- epoch unchanged, durable_ts is one of the attempted W    done up to that W (an earlier reply may have been lost)
+- epoch unchanged, durable_ts unchanged                    not done: retry later, under new keys
+- anything else                                            fenced: another worker owns the task, drop it
 
-Until the read-back has been answered the task stays `unsure` and nothing else is attempted for it. An object that did
-not become visible is never deleted here, and its key is never used again; but a flush of several objects whose
-transaction is known not to have happened keeps them for the next try.
+Until it is read back the task is `unsure` and nothing else is attempted for it. An object that did not become visible
+is never deleted here and its key is never reused, but a flush of several objects whose transaction is known to have
+failed keeps them for the next attempt.
 
-A task whose rows cannot be taken, put in order or fetched is left out, whatever the error: `failed` says so, and the
-others of its tenant are written.
+A task whose rows cannot be taken, sorted or fetched is excluded: `failed` has its error, and the other tasks of its
+tenant are written.
 """
 
 from __future__ import annotations
@@ -52,23 +53,23 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
 
 _ROWS_OUT, _BYTES_OUT = metrics.ROWS.labels("sorter", "out"), metrics.BYTES.labels("sorter", "out")
-FILE_BYTES_TARGET = 32 << 20  #: rows of one committed file, before compression; one piece more at most
+FILE_BYTES_TARGET = 32 << 20  #: uncompressed bytes of one committed file; one piece more at most
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Publication:
-    """What the publisher knows of one task that this worker owns."""
+    """Publishing state of one task that this worker owns."""
 
     core: TaskCore
     epoch: int
-    attempted: set[int] = field(default_factory=set)  #: every W that was tried above the core's durable watermark
-    unsure: bool = False  #: the outcome of the last attempt has not been read back yet
-    upto: int | None = None  #: before a merge: nothing above it is written
+    attempted: set[int] = field(default_factory=set)  #: every attempted W above the core's durable_ts
+    unsure: bool = False  #: the last attempt must be read back
+    upto: int | None = None  #: set before a merge: nothing above it is written
 
     def pending(self) -> int | None:
-        """A watermark above `durable_ts` up to which the task can be written now, or None."""
+        """A watermark above `durable_ts` that can be written now, or None."""
         w = self.core.pending()
         if w is None or self.upto is None:
             return w
@@ -77,7 +78,7 @@ class Publication:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Taken:
-    """The rows of one task, and how many pieces of them lie in objects."""
+    """The rows of one task, and how many of their pieces are written."""
 
     publication: Publication
     w: int
@@ -92,14 +93,14 @@ class _Taken:
 
 @dataclass(slots=True)
 class _Flush:
-    """One transaction to come, and the objects that were written for it."""
+    """A future transaction, and the objects written for it."""
 
     tasks: list[_Taken]
     objects: dict[str, int] = field(default_factory=dict)  #: key -> bytes
 
 
 class Publisher:
-    """Flushes of one sorter life. Used from one thread."""
+    """Flushes of one incarnation of a sorter. Used from one thread."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore, worker_id: str, incarnation: int) -> None:
         self._catalog = catalog
@@ -108,13 +109,13 @@ class Publisher:
         self._incarnation = incarnation
         self._seq = 0
         self._under_way: dict[Tenant, list[_Flush]] = {}
-        self.failed: dict[int, Exception] = {}  #: tasks that the last flush left out, and why
+        self.failed: dict[int, Exception] = {}  #: tasks excluded from the last flush, and why
 
     def flush(self, tenant: Tenant, publications: Sequence[Publication]) -> frozenset[int]:
-        """Write out whatever can be, of a large flush one object more. Returns the tasks that were taken away.
+        """Write what can be written, at most one object of a large flush. Returns the ids of fenced tasks.
 
-        `publications` are all tasks of the tenant: others have left. Raises StoreUnavailable and CatalogUnavailable;
-        the next call goes on where this one stopped.
+        `publications` are all tasks of the tenant that are here. Raises StoreUnavailable and CatalogUnavailable; the
+        next call continues.
         """
         self.failed = {}
         fenced = self._settle([p for p in publications if p.unsure])
@@ -122,26 +123,26 @@ class Publisher:
         busy = {id(t.publication) for flush in flushes for t in flush.tasks}
         ready = [p for p in publications if p.core.task_id not in fenced and id(p) not in busy]
         for flush in flushes:
-            fenced |= self._go_on(tenant, flush)
+            fenced |= self._continue(tenant, flush)
         for tasks in _groups(self._taken(ready)):
-            fenced |= self._go_on(tenant, _Flush(tasks))
+            fenced |= self._continue(tenant, _Flush(tasks))
         return fenced
 
     def is_idle(self, tenant: Tenant, publications: Sequence[Publication]) -> bool:
-        """Whether nothing but watermarks would be written of this tenant, and nothing else is to be settled."""
+        """Whether the tenant has watermark-only progress and nothing in progress or unsure."""
         try:
             return tenant not in self._under_way and not any(p.unsure or p.core.flushable_bytes() for p in publications)
-        except Exception:  # noqa: BLE001 - `flush` meets it again, and says of which task
+        except Exception:  # noqa: BLE001 - `flush` fails too, and names the task
             return False
 
     def flush_idle(self, tenants: Mapping[Tenant, Sequence[Publication]]) -> frozenset[int]:
-        """`flush` of tenants that are quiet, in one transaction."""
+        """`flush` of idle tenants, in one transaction."""
         self.failed = {}
         taken = [(tenant, t) for tenant, publications in tenants.items() for t in self._taken(publications)]
         if not taken:
             return frozenset()
         for _, t in taken:
-            invariant(t.rows.nbytes == 0, "a quiet task has no rows", task=t.task_id)
+            invariant(t.rows.nbytes == 0, "an idle task has no rows", task=t.task_id)
             t.publication.attempted.add(t.w)
         try:
             advanced = advance_durable_timestamps(self._catalog, [(tenant, _advance(t)) for tenant, t in taken])
@@ -153,33 +154,33 @@ class Publisher:
 
     @property
     def busy(self) -> bool:
-        """Whether a flush has objects still to write."""
+        """Whether a flush has objects left to write."""
         return bool(self._under_way)
 
     def is_busy_with(self, tenant: Tenant) -> bool:
-        """Whether a flush of this tenant has objects still to write."""
+        """Whether a flush of this tenant has objects left to write."""
         return tenant in self._under_way
 
     def writes(self, publication: Publication) -> bool:
-        """Whether a flush of this task is under way."""
+        """Whether a flush of this task is in progress."""
         flushes = (flush for of_tenant in self._under_way.values() for flush in of_tenant)
         return any(t.publication is publication for flush in flushes for t in flush.tasks)
 
     def held_bytes(self) -> int:
-        """Memory that flushes under way take, besides what the tasks hold."""
+        """Memory of the flushes in progress, besides what the tasks hold."""
         flushes = (flush for flushes in self._under_way.values() for flush in flushes)
         return sum(t.rows.held_bytes() for flush in flushes for t in flush.tasks)
 
     def under_way(self) -> list[Tenant]:
-        """The tenants of which a flush has objects still to write."""
+        """The tenants with a flush in progress."""
         return list(self._under_way)
 
     def keep(self, tenants: Collection[Tenant]) -> None:
-        """Forget what is under way for other tenants: all of their tasks have left."""
+        """Forget the flushes of other tenants: all of their tasks have left."""
         self._under_way = {tenant: flushes for tenant, flushes in self._under_way.items() if tenant in tenants}
 
     def _still_owned(self, tenant: Tenant, publications: Sequence[Publication]) -> list[_Flush]:
-        """What is under way, without the tasks that have left meanwhile."""
+        """The flushes in progress, without tasks that have left."""
         owned = {id(p) for p in publications}
         flushes = self._under_way.get(tenant, [])
         for flush in flushes:
@@ -196,13 +197,13 @@ class Publisher:
                 if w is None:
                     continue
                 taken = _Taken(publication=p, w=w, rows=p.core.take(w))
-            except Exception as e:  # noqa: BLE001 - one task's, whatever it is
+            except Exception as e:  # noqa: BLE001 - concerns one task
                 self.failed[p.core.task_id] = e
             else:
                 yield taken
 
-    def _go_on(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
-        """Write an object; after the last one make them visible."""
+    def _continue(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
+        """Write an object; after the last one publish."""
         written = self._write(tenant, flush)
         others = [other for other in self._under_way.get(tenant, []) if other is not flush]
         self._set_under_way(tenant, others if written or not flush.tasks else [*others, flush])
@@ -222,13 +223,13 @@ class Publisher:
             self._under_way.pop(tenant, None)
 
     def _write(self, tenant: Tenant, flush: _Flush) -> bool:
-        """Do a bounded part of the writing; whether all rows are in objects now. Tasks that fail leave the flush."""
+        """Write at most one object; whether all rows are written. Tasks that fail leave the flush."""
         for t in list(flush.tasks):
             if not t.rows.prepared:
                 try:
                     t.rows.prepare()
-                except Exception as e:  # noqa: BLE001 - one task's, whatever it is
-                    self._leave_out(flush, t, e)
+                except Exception as e:  # noqa: BLE001 - concerns one task
+                    self._exclude(flush, t, e)
                     continue
                 if not t.rows.prepared:
                     return False
@@ -243,9 +244,9 @@ class Publisher:
                 break
             try:
                 held.append((t, _fill(writer, t)))
-            except Exception as e:  # noqa: BLE001 - one task's, whatever it is
-                self._leave_out(flush, t, e)
-                return False  # what was begun is nothing: the object holds a part of a task that has left
+            except Exception as e:  # noqa: BLE001 - concerns one task
+                self._exclude(flush, t, e)
+                return False  # discard the object: it holds part of an excluded task
         key, data = str(at), writer.finish()
         self._store.put(key, data)
         flush.objects[key] = len(data)
@@ -256,7 +257,7 @@ class Publisher:
         _BYTES_OUT.inc(len(data))
         return all(t.written == t.rows.piece_count for t in flush.tasks)
 
-    def _leave_out(self, flush: _Flush, t: _Taken, error: Exception) -> None:
+    def _exclude(self, flush: _Flush, t: _Taken, error: Exception) -> None:
         self.failed[t.task_id] = error
         flush.tasks.remove(t)
 
@@ -271,41 +272,39 @@ class Publisher:
             for t in flush.tasks:
                 t.publication.unsure = not e.determinate
             raise
-        except Fenced as e:  # an object was given up as an orphan before its row came: its key is burnt
-            log.warning("a committed object was collected before it became visible", error=str(e))
+        except Fenced as e:  # an object was collected as an orphan: its key cannot be reused
+            log.warning("committed object collected before it became visible", error=str(e))
             advanced = frozenset()
         return self._conclude(flush.tasks, advanced)
 
     def _conclude(self, tasks: Sequence[_Taken], advanced: Collection[int]) -> frozenset[int]:
-        """Those that advanced have; the others are read back. Returns the ids of those that were taken away."""
+        """Record the advanced tasks and read the others back. Returns the ids of fenced tasks."""
         for t in tasks:
             if t.task_id in advanced:
-                _done(t.publication, t.w)
+                _advanced(t.publication, t.w)
             else:
                 t.publication.unsure = True
         return self._settle([t.publication for t in tasks if t.publication.unsure])
 
     def _settle(self, unsure: Sequence[Publication]) -> frozenset[int]:
-        """Read back what became of these; the ids of those that were taken away."""
+        """Read back unsure tasks; returns the ids of fenced ones."""
         if not unsure:
             return frozenset()
-        found = durable_timestamps(self._catalog, [p.core.task_id for p in unsure])
+        rows = durable_timestamps(self._catalog, [p.core.task_id for p in unsure])
         fenced = set()
         for p in unsure:
-            epoch, durable_ts = found.get(p.core.task_id, (-1, -1))
+            epoch, durable_ts = rows.get(p.core.task_id, (-1, -1))
             p.unsure = False
             if epoch == p.epoch and durable_ts in p.attempted:
-                _done(p, durable_ts)
+                _advanced(p, durable_ts)
             elif epoch != p.epoch or durable_ts != p.core.durable_ts:
-                log.warning(
-                    "a task was taken away", task=p.core.task_id, mine=p.epoch, epoch=epoch, durable_ts=durable_ts
-                )
+                log.warning("task fenced", task=p.core.task_id, mine=p.epoch, epoch=epoch, durable_ts=durable_ts)
                 fenced.add(p.core.task_id)
         return frozenset(fenced)
 
 
 def _groups(tasks: Iterable[_Taken]) -> Iterator[list[_Taken]]:
-    """Those that fit one file together, large ones by themselves."""
+    """Tasks that fit one file together; large ones alone."""
     group: list[_Taken] = []
     size = 0
     for taken in tasks:
@@ -322,7 +321,7 @@ def _groups(tasks: Iterable[_Taken]) -> Iterator[list[_Taken]]:
 
 
 def _fill(writer: CommittedFileWriter, t: _Taken) -> int:
-    """Add pieces of a task's rows until the file is full; how many of them lie in objects then."""
+    """Add pieces of a task's rows until the file is full; how many of its pieces are written."""
     written = t.written
     for piece in t.rows.pieces(written):
         writer.add(t.task_id, piece)
@@ -332,7 +331,7 @@ def _fill(writer: CommittedFileWriter, t: _Taken) -> int:
     return written
 
 
-def _done(p: Publication, w: int) -> None:
+def _advanced(p: Publication, w: int) -> None:
     p.core.flushed(w)
     p.attempted = {other for other in p.attempted if other > w}
     p.unsure = False

@@ -1,12 +1,12 @@
-"""All subscriptions of a sorter process in one thread: moves batches from the feed into the tasks' inboxes.
+"""One thread for all subscriptions of a sorter process: moves batches from the feed into the tasks' inboxes.
 
-A sorter may have thousands of subscriptions, nearly all of them idle; a thread for each costs more than what it moves.
-The thread looks at a subscription when its feed says that something has come, or when it is time to look again, and
-moves one batch with each look. A batch that finds no room in its inbox stays with its subscription, which is not looked
-at until there is: a slow task slows its own subscriptions only, and they the dispatcher.
+A sorter may have thousands of subscriptions, nearly all of them idle; a thread each would cost more than the work. The
+thread polls a subscription when its feed signals, or when its next poll is due, and moves one batch per poll. A batch
+that does not fit its inbox stays with its subscription, which is not polled until it fits: a slow task slows only its
+own subscriptions, and they the dispatcher.
 
-What the feed raises is shown and tried again at the same place; nothing is skipped. A subscription that failed in an
-unforeseen way is opened anew, behind the last batch that went into the inbox.
+Errors of the feed are shown and retried at the same position; nothing is skipped. After an unexpected error the
+subscription is reopened behind the last batch that went into the inbox.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tistream.feed.protocol import FeedBatch, FeedRequest, Watched, WatchedFeed
 from tistream.runtime.ready_queue import ReadyQueue, Waker
 from tistream.runtime.service import Backoff, Repeating
 
-TURN = 64  #: subscriptions that are looked at, at most, before others may come
+ROUND_MAX = 64  #: subscriptions polled in one round
 WAIT_S = 5.0
-FULL_S = 0.02  #: until an inbox without room is tried again
+FULL_S = 0.02  #: until a full inbox is retried
 
 
 class Pump:
     """The thread."""
 
     def __init__(self, feed: WatchedFeed, loop: Repeating, clock: Clock) -> None:
-        """`loop` is woken when there is something new."""
+        """`loop` is woken when batches arrive."""
         self.feed, self.loop, self.clock = feed, loop, clock
         self.queue = ReadyQueue(clock)
         self._readers: dict[int, PumpedReader] = {}
@@ -43,7 +43,7 @@ class Pump:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for it. Readers that have not ended end now."""
+        """Stop and wait for the thread, and end all readers."""
         self._stop.set()
         self.queue.wake()
         if self._thread.is_alive():
@@ -52,7 +52,7 @@ class Pump:
             reader.end()
 
     def read(self, request: FeedRequest, inbox: Inbox) -> PumpedReader:
-        """A new subscription; it begins at once."""
+        """Open a subscription; it starts at once."""
         number = next(self._numbers)
         reader = self._readers[number] = PumpedReader(self, number, request, inbox)
         self.queue.mark_ready(number)
@@ -60,7 +60,7 @@ class Pump:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for number in self.queue.take(self.clock.monotonic() + WAIT_S, TURN):
+            for number in self.queue.take(self.clock.monotonic() + WAIT_S, ROUND_MAX):
                 reader = self._readers.get(number)
                 if reader is not None and not reader.step():
                     reader.end()
@@ -75,7 +75,7 @@ class PumpedReader(Followed):
         super().__init__(request)
         self._pump, self._number, self._inbox = pump, number, inbox
         self._stream: Watched | None = None
-        self._held: FeedBatch | None = None  # it found no room
+        self._held: FeedBatch | None = None  # did not fit the inbox
         self._backoff = Backoff(first_s=0.05, max_s=2.0)
         self._stopping = False
         self._ended = threading.Event()
@@ -93,7 +93,7 @@ class PumpedReader(Followed):
         self._ended.wait()
 
     def step(self) -> bool:
-        """For the pump: move a batch, if one is here and there is room; False when it is to end."""
+        """Move a batch if one is here and fits; False when the reader ends. Called by the pump."""
         if self._stopping:
             return False
         if self._held is not None and not self._pass_on(self._held):
@@ -101,7 +101,7 @@ class PumpedReader(Followed):
         try:
             self._stream = self._stream or self._pump.feed.watch(self._request, Waker(self._pump.queue, self._number))
             found = self._stream.look()
-        except Exception as e:  # noqa: BLE001 - whatever it is: shown, and tried again at the same place
+        except Exception as e:  # noqa: BLE001 - shown, and retried at the same position
             self._note(e)
             self._close()
             self._again(self._pump.clock.monotonic() + self._backoff.next_s())
@@ -124,7 +124,7 @@ class PumpedReader(Followed):
         return True
 
     def end(self) -> None:
-        """For the pump: it has ended."""
+        """Close the subscription. Called by the pump."""
         self._close()
         self._ended.set()
 
@@ -132,18 +132,18 @@ class PumpedReader(Followed):
         self._pump.queue.at(self._number, at)
 
     def _pass_on(self, batch: FeedBatch) -> bool:
-        """Whether there was room for it."""
+        """Whether the batch fit into the inbox."""
         if not self._inbox.put(batch, 0.0):
             self._held = batch
             self._again(self._pump.clock.monotonic() + FULL_S)
             return False
         self._held = None
-        self._went_in(batch)
+        self._delivered(batch)
         self._pump.loop.wake()
         return True
 
     def _close(self) -> None:
         stream, self._stream = self._stream, None
-        self._held = None  # it comes again: the position is behind the last one that went in
+        self._held = None  # it is sent again: the position is that of the inbox
         if stream is not None:
             stream.close()

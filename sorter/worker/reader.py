@@ -1,10 +1,10 @@
 """One subscription of one task to one store: a thread that moves batches from the feed into the task's inbox.
 
-For feeds that can only be waited for, as in a single process; `sorter.worker.pump` serves thousands of the others.
+For feeds that can only be waited for, as in a single process; `sorter.worker.pump` serves thousands of other ones.
 
-The inbox is bounded, so a slow task slows its readers and they the dispatcher. What the feed raises is shown and tried
-again at the same place; nothing is skipped. A stream that failed in an unforeseen way is opened anew, behind the last
-batch that went into the inbox.
+The inbox is bounded, so a slow task slows its readers, and they the dispatcher. Errors of the feed are shown and
+retried at the same position; nothing is skipped. After an unexpected error the stream is reopened behind the last batch
+that went into the inbox.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tistream.model.positions import without_ended
 from tistream.runtime.service import Backoff, Problem, Repeating
 
 NEXT_TIMEOUT_S = 0.2
-QUIET_S = 10.0  #: a store that has sent nothing for so long ...
-QUIET_TIMEOUT_S = 2.0  #: ... is waited for in longer turns: each takes a thread out of its sleep
+IDLE_S = 10.0  #: a store that has sent nothing for so long ...
+IDLE_TIMEOUT_S = 2.0  #: ... is waited for longer at a time, because each wait wakes a thread
 
 log = structlog.get_logger(__name__)
 
 
 class Reader(Protocol):
-    """One subscription of one task to one store, in whatever thread."""
+    """One subscription of one task to one store."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -44,15 +44,15 @@ class Reader(Protocol):
     def join(self) -> None: ...
 
     def problems(self) -> list[Problem]:
-        """What the feed raised last, until something came through again."""
+        """The last error of the feed, until a batch arrives."""
         ...
 
 
-Read = Callable[[FeedRequest, Inbox], Reader]  #: begins one
+Read = Callable[[FeedRequest, Inbox], Reader]  #: opens a subscription
 
 
 class Followed:
-    """What a reader knows of its subscription, in whatever thread: where it goes on, and what is wrong now."""
+    """Position and current problem of a subscription, shared by both kinds of readers."""
 
     def __init__(self, request: FeedRequest) -> None:
         self.name = f"task {request.task_id} store {request.store_id}"
@@ -60,12 +60,12 @@ class Followed:
         self._problem: Problem | None = None
 
     def problems(self) -> list[Problem]:
-        """What the feed raised last, until something came through again."""
+        """The last error of the feed, until a batch arrives."""
         problem = self._problem
         return [] if problem is None else [problem]
 
-    def _went_in(self, batch: FeedBatch) -> None:
-        """The batch is in the inbox: a subscription that is opened anew begins behind it."""
+    def _delivered(self, batch: FeedBatch) -> None:
+        """Advance the position: the batch is in the inbox."""
         at = Position(seq=batch.seq, closed=batch.closes)
         self._request = replace(
             self._request, positions=without_ended({**self._request.positions, batch.incarnation: at})
@@ -74,7 +74,7 @@ class Followed:
     def _note(self, error: Exception) -> None:
         problem = Problem.of(self.name, error)
         if problem != self._problem:
-            log.warning("the feed failed, will try again", reader=self.name, error=str(error))
+            log.warning("feed failed, retrying", reader=self.name, error=str(error))
         self._problem = problem
 
 
@@ -85,7 +85,7 @@ class FeedReader(Followed):
         super().__init__(request)
         self._feed = feed
         self._inbox = inbox
-        self._loop = loop  # woken when there is something new
+        self._loop = loop  # woken when batches arrive
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"feed {self.name}", daemon=True)
@@ -107,14 +107,14 @@ class FeedReader(Followed):
     def _run(self) -> None:
         stream: FeedStream | None = None
         backoff = Backoff(first_s=0.05, max_s=2.0)
-        came_at = self._clock.monotonic()
+        arrived_s = self._clock.monotonic()
         try:
             while not self._stop.is_set():
                 try:
                     stream = stream or self._feed.subscribe(self._request)
-                    quiet = self._clock.monotonic() - came_at > QUIET_S
-                    batch = stream.next(QUIET_TIMEOUT_S if quiet else NEXT_TIMEOUT_S)
-                except Exception as e:  # noqa: BLE001 - whatever it is: shown, and tried again at the same place
+                    idle = self._clock.monotonic() - arrived_s > IDLE_S
+                    batch = stream.next(IDLE_TIMEOUT_S if idle else NEXT_TIMEOUT_S)
+                except Exception as e:  # noqa: BLE001 - shown, and retried at the same position
                     self._note(e)
                     if not (isinstance(e, TiStreamError) and e.kind in (ErrorKind.RETRY, ErrorKind.CORRUPT)):
                         _close(stream)
@@ -124,7 +124,7 @@ class FeedReader(Followed):
                 self._problem = None
                 backoff.reset()
                 if batch is not None:
-                    came_at = self._clock.monotonic()
+                    arrived_s = self._clock.monotonic()
                     self._pass_on(batch)
         finally:
             _close(stream)
@@ -133,7 +133,7 @@ class FeedReader(Followed):
         while not self._stop.is_set():
             if not self._inbox.put(batch, NEXT_TIMEOUT_S):
                 continue
-            self._went_in(batch)
+            self._delivered(batch)
             self._loop.wake()
             return
 

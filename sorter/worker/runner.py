@@ -1,14 +1,14 @@
 """One task on this worker: its core, the readers that feed it, and its snapshots. Used from the worker's loop thread.
 
-    load      snapshot and positions as of one moment, or refuse and let the worker try again. The rows stay in their
-              objects until they are needed
-    absorb    what the readers brought
-    save      PUT what no object holds yet and the state, then switch the pointer, the set of objects and the positions
-              together, guarded by the epoch
+    load      read snapshot and positions as of one moment, or refuse so that the worker retries. Rows stay in their
+              objects until needed
+    absorb    take the batches of the readers
+    save      PUT new rows and the state, then switch the pointer, the set of objects and the positions together,
+              guarded by the epoch
 
-A runner never decides by itself that a task is lost: it raises Fenced, and the worker drops it. When a step of the core
-fails half-way, the core is of no use any more (`core_error`): the worker drops it too, and loads it again. What no other
-sorter could do better, a broken promise or a state that cannot be read, is `broken`: the task stops, in the catalog.
+A runner never decides that a task is lost: it raises Fenced, and the worker drops it. When a step of the core fails
+half-way, the core is unusable (`core_error`): the worker drops it and loads it again. An error that no other sorter
+could handle better (an upstream contract violation, an unreadable state) is `broken`: the task stops in the catalog.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 
-BACKLOG_BYTES_MAX = 16 << 20  #: of rows that could be written out; a task with more takes nothing in
-FEW_BATCHES = 8  #: of an idle tenant, which come seldom
-PASSED_MAX = 6  #: a snapshot of them is due with every so many of the others ...
-SELDOM_MAX = 30  #: ... and where very many tasks are, with so many
+BACKLOG_BYTES_MAX = 16 << 20  #: of rows that could be written; a task with more takes no batches
+FEW_BATCHES = 8  #: batches that an idle tenant may accumulate
+PASSED_MAX = 6  #: rounds of snapshots that such a task skips ...
+SELDOM_MAX = 30  #: ... and where tasks are many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absorbed:
-    """What a runner has taken in."""
+    """What a call of `absorb` has taken."""
 
     batches: int
     rows: int
     nbytes: int
-    more: bool  #: there is more to do at once
+    more: bool  #: more can be done at once
 
 
 class TaskRunner:
@@ -75,44 +75,42 @@ class TaskRunner:
         self.row = row
         self.core = core
         self.publication = Publication(core=core, epoch=row.epoch)
-        self.broken: UpstreamContractViolated | StateUnreadable | None = (
-            None  #: why it halts; nothing is read or written any more
-        )
-        self.ended = False  #: the catalog says that it is stopped
+        self.broken: UpstreamContractViolated | StateUnreadable | None = None  #: why it halts
+        self.ended = False  #: it is stopped in the catalog
         self.inbox = Inbox()
-        self.heard: dict[int, int] = {}  #: store -> cut_ts of the newest batch file that the core took
+        self.cut_timestamps: dict[int, int] = {}  #: store -> cut_ts of the newest file taken
         self.traffic = Traffic(row.task_id)
-        self.more = True  #: whether `absorb` has something to do though nothing has come
+        self.more = True  #: whether `absorb` has work without new batches
         self._catalog = catalog
         self._store = store
         self._readers: dict[int, Reader] = {}
         self._leaving: list[Reader] = []
-        self.core_error: Exception | None = None  #: why the core is not what its positions say
+        self.core_error: Exception | None = None  #: why the core does not match its positions
         self._snapshot_n = row.snapshot_n
-        self.durable_n = row.snapshot_n  #: of the newest snapshot that the catalog is known to have
-        self._until: Positions | None = None  # behind which nothing is taken
-        self._left_out = False  # whether something came from there
-        self._counted: tuple[int, int] | None = None  # `durable_ts` and `backlog`, unless something has come since
+        self.durable_n = row.snapshot_n  #: of the newest snapshot known to be in the catalog
+        self._until: Positions | None = None  # nothing behind it is taken
+        self._skipped = False  # whether batches behind it were skipped
+        self._counted: tuple[int, int] | None = None  # `durable_ts` and `backlog`, until batches arrive
         self._dirty = False
-        self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; looks without one
+        self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; rounds without one
         self._resubscribe = False
         self._problem: Problem | None = None
 
     @classmethod
     def load(cls, row: TaskRow, catalog: Catalog, store: ObjectStore) -> TaskRunner:
-        """The task as its last snapshot left it. StateUnreadable when that is gone, damaged or not this task's, Fenced
-        when the task changed hands meanwhile; other errors of store and catalog pass through."""
+        """The task as of its last snapshot. StateUnreadable when that is missing, damaged or of another task, Fenced
+        when the task changed hands meanwhile; other store and catalog errors pass through."""
         core = TaskCore(row.task_id, row.range, row.start_ts, row.durable_ts)
         if row.snapshot_key is not None:
             consumed = positions(catalog, row.task_id)
             try:
                 core.restore(_state(store, row, row.snapshot_key), consumed)
             except (ObjectNotFound, CorruptObject) as e:
-                _still_mine(catalog, row)  # else the object may have gone because another one is the task's by now
+                _check_unchanged(catalog, row)  # else the object may be gone because the task has a newer one
                 if isinstance(e, StateUnreadable):
                     raise
                 raise StateUnreadable(task=row.task_id, object=row.snapshot_key, cause=str(e)) from e
-            _still_mine(catalog, row)  # pointer and positions must be from one moment
+            _check_unchanged(catalog, row)  # pointer and positions must be consistent
         log.info(
             "task started",
             tenant=str(row.tenant),
@@ -129,16 +127,16 @@ class TaskRunner:
 
     @property
     def halted(self) -> bool:
-        """Whether nothing may be taken in, written or saved any more."""
+        """Whether nothing more may be taken, written or saved."""
         return self.broken is not None or self.core_error is not None
 
     @property
     def gets_rows(self) -> bool:
-        """Whether rows have come since the last snapshot."""
+        """Whether rows have arrived since the last snapshot."""
         return self._unsaved_rows > 0
 
     def follow(self, store_ids: Set[int], read: Read) -> None:
-        """Have a reader for each store of the tenant."""
+        """Open a reader for each store of the tenant."""
         if store_ids <= self._readers.keys():
             return
         for store_id in sorted(store_ids - self._readers.keys()):
@@ -152,13 +150,13 @@ class TaskRunner:
             self._readers[store_id] = read(request, self.inbox)
 
     def absorb(self, batches_max: int, bytes_max: int, is_late: Callable[[], bool] = lambda: False) -> Absorbed:
-        """Give the core what has come, until a bound is reached, or it is late, or W has reached more than one step
-        decides: that goes first, a step with each call. Without bytes to take nothing comes in. A broken promise halts
-        the task."""
+        """Take batches into the core up to a bound, or until `is_late`, or until W has reached more commits than one
+        step decides: those go first, one step per call. With `bytes_max` 0 nothing is taken. An upstream contract
+        violation halts the task."""
         settled = not self.halted and self.core.settling
         if settled:
             self._step(self.core.settle)
-        bytes_max = min(bytes_max, self._room())
+        bytes_max = min(bytes_max, self._allowance())
         batches = rows = size = 0
         late = False
         while batches < batches_max and size < bytes_max and not self.halted and not self.core.settling:
@@ -167,7 +165,7 @@ class TaskRunner:
                 break
             batches += 1
             if self._until is not None and is_beyond(batch, self._until):
-                self._left_out = True
+                self._skipped = True
                 continue
             rows += batch.rows.num_rows
             size += batch.nbytes
@@ -182,8 +180,8 @@ class TaskRunner:
 
     @property
     def backlog(self) -> int:
-        """Bytes that could be written out. Counted once, until something comes or is written: for rows of a snapshot it
-        takes a fetch. When they do not come, it is as if there were many, until a flush has had them."""
+        """Bytes that could be written now. Cached until something arrives or is written, because rows of a snapshot
+        must be fetched to count them. If that fails the backlog counts as full until a flush has fetched them."""
         if self.halted:
             return 0
         durable_ts = self.core.durable_ts
@@ -191,19 +189,19 @@ class TaskRunner:
             try:
                 self._counted = durable_ts, self.core.flushable_bytes()
             except (RowsOutOfReach, StateUnreadable):
-                self._counted = durable_ts, BACKLOG_BYTES_MAX  # the flush meets it again, and shows it
+                self._counted = durable_ts, BACKLOG_BYTES_MAX  # the flush fails too, and shows it
         return self._counted[1]
 
     def held_bytes(self) -> int:
-        """Memory that the task takes."""
+        """Memory of the task."""
         return self.core.bytes_held() + self.inbox.bytes
 
     def check_watermark(self) -> None:
-        """Raise what keeps its watermark from being known: rows of undecided commits may have to be fetched."""
+        """Raise the error that prevents reading the watermark: rows of undecided commits may have to be fetched."""
         self.core.watermark()
 
     def report(self) -> TaskState:
-        """How it stands."""
+        """The state of the task for metrics and the API."""
         core = self.core
         open_rows, ready_rows, watermark_gaps = core.counts()
         return TaskState(
@@ -211,7 +209,7 @@ class TaskRunner:
             tenant=self.row.tenant,
             durable_ts=core.durable_ts,
             watermark=core.watermark(),
-            heard=dict(self.heard),
+            heard=dict(self.cut_timestamps),
             open_rows=open_rows,
             ready_rows=ready_rows,
             held_bytes=core.bytes_held(),
@@ -221,7 +219,7 @@ class TaskRunner:
         )
 
     def act(self) -> None:
-        """Tell the catalog what the core asked for. Fenced when it no longer listens to this epoch."""
+        """Persist the core's effects. Fenced when the catalog does not accept this epoch."""
         if self._resubscribe:
             self._guarded(raise_resubscribe(self._catalog, self.task_id, epoch=self.row.epoch))
             self._resubscribe = False
@@ -230,25 +228,24 @@ class TaskRunner:
             self.ended = True
 
     def stop_for(self, error: UpstreamContractViolated | StateUnreadable) -> None:
-        """The task halts; `act` says so in the catalog."""
-        log.error("the task stops", task=self.task_id, error=str(error))
+        """Halt the task; `act` stops it in the catalog."""
+        log.error("task stopped", task=self.task_id, error=str(error))
         self.broken = error
 
     def note_flush(self) -> None:
-        """Something was written out: the next snapshot can be smaller."""
+        """A flush has made the next snapshot smaller."""
         self._dirty = True
 
     def should_save(self, *, seldom: bool = False) -> bool:
-        """Whether a snapshot is worth its requests now. Of a few batches without a row only the positions would move:
-        whoever gets the task reads them again at once, and their files may wait a while for being deleted, a longer one
-        (`seldom`) where very many tasks are."""
+        """Whether a snapshot is worth its requests now. A few batches without rows only move the positions: the next
+        owner rereads them quickly, so saving waits a few rounds, longer where tasks are many (`seldom`)."""
         self._passed += 1
         passed_max = SELDOM_MAX if seldom else PASSED_MAX
         return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
 
     def save(self) -> None:
-        """Save the state if it has changed. Fenced when the task is somebody else's; a failed try is repeated under a
-        new key the next time."""
+        """Save the state if it has changed. Fenced when another worker owns the task; a failed attempt is repeated
+        under a new key."""
         if not self._dirty or self.halted:
             return
         state = self.core.snapshot()
@@ -257,8 +254,8 @@ class TaskRunner:
             for key, data in save.objects():
                 self._store.put(key, data)
             switched = self._switch(save, state.positions)
-        except (ObjectConflict, Fenced) as e:  # an earlier life tried this number and died, or its orphan was collected
-            raise StoreUnavailable("a snapshot key is used up", task=self.task_id, cause=str(e)) from e
+        except (ObjectConflict, Fenced) as e:  # used by an earlier incarnation, or its orphan was collected
+            raise StoreUnavailable("snapshot key already used", task=self.task_id, cause=str(e)) from e
         self._guarded(switched)
         save.done()
         self.durable_n = save.key.n
@@ -269,16 +266,16 @@ class TaskRunner:
         """Take no batches behind these positions: the task is about to be merged."""
         self._until = until
 
-    def go_on(self) -> None:
-        """It is not merged now: write and take what comes again."""
+    def abort_merge(self) -> None:
+        """Abort the merge: write and take everything again."""
         self.publication.upto = self._until = None
-        if self._left_out:  # read again what was left out
-            self._left_out = False
+        if self._skipped:  # reread what was skipped
+            self._skipped = False
             self.ask_to_stop()
             self.inbox = Inbox()
 
     def ask_to_stop(self) -> None:
-        """Tell the readers to stop."""
+        """Begin to stop the readers."""
         self._leaving += self._readers.values()
         self._readers.clear()
         for reader in self._leaving:
@@ -286,7 +283,7 @@ class TaskRunner:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a reader that was told to stop still runs."""
+        """Whether a reader that was asked to stop still runs."""
         return any(reader.is_alive for reader in self._leaving)
 
     def stop(self) -> None:
@@ -297,21 +294,20 @@ class TaskRunner:
         self._leaving.clear()
 
     def problems(self) -> list[Problem]:
-        """What is wrong with the task or its feeds now."""
+        """Current problems of the task and its feeds."""
         own = [self._problem] if self._problem is not None else []
         if self.broken is not None:
-            own.append(Problem.of(f"task {self.task_id}", self.broken))  # the worker and its other tasks go on
+            own.append(Problem.of(f"task {self.task_id}", self.broken))  # the worker and its other tasks continue
         return own + [p for reader in list(self._readers.values()) for p in reader.problems()]
 
     def next_key(self) -> SnapshotKey:
-        """The key of a snapshot object that was never used, later than those before."""
+        """An unused key for a snapshot object, later than those before."""
         self._snapshot_n += 1
         return SnapshotKey(tenant=self.row.tenant, task_id=self.task_id, epoch=self.row.epoch, n=self._snapshot_n)
 
-    def _room(self) -> int:
-        """Bytes that it may take in before more is written out: in a flood rows wait where they come from, not here,
-        where they would be held long and cost memory. Before a merge it is the other way round: what is missing has to
-        come, and what lies above the other's `durable_ts` is not written."""
+    def _allowance(self) -> int:
+        """Bytes that it may take before more is written: in a flood rows wait at the source, not here, where they would
+        cost memory. Before a merge the limit is off, because nothing above the barrier is written."""
         return sys.maxsize if self.publication.upto is not None else max(0, BACKLOG_BYTES_MAX - self.backlog)
 
     def _switch(self, save: Save, consumed: Positions) -> bool:
@@ -330,7 +326,7 @@ class TaskRunner:
         except CatalogUnavailable as e:
             if e.determinate:
                 raise
-            found = _newest(self._catalog, self.row)
+            found = _current_row(self._catalog, self.row)
             if found is not None and found.snapshot_key != str(save.key):
                 raise
             return found is not None
@@ -339,11 +335,11 @@ class TaskRunner:
         try:
             self._step(lambda: self.core.handle(batch))
         except (FeedGap, CorruptObject) as e:
-            self._again(batch.store_id, e)
+            self._resubscribe_store(batch.store_id, e)
         else:
             self._problem = None
             if not batch.closes:
-                self.heard[batch.store_id] = max(batch.cut_ts, self.heard.get(batch.store_id, 0))
+                self.cut_timestamps[batch.store_id] = max(batch.cut_ts, self.cut_timestamps.get(batch.store_id, 0))
             self._unsaved_batches, self._unsaved_rows = (
                 self._unsaved_batches + 1,
                 self._unsaved_rows + batch.rows.num_rows,
@@ -351,25 +347,25 @@ class TaskRunner:
             self.traffic.note(batch)
 
     def _step(self, step: Callable[[], list[Effect]]) -> None:
-        """A step of the core."""
+        """Run a step of the core."""
         try:
             effects = step()
         except (UpstreamContractViolated, StateUnreadable) as e:
             self.stop_for(e)
         except (FeedGap, CorruptObject):
-            raise  # the core is as it was
-        except Exception as e:  # noqa: BLE001 - whatever it is, the core is half-way and is loaded again
-            log.warning("a step failed half-way, loading the task again", task=self.task_id, error=str(e))
+            raise  # the core is unchanged
+        except Exception as e:  # noqa: BLE001 - the core is half-way and is loaded again
+            log.warning("core step failed, reloading the task", task=self.task_id, error=str(e))
             self.core_error = e
         else:
             self._dirty = True
             self._resubscribe = self._resubscribe or bool(effects)
 
-    def _again(self, store_id: int, error: FeedGap | CorruptObject) -> None:
-        """The core refused a batch: subscribe again behind the last one that it took."""
+    def _resubscribe_store(self, store_id: int, error: FeedGap | CorruptObject) -> None:
+        """The core refused a batch: subscribe again behind the last one taken."""
         problem = Problem.of(f"task {self.task_id} store {store_id}", error)
         if problem != self._problem:
-            log.warning("a batch was refused, subscribing again", task=self.task_id, store=store_id, error=str(error))
+            log.warning("batch refused, resubscribing", task=self.task_id, store=store_id, error=str(error))
         self._problem = problem
         reader = self._readers.pop(store_id, None)
         if reader is not None:
@@ -384,21 +380,21 @@ class TaskRunner:
 def _state(store: ObjectStore, row: TaskRow, key: str) -> CoreSnapshot:
     try:
         state = read_state_file(key, store.get(key), store.get_range).state
-    except CorruptObject:  # bytes may have been damaged on their way: they are read once more
+    except CorruptObject:  # possibly damaged in transit: read again
         state = read_state_file(key, store.get(key), store.get_range).state
     if state.start_ts != row.start_ts or state.durable_ts > row.durable_ts:
-        raise CorruptObject("the snapshot is not of this task's past", object=key, task=row.task_id)
+        raise CorruptObject("the snapshot belongs to another history of the task", object=key, task=row.task_id)
     return state
 
 
-def _still_mine(catalog: Catalog, row: TaskRow) -> None:
-    now = _newest(catalog, row)
+def _check_unchanged(catalog: Catalog, row: TaskRow) -> None:
+    now = _current_row(catalog, row)
     if now is None or (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
-        raise Fenced("the task moved on while it was loaded", task=row.task_id, epoch=row.epoch)
+        raise Fenced("the task changed while it was loaded", task=row.task_id, epoch=row.epoch)
 
 
-def _newest(catalog: Catalog, row: TaskRow) -> TaskRow | None:
-    """The task's row; None when other tasks stand in its place."""
+def _current_row(catalog: Catalog, row: TaskRow) -> TaskRow | None:
+    """The task's row; None when it was split or merged."""
     try:
         return get_task(catalog, row.task_id)
     except NotFound:

@@ -1,8 +1,8 @@
-"""Rows for which a sorter has no memory left: their bytes and numbers on the local disk, mapped back.
+"""Spill files: rows that exceed a sorter's memory budget, on the local disk and memory-mapped.
 
-What a run holds never changes, so it is written once and read where it lies. A file never has a name: the disk gets its
-space back when the last row in it has left or the process has ended, however it ended. Nothing durable rests on it.
-Pages that were read count as memory of the process until `release` gives them back; the system's cache may keep them.
+Runs are immutable, so they are written once and read in place. A file has no name: its space is freed when its last row
+leaves or the process ends in any way. Nothing durable depends on it. Pages that were read count as memory of the
+process until `release` gives them back; the system's cache may keep them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ import pyarrow as pa
 
 from tistream.errors import StoreUnavailable
 
-ALIGNED = 64  #: bytes; where an array or a batch may begin
-MEMORY_SHARE = 4  #: unless told otherwise, the tasks may hold one part in so many of the memory there is
+ALIGNED = 64  #: bytes; alignment of arrays and batches
+MEMORY_SHARE = 4  #: by default the tasks may hold 1 / MEMORY_SHARE of the memory
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 class Spill:
-    """Where bytes go that exceed the memory of a sorter's tasks."""
+    """Writes bytes that exceed the memory of a sorter's tasks."""
 
     def __init__(self, budget_bytes: int, folder: Path | None = None) -> None:
-        """`budget_bytes`: what the tasks may hold in memory together; `folder`: None = the system's for temporary
-        files."""
+        """`budget_bytes`: memory that the tasks may hold together; `folder`: None = the system's temporary folder."""
         self.budget_bytes = budget_bytes
         self._folder = folder
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """The same rows, on disk, in one file. StoreUnavailable when the disk does not take them."""
+        """The same rows in one file on disk. StoreUnavailable when the disk rejects them."""
         bounds: list[tuple[int, int]] = []
 
         def fill(file: IO[bytes]) -> None:
@@ -52,8 +51,8 @@ class Spill:
         return [pa.ipc.open_stream(data.slice(*at)).read_next_batch() for at in bounds]
 
     def write_arrays(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """The same arrays, on disk, in one file. They are of the same type to compiled loops, and must not be written
-        to. StoreUnavailable when the disk does not take them."""
+        """The same arrays in one file on disk. They have the same type for compiled loops, and are read only.
+        StoreUnavailable when the disk rejects them."""
         starts: list[int] = []
 
         def fill(file: IO[bytes]) -> None:
@@ -65,7 +64,7 @@ class Spill:
         return [np.frombuffer(data, a.dtype, len(a), at) for a, at in zip(arrays, starts, strict=True)]
 
     def release(self) -> None:
-        """Give back the memory of pages that were read. They are read again when needed."""
+        """Give back the memory of pages that were read; they are read again when needed."""
         for mapped in list(self._maps):
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -76,22 +75,22 @@ class Spill:
                 file.flush()
                 mapped = mmap.mmap(file.fileno(), 0, access=access)
         except OSError as e:
-            raise StoreUnavailable("the disk takes no rows", folder=str(self._folder), cause=str(e)) from e
-        mapped.madvise(mmap.MADV_RANDOM)  # a flush takes rows from all over: what lies beside them is not wanted
+            raise StoreUnavailable("cannot write spilled rows", folder=str(self._folder), cause=str(e)) from e
+        mapped.madvise(mmap.MADV_RANDOM)  # a flush reads scattered rows: read-ahead is useless
         self._maps.add(mapped)
         return mapped
 
 
 def default_budget_bytes() -> int:
-    """A quarter of the memory that this process may use: the machine's, or less where a container says so."""
+    """A quarter of the memory of the machine, or of the container's limit if lower."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # not there, or "max"
+        with suppress(OSError, ValueError):  # missing, or "max"
             limits.append(int(path.read_text()))
     return min(limits) // MEMORY_SHARE
 
 
 def _pad(file: IO[bytes]) -> int:
-    """Go on at an aligned place; where that is."""
+    """Advance to an aligned offset, and return it."""
     file.write(b"\0" * (-file.tell() % ALIGNED))
     return file.tell()

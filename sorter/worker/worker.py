@@ -1,16 +1,15 @@
-"""A sorter process: it owns what the catalog says it owns, and runs one core per task.
+"""Sorter process: runs one core for each task that the catalog assigns to it.
 
-    heartbeat thread   registers this life, then says that it goes on; fenced -> everything stops
-    feeds thread       moves batches of all subscriptions into a bounded inbox per task (where a feed can only be waited
-                       for: a thread for each task and store)
-    loop thread        all the rest, in turns: tasks and stores from the catalog, batches into the cores, flushes,
-                       snapshots. The cores are touched by nobody else.
+    heartbeat thread   registers this incarnation and renews its lease; when fenced, everything stops
+    feeds thread       moves batches of all subscriptions into a bounded inbox per task (with feeds that can only be
+                       waited for: one thread per task and store)
+    loop thread        everything else, in rounds: tasks and stores from the catalog, batches into the cores, flushes,
+                       snapshots. Only this thread touches the cores
 
-Each step of a task, each flush of a tenant and each activity of the loop is contained
-(`tistream.runtime.containment`): an error stops or delays that one, whatever it is, and is shown until it has been
-overcome. A task whose upstream broke its promise, or whose saved state cannot be read, stops in the catalog, so that
-no other sorter tries it in turn. The process may die at any instruction: what counts is in the catalog and the
-bucket.
+Each step of a task, each flush of a tenant and each activity of the loop is contained (`tistream.runtime.containment`):
+an error stops or delays only that one, and is shown until it is resolved. A task with an upstream contract violation or
+an unreadable saved state stops in the catalog, so that no other sorter tries it. The process may die at any
+instruction: catalog and bucket hold all durable state.
 """
 
 from __future__ import annotations
@@ -59,16 +58,16 @@ from tistream.runtime.service import Problem, Repeating
 
 REFRESH_INTERVAL_S = 0.5
 EVICTION_INTERVAL_S = 1.0
-START_S = 1.0  #: that a look around spends on starting tasks, and one task more
-LOOK_INTERVAL_S = 1.0
-LOOK_PAUSES = 20  #: between two looks at the watermarks of very many tasks, so many times as long as one takes
-REPORT_PAUSES = 50  #: between two rounds of reports, so many times as long as one takes
-DRAIN_SNAPSHOT_S = 1.0  #: between snapshots while the tasks are moved off
-SAVE_S = 0.2  #: that a turn spends on snapshots, and one snapshot more
-TURN_INTERVAL_S = 0.05
-ABSORB_S = 0.2  #: that a task takes in batches before the others have their turn; one batch longer at most
+START_S = 1.0  #: of one reconcile for starting tasks; one task longer at most
+CHECK_INTERVAL_S = 1.0
+CHECK_PAUSES = 20  #: minimum pause between watermark checks, as a multiple of their duration
+REPORT_PAUSES = 50  #: minimum pause between reports, as a multiple of their duration
+DRAIN_SNAPSHOT_S = 1.0  #: between snapshots during a drain
+SAVE_S = 0.2  #: of one round for snapshots; one snapshot longer at most
+ROUND_INTERVAL_S = 0.05
+TAKE_S = 0.2  #: of one round for the batches of a task; one batch longer at most
 
-STEPS = ("start", "act", "follow", "take", "write", "save", "watermark")  #: of a task; each waits by itself
+STEPS = ("start", "act", "follow", "take", "write", "save", "watermark")  #: of a task, contained separately
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +88,7 @@ class SorterWorker:
         snapshot_interval_s: float = 10.0,
         spill: Spill | None = None,
     ) -> None:
-        """`spill` takes what exceeds its budget; without it everything stays in memory."""
+        """`spill` takes rows that exceed its budget; without it everything stays in memory."""
         self.name = worker_id
         self._catalog = catalog
         self._store = store
@@ -99,43 +98,43 @@ class SorterWorker:
         self._incarnation = 0
         self._publisher: Publisher | None = None
         self._runners: dict[int, TaskRunner] = {}
-        self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same, none of the lists empty
+        self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same runners; no empty lists
         self._owned = Owned(catalog, clock)
         self._steps: Containment[tuple[int, str]] = Containment(
             worker_id, clock, name=lambda at: f"task {at[0]} {at[1]}"
         )
-        self._stopped: dict[int, str] = {}  # tasks that the catalog says are stopped, and why
+        self._stopped: dict[int, str] = {}  # tasks stopped in the catalog, and why
         self._schedule = FairSchedule(clock)
         self._flushing = Flushing(worker_id, clock, self._schedule, self._tenants, self._may_write)
-        self._dropped: set[tuple[int, int]] = set()  # task and epoch of what was dropped while it was still here
-        self._leaving: list[TaskRunner] = []  # dropped; their readers are still stopping
-        self._looked = threading.Event()
-        self._state = threading.Lock()  # held during a turn; others look between two turns
+        self._dropped: set[tuple[int, int]] = set()  # (task, epoch) of tasks that were dropped and may come back
+        self._stopping: list[TaskRunner] = []  # dropped; readers still stopping
+        self._reconciled = threading.Event()
+        self._state = threading.Lock()  # held during a round
         self._activities: Containment[str] = Containment(worker_id, clock)
         self._refresh = Activity(self._activities, "refresh", REFRESH_INTERVAL_S, clock)
         self._flush = Activity(self._activities, "flush", flush_interval_s, clock)
         self._save = Activity(self._activities, "snapshot", snapshot_interval_s, clock)
         self._to_save: deque[int] = deque()
         self._merging = Merging(worker_id, catalog, store, clock)
-        self._merge = Activity(self._activities, "merge", TURN_INTERVAL_S, clock)
+        self._merge = Activity(self._activities, "merge", ROUND_INTERVAL_S, clock)
         self._memory = None if spill is None else Memory(spill)
         self._eviction = Activity(self._activities, "memory", EVICTION_INTERVAL_S, clock)
-        self._standing = StallDetector()
-        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; as old as LOOK_INTERVAL_S, or REPORT_PAUSES say
-        self._tell_due_s = 0.0
+        self._stalls = StallDetector()
+        self.reports: tuple[TaskState, ...] = ()  #: of the tasks here; refreshed at most each CHECK_INTERVAL_S
+        self._next_report_s = 0.0
         self._reporter = Reporter()
-        self._report: WorkerReport | None = None  # made by the loop, an immutable snapshot
-        self._said: WorkerReport | None = None  # the last one that a heartbeat carried
-        self._look = Activity(self._activities, "watermarks", LOOK_INTERVAL_S, clock, pauses=LOOK_PAUSES)
+        self._report: WorkerReport | None = None  # made by the loop; immutable
+        self._sent_report: WorkerReport | None = None  # the last one sent with a heartbeat
+        self._check = Activity(self._activities, "watermarks", CHECK_INTERVAL_S, clock, pauses=CHECK_PAUSES)
         self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
         self._loop = Repeating(
-            f"{worker_id}/loop", self._turn, interval_s=min(TURN_INTERVAL_S, flush_interval_s), clock=clock
+            f"{worker_id}/loop", self._round, interval_s=min(ROUND_INTERVAL_S, flush_interval_s), clock=clock
         )
 
         self._pump = Pump(feed, self._loop, clock) if isinstance(feed, WatchedFeed) else None
 
     def start(self) -> None:
-        """Begin: register, then take up the tasks that are assigned."""
+        """Register, then take up the assigned tasks."""
         if self._pump is not None:
             self._pump.start()
         self._heartbeat.start()
@@ -143,39 +142,39 @@ class SorterWorker:
 
     @property
     def ready(self) -> bool:
-        """Whether it is registered and has looked for its tasks."""
-        return self._incarnation > 0 and self._looked.is_set() and not self._loop.crashed
+        """Whether it is registered and has read its assignments."""
+        return self._incarnation > 0 and self._reconciled.is_set() and not self._loop.crashed
 
     def wait_until_ready(self, timeout_s: float) -> bool:
-        """Wait until it is registered and has looked for its tasks."""
-        return self._heartbeat.wait_until_ready(timeout_s) and self._looked.wait(timeout_s) and self.ready
+        """Wait until it is registered and has read its assignments."""
+        return self._heartbeat.wait_until_ready(timeout_s) and self._reconciled.wait(timeout_s) and self.ready
 
     def stop(self) -> None:
-        """Write out and save what there is, as far as store and catalog allow, and end this life."""
+        """Flush and save as far as store and catalog allow, and end this incarnation."""
         self._loop.stop()
         self._heartbeat.stop()
         if self._pump is not None:
             self._pump.stop()
         with self._state:
-            for runner in [*self._runners.values(), *self._leaving]:
+            for runner in [*self._runners.values(), *self._stopping]:
                 runner.stop()
-            self._leaving.clear()
+            self._stopping.clear()
             if not self._heartbeat.crashed and not self._loop.crashed and self._publisher is not None:
                 self._finish()
             self._runners.clear()
             self._tenants.clear()
 
     def crash(self) -> None:
-        """End as a process that is killed does, for drills: nothing more is written out or saved, nobody is told, and
-        what it held in memory is gone. Others learn of it when its lease runs out. `stop` then finds nothing to do."""
+        """End as if killed, for drills: nothing more is written or saved, the catalog is not notified, and memory is
+        lost. Its tasks move when its lease expires. A later `stop` does nothing."""
         self._loop.stop()
         self._heartbeat.stop()
         if self._pump is not None:
             self._pump.stop()
         with self._state:
-            for runner in [*self._runners.values(), *self._leaving]:
+            for runner in [*self._runners.values(), *self._stopping]:
                 runner.stop()
-            self._leaving.clear()
+            self._stopping.clear()
             self._runners.clear()
             self._tenants.clear()
             self._publisher, self.reports = None, ()
@@ -185,22 +184,22 @@ class SorterWorker:
         return WorkerKind.SORTER
 
     def begin_drain(self) -> None:
-        """Ask for the tasks to be moved off, a few at a time; until they are, everything goes on. Meanwhile the state
-        is saved often, so that whoever gets a task replays little."""
+        """Ask for the tasks to be moved off, a few at a time; until then they keep running. State is saved often, so
+        that the next owner replays little."""
         if self._incarnation:
             drain_worker(self._catalog, self.name, self._incarnation)
             self._save.every(DRAIN_SNAPSHOT_S)
 
     def drained(self) -> bool:
-        """Whether no task is assigned under this name any more."""
+        """Whether no task is assigned to this worker."""
         return count_tasks_of(self._catalog, self.name) == 0
 
     def problems(self) -> list[Problem]:
-        """Everything that is wrong now."""
+        """All current problems."""
         found = [*self._heartbeat.problems(), *self._loop.problems()]
         for contained in (self._activities, self._steps, self._flushing.tenants, self._merging.pairs):
             found += contained.problems()
-        found += self._standing.problems
+        found += self._stalls.problems
         found += [
             Problem(source=f"task {task_id}", code=TaskStopped.code, message=why)
             for task_id, why in self._stopped.items()
@@ -209,80 +208,80 @@ class SorterWorker:
         return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
 
     def lease_age_s(self) -> float | None:
-        """Seconds since the catalog last heard of this life; None before the first time."""
+        """Seconds since the last successful heartbeat; None before the first."""
         return self._heartbeat.succeeded_age_s
 
     def stats(self) -> dict[int, CoreStats]:
-        """Task id -> how much it holds."""
+        """Task id -> statistics of its core."""
         with self._state:
             return {task_id: runner.core.stats() for task_id, runner in self._runners.items()}
 
     def explain(self, task_id: int, range_: KeyRange | None = None) -> list[Stuck]:
-        """What the watermark of a task, or of a part of its range, waits for; nothing when the task is not here."""
+        """What the watermark of a task, or of a part of its range, waits for; empty when the task is not here."""
         with self._state:
             runner = self._runners.get(task_id)
             return [] if runner is None else explained(runner.core, range_)
 
     def _beat(self) -> None:
         if self._loop.crashed:
-            raise TiStreamError("the loop has stopped: let the lease run out", worker_id=self.name)
+            raise TiStreamError("the loop has stopped; the lease will expire", worker_id=self.name)
         if self._incarnation:
             report = self._report
-            heartbeat(self._catalog, self.name, self._incarnation, None if report is self._said else report)
-            self._said = report
+            heartbeat(self._catalog, self.name, self._incarnation, None if report is self._sent_report else report)
+            self._sent_report = report
             return
         incarnation = register_worker(self._catalog, self.name, WorkerKind.SORTER, self._address)
         self._publisher = Publisher(self._catalog, self._store, self.name, incarnation)
         self._incarnation = incarnation
         self._loop.wake()
 
-    def _turn(self) -> None:
+    def _round(self) -> None:
         if self._heartbeat.crashed:
             with self._state:
                 self._drop_all()
-            raise Fenced("this worker's life has ended", worker_id=self.name, incarnation=self._incarnation)
+            raise Fenced("this incarnation of the worker has ended", worker_id=self.name, incarnation=self._incarnation)
         if not self._incarnation:
             return
         with self._state:
-            self._refresh.run_if_due(self._look_around)
-            busy = self._absorb()
+            self._refresh.run_if_due(self._reconcile)
+            busy = self._take_batches()
             if self._publisher is not None and self._flushing.is_busy(self._publisher):
-                self._flush.hurry()
+                self._flush.run_soon()
             self._flush.run_if_due(self._write_out)
             busy = busy or (self._publisher is not None and self._flushing.is_busy(self._publisher))
             if self._memory is not None and self._memory.is_due():
-                self._eviction.hurry()
+                self._eviction.run_soon()
                 self._eviction.run_if_due(self._evict)
             if self._memory is not None:
                 self._memory.release()
             if self._merging.wanted:
                 self._merge.run_if_due(self._merge_tasks)
             if self._to_save:
-                self._save.hurry()
+                self._save.run_soon()
             self._save.run_if_due(self._save_some)
-            self._look.run_if_due(self._look_at_watermarks)
+            self._check.run_if_due(self._check_watermarks)
         if busy:
             self._loop.wake()
 
-    def _look_at_watermarks(self) -> None:
+    def _check_watermarks(self) -> None:
         now_s = self._clock.monotonic()
         here = [runner for runner in self._runners.values() if runner.core_error is None]
         known = [runner for runner in here if self._step(runner.task_id, "watermark", runner.check_watermark)]
-        self._standing.look({r.task_id: r.core for r in known if r.broken is None}, now_s)
+        self._stalls.look({r.task_id: r.core for r in known if r.broken is None}, now_s)
         shown = (problem.shown() for problem in self.problems())
-        self._report = self._reporter.look(known, self._standing.standing_s(now_s), shown, now_s)
-        self._tell(known)
+        self._report = self._reporter.look(known, self._stalls.stalled_s(now_s), shown, now_s)
+        self._refresh_reports(known)
 
-    def _tell(self, known: Collection[TaskRunner]) -> None:
-        """Renew what the tasks say of themselves, unless that takes more than a small share of the time."""
+    def _refresh_reports(self, known: Collection[TaskRunner]) -> None:
+        """Refresh the task reports, unless that takes more than a small share of the time."""
         began_s = self._clock.monotonic()
-        if began_s >= self._tell_due_s:
+        if began_s >= self._next_report_s:
             self.reports = tuple(runner.report() for runner in known)
-            self._tell_due_s = began_s + REPORT_PAUSES * (self._clock.monotonic() - began_s)
+            self._next_report_s = began_s + REPORT_PAUSES * (self._clock.monotonic() - began_s)
 
-    def _look_around(self) -> None:
-        """Start and stop runners as the catalog says; each task by itself."""
-        self._leaving = [runner for runner in self._leaving if runner.is_stopping]
+    def _reconcile(self) -> None:
+        """Start and stop runners as the catalog says, each contained."""
+        self._stopping = [runner for runner in self._stopping if runner.is_stopping]
         owned = self._owned.look(self.name, self._incarnation, is_here=self._is_here)
         for task_id, runner in list(self._runners.items()):
             row = owned.get(task_id)
@@ -294,19 +293,19 @@ class SorterWorker:
         if self._steps.problems():
             self._steps.keep_only({(id_, name) for id_ in owned if id_ not in self._stopped for name in STEPS})
         until = self._clock.monotonic() + START_S
-        for row in _in_order(owned.values()):
-            if row.error is None and row.task_id not in self._runners and self._is_due(row.task_id):
+        for row in _start_order(owned.values()):
+            if row.error is None and row.task_id not in self._runners and self._may_start(row.task_id):
                 self._step(row.task_id, "start", partial(self._start, row))
-                if self._clock.monotonic() > until:  # the tasks that are here must not wait for all others
+                if self._clock.monotonic() > until:  # running tasks must not wait for all new ones
                     break
         for task_id, runner in list(self._runners.items()):
             self._step(task_id, "act", runner.act)
-            if runner.ended:  # an operator may have it tried again any time
+            if runner.ended:  # an operator may retry it at any time
                 self._stopped[task_id] = str(runner.broken)
                 self._drop(task_id)
         self._follow_stores()
         self._merging.look(owned, self._runners)
-        self._looked.set()
+        self._reconciled.set()
 
     def _is_here(self, task_id: int) -> bool:
         runner = self._runners.get(task_id)
@@ -316,25 +315,25 @@ class SorterWorker:
         try:
             runner = TaskRunner.load(row, self._catalog, self._store)
         except StateUnreadable as e:
-            log.error("the task stops", task=row.task_id, error=str(e))
+            log.error("task stopped", task=row.task_id, error=str(e))
             if not stop_task(self._catalog, row.task_id, epoch=row.epoch, error=str(e)):
                 raise Fenced(task=row.task_id, epoch=row.epoch) from e
             self._stopped[row.task_id] = str(e)
             return
         if (row.task_id, row.epoch) in self._dropped:
-            runner.note_flush()  # its next save finds out whether a switch of the earlier load has landed meanwhile
+            runner.note_flush()  # its next save detects a late switch by the earlier load
         self._runners[row.task_id] = runner
         self._tenants.setdefault(row.tenant, []).append(runner)
 
     def _may_write(self, runner: TaskRunner) -> bool:
         return not runner.halted and self._steps.is_due((runner.task_id, "write"))
 
-    def _is_due(self, task_id: int) -> bool:
+    def _may_start(self, task_id: int) -> bool:
         """Whether no step of a task that is not here waits after an error."""
         return all(self._steps.is_due((task_id, name)) for name in STEPS)
 
     def _follow_stores(self) -> None:
-        """Have all stores of all tenants followed."""
+        """Subscribe every task to all stores of its tenant."""
         tenants = {runner.row.tenant for runner in self._runners.values()}
         store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
         for runner in list(self._runners.values()):
@@ -343,40 +342,42 @@ class SorterWorker:
                 self._step(runner.task_id, "follow", partial(runner.follow, of_tenant, self._read))
 
     def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:
-        """Begin a subscription."""
+        """Open a subscription."""
         if self._pump is not None:
             return self._pump.read(request, inbox)
         reader = FeedReader(self._feed, request, inbox, self._loop, self._clock)
         reader.start()
         return reader
 
-    def _absorb(self) -> bool:
-        """Let every task take what has come, as far as there is room for it; whether there is more to do at once."""
-        had: dict[Tenant, None] = {}  # something to take
+    def _take_batches(self) -> bool:
+        """Let every task take batches, as far as memory allows; whether there is more to do at once."""
+        tenants: dict[Tenant, None] = {}  # with batches taken
         more = False
-        for runner in self._schedule.turn(self._runners):
-            if self._step(runner.task_id, "take", partial(self._take, runner, had)):
+        for runner in self._schedule.tasks(self._runners):
+            if self._step(runner.task_id, "take", partial(self._take, runner, tenants)):
                 more = more or runner.more
-        if had and self._flushing.has_a_full_file(had):
-            self._flush.hurry()
+        if tenants and self._flushing.has_a_full_file(tenants):
+            self._flush.run_soon()
         return more or self._schedule.waiting
 
-    def _take(self, runner: TaskRunner, had: dict[Tenant, None]) -> None:
-        room = sys.maxsize if self._memory is None else self._memory.room(runner.task_id)
+    def _take(self, runner: TaskRunner, tenants: dict[Tenant, None]) -> None:
+        bytes_max = sys.maxsize if self._memory is None else self._memory.allowance(runner.task_id)
         began = self._clock.monotonic()
-        until = began + ABSORB_S
-        absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, room, lambda: self._clock.monotonic() > until)
-        had[runner.row.tenant] = None
+        until = began + TAKE_S
+        absorbed = runner.absorb(FEED_QUEUE_BATCHES_MAX, bytes_max, lambda: self._clock.monotonic() > until)
+        tenants[runner.row.tenant] = None
         self._flushing.touch(runner.row.tenant)
         if absorbed.batches:
-            measures.absorbed(absorbed, runner.heard, seconds=self._clock.monotonic() - began, clock=self._clock)
+            measures.absorbed(
+                absorbed, runner.cut_timestamps, seconds=self._clock.monotonic() - began, clock=self._clock
+            )
         if self._memory is not None:
             self._memory.took(absorbed.nbytes, settling=runner.core.settling)
         if runner.core_error is not None:
             raise runner.core_error
 
     def _evict(self) -> None:
-        """Have rows written to the disk when all tasks together hold too much."""
+        """Spill rows when all tasks together hold too much."""
         assert self._memory is not None
         assert self._publisher is not None
         runners = self._runners.values()
@@ -397,16 +398,16 @@ class SorterWorker:
         self._flushing.write_all(self._publisher)
 
     def _merge_tasks(self) -> None:
-        """Go on with the merges that are wanted; a task that came of one is loaded with the next look around."""
+        """Advance the requested merges; the next reconcile loads a merged task."""
         assert self._publisher is not None
         gone = self._merging.step(self._runners, self._publisher)
         for task_id in gone:
             self._drop(task_id)
         if gone:
-            self._refresh.hurry()
+            self._refresh.run_soon()
 
     def _save_some(self) -> None:
-        """Save those of which a snapshot is due, for SAVE_S; what is left goes on with the next turn."""
+        """Save tasks with a due snapshot for SAVE_S; the rest is saved in the next round."""
         if not self._to_save:
             seldom = len(self._runners) >= MANY
             self._to_save.extend(id_ for id_, runner in self._runners.items() if runner.should_save(seldom=seldom))
@@ -421,34 +422,34 @@ class SorterWorker:
             self._step(task_id, "save", runner.save)
 
     def _finish(self) -> None:
-        """The last flush and snapshot of a life that ends in good order; retire even if they fail."""
+        """Last flush and snapshot of an orderly stop; retire even if they fail."""
         for step in (self._write_all, self._save_all, self._retire):
             try:
                 step()
             except TiStreamError as e:
-                log.warning("could not finish in good order; the next owner replays", worker=self.name, error=str(e))
+                log.warning("could not finish cleanly; the next owner replays", worker=self.name, error=str(e))
 
     def _retire(self) -> None:
         retire_worker(self._catalog, self.name, self._incarnation)
 
     def _step(self, task_id: int, name: str, step: Callable[[], None]) -> bool:
-        """One step of one task, contained; whether it ran and succeeded. Fenced drops the task."""
+        """Run one step of a task, contained; whether it ran and succeeded. Fenced drops the task."""
         try:
-            return self._steps.run((task_id, name), partial(self._or_stop, task_id, step))
+            return self._steps.run((task_id, name), partial(self._run_or_stop, task_id, step))
         except Fenced as e:
-            log.warning("a task was taken away", task=task_id, error=str(e))
+            log.warning("task fenced", task=task_id, error=str(e))
             self._drop(task_id)
             return False
 
-    def _or_stop(self, task_id: int, step: Callable[[], None]) -> None:
-        """A state that cannot be read stops the task for good."""
+    def _run_or_stop(self, task_id: int, step: Callable[[], None]) -> None:
+        """Run a step; an unreadable state stops the task for good."""
         try:
             step()
         except StateUnreadable as e:
             self._runners[task_id].stop_for(e)
 
     def _failed(self, task_id: int, name: str, error: Exception) -> None:
-        """A step of a task failed together with those of others."""
+        """Record the error of a step that ran together with those of other tasks."""
         runner = self._runners.get(task_id)
         if isinstance(error, StateUnreadable) and runner is not None:
             runner.stop_for(error)
@@ -463,7 +464,7 @@ class SorterWorker:
             if not of_tenant:
                 del self._tenants[runner.row.tenant]
             runner.ask_to_stop()
-            self._leaving.append(runner)
+            self._stopping.append(runner)
             self._dropped.add((task_id, runner.row.epoch))
             log.info("task dropped", task=task_id, epoch=runner.row.epoch)
 
@@ -472,6 +473,6 @@ class SorterWorker:
             self._drop(task_id)
 
 
-def _in_order(rows: Collection[TaskRow]) -> Iterable[TaskRow]:
-    """In which they are started. Of very many those go first that were written out last: their tenants write."""
+def _start_order(rows: Collection[TaskRow]) -> Iterable[TaskRow]:
+    """The order in which tasks are started. With many tasks, those written out last go first: their tenants write."""
     return rows if len(rows) < MANY else sorted(rows, key=lambda row: -row.durable_ts)

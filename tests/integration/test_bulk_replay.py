@@ -166,7 +166,7 @@ def test_without_lowering_the_parts_are_not_at_the_same_place(
         return [replace(row, upto=done[row.part].reached) for row in rows]
 
     monkeypatch.setattr("backfill.job._lowered", not_lowered)
-    with pytest.raises(TiStreamError, match="not at the same place"):
+    with pytest.raises(TiStreamError, match="not at the same position"):
         test_a_part_that_stays_behind_holds_its_task(world, monkeypatch)
 
 

@@ -375,9 +375,9 @@ def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench:
     bench.wait(lambda: worker.stats() == {}, "resting")
     bench.put(2, *change(b"b", 21, 22, b"2"), *change(b"x", 21, 23, b"3"), upto=30)
     mark = [(bench.row(t).durable_ts, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks]
-    worker._flush.hurry()
-    worker._save.hurry()
-    bench.wait(lambda: not any(p.is_alive for r in worker._leaving for p in r._leaving), "readers gone")
+    worker._flush.run_soon()
+    worker._save.run_soon()
+    bench.wait(lambda: not any(p.is_alive for r in worker._stopping for p in r._leaving), "readers gone")
     assert [(bench.row(t).durable_ts, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks] == mark
     assert change_state(bench.catalog, TENANT, seen=TenantState.PAUSED, to=TenantState.ACTIVE, reason="")
     bench.wait_for_durable_ts(30)
@@ -387,7 +387,7 @@ def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench:
 
 def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorter.worker.worker.HEARTBEAT_MS", 20)
-    monkeypatch.setattr("sorter.worker.worker.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("sorter.worker.worker.CHECK_INTERVAL_S", 0.02)
     bench.assign("s1")
     bench.worker("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=13, value=b"2"), upto=12)

@@ -254,7 +254,7 @@ class PlainWatermarkMap:
                 spoken.append(KeyRange(r.start_key, r.end_key))
                 out.append(Stuck(range=where, w=w, reason=reason, **facts))
         silent = gaps(where, spoken)
-        return out + [Stuck(range=part, w=w, reason="no store speaks of this range") for part in silent]
+        return out + [Stuck(range=part, w=w, reason="no store covers this range") for part in silent]
 
 
 def _reason(row: dict[str, int], w: int) -> str:
@@ -264,4 +264,4 @@ def _reason(row: dict[str, int], w: int) -> str:
         return "it has sent no resolved ts yet"
     if row["checkpoint_ts"] > w:
         return f"waits for W to reach its checkpoint_ts {row['checkpoint_ts']}"
-    return f"its resolved ts stands at {row['resolved_ts']}"
+    return f"its resolved ts is stalled at {row['resolved_ts']}"

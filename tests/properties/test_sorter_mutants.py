@@ -174,7 +174,7 @@ MUTANTS = [
         module=conflict_rule,
         owner=conflicts,
         function="choose",
-        old="return _with_value(left, commit_value) if commit_value else None",
+        old="return _with_value(latest, commit_value) if commit_value else None",
         new="return None",
     ),
     Mutant(

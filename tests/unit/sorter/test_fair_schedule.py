@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sorter.worker.fair_schedule import IDLE_AT_ONCE, QUIET_S, TAKE_S, FairSchedule
+from sorter.worker.fair_schedule import IDLE_AT_ONCE, IDLE_S, TAKE_S, FairSchedule
 from sorter.worker.owned import MANY
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
@@ -35,7 +35,7 @@ def runner(task_id: int, *, ready: bool = True) -> TaskRunner:
 def took(schedule: FairSchedule, clock: ManualClock, runners: Mapping[int, TaskRunner], each_s: float) -> list[int]:
     """The tasks of a turn, each of which takes so long."""
     found = []
-    for one in schedule.turn(runners):
+    for one in schedule.tasks(runners):
         found.append(one.task_id)
         clock.advance(each_s)
     return found
@@ -91,9 +91,9 @@ def test_tenants_with_rows_are_written_in_every_round_and_the_quiet_ones_for_a_w
 
     def written() -> list[list[Tenant]]:
         found = []
-        for group in schedule.groups(by_tenant, publisher, whole=whole):
+        for group in schedule.groups(by_tenant, publisher, everything=whole):
             found.append(list(group))
-            clock.advance(QUIET_S * 0.9)
+            clock.advance(IDLE_S * 0.9)
         return found
 
     alone = [[tenants[70]], [tenants[-1]]]
@@ -101,9 +101,9 @@ def test_tenants_with_rows_are_written_in_every_round_and_the_quiet_ones_for_a_w
     first, second, third, rest = (quiet[at : at + IDLE_AT_ONCE] for at in range(0, len(quiet), IDLE_AT_ONCE))
     if whole:
         assert written() == [*alone, first, second, third, rest]
-        assert not schedule.left()
+        assert not schedule.skipped()
         return
     assert written() == [*alone, first, second]
-    assert list(schedule.left()) == third + rest
+    assert list(schedule.skipped()) == third + rest
     again = quiet[-len(third + rest) :] + quiet[: -len(third + rest)]
     assert written() == [*alone, again[:IDLE_AT_ONCE], again[IDLE_AT_ONCE : 2 * IDLE_AT_ONCE]]

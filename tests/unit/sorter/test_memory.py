@@ -38,7 +38,7 @@ def test_below_the_budget_nothing_is_moved_and_everybody_takes() -> None:
     budget, a, b = Memory(Spill(BUDGET)), Rows(400), Rows(500)
     counted(budget, a, b)
     assert a.asked == b.asked == []
-    assert budget.room(1) > 0 < budget.room(2)
+    assert budget.allowance(1) > 0 < budget.allowance(2)
     assert not budget.is_due()
 
 
@@ -68,11 +68,11 @@ def test_one_step_moves_a_bounded_number_of_bytes_and_the_large_task_waits(monke
     counted(budget, small, large)
     assert large.asked == [100]
     assert budget.is_due()
-    assert budget.room(2) == 0
-    assert budget.room(1) == 400, "up to its share"
+    assert budget.allowance(2) == 0
+    assert budget.allowance(1) == 400, "up to its share"
     while budget.is_due():
         counted(budget, small, large)
-    assert budget.room(2) > 0
+    assert budget.allowance(2) > 0
 
 
 def test_while_the_disk_takes_nothing_large_tasks_wait_and_go_on_when_it_does() -> None:
@@ -81,11 +81,11 @@ def test_while_the_disk_takes_nothing_large_tasks_wait_and_go_on_when_it_does() 
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
             counted(budget, small, large)
-        assert budget.room(2) == 0
-        assert budget.room(1) == 400
+        assert budget.allowance(2) == 0
+        assert budget.allowance(1) == 400
     large.disk_full = False
     counted(budget, small, large)
-    assert budget.room(2) > 0
+    assert budget.allowance(2) > 0
 
 
 def test_a_task_that_has_flushed_meanwhile_takes_again_although_the_disk_is_full() -> None:
@@ -95,7 +95,7 @@ def test_a_task_that_has_flushed_meanwhile_takes_again_although_the_disk_is_full
         counted(budget, rows)
     rows.held = 900
     counted(budget, rows)
-    assert budget.room(1) > 0
+    assert budget.allowance(1) > 0
 
 
 def test_when_nothing_is_left_to_move_every_task_takes_one_batch_at_a_time() -> None:
@@ -103,10 +103,10 @@ def test_when_nothing_is_left_to_move_every_task_takes_one_batch_at_a_time() -> 
     counted(budget, rows)
     assert rows.held == 3000
     assert budget.is_due()
-    assert budget.room(1) == 1, "only further batches can lift a watermark"
+    assert budget.allowance(1) == 1, "only further batches can lift a watermark"
 
 
 def test_a_budget_of_nothing_stops_nobody() -> None:
     budget, rows = Memory(Spill(0)), Rows(10)
     counted(budget, rows)
-    assert budget.room(1) >= 1
+    assert budget.allowance(1) >= 1

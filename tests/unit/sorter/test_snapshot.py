@@ -101,7 +101,7 @@ def test_the_objects_are_segment_files_and_the_state_names_them() -> None:
     ("change", "message"),
     [
         ({"file": "committed"}, "not a snapshot"),
-        ({"layout": 1}, "does not read such a snapshot"),
+        ({"layout": 1}, "unsupported snapshot layout"),
         ({"positions": {"x": {}}}, "head"),
         ({"positions": {"1": {"1": [1]}}}, "head"),
         ({"positions": []}, "head"),
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_snapshot_is_refused(change: dict[str, Any], message: 
 
 def test_a_snapshot_of_the_first_layout_is_refused_by_name() -> None:
     old = {name: value for name, value in HEAD.items() if name != "layout"}
-    with pytest.raises(CorruptObject, match="does not read such a snapshot") as e:
+    with pytest.raises(CorruptObject, match="unsupported snapshot layout") as e:
         read_state_file("k", SegmentFileWriter({**old, "positions": {}}).finish(), unread)
     assert (e.value.facts["object"], e.value.facts["layout"]) == ("k", 1)
 
@@ -146,7 +146,7 @@ def test_a_malformed_run_is_refused(change: dict[str, Any]) -> None:
         return writer.finish()
 
     assert read_state_file("k", file(row), unread).state.open[0].live == 3
-    with pytest.raises(CorruptObject, match="runs of a snapshot"):
+    with pytest.raises(CorruptObject, match="malformed runs"):
         read_state_file("k", file(row | change), unread)
 
 

@@ -65,7 +65,7 @@ def test_a_watermark_gap_is_named_with_its_range() -> None:
     task = Task()
     task.file(1, 1, LEFT)
     (message,) = task.shown()
-    assert message == "the watermark stands still: [6d, +inf) watermark_gap: no store speaks of this range"
+    assert message == "the watermark is stalled: [6d, +inf) watermark_gap: no store covers this range"
 
 
 def test_a_slow_region_is_named_with_its_store_and_file() -> None:
@@ -75,7 +75,7 @@ def test_a_slow_region_is_named_with_its_store_and_file() -> None:
     task.file(2, 2, replace(RIGHT, resolved_ts=90))
     task.file(1, 2, LEFT)
     (message,) = task.shown()
-    assert "region 6 store 1 file 1/2: its resolved ts stands at 20" in message
+    assert "region 6 store 1 file 1/2: its resolved ts is stalled at 20" in message
     assert "region 7" not in message
     (problem,) = task.standing.problems
     assert dict(problem.facts) == {"task": 1, "watermark": 20, "region": 6, "store": 1, "file": "1/2"}
@@ -88,7 +88,7 @@ def test_a_store_that_is_gone_is_named_with_its_last_file() -> None:
     for seq in range(2, 5):
         task.file(1, seq, replace(LEFT, resolved_ts=20 + seq))
     (message,) = task.shown()
-    assert "region 7 store 2 file 1/1: its resolved ts stands at 20" in message
+    assert "region 7 store 2 file 1/1: its resolved ts is stalled at 20" in message
 
 
 def undecided(task: Task, keys: list[bytes]) -> None:
@@ -107,13 +107,13 @@ def test_an_undecided_commit_is_named_rather_than_the_regions() -> None:
     assert task.core.watermark() == 15
     first, last = task.core.explain()
     assert (first.region_id, first.store_id, first.file, first.w) == (3, 1, "1/2", 15)
-    assert "transaction 11 committed at 16 to key 61; a new subscription was asked for" in first.reason
+    assert "transaction 11 committed an unknown value at 16 to key 61; a new subscription was requested" in first.reason
     assert "oldest open transaction began at 11" in last.reason
     assert first.range == KeyRange(b"a", b"a\0")
     (other,) = task.core.explain(KeyRange(b"b"))
-    assert (other.w, other.reason) == (20, "its resolved ts stands at 20"), "it holds no key of this range"
+    assert (other.w, other.reason) == (20, "its resolved ts is stalled at 20"), "it holds no key of this range"
     (message,) = task.shown()
-    assert "region 3 store 1 file 1/2: nobody knows what transaction 11 committed at 16" in message
+    assert "region 3 store 1 file 1/2: transaction 11 committed an unknown value at 16" in message
 
 
 def test_a_huge_undecided_transaction_is_one_line() -> None:
@@ -121,7 +121,7 @@ def test_a_huge_undecided_transaction_is_one_line() -> None:
     undecided(task, [b"k%05d" % i for i in range(3000)])
     first, last = task.core.explain()
     assert "and 2999 more of this region" in first.reason
-    said = "the oldest open transaction began at 11, 6000 of its prewrites are here, one locks key "
+    said = "the oldest open transaction began at 11, 6000 of its prewrites are buffered, one locks key "
     assert last.reason.startswith(said + b"k0".hex())
 
 
@@ -131,7 +131,7 @@ def test_a_huge_open_transaction_is_named_beside_the_region_that_waits_for_it() 
     task.file(1, 1, replace(LEFT, end=b"", resolved_ts=20), rows=rows)
     region, transaction = task.core.explain()
     assert (region.region_id, region.store_id, region.file) == (6, 1, "1/1")
-    said = "the oldest open transaction began at 21, 2000 of its prewrites are here, one locks key "
+    said = "the oldest open transaction began at 21, 2000 of its prewrites are buffered, one locks key "
     assert transaction.reason.startswith(said + b"k0".hex())
     assert (transaction.start_ts, transaction.w) == (21, 20)
 
@@ -143,6 +143,6 @@ def test_the_key_of_the_oldest_open_transaction_is_named_whatever_else_is_open()
     last = task.core.explain()[-1]
     assert (
         last.reason
-        == f"the oldest open transaction began at 21, 1 of its prewrites are here, it locks key {b'c'.hex()}"
+        == f"the oldest open transaction began at 21, 1 of its prewrites are buffered, it locks key {b'c'.hex()}"
     )
     assert last.range == KeyRange(b"c", b"c\0")

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sorter.core.reporting import EXPLAIN_AFTER_S, EXPLAIN_EVERY_S, TASKS_TOLD_MAX, Reporter
+from sorter.core.reporting import EXPLAIN_AFTER_S, EXPLAIN_EVERY_S, TASKS_REPORTED_MAX, Reporter
 from sorter.core.task_core import TaskCore
 from sorter.core.traffic import SAMPLE, KeySample, Traffic
 from sorter.core.watermark import Stuck
@@ -165,10 +165,10 @@ def test_the_open_transaction_is_told_beside_very_many_regions() -> None:
 
 
 def test_of_very_many_tasks_the_busiest_are_told() -> None:
-    tasks = [Task(i) for i in range(TASKS_TOLD_MAX + 5)]
+    tasks = [Task(i) for i in range(TASKS_REPORTED_MAX + 5)]
     reporter = Reporter()
     reporter.look(tasks, {}, [], 0.0)
     tasks[-1].take(1, 3)
     report = reporter.look(tasks, {}, [], 1.0)
-    assert len(report.tasks) == TASKS_TOLD_MAX
-    assert report.tasks[0].task_id == TASKS_TOLD_MAX + 4
+    assert len(report.tasks) == TASKS_REPORTED_MAX
+    assert report.tasks[0].task_id == TASKS_REPORTED_MAX + 4

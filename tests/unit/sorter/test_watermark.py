@@ -116,7 +116,7 @@ def test_a_row_that_is_not_ready_or_has_no_resolved_ts_moves_nothing(ready: int,
 
 def test_explain_says_what_each_watermark_gap_waits_for() -> None:
     m = RangeWatermarkMap(KeyRange(), 10)
-    assert [str(s) for s in m.explain()] == ["[-inf, +inf) watermark_gap: no store speaks of this range"]
+    assert [str(s) for s in m.explain()] == ["[-inf, +inf) watermark_gap: no store covers this range"]
     m.apply(rows((b"", b"g", 10, 0), ready=0), 1, 1, 3)
     assert "region 7 store 1 file 1/3: its opening scan has not finished" in str(m.explain()[0])
     m.apply(rows((b"", b"g", 10, 0)), 1, 1, 4)
@@ -124,17 +124,17 @@ def test_explain_says_what_each_watermark_gap_waits_for() -> None:
     m.apply(rows((b"", b"g", 15, 20)), 1, 1, 5)
     assert [s.reason for s in m.explain()] == [
         "waits for W to reach its checkpoint_ts 15",
-        "no store speaks of this range",
+        "no store covers this range",
     ]
     assert [s.range for s in m.explain()] == [KeyRange(), KeyRange(b"g")]
     m.apply(rows((b"", b"g", 10, 20)), 2, 1, 1)
     assert [(s.range, s.reason) for s in m.explain()] == [
-        (KeyRange(b"g"), "no store speaks of this range"),
+        (KeyRange(b"g"), "no store covers this range"),
     ]
     m.apply(rows((b"g", b"", 10, 30)), 3, 1, 1)
     assert {(s.w, s.store_id, s.reason) for s in m.explain()} == {
-        (20, 1, "its resolved ts stands at 20"),
-        (20, 2, "its resolved ts stands at 20"),
+        (20, 1, "its resolved ts is stalled at 20"),
+        (20, 2, "its resolved ts is stalled at 20"),
     }
     assert "W 20" in str(m.explain()[0])
     m.forget(1, 1)
