@@ -1,9 +1,9 @@
-"""Decoded batch files, kept within a bound and shared by all subscribers of a dispatcher.
+"""Bounded cache of decoded batch files, shared by all subscribers of a dispatcher.
 
-A file is either *ahead* (read before anybody asked for it) or *taken* (handed out at least once). Room is made from the
-taken ones first, least recently used first: a file that was read ahead and thrown away again would be read twice. Files
-ahead may fill at most half of the bound; `room_ahead` says when reading ahead has to wait. The newest entry always
-stays, however large it is, so a file larger than the bound still passes. Safe to use from several threads.
+A file is either *ahead* (read before any subscriber asked for it) or *taken* (handed out at least once). Taken files
+are evicted first, least recently used first, because evicting a file ahead means reading it twice. Files ahead may fill
+at most half of the bound; `room_ahead` says whether to read ahead. The newest entry always stays, so a file larger than
+the bound still passes. Thread-safe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DecodedFile:
     key: BatchKey
     cut_ts: int
     directory: Directory
-    bytes: int  #: of the Arrow buffers that it keeps alive
+    bytes: int  #: of its Arrow buffers
 
 
 class FileCache:
@@ -44,7 +44,7 @@ class FileCache:
         return self._bytes
 
     def put(self, file: DecodedFile) -> None:
-        """Add a file that has just been read."""
+        """Add a file that was just read."""
         with self._lock:
             if file.key in self._taken or file.key in self._ahead:
                 return
@@ -55,7 +55,7 @@ class FileCache:
                 self._drop(next(iter(self._taken or self._ahead)))
 
     def take(self, key: BatchKey) -> DecodedFile | None:
-        """The file, for a subscriber; None when it is not here."""
+        """The file for a subscriber, or None."""
         with self._lock:
             file = self._ahead.pop(key, None)
             if file is not None:
@@ -66,7 +66,7 @@ class FileCache:
             return file
 
     def holds(self, key: BatchKey) -> bool:
-        """Whether the file is here, without using it."""
+        """Whether the file is here; does not count as use."""
         with self._lock:
             return key in self._ahead or key in self._taken
 
@@ -75,7 +75,7 @@ class FileCache:
         return self._bytes_ahead < self.bytes_max // 2
 
     def forget(self, tenant: Tenant, store_id: int, incarnation: int | None = None, after_seq: int = 0) -> None:
-        """Drop the files of a store, or those of one incarnation behind `after_seq`: nobody will ask for them."""
+        """Drop the files of a store, or those of one incarnation behind `after_seq`."""
         with self._lock:
             for key in [*self._taken, *self._ahead]:
                 mine = (key.tenant, key.store_id) == (tenant, store_id) and incarnation in (None, key.incarnation)

@@ -1,9 +1,8 @@
-"""The dispatcher's Arrow Flight end: one exchange for each sorter process (wire form: `tistream.feed.wire`).
+"""The dispatcher's Arrow Flight server: one exchange per sorter process (wire form: `tistream.feed.wire`).
 
-Each exchange has two threads, however many subscriptions it carries: the Flight server's own reads what the sorter
-says, the other one looks at the subscriptions and sends (`dispatcher.exchange`). What cannot be understood ends the
-exchange with an error that says why. The port speaks plain gRPC without authentication and belongs on a private
-network.
+Each exchange has two threads, however many subscriptions it carries: the Flight server's own reads messages of the
+sorter, the other polls the subscriptions and sends (`dispatcher.exchange`). An invalid message ends the exchange with
+an error. The port speaks plain gRPC without authentication and belongs on a private network.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ STOP_S = 5.0
 
 
 class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Serves subscriptions of a Source. It listens from construction on; set `source` to make it answer."""
+    """Serves subscriptions of a Source. Listens from construction on; set `source` to make it answer."""
 
     def __init__(self, host: str, port: int = 0, clock: Clock | None = None) -> None:
-        """`port` 0 takes a free one; `port` then tells which."""
+        """`port` 0 picks a free one, see `port`."""
         super().__init__(f"grpc://{host}:{port}")
         self.source: Source | None = None
         self._clock = clock or SystemClock()
@@ -43,7 +42,7 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     @property
     def subscriptions(self) -> int:
-        """How many are open."""
+        """Number of open subscriptions."""
         with self._lock:
             return sum(exchange.count for exchange in self._exchanges)
 
@@ -56,14 +55,14 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         thread.start()
         try:
             while exchange.is_open:
-                exchange.obey(decode_command(memoryview(reader.read_chunk().app_metadata or b"")))
+                exchange.handle(decode_command(memoryview(reader.read_chunk().app_metadata or b"")))
         except StopIteration:
-            pass  # the sorter has nothing more to say
+            pass  # the sorter has closed its side
         except InvalidInput as e:
-            log.warning("a client of the feed is not understood", error=str(e))
+            log.warning("invalid message from a feed client", error=str(e))
             raise _as_flight(e) from e
         except (pa.ArrowException, OSError) as e:
-            log.info("a sorter has gone", cause=str(e).split("\n")[0])
+            log.info("sorter disconnected", cause=str(e).split("\n")[0])
         finally:
             exchange.close()
             thread.join()
@@ -71,8 +70,7 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 self._exchanges.discard(exchange)
 
     def shutdown(self) -> None:
-        """End every exchange and stop listening. A client that does not read what was sent could hold the server up for
-        ever: it is waited for no longer than STOP_S."""
+        """End every exchange and stop listening. Waits no longer than STOP_S for a client that does not read."""
         with self._lock:
             self._stopping = True
             for exchange in self._exchanges:
@@ -81,13 +79,12 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         shutdown.start()
         shutdown.join(STOP_S)
         if shutdown.is_alive():
-            log.warning("a client does not read its stream; the Flight port is left to the end of the process")
+            log.warning("a client does not read its stream, leaving the Flight port open")
 
     def _begin(self, descriptor: fl.FlightDescriptor, writer: Any) -> Exchange:
-        """A new exchange. InvalidInput when the client wants something else, FeedUnavailable when it is too early or
-        too late."""
+        """A new exchange. InvalidInput for an unknown command, FeedUnavailable while starting or stopping."""
         if descriptor.command != FEED_COMMAND:
-            raise InvalidInput("this port serves one exchange", asked=bytes(descriptor.command or b"")[:100])
+            raise InvalidInput("unknown Flight command on the feed port", asked=bytes(descriptor.command or b"")[:100])
         if self.source is None:
             raise FeedUnavailable("the dispatcher is starting")
 
@@ -126,7 +123,7 @@ class FlightDispatcher:
 
     @property
     def address(self) -> str:
-        """Where it listens, as the catalog tells others."""
+        """Where it listens, as published in the catalog."""
         return self.worker.address
 
     def start(self) -> None:
@@ -137,7 +134,7 @@ class FlightDispatcher:
         return self.worker.wait_until_ready(timeout_s)
 
     def stop(self) -> None:
-        """The worker first: its subscriptions end by themselves."""
+        """The worker first, which ends its subscriptions."""
         self.worker.stop()
         self._server.shutdown()
 

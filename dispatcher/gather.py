@@ -1,10 +1,9 @@
-"""Collects runs of rows of a record batch into one, copying each byte once.
+"""Gathers runs of rows of a record batch into one batch, copying each byte once.
 
-One run is a slice and copies nothing. Several are copied run by run in compiled loops: the bytes of a run lie side by
-side, of binary columns too, so nothing is looked up row by row but offsets and validity. When runs are short (rows
-picked one by one) Arrow's own `take` is used. Pure.
+A single run is a slice and copies nothing. Several are copied by compiled loops run by run, so only offsets and
+validity are handled per row. For short runs (scattered rows) Arrow's `take` is used. Pure.
 
-Runs lie inside the batch; what the offsets of its binary columns say is checked before they are followed.
+Runs lie inside the batch; the offsets of its binary columns are checked before they are used.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _RUN_ROWS_MIN = 8  # shorter on average: `take`
 
 
 def gather(rows: pa.RecordBatch, starts: Ints, ends: Ints) -> pa.RecordBatch:
-    """The rows of the runs `[starts[i], ends[i])`, one after the other. Runs are not empty."""
+    """The rows of the runs `[starts[i], ends[i])`, concatenated. Runs are not empty."""
     if not len(starts):
         return rows.slice(0, 0)
     if len(starts) == 1:
@@ -34,7 +33,7 @@ def gather(rows: pa.RecordBatch, starts: Ints, ends: Ints) -> pa.RecordBatch:
     if total < _RUN_ROWS_MIN * len(starts):
         index = np.arange(total) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
         return rows.take(pa.array(index))
-    invariant(int(starts.min()) >= 0 and int(ends.max()) <= rows.num_rows, "a run lies outside of its batch")
+    invariant(int(starts.min()) >= 0 and int(ends.max()) <= rows.num_rows, "a run lies outside its batch")
     gathered = [
         _binary(column, starts, ends, total) if column.type == pa.binary() else _numbers(column, starts, ends, total)
         for column in rows.columns
@@ -59,7 +58,8 @@ def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, total: int) -> pa.
     octets = view(data, np.uint8)
     first, last = at[starts].astype(np.int64), at[ends].astype(np.int64)
     invariant(
-        bool((first >= 0).all() and (first <= last).all() and (last <= len(octets)).all()), "offsets leave their bytes"
+        bool((first >= 0).all() and (first <= last).all() and (last <= len(octets)).all()),
+        "offsets point outside their bytes",
     )
     offsets = pa.allocate_buffer(4 * (total + 1))
     _move_offsets(at, starts, ends, np.frombuffer(offsets, np.int32))
@@ -75,7 +75,7 @@ def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, total: int) -> pa.
 
 @kernel
 def _copy_runs(octets: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> None:
-    """The bytes of each run, one run behind the other."""
+    """The bytes of the runs, concatenated."""
     to, base = np.uint64(out.ctypes.data), np.uint64(octets.ctypes.data)
     for i in range(len(starts)):
         size = np.uint64(ends[i] - starts[i])
@@ -85,7 +85,7 @@ def _copy_runs(octets: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> None:
 
 @kernel
 def _move_offsets(at: _Offsets, starts: Ints, ends: Ints, out: _Offsets) -> None:
-    """The offsets of each run's values, once their bytes stand one run behind the other."""
+    """The offsets of the values of the concatenated runs."""
     out[0] = 0
     to = 0
     for i in range(len(starts)):
@@ -97,7 +97,7 @@ def _move_offsets(at: _Offsets, starts: Ints, ends: Ints, out: _Offsets) -> None
 
 @kernel
 def _copy_bits(bits: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> int:
-    """The bits of each run one behind the other; how many are set."""
+    """The bits of the runs, concatenated; the number of set bits."""
     out[:] = 0
     to = found = 0
     for i in range(len(starts)):

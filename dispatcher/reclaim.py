@@ -1,12 +1,12 @@
 """Deletes batch files that no task needs any more.
 
-Order: the catalog first (`reclaimed_seq`, guarded by this dispatcher's epoch), the objects after it. A crash in between
-leaves objects at or below `reclaimed_seq`; whoever owns the store next deletes them again when it takes over. A file is
-never deleted on the strength of what a subscriber has received, only on durable positions read in one transaction.
+Order: first the catalog (`reclaimed_seq`, guarded by this dispatcher's epoch), then the objects. A crash in between
+leaves objects at or below `reclaimed_seq`, which the next owner of the store deletes when it takes over. Only durable
+positions read in one transaction permit a deletion, never what a subscriber has received.
 
-A sweep lists the store's folder once, whatever the number of its incarnations: it begins with the oldest and ends
-behind what has been given up of the newest. When it could delete every file of the ended incarnations, these are
-forgotten (`tistream.catalog.work.stores`). A file of a forgotten one that arrives later is deleted by a later sweep.
+A sweep lists the store's folder once, whatever the number of incarnations, from the oldest file to the last reclaimed
+one of the newest incarnation. Once it has deleted every file of the ended incarnations, these are forgotten
+(`tistream.catalog.work.stores`). A late file of a forgotten incarnation is deleted by a later sweep.
 """
 
 from __future__ import annotations
@@ -33,58 +33,58 @@ assert EVERYTHING == ALL_CONSUMED
 
 
 class Reclaimer:
-    """The reclaim arithmetic of `dispatcher.core.ack` carried out for one dispatcher's stores."""
+    """Carries out `dispatcher.core.ack` for a dispatcher's stores."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore, pool: Executor, stopping: Callable[[], bool]) -> None:
         self._catalog, self._store, self._pool, self._stopping = catalog, store, pool, stopping
 
     def reclaim(self, row: StoreRow, tail: Tail) -> int:
-        """Give up and delete what may go of one store. Returns how many objects were asked to be deleted."""
+        """Delete what one store no longer needs. Returns the number of objects deleted."""
         floors = durable_floor(self._catalog, row.tenant, row.store_id)
         deleted = 0
-        for part in reclaimable(floors, self.learn(row, tail), row.incarnation):
-            if not self._give_up(row, part):
-                log.warning("reclaim refused: the store has another dispatcher", store=row.store_id)
+        for part in reclaimable(floors, self.refresh(row, tail), row.incarnation):
+            if not self._record(row, part):
+                log.warning("reclaim refused, another dispatcher owns the store", store=row.store_id)
                 break
             tail.set_reclaimed(part.incarnation, part.upto_seq)
             deleted += self._delete(self._keys(row, part))
         return deleted
 
-    def learn(self, row: StoreRow, tail: Tail) -> dict[int, int]:
-        """Read what has been given up, and tell the tail."""
-        gone = reclaimed(self._catalog, row.tenant, row.store_id)
-        for incarnation, seq in gone.items():
+    def refresh(self, row: StoreRow, tail: Tail) -> dict[int, int]:
+        """Read the reclaimed positions and pass them to the tail."""
+        done = reclaimed(self._catalog, row.tenant, row.store_id)
+        for incarnation, seq in done.items():
             tail.set_reclaimed(incarnation, seq)
-        tail.set_oldest(min(gone, default=1))
-        return gone
+        tail.set_oldest(min(done, default=1))
+        return done
 
     def sweep(self, row: StoreRow, tail: Tail) -> int:
-        """Delete what a predecessor gave up and could not delete, and late files of ended incarnations, and forget the
-        incarnations that have no files left. Makes one LIST request."""
-        gone = self.learn(row, tail)
-        if len(gone) <= 1 and not any(gone.values()) and min(gone, default=1) == 1:
-            return 0  # nothing was ever given up
-        deleted = self._delete(self._given_up(row, gone))
-        ended = next((i for i in sorted(gone) if gone[i] < EVERYTHING or i >= row.incarnation), row.incarnation)
-        if ended > min(gone, default=ended) and not self._stopping():
+        """Delete what a predecessor could not delete and late files of ended incarnations, and forget incarnations
+        without files. Makes one LIST request."""
+        done = self.refresh(row, tail)
+        if len(done) <= 1 and not any(done.values()) and min(done, default=1) == 1:
+            return 0  # nothing was ever reclaimed
+        deleted = self._delete(self._reclaimed_files(row, done))
+        ended = next((i for i in sorted(done) if done[i] < EVERYTHING or i >= row.incarnation), row.incarnation)
+        if ended > min(done, default=ended) and not self._stopping():
             forget_incarnations(
                 self._catalog, row.tenant, row.store_id, below=ended, dispatcher_epoch=row.dispatcher_epoch
             )
         return deleted
 
-    def _given_up(self, row: StoreRow, gone: Mapping[int, int]) -> Iterator[str]:
-        oldest = min(gone, default=1)
+    def _reclaimed_files(self, row: StoreRow, done: Mapping[int, int]) -> Iterator[str]:
+        oldest = min(done, default=1)
         for info in self._store.list(store_prefix(row.tenant, row.store_id)):
             key = parse(info.key)
             if not isinstance(key, BatchKey):
                 continue
-            upto = EVERYTHING if key.incarnation < oldest else gone.get(key.incarnation, 0)
+            upto = EVERYTHING if key.incarnation < oldest else done.get(key.incarnation, 0)
             if key.seq <= upto:
                 yield info.key
             elif key.incarnation >= row.incarnation:
                 return
 
-    def _give_up(self, row: StoreRow, part: Reclaim) -> bool:
+    def _record(self, row: StoreRow, part: Reclaim) -> bool:
         return set_reclaimed(
             self._catalog,
             row.tenant,
@@ -111,9 +111,9 @@ class Reclaimer:
                 yield info.key
 
     def _delete(self, keys: Iterable[str]) -> int:
-        """Delete in chunks, side by side. The first error ends it: what is left waits for the next sweep."""
-        rest, deleted = iter(keys), 0
-        while not self._stopping() and (chunk := list(islice(rest, _DELETES_AT_ONCE))):
+        """Delete in parallel chunks. The first error ends it; the rest waits for the next sweep."""
+        remaining, deleted = iter(keys), 0
+        while not self._stopping() and (chunk := list(islice(remaining, _DELETES_AT_ONCE))):
             for _ in self._pool.map(self._store.delete, chunk):
                 deleted += 1
         return deleted

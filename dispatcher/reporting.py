@@ -1,4 +1,4 @@
-"""What a dispatcher says about its stores with its heartbeats: how much is read, and since when nothing new came."""
+"""Heartbeat report of a dispatcher's stores: rates, the newest file read, and seconds since it arrived."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PROBLEMS_REPORTED_MAX = 20
 
 
 class _Flow:
-    """Of one store's tail."""
+    """Rates of one store's tail."""
 
     def __init__(self, tail: Tail, now_s: float) -> None:
         self.tail = tail
-        self._files = self._bytes = 0  # a tail is looked at as soon as it is there
+        self._files = self._bytes = 0  # a tail is reported as soon as it exists
         self.files, self.bytes = Rate(RATE_WINDOW_S, now_s), Rate(RATE_WINDOW_S, now_s)
 
     def tick(self, now_s: float) -> None:
@@ -29,7 +29,7 @@ class _Flow:
 
 
 class Reporter:
-    """Remembers how much was read. Used from one thread."""
+    """Measures read rates. Used from one thread."""
 
     def __init__(self) -> None:
         self._flows: dict[Hashable, _Flow] = {}
@@ -41,7 +41,7 @@ class Reporter:
         problems: Iterable[Mapping[str, Any]],
         now_s: float,
     ) -> WorkerReport:
-        """The report. A store that nobody listens to has no tail, and nothing is known of it but its incarnation."""
+        """The report. A store without subscribers has no tail; only its incarnation is reported."""
         for key in owned:
             tail, flow = tails.get(key), self._flows.get(key)
             if tail is not None and (flow is None or flow.tail is not tail):
@@ -49,14 +49,14 @@ class Reporter:
         self._flows = {key: flow for key, flow in self._flows.items() if key in owned and key in tails}
         for flow in self._flows.values():
             flow.tick(now_s)
-        stores = tuple(self._told(key, row, now_s) for key, row in owned.items())
+        stores = tuple(self._store_report(key, row, now_s) for key, row in owned.items())
         return WorkerReport(
             bytes_per_s=sum(store.bytes_per_s for store in stores),
             stores=stores,
             problems=tuple(dict(problem) for problem in problems)[:PROBLEMS_REPORTED_MAX],
         )
 
-    def _told(self, key: Hashable, row: StoreRow, now_s: float) -> StoreReport:
+    def _store_report(self, key: Hashable, row: StoreRow, now_s: float) -> StoreReport:
         flow = self._flows.get(key)
         if flow is None:
             return StoreReport(tenant=row.tenant, store_id=row.store_id, incarnation=row.incarnation)

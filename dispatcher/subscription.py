@@ -1,12 +1,11 @@
 """One task's open subscription to one store: positions in, FeedBatches out.
 
-Incarnations are served oldest first; each ends before the next begins, which costs nothing (an old one ends as soon
-as its next file is not there) and keeps what a sorter holds small. An old incarnation also ends in front of a file
-that stays corrupt: nobody is left to repair it, and any contiguous end is safe (see `dispatcher.tail`). The newest
-one waits.
+Incarnations are served oldest first; each ends before the next begins, which costs little (an old one ends as soon as
+its next file is missing) and keeps a sorter's state small. An old incarnation also ends before a file that stays
+corrupt: nobody can repair it, and any contiguous end is safe (see `dispatcher.tail`). The newest incarnation waits.
 
-`look` says what is there now, and never waits; `next` waits. There, an error is raised at once when it is new at this
-place, afterwards once per call when the call's time is up. Errors never move the position. Used from one thread.
+`look` never waits; `next` does. `next` raises an error at once if it is new at this position, and then once per call
+when the call's time is up. Errors never move the position. Used from one thread.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tistream.runtime import metrics
 
 log = structlog.get_logger(__name__)
 
-_CORRUPT_TRIES_MAX = 3  # of a superseded incarnation's file, before the incarnation ends in front of it
+_CORRUPT_TRIES_MAX = 3  # for a file of a superseded incarnation, before the incarnation ends before it
 _ROWS_OUT, _BYTES_OUT = metrics.ROWS.labels("dispatcher", "out"), metrics.BYTES.labels("dispatcher", "out")
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROWS)
 _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
@@ -51,13 +50,13 @@ class Subscription:
         clock: Clock,
         wake: Wake | None = None,
     ) -> None:
-        """`check` raises FeedUnavailable when the store is no longer served here. `wake` is for who uses `look`: it is
-        set whenever another look may find more."""
+        """`check` raises FeedUnavailable when the store is no longer served here. `wake` is set whenever another `look`
+        may find more."""
         self._tail, self._request, self._clock = tail, request, clock
         self.check = check
         self._positions = dict(request.positions)
         self._ahead = 0
-        self._raised: tuple[str, str] | None = None  # place and code of the error that the subscriber knows
+        self._raised: tuple[str, str] | None = None  # code and text of the error last raised
         self._arrived = threading.Event()
         self._wake = wake or self._arrived
         self._open = True
@@ -75,7 +74,7 @@ class Subscription:
             error, until = found
             now = self._clock.monotonic()
             if error is not None and (self._is_new(error) or now >= deadline):
-                raise copy.copy(error)  # others may raise the same one
+                raise copy.copy(error)  # other subscriptions raise the same object
             if error is None:
                 self._raised = None
             if now >= deadline:
@@ -83,7 +82,7 @@ class Subscription:
             self._clock.wait(self._arrived, max(0.001, min(until, deadline) - now))
 
     def look(self) -> FeedBatch | NoBatch:
-        """The next batch if it can be had now, else what is in the way and when to look again (monotonic seconds).
+        """The next batch if available, else the current error and when to look again (monotonic seconds).
         FeedUnavailable when the store is no longer served here."""
         self.check()
         return self._step()
@@ -95,7 +94,7 @@ class Subscription:
 
     def _step(self) -> FeedBatch | NoBatch:
         newest = self._tail.newest
-        for incarnation in range(min(self._positions, default=1), newest + 1):  # those before have ended
+        for incarnation in range(min(self._positions, default=1), newest + 1):  # earlier ones have ended
             position = position_of(self._positions, incarnation)
             if position.closed:
                 continue
@@ -119,7 +118,7 @@ class Subscription:
 
     def _batch(self, file: DecodedFile) -> FeedBatch:
         key, routed = file.key, route(file.directory, self._request.range)
-        self._stands(key.incarnation, Position(seq=key.seq))
+        self._set_position(key.incarnation, Position(seq=key.seq))
         _ROWS_OUT.inc(routed.rows.num_rows)
         batch = FeedBatch(
             store_id=key.store_id,
@@ -135,7 +134,7 @@ class Subscription:
     def _end(self, incarnation: int, seq: int, *, behind: str) -> FeedBatch:
         if behind:
             log.warning(
-                "incarnation ended with files behind its last contiguous one; they are not used",
+                "incarnation ended, files behind its last contiguous one are ignored",
                 tenant=str(self._request.tenant),
                 store=self._request.store_id,
                 incarnation=incarnation,
@@ -143,7 +142,7 @@ class Subscription:
                 task=self._request.task_id,
                 behind=behind,
             )
-        self._stands(incarnation, Position(seq=seq, closed=True))
+        self._set_position(incarnation, Position(seq=seq, closed=True))
         self._tail.end(incarnation, seq)
         return FeedBatch(
             store_id=self._request.store_id,
@@ -155,7 +154,7 @@ class Subscription:
             closes=True,
         )
 
-    def _stands(self, incarnation: int, at: Position) -> None:
+    def _set_position(self, incarnation: int, at: Position) -> None:
         self._positions = without_ended({**self._positions, incarnation: at})
 
     def _is_new(self, error: TiStreamError) -> bool:

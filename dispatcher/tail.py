@@ -1,26 +1,24 @@
 """Follows the batch files of one store, incarnation by incarnation, and reads ahead.
 
-The next key is known (`seq` is dense), so the next file is asked for by GET; a miss means "not there yet" and is
-asked again soon. LIST never finds work, it only explains: when a file of the *newest* incarnation has been missing
-for a while and a later one is in the folder, that is a gap, shown as FeedGap naming the missing file. A gap is never
-skipped.
+`seq` is dense, so the next file is requested by GET; a miss means "not yet" and is retried soon. LIST only explains
+misses: when a file of the *newest* incarnation has been missing for a while and a later one exists, that is a gap,
+shown as FeedGap with the missing file. A gap is never skipped.
 
-    poll(incarnation, seq) -> Found     here is the file
-                              Pending   being read; the listeners are woken when it is known
-                              Absent    not there; `final` = it was looked for after a newer incarnation was known
-                              Failed    corrupt, store away, gap or given up; tried again at `until`
+    poll(incarnation, seq) -> Found     the file
+                              Pending   being read; listeners are woken when it is done
+                              Absent    does not exist; `final` = confirmed after a newer incarnation was known
+                              Failed    corrupt, store unavailable, gap or reclaimed; retried at `until`
 
 Relations:
 
-- a file is read at most once at a time, however many subscribers wait for it;
+- a file is read once at a time, however many subscribers wait for it;
 - at most PREFETCH_FILES_MAX files are read ahead per subscriber, and none when the cache has no room for them;
 - times are the Clock's monotonic seconds.
 
-An incarnation that is not the newest ends at its last contiguous file, and any contiguous place is a safe end, even
-while a late file of it is still on its way: a watermark row counts only with all files of its incarnation up to it,
-so what is cut off has promised nothing yet; and the subscriptions of the newer incarnation start at or below the
-durable `durable_ts`, so they send again whatever lay in the files that are not used. Two subscribers may therefore
-even end the same incarnation at different places.
+A superseded incarnation ends at its last contiguous file, and any contiguous end is safe, even while a late file is on
+its way: a watermark row counts only with all files of its incarnation up to it, so the ignored files have promised
+nothing; and the subscriptions of the newer incarnation start at or below `durable_ts`, so they send the same changes
+again. Two subscribers may even end the same incarnation at different files.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
 
-TICK_SHARE = 0.6  #: a store that had much to say ticks early
+TICK_SHARE = 0.6  #: busy stores flush early
 
 _FETCHED, _FILE_AGE = metrics.STAGE.labels("fetch"), metrics.FILE_AGE.labels("fetched")
 _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("dispatcher", "in"), metrics.BYTES.labels("dispatcher", "in")
@@ -53,41 +51,41 @@ _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("dispatcher", "in"), metrics.BYTES.lab
 class TailTiming:
     """When to look for the next file."""
 
-    poll_s: float = 0.1  #: between looks for a file that is due
-    poll_max_s: float = 1.0  #: the same for one long missing: the pause grows with a tenth of the time waited
-    idle_after_s: float = 5.0  #: a store whose last two files lie further apart is idle ...
-    idle_poll_max_s: float = 5.0  #: ... and looked at this often: the pause grows with the time waited
-    tick_s: float = 0.0  #: no look so soon after an arrival, nor before TICK_SHARE of the time between the last two
-    gap_after_s: float = 3.0  #: missing this long: look into the folder
-    list_every_s: float = 15.0  #: ... and again after this long, or as long as was waited already, ...
+    poll_s: float = 0.1  #: between looks for a due file
+    poll_max_s: float = 1.0  #: its limit: it grows to a tenth of the time waited
+    idle_after_s: float = 5.0  #: a store with a longer interval between its last two files is idle ...
+    idle_poll_max_s: float = 5.0  #: ... and polled at most this rarely: the pause grows with the time waited
+    tick_s: float = 0.0  #: minimum time after an arrival, or TICK_SHARE of the last interval if less
+    gap_after_s: float = 3.0  #: missing for this long: list the folder
+    list_every_s: float = 15.0  #: ... and again after this long, or the time waited so far, ...
     list_every_max_s: float = 60.0  #: ... at most
-    retry_s: float = 1.0  #: after a corrupt file or a store that did not answer
+    retry_s: float = 1.0  #: after a corrupt file or a store error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The file."""
+    """The file was read."""
 
     file: DecodedFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """Being read."""
+    """The file is being read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absent:
-    """There is no such file yet."""
+    """The file does not exist yet."""
 
     until: float
-    final: bool  #: looked for while a newer incarnation was known
-    later: str = ""  #: with `final`: a file that lies behind the missing one
+    final: bool  #: confirmed missing after a newer incarnation was known
+    later: str = ""  #: with `final`: a file behind the missing one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The file cannot be had now."""
+    """The file cannot be read now."""
 
     error: TiStreamError
     until: float
@@ -99,18 +97,18 @@ Outcome = Found | Pending | Absent | Failed
 
 @dataclass(slots=True)
 class _Slot:
-    """What is known of a file that is not in the cache."""
+    """State of a file that is not in the cache."""
 
     probe_at: float
-    asked_at: float | None = None  #: since when a subscriber waits for it; None = only read ahead
+    asked_at: float | None = None  #: since when a subscriber waits; None = only read ahead
     loading: bool = False
-    tries: int = 0  #: failed ones in a row
-    missed: bool = False  #: looked for at least once before it was there
+    tries: int = 0  #: consecutive failures
+    missed: bool = False  #: missing at least once
     error: TiStreamError | None = None
     final: bool = False
     list_at: float = 0.0
-    later: str = ""  #: a later file that is there
-    later_at: float = 0.0  #: since when we know
+    later: str = ""  #: a later file that exists
+    later_at: float = 0.0  #: since when it is known
 
 
 class Tail:
@@ -132,25 +130,25 @@ class Tail:
         self._pool, self._clock, self._timing = pool, clock, timing
         self._lock = threading.Lock()
         self._slots: dict[tuple[int, int], _Slot] = {}
-        self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last file we had to wait for, and when
-        self._apart_s: dict[int, float] = {}  # incarnation -> from the one before to it, if we waited for both
-        self._empty: dict[int, int] = {}  # incarnation -> the last file that we had to wait for, if it had no row
+        self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last awaited file, and when it came
+        self._apart_s: dict[int, float] = {}  # incarnation -> interval to it, if both files were waited for
+        self._empty: dict[int, int] = {}  # incarnation -> the last awaited file, if it had no rows
         self._listeners: set[Wake] = set()
         self._reclaimed: dict[int, int] = {}
-        self._oldest = 1  # incarnations before it are forgotten
+        self._oldest = 1  # earlier incarnations are forgotten
         self.newest = 0  #: the newest incarnation in the catalog
         self.max_cut_ts = 0  #: the largest cut_ts read so far
         self.files_read = self.bytes_read = 0
-        self.newest_file = (0, 0)  #: incarnation and seq of the newest file that was read
+        self.newest_file = (0, 0)  #: incarnation and seq of the newest file read
         self.newest_at_s = clock.monotonic()  #: when
 
     def listen(self, wake: Wake) -> None:
-        """Set `wake` whenever something has become known."""
+        """Set `wake` whenever the state of a file changes."""
         with self._lock:
             self._listeners.add(wake)
 
     def leave(self, wake: Wake) -> None:
-        """Undo `listen`. When the last one leaves, what was read for nobody is dropped."""
+        """Undo `listen`. When the last listener leaves, cached files are dropped."""
         with self._lock:
             self._listeners.discard(wake)
             if self._listeners:
@@ -160,11 +158,11 @@ class Tail:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there are subscribers."""
         return bool(self._listeners)
 
     def set_newest(self, incarnation: int) -> None:
-        """The catalog's newest incarnation. Older ones end, after one more look for their next file."""
+        """Set the catalog's newest incarnation. Older ones end after one more look for their next file."""
         with self._lock:
             if incarnation <= self.newest:
                 return
@@ -175,12 +173,12 @@ class Tail:
         self._wake()
 
     def set_reclaimed(self, incarnation: int, seq: int) -> None:
-        """Files at or below `seq` may be gone."""
+        """Files at or below `seq` may be deleted."""
         with self._lock:
             self._reclaimed[incarnation] = max(seq, self._reclaimed.get(incarnation, 0))
 
     def set_oldest(self, incarnation: int) -> None:
-        """The incarnations before it are forgotten: every task has ended them, and their files are gone."""
+        """Earlier incarnations are forgotten: every task has ended them, and their files are deleted."""
         with self._lock:
             self._oldest = max(incarnation, self._oldest)
             for forgotten in [old for old in self._reclaimed if old < self._oldest]:
@@ -188,15 +186,15 @@ class Tail:
                     of.pop(forgotten, None)
 
     def poll(self, incarnation: int, seq: int, ahead: int = 0) -> Outcome:
-        """What is known of a file now; begins to read it, and `ahead` files after it, where that is due."""
+        """The state of a file now; starts reading it, and `ahead` files after it, when due."""
         now = self._clock.monotonic()
-        if given_up := self._given_up(incarnation, seq):
-            return Failed(error=given_up, until=now + self._timing.retry_s, tries=1)
+        if reclaimed_error := self._reclaimed_error(incarnation, seq):
+            return Failed(error=reclaimed_error, until=now + self._timing.retry_s, tries=1)
         key = self._key(incarnation, seq)
         file = self._cache.take(key)
         if file is None:
             self._look(incarnation, seq, now)
-            file = self._cache.take(key)  # an executor may have done it at once
+            file = self._cache.take(key)  # an executor may run it synchronously
         if file is not None:
             for later in range(seq + 1, seq + 1 + ahead):
                 if self._cache.room_ahead() and not self._cache.holds(self._key(incarnation, later)):
@@ -211,29 +209,29 @@ class Tail:
             return Absent(until=slot.probe_at, final=slot.final, later=slot.later)
 
     def end(self, incarnation: int, seq: int) -> None:
-        """An incarnation was ended at `seq`: what was read ahead behind it is of no use."""
+        """An incarnation was ended at `seq`: drop the files read ahead behind it."""
         self._cache.forget(self.tenant, self.store_id, incarnation, seq)
 
     def errors(self) -> list[TiStreamError]:
-        """What holds subscribers up now."""
+        """Errors that delay subscribers now."""
         with self._lock:
             return [slot.error for slot in self._slots.values() if slot.error is not None]
 
-    def _given_up(self, incarnation: int, seq: int) -> FeedGap | None:
+    def _reclaimed_error(self, incarnation: int, seq: int) -> FeedGap | None:
         with self._lock:
             reclaimed = EVERYTHING if incarnation < self._oldest else self._reclaimed.get(incarnation, 0)
         if seq > reclaimed:
             return None
         return FeedGap(
-            "the subscriber asks for a file that all tasks had durably consumed and that was given up since; "
-            "it has lost its snapshot",
+            "the requested file was reclaimed after all tasks had consumed it durably; "
+            "the subscriber has lost its snapshot",
             object=str(self._key(incarnation, seq)),
             seq=seq,
             reclaimed_seq=reclaimed,
         )
 
     def _look(self, incarnation: int, seq: int, now: float, *, ahead: bool = False) -> None:
-        """Start to read the file if that is due and nobody does."""
+        """Start to read the file if it is due and not being read."""
         with self._lock:
             slot = self._slots.get((incarnation, seq))
             if slot is None:
@@ -247,7 +245,7 @@ class Tail:
         self._pool.submit(self._load, self._key(incarnation, seq), slot, superseded)
 
     def _first_look(self, incarnation: int, seq: int, now: float) -> float:
-        """Not before the pusher's next tick, when we know when the last one was."""
+        """Not before the pusher's next tick, if the last one is known."""
         seen = self._arrived.get(incarnation)
         if seen is None or seen[0] != seq - 1:
             return now
@@ -257,15 +255,15 @@ class Tail:
         return max(now, seen[1] + min(self._timing.tick_s, TICK_SHARE * apart_s))
 
     def _load(self, key: BatchKey, slot: _Slot, superseded: bool) -> None:
-        """Runs in the pool: read one file and note what came of it."""
+        """Read one file and record the result. Runs in the pool."""
         error: TiStreamError | None = None
         try:
             file = self._read(key)
             if file is None and self._explain(key, slot, superseded):
-                file = self._read(key)  # it may have come while we listed
+                file = self._read(key)  # it may have arrived during the listing
         except TiStreamError as e:
             file, error = None, e
-        except Exception as e:  # noqa: BLE001 - a defect in the codec or the store must not end the waiting silently
+        except Exception as e:  # noqa: BLE001 - a defect in codec or store must not be silent
             file, error = None, TiStreamError(f"{type(e).__name__}: {e}", object=str(key))
         with self._lock:
             if file is not None:
@@ -289,7 +287,7 @@ class Tail:
         return DecodedFile(key=key, cut_ts=found.cut_ts, directory=directory(found.rows, found.regions), bytes=size)
 
     def _explain(self, key: BatchKey, slot: _Slot, superseded: bool) -> bool:
-        """After a miss: list the folder if that is due. Whether a later file is there, seen now for the first time."""
+        """After a miss: list the folder if due. Whether a later file was seen for the first time."""
         now = self._clock.monotonic()
         gap_after_s = max(self._timing.gap_after_s, 2 * self._apart_s.get(key.incarnation, 0.0))
         overdue = slot.asked_at is not None and now - slot.asked_at >= gap_after_s
@@ -306,7 +304,7 @@ class Tail:
         return False
 
     def _arrive(self, file: DecodedFile, slot: _Slot) -> None:
-        """Under the lock: the file is here."""
+        """Record a file that was read. Holds the lock."""
         key = file.key
         if slot.missed and slot.asked_at is not None:
             now = self._clock.monotonic()
@@ -315,7 +313,7 @@ class Tail:
             self._arrived[key.incarnation] = key.seq, now
             self._empty[key.incarnation] = key.seq if file.directory.rows.num_rows == 0 else -1
         else:
-            self._apart_s.pop(key.incarnation, None)  # it was there before it was asked for
+            self._apart_s.pop(key.incarnation, None)  # it existed before it was asked for
         self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)
         self.files_read, self.bytes_read = self.files_read + 1, self.bytes_read + file.bytes
         if (key.incarnation, key.seq) > self.newest_file:
@@ -325,7 +323,7 @@ class Tail:
         self._slots.pop((key.incarnation, key.seq), None)
 
     def _miss(self, key: BatchKey, slot: _Slot, error: TiStreamError | None, superseded: bool) -> None:
-        """Under the lock: the file is not there, or cannot be used."""
+        """Record a missing or unusable file. Holds the lock."""
         now, timing = self._clock.monotonic(), self._timing
         slot.loading, slot.final = False, superseded
         if error is not None:

@@ -1,12 +1,12 @@
-"""A dispatcher process: owns stores by the catalog's word, tails them for its subscribers, gives files up.
+"""Dispatcher process: tails the stores that the catalog assigns to it, serves them, and deletes consumed files.
 
-    heartbeat   every HEARTBEAT_MS: I live; Fenced = another life of this worker id began: serve nothing any more
-    refresh     every 0.5 s: which stores are mine, which incarnation is their newest, the largest cut_ts read
-    reclaim     every few seconds: delete what every task has durably consumed
+    heartbeat   every HEARTBEAT_MS: renews the lease; when fenced by a newer incarnation, serves nothing
+    refresh     every 0.5 s: its stores, their newest incarnations, the largest cut_ts read
+    reclaim     every few seconds: deletes what every task has durably consumed
 
-It is stateless: all it holds can be read again. Two dispatchers of one store are harmless, because what both send is
-the same and subscribers drop repeats; so while the catalog is away it keeps serving what it owned. It is itself the
-Feed for sorters in its own process; `dispatcher.flight_server` offers the same to others.
+It is stateless. Two dispatchers of one store are harmless, because both send the same and subscribers drop repeats; so
+while the catalog is unavailable it continues to serve. It is itself the Feed for sorters in its own process;
+`dispatcher.flight_server` serves others.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DispatcherWorker:
         cache_bytes: int = CACHE_BYTES,
         reclaim_s: float = 5.0,
     ) -> None:
-        """`address` is where sorters of other processes reach it (`grpc://host:port`); empty = nowhere."""
+        """`address`: where sorters of other processes reach it (`grpc://host:port`); empty = nowhere."""
         self.name = self.worker_id = worker_id
         self.address = address
         self._catalog, self._store, self._clock, self._timing = catalog, store, clock, timing
@@ -84,8 +84,8 @@ class DispatcherWorker:
         self._fruitless: dict[_StoreKey, int] = {}  # rounds of reclaiming without a deletion
         self._stopped = threading.Event()
         self._reporter = Reporter()
-        self._report: WorkerReport | None = None  # made by `refresh`, an immutable snapshot
-        self._said: WorkerReport | None = None  # the last one that a heartbeat carried
+        self._report: WorkerReport | None = None  # made by `refresh`; immutable
+        self._sent_report: WorkerReport | None = None  # the last one sent with a heartbeat
         self._stores: Containment[_Step] = Containment(worker_id, clock, name=_name)
         self._reclaimer = Reclaimer(catalog, store, self._pool, self._stopped.is_set)
         self._heartbeats = Repeating(
@@ -108,7 +108,7 @@ class DispatcherWorker:
         return self._threads.wait_until_ready(timeout_s)
 
     def stop(self) -> None:
-        """Stop serving and leave the list of workers. Open streams raise FeedUnavailable from now on."""
+        """Stop serving and retire. Open streams raise FeedUnavailable from now on."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -118,23 +118,23 @@ class DispatcherWorker:
             try:
                 retire_worker(self._catalog, self.worker_id, self._incarnation)
             except CatalogUnavailable as e:
-                log.warning("could not say that this dispatcher is gone; its lease will run out", error=str(e))
+                log.warning("could not retire, the lease will expire", error=str(e))
 
     @property
     def kind(self) -> WorkerKind:
         return WorkerKind.DISPATCHER
 
     def begin_drain(self) -> None:
-        """Ask for the stores to be moved off, a few at a time; until they are, they are served."""
+        """Ask for the stores to be moved off, a few at a time; until then they are served."""
         if self._incarnation is not None:
             drain_worker(self._catalog, self.worker_id, self._incarnation)
 
     def drained(self) -> bool:
-        """Whether no store is assigned under this name any more."""
+        """Whether no store is assigned to this worker."""
         return count_stores_of(self._catalog, self.worker_id) == 0
 
     def problems(self) -> list[Problem]:
-        """What its threads suffer from, and every file that holds subscribers up."""
+        """Problems of its threads, and every file that delays subscribers."""
         with self._lock:
             tails = list(self._tails.values())
         held_up = [
@@ -145,25 +145,25 @@ class DispatcherWorker:
         return self._threads.problems() + self._stores.problems() + held_up
 
     def lease_age_s(self) -> float | None:
-        """Seconds since the catalog last heard of this life; None before the first time."""
+        """Seconds since the last successful heartbeat; None before the first."""
         return self._heartbeats.succeeded_age_s
 
     def measured(self) -> list[metrics.Metric]:
-        """What it holds now, as metrics."""
+        """Gauges."""
         return [
             metrics.single("tistream_dispatcher_stores", len(self._owned)),
             metrics.single("tistream_dispatcher_cache_bytes", self._cache.bytes),
         ]
 
     def subscribe(self, request: FeedRequest) -> FeedStream:
-        """Open a stream. FeedUnavailable, with the owner's name, when the store is not mine."""
+        """Open a stream. FeedUnavailable, with the owner's name, when another dispatcher owns the store."""
         return self.open(request)
 
     def open(self, request: FeedRequest, wake: Wake | None = None) -> Subscription:
-        """`subscribe`, for who looks when `wake` is set instead of waiting for each stream."""
+        """`subscribe`, for callers of `look` that are woken by `wake`."""
         key = request.tenant, request.store_id
         if key not in self._owned:
-            self.refresh()  # it may have become mine a moment ago
+            self.refresh()  # it may have been assigned a moment ago
         row = self._owned.get(key)
         if row is None:
             rows = list_stores(self._catalog, request.tenant)
@@ -172,17 +172,17 @@ class DispatcherWorker:
                 store=request.store_id, tenant=str(request.tenant), asked=self.worker_id, owner=owner or "nobody"
             )
         tail = self._tail(row)
-        self._reclaimer.learn(row, tail)
+        self._reclaimer.refresh(row, tail)
         return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock, wake=wake)
 
     def refresh(self) -> None:
-        """Learn what I own and tell the catalog how far its files reach."""
-        owned = {(row.tenant, row.store_id): row for row in self._mine()}
+        """Read the assigned stores, and report how far their files reach."""
+        owned = {(row.tenant, row.store_id): row for row in self._assigned()}
         with self._lock:
             self._owned = owned
             self._tails = {key: tail for key, tail in self._tails.items() if key in owned or tail.has_listeners}
-            mine = [(key, tail) for key, tail in self._tails.items() if key in owned]
-        for key, tail in mine:
+            owned_tails = [(key, tail) for key, tail in self._tails.items() if key in owned]
+        for key, tail in owned_tails:
             tail.set_newest(owned[key].incarnation)
             if tail.max_cut_ts > max(owned[key].max_cut_ts, self._noted.get(key, 0)):
                 self._contained((key, "cut_ts"), partial(self._note, key, tail))
@@ -195,7 +195,7 @@ class DispatcherWorker:
         self._noted[key] = noted
 
     def _contained(self, step: _Step, run: Callable[[], None]) -> None:
-        """A step of one store: what it raises delays no other store. Refresh and reclaim have steps of their own."""
+        """Run a step of one store; an error delays no other store."""
         self._stores.run(step, run)
 
     def _refresh(self) -> None:
@@ -205,19 +205,18 @@ class DispatcherWorker:
         shown = (problem.shown() for problem in self.problems())
         self._report = self._reporter.look(owned, tails, shown, self._clock.monotonic())
 
-    def _mine(self) -> list[StoreRow]:
-        return stores_of_dispatcher(self._catalog, self.worker_id, self._life())
+    def _assigned(self) -> list[StoreRow]:
+        return stores_of_dispatcher(self._catalog, self.worker_id, self._registered())
 
-    def _life(self) -> int:
-        """This life's incarnation; the first to ask registers it."""
+    def _registered(self) -> int:
+        """The incarnation of this process; the first call registers it."""
         with self._registering:
             if self._incarnation is None:
                 self._incarnation = register_worker(self._catalog, self.worker_id, WorkerKind.DISPATCHER, self.address)
             return self._incarnation
 
     def reclaim(self) -> None:
-        """Give up files of my stores, and now and then sweep what an earlier attempt left behind; each store by
-        itself."""
+        """Delete consumed files of its stores, and now and then sweep leftovers; each store contained."""
         for key, row in self._owned.items():
             if self._stopped.is_set() or self._heartbeats.crashed:
                 return
@@ -230,19 +229,19 @@ class DispatcherWorker:
             self._reclaimer.sweep(row, tail)
             epoch, swept_at = row.dispatcher_epoch, now
         self._reclaim_if_due(key, row, tail)
-        self._swept[key] = epoch, swept_at  # not reached after an error: the next try sweeps again
+        self._swept[key] = epoch, swept_at  # not reached after an error: the next round sweeps again
 
     def _reclaim_if_due(self, key: _StoreKey, row: StoreRow, tail: Tail) -> None:
-        """Of a store that has had nothing to be deleted for long, each so many rounds only."""
+        """After many rounds without a deletion, reclaim only every FRUITLESS_MAX rounds."""
         fruitless = self._fruitless.get(key, 0)
         if fruitless < FRUITLESS_MAX or fruitless % FRUITLESS_MAX == 0:
             fruitless = -1 if self._reclaimer.reclaim(row, tail) else fruitless
         self._fruitless[key] = fruitless + 1
 
     def _heartbeat(self) -> None:
-        life, report = self._life(), self._report
-        heartbeat(self._catalog, self.worker_id, life, None if report is self._said else report)
-        self._said = report
+        incarnation, report = self._registered(), self._report
+        heartbeat(self._catalog, self.worker_id, incarnation, None if report is self._sent_report else report)
+        self._sent_report = report
 
     def _tail(self, row: StoreRow) -> Tail:
         key = row.tenant, row.store_id
@@ -256,11 +255,11 @@ class DispatcherWorker:
         return tail
 
     def _check(self, key: _StoreKey) -> None:
-        """FeedUnavailable unless I serve this store."""
+        """FeedUnavailable unless this dispatcher serves the store."""
         if self._stopped.is_set():
             raise FeedUnavailable("the dispatcher has stopped", dispatcher=self.worker_id)
         if self._heartbeats.crashed:
-            raise FeedUnavailable("another life of this dispatcher has begun", dispatcher=self.worker_id)
+            raise FeedUnavailable("a newer incarnation of this dispatcher is registered", dispatcher=self.worker_id)
         if key not in self._owned:
             tenant, store_id = key
             raise FeedUnavailable(store=store_id, tenant=str(tenant), asked=self.worker_id)

@@ -316,11 +316,13 @@ class TaskStopped(TiStreamError):
 
 
 class MergeWaits(TiStreamError):
-    """Two tasks that are to be merged have not reached the same position. Both continue; the merge is retried."""
+    """Two tasks to be merged have not reached the same position. Both continue; the merge is retried."""
 
     kind = ErrorKind.RETRY
     code = "TS-1066"
-    hint = "The merge completes once both tasks are written up to one timestamp; check the two tasks for other problems."
+    hint = (
+        "The merge completes once both tasks are written up to one timestamp; check the two tasks for other problems."
+    )
 
 
 class LogHeld(TiStreamError):

@@ -1,14 +1,14 @@
-"""Which batch files may be deleted: arithmetic over durable positions, and nothing else.
+"""Computes which batch files may be deleted, from durable positions alone.
 
-Inputs are what the catalog says in one transaction: for each incarnation of a store the seq at or below which *every*
-task of the tenant has durably consumed (the floor), and how far files have been given up already. What a subscriber has
+Inputs are read from the catalog in one transaction: for each incarnation of a store the seq at or below which *every*
+task of the tenant has durably consumed (the floor), and how far files were reclaimed already. What a subscriber has
 merely received never counts.
 
     0 ...... reclaimed ...... floor ...... newest file
-             already gone     may go       must stay
+             already deleted  may go       must stay
 
-A superseded incarnation whose floor is EVERYTHING has been closed by every task: its whole folder may go, also files
-that lie behind its last contiguous one. The newest incarnation is never given up whole, whatever its floor says.
+A superseded incarnation whose floor is EVERYTHING has been closed by every task: its whole folder may go, including
+files behind its last contiguous one. The newest incarnation is never deleted whole, whatever its floor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EVERYTHING = (1 << 63) - 1  #: the floor of an incarnation that every task holds as closed
+EVERYTHING = (1 << 63) - 1  #: the floor of an incarnation that every task has closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Reclaim:
 
 
 def reclaimable(floors: Mapping[int, int], reclaimed: Mapping[int, int], newest: int) -> list[Reclaim]:
-    """What may be deleted now that could not before, oldest incarnation first.
+    """What may be deleted now, oldest incarnation first.
 
     `newest` is the store's newest incarnation. An incarnation above it (issued since `newest` was read) is left alone.
     """

@@ -1,21 +1,16 @@
 """Cuts one batch file down to a task's key range.
 
-A file is a handful of columns clustered by subscription, with one regions row per subscription naming its slice. For
-a range:
+A file is a few columns clustered by subscription, with one regions row per subscription that names its slice of rows.
+For a range:
 
-- a region that lies inside the range gives its slice whole;
+- a region inside the range gives its whole slice;
 - a region that straddles an end of the range is cut row by row with exact key comparisons; its regions row keeps its
-  own start and end key, because what it promises it promises for that whole region;
-- a region that misses the range is left out, rows and promise alike;
-- a region without rows still counts: its promise is the point.
+  own start and end key, because its watermark applies to the whole region;
+- a region outside the range is omitted, rows and watermark alike;
+- a region without rows is kept for its watermark.
 
-What remains are runs of rows. Runs that touch are one; a single run is a slice of the file's own memory, several are
+The result is runs of rows. Adjacent runs are joined; a single run is a slice of the file's memory, several are
 gathered. With regions in key order a task's rows are one run, and its regions are found by bisection.
-
-Relations: the slices of a file tile its rows (the codec has checked it), and those of the result tile the result's;
-rows keep their order in the file. The regions may stand in any order, and subscriptions may overlap.
-
-Pure: Arrow in, Arrow out, no Python object per row.
 """
 
 from __future__ import annotations
@@ -62,7 +57,7 @@ class Routed:
 
 
 def directory(rows: pa.RecordBatch, regions: pa.RecordBatch) -> Directory:
-    """Prepare a decoded file."""
+    """Index a decoded file for routing."""
     starts, ends = regions.column("start_key"), regions.column("end_key")
     by_key = np.arange(regions.num_rows)
     if not _rises(starts):
@@ -85,7 +80,7 @@ def directory(rows: pa.RecordBatch, regions: pa.RecordBatch) -> Directory:
 
 
 def route(file: Directory, wanted: KeyRange) -> Routed:
-    """The rows and regions of `file` that concern `wanted`."""
+    """The rows and regions of `file` that belong to `wanted`."""
     picked, straddles = _scan(file, wanted) if file.nested else _bisect(file, wanted)
     if len(picked) == len(file.offsets) and not straddles.any():
         return Routed(rows=file.rows, regions=file.regions)
@@ -97,7 +92,7 @@ def route(file: Directory, wanted: KeyRange) -> Routed:
 
 
 def _bisect(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
-    """The regions that touch the range, in the file's order, and which of them reach over one of its ends."""
+    """The regions that touch the range, in file order, and which of them straddle one of its ends."""
     starts, ends, n = file.starts, file.ends, len(file.starts)
 
     def start(i: int) -> bytes:
@@ -119,7 +114,7 @@ def _bisect(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
 
 
 def _scan(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
-    """The same by looking at every region."""
+    """The same by a linear scan, for nested regions."""
     start, end = file.regions.column("start_key"), file.regions.column("end_key")
     infinite = _numpy(pc.equal(end, b""))
     touching = infinite | _numpy(pc.greater(end, wanted.start))
@@ -132,8 +127,7 @@ def _scan(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
 
 
 def _runs(file: Directory, regions: Ints, straddles: _Mask, wanted: KeyRange) -> tuple[Ints, Ints, Ints]:
-    """Starts and ends of the runs of rows that the regions (in the order of their slices) give, and how many rows each
-    of them gives."""
+    """Starts and ends of the runs of rows of these regions (in slice order), and the number of rows of each region."""
     firsts, counts = file.offsets[regions], file.counts[regions].copy()
     starts, ends = [firsts[:0]], [firsts[:0]]
     done = 0
@@ -161,7 +155,7 @@ def _kept(rows: pa.RecordBatch, first: int, count: int, wanted: KeyRange) -> tup
 
 
 def _joined(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """The same rows with empty runs left out and touching runs made one."""
+    """The same rows with empty runs removed and adjacent runs joined."""
     filled = ends > starts
     starts, ends = starts[filled], ends[filled]
     opens = np.ones(len(starts), np.bool_)

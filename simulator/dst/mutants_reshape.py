@@ -11,7 +11,8 @@ from simulator.dst.mutants import register, replaced, reworded
 
 _ADD_STATE = "_add_state(conn, part, positions, refers)"
 _ONE_DURABLE_TS = (
-    'invariant(left.durable_ts == right.durable_ts, "halves of one durable_ts are merged", left=left, right=right)'
+    "invariant(left.durable_ts == right.durable_ts, "
+    '"halves of one durable watermark are merged", left=left, right=right)'
 )
 
 

@@ -229,7 +229,7 @@ def _deleted_before_given_up() -> Iterator[None]:
     from dispatcher.reclaim import Reclaimer
 
     early = "self._delete(self._keys(row, part))"
-    old = "if not self._give_up(row, part):"
+    old = "if not self._record(row, part):"
     with reworded(Reclaimer, "reclaim", (old, f"{early}\n        {old}")):
         yield
 

@@ -402,4 +402,4 @@ def test_a_server_that_says_nonsense_is_left_with_a_reason(world: World) -> None
         stream = world.subscribe(7)
         told = trouble(stream)
         assert isinstance(told, FeedUnavailable)
-        assert "not a message of the feed" in str(told)
+        assert "invalid feed message" in str(told)

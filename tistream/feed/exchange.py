@@ -1,10 +1,9 @@
-"""The sorter's end of one exchange with one dispatcher process, shared by all of its subscriptions there.
+"""Sorter side of a feed exchange with one dispatcher process, shared by all of its subscriptions there.
 
-One thread reads what the dispatcher sends and lays it in the mailbox of its subscription; it never waits for anybody,
-because credit bounds what can come: FEED_QUEUE_BATCHES_MAX batches and FEED_QUEUE_BYTES_MAX for each subscription.
-Whoever takes from a mailbox gives the credit back; another thread says so, because a dispatcher that hangs may hold up
-who writes. An exchange that has ended, for whatever reason, is never used
-again: its mailboxes say why, once what had come before has been taken.
+One thread reads messages of the dispatcher into the mailboxes of the subscriptions. It never blocks, because the
+flow-control window bounds what can arrive: FEED_QUEUE_BATCHES_MAX batches and FEED_QUEUE_BYTES_MAX per subscription.
+Taking from a mailbox reopens the window; a second thread sends, because a hanging dispatcher may block the sender. An
+exchange that has ended is never reused: its mailboxes report why, after what had arrived before.
 """
 
 from __future__ import annotations
@@ -36,79 +35,79 @@ from tistream.feed.wire import (
 )
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, FEED_QUEUE_BYTES_MAX
 
-CREDIT_SHARE = 4  #: credit is given back when so large a part of it (a quarter) has been taken
+WINDOW_SHARE = 4  #: the window is reopened when 1 / WINDOW_SHARE of it has been taken
 
 Arrived = FeedBatch | TiStreamError | Fine
 
 
 class Mailbox:
-    """What has come for one subscription and was not taken yet. Taken from by one thread."""
+    """What has arrived for one subscription and was not taken yet. Taken from by one thread."""
 
     def __init__(self, exchange: Exchange, sub: int, arrived: Wake) -> None:
         self._exchange, self._sub, self._arrived = exchange, sub, arrived
         self._queue: deque[Arrived] = deque()
-        self._taken = self._taken_bytes = 0  # without the credit given back
-        self.heard = False  #: whether anything has come but the end
-        self.ended: Exception | None = None  #: why nothing more comes
+        self._taken = self._taken_bytes = 0  # since the window was last reopened
+        self.received = False  #: whether anything but the end has arrived
+        self.ended: Exception | None = None  #: why nothing more arrives
 
     def take(self) -> Arrived | None:
-        """The next that has come, if there is any."""
+        """The next item, or None."""
         try:
-            news = self._queue.popleft()
+            item = self._queue.popleft()
         except IndexError:
             return None
-        if isinstance(news, FeedBatch):
+        if isinstance(item, FeedBatch):
             self._taken += 1
-            self._taken_bytes += news.nbytes
+            self._taken_bytes += item.nbytes
             if (
-                self._taken * CREDIT_SHARE >= FEED_QUEUE_BATCHES_MAX
-                or self._taken_bytes * CREDIT_SHARE >= FEED_QUEUE_BYTES_MAX
+                self._taken * WINDOW_SHARE >= FEED_QUEUE_BATCHES_MAX
+                or self._taken_bytes * WINDOW_SHARE >= FEED_QUEUE_BYTES_MAX
             ):
                 self._exchange.send(Taken(self._sub, self._taken))
                 self._taken = self._taken_bytes = 0
-        return news
+        return item
 
     def fail_if_silent(self) -> None:
-        """End the whole exchange when the dispatcher has said nothing for too long."""
+        """End the whole exchange when the dispatcher has been silent for too long."""
         self._exchange.fail_if_silent()
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Unsubscribe."""
         self._exchange.leave(self._sub)
 
-    def put(self, news: Notification) -> None:
-        """For the exchange: this has come."""
-        if isinstance(news, Over):
-            self.end(news.error)
+    def put(self, item: Notification) -> None:
+        """Add an item. Called by the exchange."""
+        if isinstance(item, Over):
+            self.end(item.error)
             return
-        self.heard = True
-        self._queue.append(news)
+        self.received = True
+        self._queue.append(item)
         self._arrived.set()
 
     def end(self, cause: Exception) -> None:
-        """For the exchange: nothing more comes."""
+        """Nothing more arrives. Called by the exchange."""
         self.ended = self.ended or cause
         self._arrived.set()
 
 
 class Exchange:
-    """Safe to use from several threads. Raises nothing once it is made: who subscribes learns from the mailbox."""
+    """Thread-safe. Raises nothing once it is made: subscribers get errors from their mailboxes."""
 
     def __init__(self, client: fl.FlightClient, name: str, clock: Clock) -> None:
         self._client, self._clock = client, clock
-        self._lock = threading.Lock()  # of the mailboxes
-        self._to_say: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the mailboxes
+        self._outgoing: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._mailboxes: dict[int, Mailbox] = {}
         self._last_sub = 0
-        self.heard = False  #: whether the dispatcher has said anything
-        self.heard_at = clock.monotonic()
+        self.received = False  #: whether the dispatcher has sent anything
+        self.received_at = clock.monotonic()
         self.ended: Exception | None = None
-        self._reader: fl.FlightStreamReader | None = None  # not before it is connected
+        self._reader: fl.FlightStreamReader | None = None  # None before it is connected
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def subscribe(self, request: FeedRequest, arrived: Wake) -> Mailbox:
-        """Ask for a subscription; `arrived` is set whenever something has come for it."""
+        """Open a subscription; `arrived` is set whenever something arrives for it."""
         with self._lock:
             self._last_sub += 1
             sub = self._last_sub
@@ -121,23 +120,23 @@ class Exchange:
         return mailbox
 
     def leave(self, sub: int) -> None:
-        """For a mailbox: unsubscribe, if the dispatcher still knows of it."""
+        """Unsubscribe, if the dispatcher still knows the subscription. Called by a mailbox."""
         with self._lock:
             known = self._mailboxes.pop(sub, None)
         if known is not None:
             self.send(Unsubscribe(sub))
 
     def send(self, command: Command) -> None:
-        """Have something said."""
-        self._to_say.put(command)
+        """Send a message, asynchronously."""
+        self._outgoing.put(command)
 
     def fail_if_silent(self) -> None:
-        """End it when the dispatcher has said nothing for too long."""
-        if self.ended is None and self._clock.monotonic() - self.heard_at > SILENT_S:
-            self.fail(TimeoutError("the dispatcher is silent"))
+        """End it when the dispatcher has been silent for too long."""
+        if self.ended is None and self._clock.monotonic() - self.received_at > SILENT_S:
+            self.fail(TimeoutError("the dispatcher does not answer"))
 
     def fail(self, cause: Exception) -> None:
-        """End it: all of its mailboxes hear why."""
+        """End it and report the cause to all mailboxes."""
         with self._lock:
             if self.ended is not None:
                 return
@@ -146,7 +145,7 @@ class Exchange:
             reader = self._reader
         for mailbox in mailboxes:
             mailbox.end(cause)
-        self._to_say.put(None)
+        self._outgoing.put(None)
         if reader is not None:
             reader.cancel()
 
@@ -157,17 +156,17 @@ class Exchange:
     def _run(self) -> None:
         try:
             writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(FEED_COMMAND))
-        except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
+        except Exception as e:  # noqa: BLE001 - passed to the subscribers, which reconnect
             self.fail(e)
             return
         with self._lock:
             self._reader = reader
             if self.ended is not None:
                 reader.cancel()
-        saying = threading.Thread(target=self._write, args=(writer,), name=f"{self._thread.name} says", daemon=True)
-        saying.start()
+        sender = threading.Thread(target=self._write, args=(writer,), name=f"{self._thread.name} send", daemon=True)
+        sender.start()
         self._read(reader)
-        saying.join()
+        sender.join()
         with suppress(pa.ArrowException, OSError):
             writer.close()
 
@@ -175,28 +174,28 @@ class Exchange:
         try:
             while self.ended is None:
                 chunk = reader.read_chunk()
-                self.heard, self.heard_at = True, self._clock.monotonic()
+                self.received, self.received_at = True, self._clock.monotonic()
                 self._deliver(decode_notification(chunk.data, chunk.app_metadata))
         except StopIteration:
             self.fail(EOFError("the dispatcher ended the exchange"))
-        except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
+        except Exception as e:  # noqa: BLE001 - passed to the subscribers, which reconnect
             self.fail(e)
 
     def _write(self, writer: fl.FlightStreamWriter) -> None:
         try:
-            while (command := self._to_say.get()) is not None:
+            while (command := self._outgoing.get()) is not None:
                 writer.write_metadata(encode_command(command))
-        except Exception as e:  # noqa: BLE001 - handed to the subscribers, who connect again
+        except Exception as e:  # noqa: BLE001 - passed to the subscribers, which reconnect
             self.fail(e)
 
-    def _deliver(self, told: tuple[int, Notification] | None) -> None:
-        if told is None:
+    def _deliver(self, message: tuple[int, Notification] | None) -> None:
+        if message is None:
             self.send(Live())
             return
-        sub, news = told
+        sub, item = message
         with self._lock:
             mailbox = self._mailboxes.get(sub)
-            if isinstance(news, Over):
+            if isinstance(item, Over):
                 self._mailboxes.pop(sub, None)
-        if mailbox is not None:  # else it has left
-            mailbox.put(news)
+        if mailbox is not None:  # else it has unsubscribed
+            mailbox.put(item)

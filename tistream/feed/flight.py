@@ -1,10 +1,9 @@
-"""The sorter's end of the feed over Arrow Flight: subscriptions that outlive the connections under them.
+"""The feed over Arrow Flight, for sorters: subscriptions that survive reconnects.
 
 All subscriptions of a process to one dispatcher share one exchange (`tistream.feed.exchange`, wire form:
-`tistream.feed.wire`). Errors that a subscriber may wait out (FeedGap, CorruptObject, a store that does not answer)
-arrive typed, at the subscription that they concern; it stays open. When the dispatcher cannot serve the store any more,
-or the exchange breaks, the subscription looks up the owner and subscribes there, at the position of the last batch it
-handed out.
+`tistream.feed.wire`). Errors that a subscriber may wait out (FeedGap, CorruptObject, an unavailable store) arrive typed
+at their subscription, which stays open. When the dispatcher no longer serves the store, or the exchange breaks, the
+subscription looks up the owner and resubscribes there, at the position of the last batch it handed out.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tistream.ids import Position, Tenant
 from tistream.model.positions import position_of, without_ended
 from tistream.runtime.service import Backoff
 
-WAIT_S = 10.0  # a subscription looks at least this often whether the dispatcher has become silent
+WAIT_S = 10.0  # between checks that the dispatcher is not silent
 PLACES_S = 0.5
 CLOSE_S = 5.0  # for all exchanges together
 
@@ -38,9 +37,10 @@ Locate = Callable[[Tenant, int], str | None]
 
 
 def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
-    """Where the catalog says a store's dispatcher listens; None when it has none or the dispatcher has no address.
+    """Looks up the address of a store's dispatcher in the catalog; None when there is none.
 
-    What was read is used for PLACES_S: thousands of subscriptions may look at a time, when a dispatcher is gone."""
+    Reads are cached for PLACES_S, because thousands of subscriptions may look at once when a dispatcher is gone.
+    """
     time, lock = clock or SystemClock(), threading.Lock()
     places: dict[tuple[Tenant, int], str | None] = {}
     addresses: dict[str, str] = {}
@@ -60,34 +60,34 @@ def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
 
 @dataclass(slots=True)
 class _Peer:
-    """A dispatcher as it is reached."""
+    """The connection to a dispatcher."""
 
     client: fl.FlightClient
     exchange: Exchange | None = None
-    retry_at: float = 0.0  #: no new exchange before, after one on which nothing was said
-    error: str = ""  #: why that one ended
+    retry_at: float = 0.0  #: no new exchange before, after one that received nothing
+    error: str = ""  #: why the last one ended
     pauses: Backoff = field(default_factory=lambda: Backoff(first_s=0.05, max_s=1.0, rand=random.Random()))
 
 
 class FlightFeed:
-    """A Feed whose dispatchers are reached over Flight. Safe to use from several threads; streams are not."""
+    """A Feed whose dispatchers are reached over Flight. Thread-safe; streams are not."""
 
     def __init__(self, locate: Locate, clock: Clock | None = None) -> None:
-        """`locate` names the address (`grpc://host:port`) of a store's dispatcher, None when it has none now."""
+        """`locate` returns the address (`grpc://host:port`) of a store's dispatcher, or None."""
         self._locate, self._clock = locate, clock or SystemClock()
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
 
     def subscribe(self, request: FeedRequest) -> FlightStream:
-        """A stream that connects when it is first read, and again whenever it has to."""
+        """A stream that connects when first read, and reconnects when necessary."""
         return FlightStream(self, request, self._clock)
 
     def watch(self, request: FeedRequest, wake: Wake) -> FlightStream:
-        """The same for who looks, when `wake` is set, instead of waiting for each."""
+        """The same for callers of `look`, woken by `wake`."""
         return FlightStream(self, request, self._clock, wake)
 
     def close(self) -> None:
-        """Close the connections, and wait until they are, but not for dispatchers that cannot be reached."""
+        """Close the connections, and wait for those that can be reached."""
         with self._lock:
             peers, self._peers = list(self._peers.values()), {}
         exchanges = [peer.exchange for peer in peers if peer.exchange is not None]
@@ -100,7 +100,7 @@ class FlightFeed:
             peer.client.close()
 
     def open(self, request: FeedRequest, arrived: Wake) -> Mailbox:
-        """A subscription at the store's present owner. FeedUnavailable when there is none, or it cannot be reached."""
+        """A subscription at the store's current owner. FeedUnavailable when there is none, or it cannot be reached."""
         address = self._locate(request.tenant, request.store_id)
         if address is None:
             raise FeedUnavailable(store=request.store_id, tenant=str(request.tenant))
@@ -111,7 +111,7 @@ class FlightFeed:
         return exchange.subscribe(request, arrived)
 
     def _exchange(self, address: str) -> Exchange:
-        """The exchange with this dispatcher, a new one if need be. ConnectionError when it is too early for one."""
+        """The exchange with this dispatcher, a new one if needed. ConnectionError while it is too early for one."""
         with self._lock:
             peer = self._peers.get(address)
             if peer is None:
@@ -121,7 +121,7 @@ class FlightFeed:
                 return last
             if last is not None:
                 peer.exchange, peer.error = None, str(last.ended)
-                if last.heard:
+                if last.received:
                     peer.pauses.reset()
                 else:
                     peer.retry_at = now + peer.pauses.next_s()
@@ -132,7 +132,7 @@ class FlightFeed:
 
 
 class FlightStream:
-    """A FeedStream that outlives its connections. `look` says what is here now, `next` waits."""
+    """A FeedStream that survives reconnects. `look` never waits, `next` does."""
 
     def __init__(self, feed: FlightFeed, request: FeedRequest, clock: Clock, wake: Wake | None = None) -> None:
         self._feed, self._request, self._clock = feed, request, clock
@@ -142,7 +142,7 @@ class FlightStream:
         self._wake = wake or self._arrived
         self._backoff = Backoff(first_s=0.05, max_s=2.0, rand=random.Random())
         self._connect_at = 0.0
-        self._error: TiStreamError | None = None  # what was last said to be in the way
+        self._error: TiStreamError | None = None  # the current error
 
     def next(self, timeout_s: float) -> FeedBatch | None:
         deadline = self._clock.monotonic() + timeout_s
@@ -162,12 +162,12 @@ class FlightStream:
     def look(self) -> FeedBatch | NoBatch:
         """The next batch if it is here, else what is in the way and when to look again."""
         while True:
-            news = self._step()
-            if isinstance(news, FeedBatch):
+            item = self._step()
+            if isinstance(item, FeedBatch):
                 self._error = None
-                return news
-            if news is not None:
-                self._error = news if isinstance(news, TiStreamError) else None
+                return item
+            if item is not None:
+                self._error = item if isinstance(item, TiStreamError) else None
                 continue
             now = self._clock.monotonic()
             if self._mailbox is not None:
@@ -179,7 +179,7 @@ class FlightStream:
         self._disconnect()
 
     def _step(self) -> Arrived | None:
-        """What is here now: a batch, an error (also that of connecting), that all is fine, or nothing."""
+        """A batch, an error (also of connecting), FINE, or None."""
         if self._mailbox is None:
             now = self._clock.monotonic()
             if now < self._connect_at:
@@ -190,20 +190,20 @@ class FlightStream:
                 self._connect_at = now + self._backoff.next_s()
                 return e
         mailbox = self._mailbox
-        ended = mailbox.ended  # before what may have come just before the end
-        news = mailbox.take()
-        if news is None and ended is not None:
+        ended = mailbox.ended  # read before `take`: items may arrive just before the end
+        item = mailbox.take()
+        if item is None and ended is not None:
             return self._lost(mailbox, ended)
-        if news is None:
+        if item is None:
             mailbox.fail_if_silent()
-        return self._deliver(news) if isinstance(news, FeedBatch) else news
+        return self._deliver(item) if isinstance(item, FeedBatch) else item
 
     def _deliver(self, batch: FeedBatch) -> FeedBatch:
         before = position_of(self._positions, batch.incarnation)
         expected = before.seq if batch.closes else before.seq + 1
         invariant(
             not before.closed and batch.seq == expected and batch.store_id == self._request.store_id,
-            "the feed neither skips nor repeats",
+            "the feed skipped or repeated a batch",
             incarnation=batch.incarnation,
             seq=batch.seq,
             position=before,
@@ -216,9 +216,9 @@ class FlightStream:
         return self._feed.open(replace(self._request, positions=dict(self._positions)), self._wake)
 
     def _lost(self, mailbox: Mailbox, cause: Exception) -> TiStreamError | None:
-        """The subscription is gone. One that had worked is renewed silently; else the subscriber hears of it."""
+        """The subscription is gone. One that had worked is renewed silently; else return the error."""
         self._disconnect()
-        if mailbox.heard:
+        if mailbox.received:
             self._backoff.reset()
             self._connect_at = 0.0
             return None
@@ -234,10 +234,10 @@ class FlightStream:
 def _lost_error(request: FeedRequest, cause: Exception) -> TiStreamError:
     if isinstance(cause, TiStreamError) and not isinstance(cause, InvalidInput):
         return cause
-    told = getattr(cause, "extra_info", b"")
-    return decode_error(orjson.loads(told)) if told else _unavailable(request, cause)
+    text = getattr(cause, "extra_info", b"")
+    return decode_error(orjson.loads(text)) if text else _unavailable(request, cause)
 
 
 def _unavailable(request: FeedRequest, cause: Exception, address: str = "") -> FeedUnavailable:
-    where = {"address": address} if address else {}
-    return FeedUnavailable(store=request.store_id, tenant=str(request.tenant), cause=str(cause).split("\n")[0], **where)
+    facts = {"address": address} if address else {}
+    return FeedUnavailable(store=request.store_id, tenant=str(request.tenant), cause=str(cause).split("\n")[0], **facts)

@@ -1,18 +1,18 @@
-"""The contract between a dispatcher and a sorter: who asks for what, and what comes back.
+"""The contract between a dispatcher and a sorter.
 
-A sorter subscribes once per (task, store). It receives, for every batch file of that store in order, the rows and the
-watermark rows of its task's range. A file without anything for the range still comes, empty: a watermark row counts
-only with all files of its store up to it. `positions` says what the subscriber already has durably.
+A sorter subscribes once per (task, store). For every batch file of that store, in order, it receives the rows and the
+watermark rows of its task's range. A file without anything for the range still arrives, empty: a watermark row counts
+only with all files of its store up to it. `positions` is what the subscriber has durably consumed.
 
 Relations:
 
-- within one (store, incarnation) the batches come with `seq` = position + 1, + 2, ... and never a gap or a repeat;
-- incarnations of a store are independent streams; a batch with `closes` ends an older one: nothing of it follows;
+- within one (store, incarnation) batches come with `seq` = position + 1, + 2, ... without gap or repeat;
+- incarnations of a store are independent streams; a batch with `closes` ends an older one;
 - `rows` are clustered as in the file and `regions.row_offset/row_count` count in *this* batch's rows;
 - a region that straddles the range keeps its own start and end key in `regions`; rows outside the range are cut.
 
-Two ends keep this contract: a dispatcher's worker is itself a Feed for sorters in its own process, and
-`tistream.feed.flight` reaches a dispatcher elsewhere over Arrow Flight.
+There are two implementations: a dispatcher's worker is itself a Feed for sorters in its own process, and
+`tistream.feed.flight` reaches other dispatchers over Arrow Flight.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class FeedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedBatch:
-    """What one batch file holds for one task, or the news that an incarnation has ended (`closes`)."""
+    """The part of one batch file for one task, or the end of an incarnation (`closes`)."""
 
     store_id: int
     incarnation: int
-    seq: int  #: of the file; with `closes` the last file of the incarnation (0 = it never had one)
+    seq: int  #: of the file; with `closes` of the incarnation's last file (0 = none)
     cut_ts: int  #: TSO fetched after the file's last record; 0 with `closes`
     rows: pa.RecordBatch  #: schema change.ROWS
     regions: pa.RecordBatch  #: schema change.REGIONS
@@ -54,7 +54,7 @@ class FeedBatch:
 
     @cached_property
     def nbytes(self) -> int:
-        """Memory that it takes. Arrow adds that up anew each time, which is much for a small batch."""
+        """Memory of the batch. Cached, because Arrow recomputes it each time."""
         return int(self.rows.nbytes + self.regions.nbytes)
 
 
@@ -62,29 +62,29 @@ class FeedStream(Protocol):
     """An open subscription. Used from one thread."""
 
     def next(self, timeout_s: float) -> FeedBatch | None:
-        """The next batch, or None when none came in time. FeedGap, CorruptObject, StoreUnavailable and
-        FeedUnavailable are raised to the subscriber and leave the stream usable: the next call tries again at the
-        same place. While the trouble lasts, calls raise (when their time is up) instead of returning None."""
+        """The next batch, or None after `timeout_s`. FeedGap, CorruptObject, StoreUnavailable and FeedUnavailable leave
+        the stream usable: the next call retries at the same position. While the error lasts, calls raise (when their
+        time is up) instead of returning None."""
         ...
 
     def close(self) -> None: ...
 
 
 class Wake(Protocol):
-    """Who wants to know: an Event, or something like it. `set` is called from any thread and never waits for long."""
+    """An Event, or something like it. `set` is called from any thread and returns quickly."""
 
     def set(self) -> None: ...
 
 
-NoBatch = tuple[TiStreamError | None, float]  #: what is in the way, if anything; when to look again, monotonic seconds
+NoBatch = tuple[TiStreamError | None, float]  #: the current error; when to look again, monotonic seconds
 
 
 class Watched(Protocol):
-    """An open subscription that is looked at instead of waited for. Used from one thread at a time."""
+    """An open subscription that is polled instead of waited for. Used from one thread at a time."""
 
     def look(self) -> FeedBatch | NoBatch:
-        """The next batch if it is here, else what is in the way and when to look again, if nobody was woken before.
-        What is raised ends the subscription."""
+        """The next batch if available, else the current error and when to look again, unless woken earlier. An
+        exception ends the subscription."""
         ...
 
     def close(self) -> None: ...
@@ -94,14 +94,14 @@ class Feed(Protocol):
     """Where a sorter subscribes."""
 
     def subscribe(self, request: FeedRequest) -> FeedStream:
-        """Open a stream. FeedUnavailable when it is known at once that nobody serves the store here."""
+        """Open a stream. FeedUnavailable when it is already known that the store is not served here."""
         ...
 
 
 @runtime_checkable
 class WatchedFeed(Protocol):
-    """A Feed for subscriptions by the thousand: one thread looks at all of them."""
+    """A Feed for thousands of subscriptions: one thread polls all of them."""
 
     def watch(self, request: FeedRequest, wake: Wake) -> Watched:
-        """Open one; `wake` is set whenever another look may find more. Errors as of `subscribe`."""
+        """Open a subscription; `wake` is set whenever another look may find more. Errors as of `subscribe`."""
         ...

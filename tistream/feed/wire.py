@@ -1,26 +1,25 @@
-"""The feed between processes as messages: what a sorter and a dispatcher say to each other on one Flight exchange.
+"""Messages of the feed between processes, on one Arrow Flight exchange.
 
-    DoExchange(descriptor = FEED_COMMAND)    one for each pair of processes, shared by all subscriptions between them
+    DoExchange(descriptor = FEED_COMMAND)    one per pair of processes, shared by all subscriptions between them
 
     sorter -> dispatcher      app_metadata alone: JSON
-        {"do": "subscribe", "sub", "request", "batches", "bytes"}   `sub`: a number, never used again on this exchange
-        {"do": "taken", "sub", "batches"}                           so many more batches have been taken: credit
+        {"do": "subscribe", "sub", "request", "batches", "bytes"}   `sub`: a number, never reused on this exchange
+        {"do": "taken", "sub", "batches"}                           batches taken: opens the flow-control window
         {"do": "unsubscribe", "sub"}
         {"do": "live"}                                              the answer to each `idle`
 
-    dispatcher -> sorter      app_metadata: u32 little-endian length, JSON head, then what the head says
-        {"sub", "store", "incarnation", "seq", "cut_ts", "closes"}  a FeedBatch: rows as the record batch, and behind
-                                                                    the head its regions as one Arrow IPC message
-        {"sub", "error": {"kind", "code", "class", "message", "facts"}, "over"}    what is in the way of this one;
+    dispatcher -> sorter      app_metadata: u32 little-endian length, JSON head, then the body
+        {"sub", "store", "incarnation", "seq", "cut_ts", "closes"}  a FeedBatch: rows as the record batch, regions as
+                                                                    one Arrow IPC message in the body
+        {"sub", "error": {"kind", "code", "class", "message", "facts"}, "over"}    the current error of a subscription;
                                                                     `over`: the subscription has ended
-        {"sub", "fine"}                                             nothing is in the way (said first of all, and again
-                                                                    after an error)
-        {"idle"}                                                    at least each IDLE_S: the peer lives
-        {"bye"}                                                     the exchange has ended: leave it
+        {"sub", "fine"}                                             no error (sent first, and after an error)
+        {"idle"}                                                    at least every IDLE_S: keepalive
+        {"bye"}                                                     the exchange has ended
 
-Credit is counted for each subscription: what was sent and not yet taken is at most `batches`, and `bytes`, which the
-last batch may exceed. So what one slow task leaves lying is bounded, and does not hold up those that share the
-exchange. What cannot be understood is InvalidInput, and ends the exchange.
+The flow-control window is counted per subscription: at most `batches` may be sent and not yet taken, and at most
+`bytes`, which the last batch may exceed. So a slow task has a bounded backlog and does not delay others on the same
+exchange. An invalid message raises InvalidInput and ends the exchange.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ from tistream.keyrange import KeyRange
 from tistream.model.change import REGIONS
 
 FEED_COMMAND = b"tistream-feed-2"
-IDLE_S = 2.0  #: a server sends something at least this often, and hears an answer
-SILENT_S = 10.0  #: a peer that sends nothing for this long is taken for dead
+IDLE_S = 2.0  #: a server sends at least this often, and is answered
+SILENT_S = 10.0  #: a peer that sends nothing for this long is considered dead
 COMMAND_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe:
-    """Send me this, from my positions on."""
+    """Open a subscription from the positions of the request on."""
 
     sub: int
     request: FeedRequest
-    batches: int  #: on their way to me at once, at most
-    nbytes: int  #: the same in bytes; the last batch may reach beyond
+    batches: int  #: window: sent and not taken, at most
+    nbytes: int  #: the same in bytes; the last batch may exceed it
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """I have room for so many more batches."""
+    """So many more batches were taken."""
 
     sub: int
     batches: int
@@ -65,20 +64,20 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Send me nothing of this any more."""
+    """End a subscription."""
 
     sub: int
 
 
 class Live:
-    """I am here."""
+    """The answer to `idle`."""
 
 
 Command = Subscribe | Taken | Unsubscribe | Live
 
 
 class Fine:
-    """Nothing is in the way of a subscription."""
+    """A subscription has no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +92,27 @@ Notification = FeedBatch | TiStreamError | Fine | Over  #: of one subscription
 
 
 def encode_command(command: Command) -> bytes:
-    """What the sorter says."""
+    """A message of the sorter."""
     match command:
         case Subscribe(sub=sub, request=request, batches=batches, nbytes=nbytes):
-            told = {"do": "subscribe", "sub": sub, "batches": batches, "bytes": nbytes, "request": _told(request)}
+            message = {
+                "do": "subscribe",
+                "sub": sub,
+                "batches": batches,
+                "bytes": nbytes,
+                "request": _request_json(request),
+            }
         case Taken(sub=sub, batches=batches):
-            told = {"do": "taken", "sub": sub, "batches": batches}
+            message = {"do": "taken", "sub": sub, "batches": batches}
         case Unsubscribe(sub=sub):
-            told = {"do": "unsubscribe", "sub": sub}
+            message = {"do": "unsubscribe", "sub": sub}
         case Live():
-            told = {"do": "live"}
-    return orjson.dumps(told)
+            message = {"do": "live"}
+    return orjson.dumps(message)
 
 
 def decode_command(text: memoryview) -> Command:
-    """What the sorter said. InvalidInput when it is nothing that one may say."""
+    """The reverse of `encode_command`. InvalidInput when it is malformed."""
     try:
         if len(text) > COMMAND_BYTES_MAX:
             raise ValueError("too long")
@@ -127,13 +132,13 @@ def decode_command(text: memoryview) -> Command:
             case "live":
                 return Live()
             case other:
-                raise ValueError(f"nobody knows how to {other!r:.40}")
+                raise ValueError(f"unknown command {other!r:.40}")
     except (ValueError, TypeError, KeyError, TiStreamError) as e:
-        raise InvalidInput(f"not a command of the feed: {type(e).__name__}: {e}") from e
+        raise InvalidInput(f"invalid feed command: {type(e).__name__}: {e}") from e
 
 
 def encode_batch(sub: int, batch: FeedBatch) -> bytes:
-    """What goes beside the rows of a FeedBatch."""
+    """The metadata of a FeedBatch."""
     head = {
         "sub": sub,
         "store": batch.store_id,
@@ -146,28 +151,28 @@ def encode_batch(sub: int, batch: FeedBatch) -> bytes:
 
 
 def encode_error(sub: int, error: TiStreamError, *, over: bool) -> bytes:
-    """What is in the way of a subscription, or why it has ended."""
+    """The current error of a subscription, or with `over` why it has ended."""
     return _message({"sub": sub, "error": error_text(error), "over": over})
 
 
 def encode_fine(sub: int) -> bytes:
-    """Nothing is in the way of a subscription."""
+    """A subscription has no error."""
     return _message({"sub": sub, "fine": True})
 
 
 def encode_idle() -> bytes:
-    """The peer lives."""
+    """The keepalive message."""
     return _message({"idle": True})
 
 
 def encode_bye() -> bytes:
-    """The exchange has ended."""
+    """The end of the exchange."""
     return _message({"bye": True})
 
 
 def decode_notification(rows: pa.RecordBatch | None, metadata: pa.Buffer | None) -> tuple[int, Notification] | None:
-    """What the dispatcher said, and of which subscription; None for `idle`. EOFError for `bye`, InvalidInput when it is
-    none of that."""
+    """A message of the dispatcher and its subscription; None for `idle`. Raises EOFError for `bye`, InvalidInput when
+    it is malformed."""
     try:
         if metadata is None:
             raise ValueError("no metadata")
@@ -196,24 +201,24 @@ def decode_notification(rows: pa.RecordBatch | None, metadata: pa.Buffer | None)
             closes=bool(head["closes"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OSError, pa.ArrowException) as e:
-        raise InvalidInput(f"not a message of the feed: {type(e).__name__}: {e}") from e
+        raise InvalidInput(f"invalid feed message: {type(e).__name__}: {e}") from e
 
 
 def error_text(error: TiStreamError) -> dict[str, object]:
-    """An error as JSON can carry it; facts become text."""
+    """An error as JSON; facts become text."""
     facts = {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in error.facts.items()}
     name = type(error).__name__
     return {"kind": error.kind, "code": error.code, "class": name, "message": error.message, "facts": facts}
 
 
-def decode_error(told: Mapping[str, Any]) -> TiStreamError:
-    """The same error again; one of an unknown class is a TiStreamError."""
-    found = getattr(errors, told["class"], None)
+def decode_error(message: Mapping[str, Any]) -> TiStreamError:
+    """The reverse of `error_text`; an unknown class becomes a TiStreamError."""
+    found = getattr(errors, message["class"], None)
     if not (isinstance(found, type) and issubclass(found, TiStreamError)):
         found = TiStreamError
     make: Callable[..., TiStreamError] = found
-    error = make(str(told["message"]), **{str(name): str(value) for name, value in told["facts"].items()})
-    error.kind, error.code = errors.ErrorKind(told["kind"]), str(told["code"])
+    error = make(str(message["message"]), **{str(name): str(value) for name, value in message["facts"].items()})
+    error.kind, error.code = errors.ErrorKind(message["kind"]), str(message["code"])
     return error
 
 
@@ -222,7 +227,7 @@ def _message(head: Mapping[str, object], body: memoryview | bytes = b"") -> byte
     return b"".join((len(text).to_bytes(4, "little"), text, body))
 
 
-def _told(request: FeedRequest) -> dict[str, object]:
+def _request_json(request: FeedRequest) -> dict[str, object]:
     return {
         "cluster": request.tenant.cluster_id,
         "tenant": request.tenant.tenant_id,
