@@ -45,7 +45,7 @@ class Store:
             Region(id=n, conf_ver=1, version=1, start=region_form(s), end=region_form(e), leader_store_id=1)
             for n, (s, e) in enumerate(zip([b"t", *bounds], ends, strict=True), 1)
         ]
-        self.feed.answered(None, regions, 0.0)
+        self.feed.regions_listed(None, regions, 0.0)
         self.feed.open(self.ts, lambda _: 1, 0.0)
         for region in regions:
             self.feed.message(wire.event(region.id, 1, wire.INITIALIZED), 0.0)

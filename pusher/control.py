@@ -1,24 +1,23 @@
-"""What a pusher asks of the control plane, and the HTTP end of it.
+"""The control plane as pushers use it: protocols, and an HTTP client.
 
-Requests, all safe to repeat, none on the way of the data but those of pushers with session credentials:
-
-    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new life of a pusher, and where time stood
-    GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    which life is the newest
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new incarnation, and the store's largest cut_ts
+    GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    the newest incarnation
     GET  /v1/clusters/{c}/tenants/{t}/frontier                   where new subscriptions may start
-    GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and what the tenant waits for
-    GET  /v1/clusters/{c}/tenants/{t}/seeds                      which seeds there are
+    GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and the tenant's state
+    GET  /v1/clusters/{c}/tenants/{t}/seeds                      the seeds that exist
     POST /v1/clusters/{c}/tenants/{t}/seeds                      a seed is complete in the bucket
     POST /v1/clusters/{c}/tenants/{t}/push-credentials           session credentials for the tenant's prefix
     POST /v1/clusters/{c}/tenants/{t}/push-objects:compare       whether a put arrived
     GET  /v1/clusters/{c}/tenants/{t}/push-schemas[/{ts}]        the schema snapshots that were pushed
-    DELETE /v1/clusters/{c}/tenants/{t}/push-probes/{name}       what a check of pushing put into the bucket
-    GET  /v1/whoami                                              what the key is
+    DELETE /v1/clusters/{c}/tenants/{t}/push-probes/{name}       remove the object that `push --check` wrote
+    GET  /v1/whoami                                              the identity and rights of the key
 
-A lost answer to the first one costs a number, nothing else: an incarnation without files is empty. Errors: a problem
-document of the service that refuses for good becomes the error that it names. Everything else is ControlUnavailable
-(kind RETRY): transport faults, "try again", an error of the service, and whatever a proxy or an ingress in front of it
-says in its place, with any status. Problem documents keep the server's words. Nothing here repeats a request by itself:
-`retrying` does, for callers that have nothing better to do than wait.
+Every request is safe to repeat. A lost answer to the first one only skips a number: an incarnation without files is
+empty. Nothing here retries; callers that can wait use `retrying`.
+
+Errors: a problem document with the code of a final error becomes that error, with the server's text. Everything else is
+ControlUnavailable (kind RETRY): transport faults, retryable statuses, server errors, and any page that a proxy or
+ingress sends instead.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from tistream.runtime.service import Backoff
 
 _TIMEOUT_S = 5.0
 _RETRY_STATUS = frozenset({408, 425, 429})
-_ZSTD = b"\x28\xb5\x2f\xfd"  # what a snapshot begins with
+_ZSTD = b"\x28\xb5\x2f\xfd"  # magic number of a snapshot
 _NUMBER_MAX = (1 << 63) - 1
 T = TypeVar("T")
 
 
 class ControlUnavailable(TiStreamError):
-    """The control plane did not answer."""
+    """The control plane did not give a usable answer."""
 
     kind = ErrorKind.RETRY
     code = "TS-1070"
@@ -57,30 +56,30 @@ class ControlUnavailable(TiStreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncarnationGrant:
-    """A new life of one store's pusher."""
+    """A new incarnation of one store's pusher."""
 
     incarnation: int
-    max_cut_ts: int  #: largest cut_ts known of the store; no file of the new life may have a lower one
+    max_cut_ts: int  #: largest cut_ts known of the store: the lower bound for files of this incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushBundle:
-    """Where to write."""
+    """Where to write, and the tenant's state."""
 
     object_store: str  #: URL of the bucket
-    state: str  #: of the tenant: AWAITING_SNAPSHOT, ACTIVE, ...
-    session: bool = False  #: the service issues session credentials for it
-    start_ts: int = 0  #: of the schema snapshot with which the tenant began; 0 = it awaits one
-    snapshot_refused: bool = False  #: none that was pushed can be used: another one is awaited
+    state: str  #: the tenant's: AWAITING_SNAPSHOT, ACTIVE, ...
+    session: bool = False  #: the service issues session credentials for the bucket
+    start_ts: int = 0  #: of the tenant's first schema snapshot; 0 = it awaits one
+    snapshot_refused: bool = False  #: the service refused all pushed snapshots and awaits another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushCredentials:
-    """Session credentials for a tenant's prefix of the bucket. Its text shows no secret."""
+    """Session credentials for a tenant's prefix of the bucket. `repr` shows no secret."""
 
     session: SessionCredentials
-    valid_s: float  #: from the moment in which they were asked for
-    kms_key_arn: str  #: what objects must be encrypted with; empty = as the bucket says
+    valid_s: float  #: counted from the request
+    kms_key_arn: str  #: key that objects must be encrypted with; empty = the bucket's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +91,17 @@ class PushedSchema:
 
 
 class Control(Protocol):
-    """The control plane as one tenant's pushers see it."""
+    """The control plane for one tenant's pushers."""
 
     @property
     def tenant(self) -> Tenant: ...
 
     def issue_incarnation(self, store_id: int) -> IncarnationGrant:
-        """A number above all given out before for this store."""
+        """Issue a number above all earlier ones of this store."""
         ...
 
     def newest_incarnation(self, store_id: int) -> int:
-        """The number given out last for this store; 0 when there is none."""
+        """The number issued last for this store; 0 = none."""
         ...
 
     def frontier(self) -> Sequence[FrontierEntry]:
@@ -113,22 +112,22 @@ class Control(Protocol):
 
 
 class SeedControl(Protocol):
-    """The control plane as who writes a seed sees it."""
+    """The control plane for a seed writer."""
 
     @property
     def tenant(self) -> Tenant: ...
 
     def has_seed(self, ts: int, table_id: int) -> bool:
-        """Whether this seed is visible already."""
+        """Whether this seed is visible."""
         ...
 
     def add_seed(self, ts: int, table_id: int) -> None:
-        """Say that the seed is complete in the bucket."""
+        """Register a seed that is complete in the bucket."""
         ...
 
 
 class SessionControl(Protocol):
-    """The control plane as a pusher with session credentials sees it: it looks into the bucket in its place."""
+    """The control plane for a pusher with session credentials, which cannot read the bucket itself."""
 
     @property
     def tenant(self) -> Tenant: ...
@@ -136,38 +135,39 @@ class SessionControl(Protocol):
     def push_credentials(self) -> PushCredentials: ...
 
     def compare(self, key: str, size: int, sha256: str) -> str:
-        """What lies under a key that the tenant may write: "same", "other" or "nothing"."""
+        """Compare an object with what the pusher wrote: "same", "other" or "nothing" (absent)."""
         ...
 
     def pushed_schemas(self) -> Sequence[PushedSchema]:
-        """The schema snapshots that were pushed, by time."""
+        """The pushed schema snapshots, by ts."""
         ...
 
     def pushed_schema(self, ts: int) -> bytes:
-        """One of them as it lies in the bucket. NotFound when there is none."""
+        """One pushed snapshot, as stored. NotFound when there is none."""
         ...
 
 
 class CheckControl(SessionControl, Protocol):
-    """The control plane as who wants to know whether pushing would work sees it."""
+    """The control plane for `tistream push --check`."""
 
     def push_bundle(self) -> PushBundle: ...
 
     def whoami(self) -> Mapping[str, Any] | None:
-        """What the key is: key_id, name, role, cluster_id, tenant_id, rights. None: this process does not tell."""
+        """key_id, name, role, cluster_id, tenant_id and rights of the key; None when this process does not serve the
+        route."""
         ...
 
     def drop_probe(self, name: str) -> None:
-        """Have removed what was put to see whether it may be put."""
+        """Remove the probe object of this name."""
         ...
 
 
 class CaptureControl(Control, SeedControl, Protocol):
-    """The control plane as who pushes a whole recording sees it."""
+    """The control plane for a push that also writes the tenant's seed."""
 
 
 class HttpControl:
-    """The control plane behind a URL. `token` is the API key; None: what `tistream.runtime.credentials` knows for the
+    """The control plane behind a URL. `token` is the API key; None = the one `tistream.runtime.credentials` has for the
     URL."""
 
     def __init__(self, url: str, tenant: Tenant, *, token: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
@@ -177,7 +177,7 @@ class HttpControl:
         key = key_for(url) if token is None else token
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(timeout=timeout_s, headers=headers)
-        self.has_session = False  #: whether the last push bundle said that there are session credentials
+        self.has_session = False  #: as of the last push bundle
 
     @property
     def tenant(self) -> Tenant:
@@ -210,7 +210,7 @@ class HttpControl:
     def add_seed(self, ts: int, table_id: int) -> None:
         def check(answer: Any) -> None:
             if (int(answer["ts"]), int(answer["table_id"])) != (ts, table_id):
-                raise ValueError("the answer names another seed")
+                raise ValueError("the answer is for another seed")
 
         self._request("POST", "seeds", check, {"ts": str(ts), "table_id": table_id})
 
@@ -219,7 +219,7 @@ class HttpControl:
 
     def compare(self, key: str, size: int, sha256: str) -> str:
         body = {"key": key, "bytes": size, "sha256": sha256}
-        return self._request("POST", "push-objects:compare", _there, body)
+        return self._request("POST", "push-objects:compare", _comparison, body)
 
     def pushed_schemas(self) -> Sequence[PushedSchema]:
         def parse(answer: Any) -> list[PushedSchema]:
@@ -229,23 +229,23 @@ class HttpControl:
 
     def pushed_schema(self, ts: int) -> bytes:
         path = f"push-schemas/{ts}"
-        found = bytes(self._answer("GET", path).content)
-        if not found.startswith(_ZSTD):
-            raise _nonsense(f"{self._root}/{path}", "no snapshot, but " + repr(found[:40]))
-        return found
+        data = bytes(self._response("GET", path).content)
+        if not data.startswith(_ZSTD):
+            raise _invalid_answer(f"{self._root}/{path}", "not a snapshot: " + repr(data[:40]))
+        return data
 
     def whoami(self) -> Mapping[str, Any] | None:
         url = f"{self._service}/v1/whoami"
         try:
-            found = orjson.loads(self._sent("GET", url).content)
-        except NotFound:  # of a meta server that is a process of its own
+            answer = orjson.loads(self._send("GET", url).content)
+        except NotFound:  # a meta server in a process of its own has no such route
             return None
         except ValueError as e:
-            raise _nonsense(url, repr(e)) from e
-        return found if isinstance(found, dict) else None
+            raise _invalid_answer(url, repr(e)) from e
+        return answer if isinstance(answer, dict) else None
 
     def drop_probe(self, name: str) -> None:
-        self._answer("DELETE", f"push-probes/{name}")
+        self._response("DELETE", f"push-probes/{name}")
 
     def close(self) -> None:
         """Close the connections."""
@@ -254,16 +254,16 @@ class HttpControl:
     def _request(
         self, method: str, path: str, parse: Callable[[Any], T], body: Mapping[str, object] | None = None
     ) -> T:
-        response = self._answer(method, path, body)
+        response = self._response(method, path, body)
         try:
             return parse(orjson.loads(response.content))
-        except (ValueError, LookupError, TypeError, AttributeError) as e:  # of JSON, too
-            raise _nonsense(f"{self._root}/{path}", repr(e)) from e
+        except (ValueError, LookupError, TypeError, AttributeError) as e:  # ValueError: also JSON errors
+            raise _invalid_answer(f"{self._root}/{path}", repr(e)) from e
 
-    def _answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
-        return self._sent(method, f"{self._root}/{path}", body)
+    def _response(self, method: str, path: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
+        return self._send(method, f"{self._root}/{path}", body)
 
-    def _sent(self, method: str, url: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
+    def _send(self, method: str, url: str, body: Mapping[str, object] | None = None) -> httpx2.Response:
         try:
             response = self._http.request(method, url, json=body)
         except httpx2.RequestError as e:
@@ -274,11 +274,11 @@ class HttpControl:
 
 
 def _bundle(a: dict[str, Any]) -> PushBundle:
-    where, state = a["object_store"], a["state"]
-    if not (isinstance(where, str) and where and isinstance(state, str)):
+    url, state = a["object_store"], a["state"]
+    if not (isinstance(url, str) and url and isinstance(state, str)):
         raise ValueError("a push bundle without a bucket or a state")
     return PushBundle(
-        object_store=where,
+        object_store=url,
         state=state,
         session=a.get("credentials", {}).get("by") == "service",
         start_ts=int(a.get("start_ts") or 0),
@@ -286,17 +286,17 @@ def _bundle(a: dict[str, Any]) -> PushBundle:
     )
 
 
-def _there(a: dict[str, Any]) -> str:
-    said = a["there"]
-    if said not in ("same", "other", "nothing"):
-        raise ValueError(f"{said!r} says nothing of an object")
-    return str(said)
+def _comparison(a: dict[str, Any]) -> str:
+    result = a["there"]
+    if result not in ("same", "other", "nothing"):
+        raise ValueError(f"unknown comparison result {result!r}")
+    return str(result)
 
 
 def _credentials(a: dict[str, Any]) -> PushCredentials:
     texts = [a[name] for name in ("access_key_id", "secret_access_key", "session_token", "kms_key_arn")]
     if not all(isinstance(text, str) for text in texts) or not all(texts[:3]) or not float(a["valid_s"]) > 0:
-        raise ValueError("credentials that are none")  # their text stays out of messages
+        raise ValueError("incomplete credentials")  # no value in the message: it would be logged
     return PushCredentials(
         session=SessionCredentials(
             access_key_id=str(a["access_key_id"]),
@@ -316,47 +316,47 @@ def _entry(e: dict[str, Any]) -> FrontierEntry:
     )
 
 
-def _number(said: Any, least: int) -> int:
-    """A whole number of at most 63 bits, as a number or in digits."""
-    number = int(said)
-    if isinstance(said, bool | float) or not least <= number <= _NUMBER_MAX:
-        raise ValueError(f"{said!r} is no number from {least} on")
+def _number(value: Any, least: int) -> int:
+    """A whole number from `least` to 2^63 - 1, given as a number or as digits."""
+    number = int(value)
+    if isinstance(value, bool | float) or not least <= number <= _NUMBER_MAX:
+        raise ValueError(f"{value!r} is not a whole number of at least {least}")
     return number
 
 
-def _nonsense(url: str, cause: str) -> ControlUnavailable:
-    return ControlUnavailable("the control plane gave an answer that makes no sense", url=url, cause=cause)
+def _invalid_answer(url: str, cause: str) -> ControlUnavailable:
+    return ControlUnavailable("the control plane sent an invalid answer", url=url, cause=cause)
 
 
 def _refusals(kind: type[TiStreamError] = TiStreamError) -> dict[str, type[TiStreamError]]:
-    """Errors that do not pass, by their codes: they end a push."""
+    """The final errors (a retry does not help), by code."""
     final = kind.kind in (ErrorKind.INVALID, ErrorKind.NOT_FOUND, ErrorKind.FENCED)
-    found = {kind.code: kind} if final else {}
+    errors = {kind.code: kind} if final else {}
     for each in kind.__subclasses__():
         if each.__module__ == TiStreamError.__module__:
-            found = {**_refusals(each), **found}
-    return found
+            errors = {**_refusals(each), **errors}
+    return errors
 
 
 _REFUSALS = _refusals()
 
 
 def _problem(url: str, response: httpx2.Response) -> TiStreamError:
-    """The error that an answer is: RFC 9457 problem documents keep their words.
+    """The error for a response; RFC 9457 problem documents keep their text.
 
-    It is final only if the service itself says so, by a code. A page with a status may come from anything in front of
-    it: a load balancer without a backend answers 404, some answer 401 or 403."""
+    An error is final only if the document has the service's code. A bare status may come from a proxy: a load balancer
+    without a backend answers 404, others 401 or 403."""
     status = response.status_code
     try:
         body = orjson.loads(response.content)
     except orjson.JSONDecodeError:
         body = {}
-    said = body if isinstance(body, dict) else {}
-    detail = str(said.get("detail") or f"the control plane answered {status}")
+    facts = body if isinstance(body, dict) else {}
+    detail = str(facts.get("detail") or f"the control plane answered {status}")
     refused = 400 <= status < 500 and status not in _RETRY_STATUS
-    kind = (_REFUSALS.get(str(said.get("code"))) if refused else None) or ControlUnavailable
+    kind = (_REFUSALS.get(str(facts.get("code"))) if refused else None) or ControlUnavailable
     error = kind(detail, url=url, status=status)
-    error.hint = str(said.get("hint") or error.hint)
+    error.hint = str(facts.get("hint") or error.hint)
     return error
 
 
@@ -368,7 +368,8 @@ def retrying(
     rand: random.Random,
     notice: Callable[[TiStreamError], None] = lambda _: None,
 ) -> T | None:
-    """What `action` gives, tried again for as long as it fails with kind RETRY; None when `stop` was set meanwhile."""
+    """The result of `action`, retried while it fails with kind RETRY; None when `stop` is set first. `notice` gets each
+    error."""
     backoff = Backoff(first_s=0.05, max_s=2.0, rand=rand)
     while not stop.is_set():
         try:

@@ -1,10 +1,10 @@
-"""Looks at all that a tenant's pusher needs but its source, before it is started: service, key, credentials, bucket.
+"""Checks what a pusher needs apart from its source: service, key, credentials, bucket.
 
     control plane -> key -> tenant -> credentials -> put -> seen -> create if absent -> a neighbour's folder
 
-A probe is put where pushers write and nobody reads (`tistream.objectstore.layout.ProbeKey`); the service removes it,
-for pushers cannot. A second one is put into a neighbour's folder and must be refused. No life of a pusher is begun,
-so that one which runs is not disturbed.
+A probe object is put under a prefix that pushers may write and nobody reads (`tistream.objectstore.layout.ProbeKey`);
+the service removes it, because pushers cannot delete. A second one goes to another tenant's folder and must be refused.
+No incarnation is issued, so a running pusher is not disturbed.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from tistream.objectstore.factory import open_store, s3_place
 from tistream.objectstore.layout import ProbeKey, foreign_probe, probe_prefix
 from tistream.objectstore.protocol import ObjectStore
 
-_WORDS = b"put by tistream push --check, which has it removed: it may be deleted"
+_CONTENT = b"put by tistream push --check, which has it removed: it may be deleted"
 _OTHER = b"other bytes under the same key"
 
 
 def examine_push(control: CheckControl, open_bucket: Callable[[str], ObjectStore], name: str) -> list[Finding]:
-    """All checks. After the control plane, the credentials, the first put or its being seen have failed nothing more is
-    tried. `name` is a new one: small letters and digits."""
-    looks = _Push(control, open_bucket, name)
-    found = [check("control plane", looks.control_plane)]
+    """Run all checks. They stop after a failure of the control plane, the credentials, the first put or its visibility.
+    `name`: a fresh name for the probe, lower-case letters and digits."""
+    checks = _Push(control, open_bucket, name)
+    found = [check("control plane", checks.control_plane)]
     if found[0].verdict is Verdict.FAIL:
         return found
-    found += [check("key", looks.key), check("tenant", looks.tenant), check("credentials", looks.credentials)]
+    found += [check("key", checks.key), check("tenant", checks.tenant), check("credentials", checks.credentials)]
     if found[-1].verdict is Verdict.FAIL:
         return found
-    put = check("put", looks.put)
+    put = check("put", checks.put)
     found.append(put)
     if put.verdict is Verdict.FAIL:
         return found
-    seen = check("the service sees it", looks.seen)
+    seen = check("the service sees it", checks.seen)
     found.append(seen)
     if seen.verdict is Verdict.FAIL:
         return found
-    found.append(check("create if absent", looks.create_if_absent))
-    found.append(check("a neighbour's folder", looks.neighbour))
-    found.append(check("removed", looks.removed))
+    found.append(check("create if absent", checks.create_if_absent))
+    found.append(check("a neighbour's folder", checks.neighbour))
+    found.append(check("removed", checks.removed))
     return found
 
 
 class _Push:
-    """The checks, each of which needs those before it."""
+    """The checks, in order: each needs those before it."""
 
     def __init__(self, control: CheckControl, open_bucket: Callable[[str], ObjectStore], name: str) -> None:
         self._control, self._open, self._name = control, open_bucket, name
@@ -59,22 +59,22 @@ class _Push:
 
     def control_plane(self) -> Look:
         self._bundle = self._control.push_bundle()
-        return Verdict.OK, f"it answers, and knows tenant {self._tenant}", {"state": self._bundle.state}
+        return Verdict.OK, f"reachable; tenant {self._tenant} exists", {"state": self._bundle.state}
 
     def key(self) -> Look:
         who = self._control.whoami()
         if who is None:
             return Verdict.OK, f"it may push for tenant {self._tenant}", {}
         if not who["key_id"]:
-            return Verdict.OK, "no keys are asked for", {}
+            return Verdict.OK, "the service requires no key", {}
         facts: dict[str, object] = {"role": who["role"], "key_id": who["key_id"]}
         if who["role"] != "pusher":
-            words = f"{who['name']} is of role {who['role']}, and may do more than a pusher should"
-            return Verdict.WARN, f"{words}: tistream tenant rotate-key makes one for pushers", facts
-        return Verdict.OK, f"{who['name']}, of role pusher, for tenant {self._tenant} alone", facts
+            words = f"{who['name']} has the role {who['role']}, which may do more than a pusher needs"
+            return Verdict.WARN, f"{words}: create a pusher key with tistream tenant rotate-key", facts
+        return Verdict.OK, f"{who['name']}, role pusher, for tenant {self._tenant} only", facts
 
     def tenant(self) -> Look:
-        state = self._told().state
+        state = self._known_bundle().state
         facts: dict[str, object] = {"state": state}
         match state:
             case "ACTIVE":
@@ -82,57 +82,57 @@ class _Push:
             case "AWAITING_SNAPSHOT":
                 return Verdict.OK, "AWAITING_SNAPSHOT: it begins with the first push", facts
             case "PAUSED":
-                return Verdict.WARN, "PAUSED: what is pushed waits in the bucket until tistream tenant resume", facts
+                return Verdict.WARN, "PAUSED: pushed files wait in the bucket until tistream tenant resume", facts
         return Verdict.FAIL, f"{state}: nothing can be pushed", facts
 
     def credentials(self) -> Look:
-        where = self._told().object_store
-        if self._told().session:
+        where = self._known_bundle().object_store
+        if self._known_bundle().session:
             issued = self._control.push_credentials()
-            words = f"the service issues them; they count for {issued.valid_s / 60:g} minutes and are renewed before"
+            words = f"issued by the service, valid for {issued.valid_s / 60:g} minutes and renewed before they expire"
             if issued.kms_key_arn:
-                words += f"; each put names the key {issued.kms_key_arn}"
+                words += f"; puts are encrypted with {issued.kms_key_arn}"
             return Verdict.OK, words, {"by": "service", "valid_s": issued.valid_s, "kms_key_arn": issued.kms_key_arn}
         if s3_place(where) is None:
             next(iter(open_store(where, foreign=True).list(probe_prefix(self._tenant))), None)
-            return Verdict.OK, f"{where} is no bucket of S3 and asks for none", {"by": "pusher"}
+            return Verdict.OK, f"{where} is not an S3 bucket and needs none", {"by": "pusher"}
         return Verdict.OK, "the pusher's own (AWS_*, or the machine's role)", {"by": "pusher"}
 
     def put(self) -> Look:
-        where = self._told().object_store
+        where = self._known_bundle().object_store
         self._bucket = self._open(where)
-        self._bucket.put(self._probe, _WORDS)
+        self._bucket.put(self._probe, _CONTENT)
         return Verdict.OK, f"{where}: a put below {probe_prefix(self._tenant)} is accepted", {"object_store": where}
 
     def seen(self) -> Look:
-        there = self._control.compare(self._probe, len(_WORDS), hashlib.sha256(_WORDS).hexdigest())
+        there = self._control.compare(self._probe, len(_CONTENT), hashlib.sha256(_CONTENT).hexdigest())
         if there != "same":
-            words = f"{self._probe} was put (and stays), and the service does not see it"
-            return Verdict.FAIL, f"{words}: it looks into another bucket or folder", {"there": there}
-        return Verdict.OK, "what was put is what the service finds", {"there": there}
+            words = f"{self._probe} was put (and stays), but the service does not see it"
+            return Verdict.FAIL, f"{words}: it reads another bucket or folder", {"there": there}
+        return Verdict.OK, "the service finds the object that was put", {"there": there}
 
     def create_if_absent(self) -> Look:
         try:
             self._put(self._probe, _OTHER)
         except ObjectConflict:
             return Verdict.OK, "a second put of a key is refused", {}
-        words = "a second put of a key was let through: this store cannot be used; tistream doctor --object-store"
+        words = "a second put of a key was accepted: this store cannot be used; see tistream doctor --object-store"
         return Verdict.FAIL, words, {}
 
     def neighbour(self) -> Look:
         key = str(foreign_probe(self._tenant, self._name))
-        if s3_place(self._told().object_store) is None:
-            return Verdict.OK, "not tried: in a folder nothing keeps pushers apart", {}
+        if s3_place(self._known_bundle().object_store) is None:
+            return Verdict.OK, "not tried: a folder does not isolate pushers", {}
         try:
-            self._put(key, _WORDS)
+            self._put(key, _CONTENT)
         except StoreRefused:
             return Verdict.OK, f"a put to {key} is refused", {"refused": True}
         words = f"a put to {key} was accepted: these credentials may write to other tenants' folders"
-        if self._told().session:
+        if self._known_bundle().session:
             return Verdict.FAIL, f"{words}; the server does not enforce session policies", {"refused": False}
         return (
             Verdict.WARN,
-            f"{words}; the setting push.role_arn makes the service issue narrower ones",
+            f"{words}; set push.role_arn so that the service issues narrower ones",
             {"refused": False},
         )
 
@@ -140,13 +140,13 @@ class _Push:
         try:
             self._control.drop_probe(self._name)
         except NotFound:
-            return Verdict.WARN, f"this service cannot remove {self._probe}; it is small, and does no harm", {}
+            return Verdict.WARN, f"this service cannot remove {self._probe}; it is small and harmless", {}
         return Verdict.OK, "nothing was left behind", {}
 
     def _put(self, key: str, data: bytes) -> None:
         assert self._bucket is not None
         self._bucket.put(key, data)
 
-    def _told(self) -> PushBundle:
+    def _known_bundle(self) -> PushBundle:
         assert self._bundle is not None
         return self._bundle

@@ -1,18 +1,15 @@
-"""When the stores of a cluster write their batch files.
+"""Flush schedule: when the stores of a cluster write their batch files.
 
-Ticks lie at whole multiples of the flush interval by the wall clock, for every store of every pusher alike. A tenant is
-complete up to what the slowest of its stores has said: with stores that tick at different moments each row waits for
-almost a whole interval more, and the log moves, and costs requests, once for each store instead of once for all.
+Ticks fall on whole multiples of the flush interval by the wall clock, at the same moments for all stores of a tenant.
+The slowest store determines a tenant's watermark: if stores ticked at different moments, each row would wait for almost
+another interval, and each store would cause requests of its own. `phase` spreads the ticks of different tenants.
 
-While nothing is written anywhere in the cluster, ticks come each `idle_s` instead, if that is given: a file of an idle
-store costs as much as one of a busy store. The first row ends that at once, for all stores that share the Pace. A
-store that is idle in a cluster that is not has to speak each interval, or its silence would hold all others back; so
-one Pace must know of all stores of the cluster.
+While nothing is written in the whole cluster, ticks come every `idle_s` instead (an idle store's file costs as much as
+a busy one's). The first row ends that for all stores of the schedule. An idle store in a busy cluster must keep the
+short interval, or it would hold the others back; so all stores of the cluster must share one schedule.
 
-The ticks of different tenants lie apart: `phase`, the same for all stores of a tenant, says where.
-
-Wall clocks may be wrong and may jump: no tick comes sooner than half an interval after the one before, nor later than
-one and a half. Which ticks fall together is a matter of cost only, never of correctness.
+Wall clocks may be wrong and may jump: a tick comes between half an interval and one and a half after the previous one.
+Coinciding ticks save cost; correctness does not depend on them.
 """
 
 from __future__ import annotations
@@ -22,32 +19,34 @@ import zlib
 from tistream.clock import Clock
 from tistream.ids import Tenant
 
-IDLE_AFTER_S = 10.0  #: without a row
+IDLE_AFTER_S = 10.0  #: seconds without a row in the whole cluster
 
 
-class Pace:
-    """Shared by the sources of a process. Safe to use from several threads."""
+class FlushSchedule:
+    """Shared by the sources of a process. Thread-safe."""
 
     def __init__(self, clock: Clock, *, flush_s: float = 1.0, idle_s: float | None = None, phase: float = 0.0) -> None:
-        """`idle_s`: None = no other than `flush_s`. `phase`: 0 to 1, of an interval."""
+        """`idle_s`: None = `flush_s`. `phase`: 0 to 1, as a share of the interval."""
         self._clock, self._flush_s = clock, flush_s
         self._idle_s = max(flush_s, flush_s if idle_s is None else idle_s)
         self._phase = phase
         self._wrote_at = clock.monotonic()
 
     @classmethod
-    def of(cls, tenant: Tenant, clock: Clock, *, flush_s: float = 1.0, idle_s: float | None = None) -> Pace:
-        """The pace of a tenant's stores."""
+    def for_tenant(
+        cls, tenant: Tenant, clock: Clock, *, flush_s: float = 1.0, idle_s: float | None = None
+    ) -> FlushSchedule:
+        """The schedule of a tenant's stores."""
         phase = zlib.crc32(str(tenant).encode()) / (1 << 32)
         return cls(clock, flush_s=flush_s, idle_s=idle_s, phase=phase)
 
-    def wrote(self) -> None:
-        """Something came that readers wait for."""
+    def note_rows(self) -> None:
+        """Rows arrived: the cluster is not idle."""
         self._wrote_at = self._clock.monotonic()
 
-    def due_at(self, ticked_at: float) -> float:
-        """When the next tick is due after one at `ticked_at`, both in the clock's monotonic seconds. Ask again: it may
-        be sooner by then."""
+    def next_tick_at(self, ticked_at: float) -> float:
+        """When the next tick is due after one at `ticked_at`, in monotonic seconds. It may become earlier once rows
+        arrive."""
         now = self._clock.monotonic()
         interval_s = self._flush_s if now - self._wrote_at < IDLE_AFTER_S else self._idle_s
         ticked_unix_s = self._clock.unix_ms() / 1000 - (now - ticked_at) - self._phase * interval_s

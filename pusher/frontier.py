@@ -1,18 +1,17 @@
-"""Where a new subscription starts: the published frontier, and what a pusher concludes from it.
+"""Where new subscriptions start: the published frontier and the rules that pushers derive from it.
 
-The frontier says, for each task of the tenant, up to where the committed log is complete (`durable_ts`), and how
-often new subscriptions were asked for there (`resubscribe_id`). The conclusions:
+The frontier lists, for each task of the tenant, its durable watermark (`durable_ts`) and how often new subscriptions
+were requested (`resubscribe_id`). Rules:
 
-- checkpoint_ts of a region = the smallest `durable_ts` of the entries that its range touches. Such a row is always
-  admissible, because each sorter's W is at or above its published durable watermark; entries elsewhere do not matter;
-- a region that touches no entry starts at the largest durable watermark known. Nobody listens there, so nothing can
-  be lost; and when a task appears there later, its entry is new to the subscription, which is therefore opened again
-  (next point);
-- a subscription is opened again when an entry over its range has a larger resubscribe_id than the entries that it was
-  opened with had in the same place, or when there was none.
+- the checkpoint_ts of a region is the smallest `durable_ts` of the entries that its range touches. Such a watermark row
+  is always admissible, because a sorter's W is at or above its published durable watermark;
+- a region that touches no entry starts at the largest durable watermark. No task reads it, so nothing can be lost; when
+  a task appears there, its entry is new to the subscription, which is then resubscribed;
+- a region is resubscribed when an entry over its range has a larger resubscribe_id than the entries at the same place
+  had when the subscription was opened, or when there was no entry.
 
-`FrontierReader` remembers the last answer: with the service away an old frontier is as good, only lower, and lower
-costs duplicates and no data.
+`FrontierReader` keeps the last answer: with the service away an old frontier is only lower, which costs duplicates and
+loses nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tistream.errors import ErrorKind, TiStreamError
 from tistream.keyrange import KeyRange
 
 _PAUSE_AFTER_ERROR_S = 1.0
-_PAUSE_SHARE = 9  # and so many times as long as the failed request took: a service that hangs costs a tenth of the time
+_PAUSE_SHARE = 9  # times the duration of the failed request: a hanging service takes a tenth of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,8 @@ class FrontierEntry:
     """One task of the tenant."""
 
     range: KeyRange
-    durable_ts: int  #: everything at or below it is in the committed log
-    resubscribe_id: int  #: rises when new subscriptions are wanted in this range
+    durable_ts: int  #: the committed log is complete up to here
+    resubscribe_id: int  #: rises when this range needs new subscriptions
 
 
 Frontier = tuple[FrontierEntry, ...]
@@ -55,12 +54,12 @@ def checkpoint_for(frontier: Frontier, region: KeyRange) -> int | None:
 
 
 def lowest_durable_ts(frontier: Frontier) -> int | None:
-    """No checkpoint_ts that is taken from this frontier lies below it; None while none is published."""
+    """The lower bound of all checkpoints taken from this frontier; None while none is published."""
     return min((entry.durable_ts for entry in frontier), default=None)
 
 
 def wants_resubscribe(opened_with: Frontier, now: Frontier, region: KeyRange) -> bool:
-    """Whether a subscription of this region, opened with one frontier, has to be opened again under another."""
+    """Whether a subscription of this region that was opened with one frontier must be reopened under another."""
     for entry in now:
         common = entry.range.intersect(region)
         if common is None:
@@ -72,24 +71,24 @@ def wants_resubscribe(opened_with: Frontier, now: Frontier, region: KeyRange) ->
 
 
 def pause_after_error(took_s: float) -> float:
-    """Seconds until the control plane is asked again, after a request that failed and took so long."""
+    """Seconds to wait after a failed request that took `took_s`."""
     return max(_PAUSE_AFTER_ERROR_S, _PAUSE_SHARE * took_s)
 
 
 class FrontierReader:
-    """The newest frontier that could be read. Used from one thread; may be shared by the pushers of a process."""
+    """Reads and caches the frontier. Used from one thread; the pushers of a process may share it."""
 
     def __init__(self, control: _HasFrontier, clock: Clock) -> None:
         self._control = control
         self._clock = clock
         self._frontier: Frontier = ()
         self._fresh_until = float("-inf")
-        self.error: TiStreamError | None = None  #: why the last attempt failed; None when it did not
+        self.error: TiStreamError | None = None  #: of the last attempt; None = it succeeded
 
     def read(self) -> Frontier:
-        """The frontier, at most FRONTIER_CACHE_MS old or, with the service away, the last one; () = none published.
+        """The frontier, at most FRONTIER_CACHE_MS old, or the last one while the service is away; () = none published.
 
-        Raises what the control says, unless that is to try again."""
+        Raises errors of the control plane that are not kind RETRY."""
         now = self._clock.monotonic()
         if now < self._fresh_until:
             return self._frontier

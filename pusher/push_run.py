@@ -1,5 +1,6 @@
-"""What every push of a whole source does alike: ask until there is an answer, wait for the tenant's frontier, wait
-until all is durable. Each wait says what it waits for, and ends when the push is told to stop.
+"""Shared by all pushes of a whole source: retries, and the waits for the frontier and for durability.
+
+Each wait reports its reason and ends when `stop` is set.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tistream.errors import TiStreamError
 
 T = TypeVar("T")
 
-WAIT_S = 0.5  #: how often a wait looks whether it was told to stop
-AWAY = "the object store is slow or away"
+WAIT_S = 0.5  #: how often a wait checks the stop event
+STORE_UNAVAILABLE = "the object store is slow or unavailable"
 _FRONTIER_POLL_S = 0.2
 
 
@@ -34,10 +35,10 @@ class PushRun(ABC):
 
     @abstractmethod
     def _report(self, phase: str, *, problem: str = "") -> object:
-        """Say how far it is, and what it waits for."""
+        """Report the progress, and what the push waits for."""
 
     def _retry(self, action: Callable[[], T], phase: str = "connecting") -> T | None:
-        """What the action gives at last; None when told to stop."""
+        """The result of the action, retried until it succeeds; None when stopped."""
 
         def notice(error: TiStreamError) -> None:
             self._report(phase, problem=str(error))
@@ -45,7 +46,7 @@ class PushRun(ABC):
         return retrying(action, stop=self._stop, clock=self._clock, rand=self._rand, notice=notice)
 
     def _wait_for_frontier(self, state: str) -> bool:
-        """False when told to stop. `state`: the tenant's, as it was last heard."""
+        """Wait until a frontier is published; False when stopped. `state`: the tenant's last known state."""
         while not self._frontier.read():
             error = self._frontier.error
             self._report("waiting", problem=str(error) if error else f"the tenant is {state}")
@@ -54,10 +55,10 @@ class PushRun(ABC):
         return not self._stop.is_set()
 
     def _wait_until_durable(self, workers: Iterable[PusherWorker]) -> bool:
-        """False when told to stop before everything was."""
+        """Wait until all uploads are durable; False when stopped first."""
         for worker in workers:
             while not worker.wait_until_durable(WAIT_S):
                 if self._stop.is_set():
                     return False
-                self._report("finishing", problem=AWAY)
+                self._report("finishing", problem=STORE_UNAVAILABLE)
         return True

@@ -1,15 +1,14 @@
-"""Whether this pusher is still the one whose files are read: nobody issued another incarnation of its store since.
+"""Detects that a newer incarnation has replaced this pusher.
 
-Once a newer incarnation is in the catalog, dispatchers end the older one at its last contiguous file, whoever writes.
-A pusher that went on would upload files that nobody reads, and if the newer one died its store would stand still. So it
-asks, and ends as Fenced when another number is the newest one. Its supervisor may start a new life: that takes a newer
-incarnation still, and fences whoever is left.
+Once a newer incarnation is in the catalog, dispatchers end the older one at its last contiguous file. An older pusher
+that continued would upload files that nobody reads; and if the newer one died, its store would be stalled. So each
+pusher checks, and fails with Fenced when its own number is not the newest. A supervisor may restart it: that takes a
+newer incarnation again.
 
-- A number that was issued and never used (a lost reply, a life that died at once) ends the older pusher all the same,
-  for dispatchers wait for the newest number only.
-- A smaller number than one's own comes of a catalog that was restored to an earlier state: nobody reads this
-  incarnation either.
-- With the control plane away nothing is concluded: the pusher goes on, and asks again.
+- A number that was issued but never used (a lost reply, an immediate crash) still fences the older pusher, because
+  dispatchers wait for the newest number only.
+- A number smaller than our own means that the catalog was restored to an earlier state: our files are not read either.
+- While the control plane is unavailable the pusher continues and checks again.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ class _KnowsIncarnations(Protocol):
 
 
 class ReplacedCheck:
-    """Asks for one store's pusher, every INCARNATION_CHECK_MS at most. Used from one thread."""
+    """The check for one store's pusher, at most once per INCARNATION_CHECK_MS. Used from one thread."""
 
     def __init__(self, control: _KnowsIncarnations, clock: Clock, store_id: int) -> None:
         self._control, self._clock, self._store_id = control, clock, store_id
         self._next_at = float("-inf")
-        self.error: TiStreamError | None = None  #: why the last attempt failed; None when it did not
+        self.error: TiStreamError | None = None  #: of the last attempt; None = it succeeded
 
     def check(self, incarnation: int) -> None:
-        """Fenced when another incarnation than this one is the newest of the store. Raises what the control says,
-        unless that is to try again."""
+        """Raise Fenced when this incarnation is not the store's newest, and errors of the control plane that are not
+        kind RETRY."""
         now = self._clock.monotonic()
         if now < self._next_at:
             return
@@ -53,10 +52,12 @@ class ReplacedCheck:
         self._next_at = self._clock.monotonic() + INCARNATION_CHECK_MS / 1000
         if newest != incarnation:
             error = Fenced(
-                "another pusher of this store has begun, what this one writes is not read any more",
+                "another pusher of this store has started: files of this one are no longer read",
                 store=self._store_id,
                 incarnation=incarnation,
                 newest=newest,
             )
-            error.hint = "One pusher runs for each store. If two are started again and again, stop one of the two."
+            error.hint = (
+                "Run one pusher per store. If two supervisors restart pushers of the same store, stop one of them."
+            )
             raise error

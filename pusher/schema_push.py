@@ -1,9 +1,9 @@
-"""The schema snapshot with which a tenant begins: how it gets into the bucket, and the one of an empty cluster.
+"""The schema snapshot that a tenant starts with: how it is put into the bucket, and the snapshot of an empty cluster.
 
     {"ts": S, "schema_version": ..., "dbs": [DBInfo], "tables": [{"db_id": ..., "info": TableInfo}]}     as JSON, zstd
 
-A snapshot lies under its timestamp, so pushing the same one again is fine and another one at the same time is not. One
-that the service refuses is replaced by another one under a later timestamp.
+The key has the timestamp, so putting the same snapshot again succeeds and a different one at the same time fails. A
+snapshot that the service refuses is replaced by one with a later timestamp.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tistream.objectstore.protocol import ObjectInfo, ObjectStore
 
 
 def put_schema_snapshot(store: ObjectStore, key: SchemaSnapKey, text: bytes) -> bool:
-    """Put the snapshot; True. The same content in other bytes (another compressor's) is as good; ObjectConflict when
-    another one is there."""
+    """Put the snapshot; True. An object with the same content in other bytes (another compressor) is accepted;
+    ObjectConflict when the content differs."""
     data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text)
     try:
         store.put(str(key), data)
@@ -38,7 +38,7 @@ def put_schema_snapshot(store: ObjectStore, key: SchemaSnapKey, text: bytes) -> 
 
 
 def unpacked(name: str, data: bytes) -> bytes:
-    """The text of a snapshot in the bucket. TiStreamError when it is damaged."""
+    """The text of a stored snapshot. TiStreamError when it is damaged."""
     try:
         text: bytes = zstandard.ZstdDecompressor().stream_reader(data).read()
     except zstandard.ZstdError as e:
@@ -47,7 +47,7 @@ def unpacked(name: str, data: bytes) -> bytes:
 
 
 class _SomeSnapshots:
-    """The bucket, of whose pushed schema snapshots a listing shows only one, or none."""
+    """The bucket with all but one, or all, of its schema snapshots hidden from listings."""
 
     def __init__(self, store: ObjectStore, shown_ts: int | None) -> None:
         self._store, self._shown_ts = store, shown_ts
@@ -62,15 +62,14 @@ class _SomeSnapshots:
 
 
 def usable_snapshots(store: ObjectStore, bundle: PushBundle) -> ObjectStore:
-    """The bucket without the schema snapshots that the service refused, or did not begin with: another one may be
-    pushed in their place, under another timestamp."""
+    """The bucket without the schema snapshots that the service refused or does not use."""
     if bundle.start_ts:
         return _SomeSnapshots(store, bundle.start_ts)
     return _SomeSnapshots(store, None) if bundle.snapshot_refused else store
 
 
 def snapshot_ts(text: bytes) -> int:
-    """The timestamp of a schema snapshot. InvalidInput when it is none."""
+    """The timestamp of a schema snapshot. InvalidInput when the text is not one."""
     try:
         return int(orjson.loads(text)["ts"])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as e:
@@ -78,6 +77,6 @@ def snapshot_ts(text: bytes) -> int:
 
 
 def empty_snapshot(ts: int) -> bytes:
-    """The schema snapshot of a cluster without any table of its users: the DDL job table and nothing else."""
+    """The schema snapshot of a cluster without user tables: only the DDL job table."""
     known: dict[str, Any] = orjson.loads(Path(__file__).with_name("no_tables.json").read_bytes())
     return orjson.dumps({"ts": str(ts), **known})

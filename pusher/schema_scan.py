@@ -1,9 +1,9 @@
-"""Reads a cluster's schema at a timestamp, as the snapshot with which a tenant begins.
+"""Reads a cluster's schema at a timestamp, as the snapshot that a tenant starts with.
 
     meta range at S -> {"ts": S, "schema_version": n, "dbs": [DBInfo ...], "tables": [{"db_id": n, "info": TableInfo}]}
 
-Definitions go in as TiDB stores them, those of its own databases too, since `mysql.tidb_ddl_job` is among them; in the
-order of databases and ids. What is missing or cannot be read is an error: a tenant would begin with a hole.
+Definitions are kept as TiDB stores them, ordered by database and id, system databases included (`mysql.tidb_ddl_job` is
+needed). A missing or unreadable definition is an error: the tenant would start with a gap.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from tistream.tikv.core.kv_messages import Page
 
 
 class Reader(Protocol):
-    """Who reads pairs at a timestamp, in key order."""
+    """Reads pairs at a timestamp, in key order."""
 
     def read(self, part: KeyRange, ts: int) -> Iterator[Page]: ...
 
 
 def read_schema(reader: Reader, ts: int) -> bytes:
-    """The schema snapshot of the cluster at `ts`, as JSON. InvalidInput when the cluster has no TiDB that keeps its DDL
-    jobs in a table; errors of the reader besides."""
+    """The schema snapshot of the cluster at `ts`, as JSON. InvalidInput when TiDB does not keep its DDL jobs in a
+    table; errors of the reader."""
     dbs: dict[int, Any] = {}
     tables: dict[tuple[int, int], Any] = {}
     for page in reader.read(DEFINITIONS, ts):
         for key, value in zip(page.keys, page.values, strict=True):
-            where = defined_at(key)
-            if where is None:
+            place = defined_at(key)
+            if place is None:
                 continue
-            info = _definition(value, key, where[1] or where[0])
-            if where[1]:
-                tables[where] = info
+            info = _definition(value, key, place[1] or place[0])
+            if place[1]:
+                tables[place] = info
             else:
-                dbs[where[0]] = info
-    strangers = sorted({db_id for db_id, _ in tables} - dbs.keys())
-    if strangers:
-        raise CorruptObject("tables belong to databases that do not exist", databases=str(strangers[:5]), ts=ts)
+                dbs[place[0]] = info
+    unknown = sorted({db_id for db_id, _ in tables} - dbs.keys())
+    if unknown:
+        raise CorruptObject("tables belong to databases that do not exist", databases=str(unknown[:5]), ts=ts)
     if DDL_JOB_TABLE_ID not in {table_id for _, table_id in tables}:
         raise InvalidInput(
-            "the cluster has no mysql.tidb_ddl_job: it holds no TiDB, one older than 6.2, or one with keyspaces", ts=ts
+            "the cluster has no mysql.tidb_ddl_job: no TiDB, TiDB older than 6.2, or TiDB with keyspaces", ts=ts
         )
     entries = [{"db_id": db_id, "info": tables[db_id, table_id]} for db_id, table_id in sorted(tables)]
     return orjson.dumps(
@@ -71,7 +71,7 @@ def _definition(value: bytes, key: bytes, expected_id: int) -> Any:
     except (orjson.JSONDecodeError, KeyError, TypeError) as e:
         raise CorruptObject("the definition of a database or table cannot be read", key=key, cause=repr(e)) from e
     if found != expected_id:
-        raise CorruptObject("the definition of a database or table is another one's", key=key, found=found)
+        raise CorruptObject("the definition of a database or table has another id", key=key, found=found)
     return info
 
 
@@ -80,5 +80,5 @@ def _version(reader: Reader, ts: int) -> int:
         try:
             return int(page.values[0])
         except ValueError as e:
-            raise CorruptObject("the schema version is no number", key=SCHEMA_VERSION_KEY, ts=ts) from e
+            raise CorruptObject("the schema version is not a number", key=SCHEMA_VERSION_KEY, ts=ts) from e
     return 0

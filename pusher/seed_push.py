@@ -1,11 +1,9 @@
-"""Writes a seed: the rows that existed at a timestamp, as files, then the manifest, then the word to the control plane.
+"""Writes a seed: the rows of a timestamp as files, then the manifest, then its registration with the control plane.
 
-Relations:
-
-- nothing of a seed counts until the control plane has read its manifest, and the manifest is written last: a writer
-  that was interrupted begins again, and what it wrote before is met again unchanged;
-- a file that is there already is as good as ours if its rows are (another compressor may have packed them);
-- rows are Arrow tables all the way.
+- The manifest is written last and nothing counts before the control plane has read it: an interrupted writer starts
+  over, and finds the files of its first attempt unchanged;
+- an existing file is accepted if it has the same rows (another compressor may have packed them);
+- rows stay Arrow tables throughout.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 class SeedBucket(Protocol):
-    """What is asked of the bucket; see ObjectStore."""
+    """The part of ObjectStore that a seed needs."""
 
     def put(self, key: str, data: bytes | memoryview) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -34,7 +32,7 @@ class SeedBucket(Protocol):
 def push_seed(control: SeedControl, store: SeedBucket, ts: int, rows: Iterable[pa.Table], *, table_id: int = 0) -> None:
     """Write the rows (schema SEED, in key order) of the tenant, or of one table, and make them visible.
 
-    Safe to repeat with the same rows. ObjectConflict when other rows are there for this timestamp."""
+    Repeatable with the same rows. ObjectConflict when the bucket has different rows for this timestamp."""
     builder = SeedBuilder(control.tenant, ts, table_id)
     written: list[tuple[int, int, tuple[SegmentInfo, ...]]] = []
     for part in rows:
@@ -47,15 +45,15 @@ def push_seed(control: SeedControl, store: SeedBucket, ts: int, rows: Iterable[p
 
 
 def _put(store: SeedBucket, file: SeedFile) -> tuple[int, int, tuple[SegmentInfo, ...]]:
-    """(n, bytes, segments) of the file as it is in the bucket."""
+    """(n, bytes, segments) of the file as stored in the bucket."""
     name = str(file.key)
     try:
         store.put(name, file.data)
     except ObjectConflict:
-        there = store.get(name)
-        found, ours = SegmentFile.open(name, there), SegmentFile.open(name, file.data)
+        stored = store.get(name)
+        found, ours = SegmentFile.open(name, stored), SegmentFile.open(name, file.data)
         count = len(ours.segments)
         if len(found.segments) != count or any(not found.read(i).equals(ours.read(i)) for i in range(count)):
             raise
-        return file.n, len(there), found.segments
+        return file.n, len(stored), found.segments
     return file.n, len(file.data), file.segments

@@ -1,18 +1,16 @@
-"""Reads the rows that a cluster's tables had at the tenant's beginning, and pushes them as its seed, beside the stream.
+"""Reads the rows of a cluster's tables at the tenant's start, and pushes them as its seed while the stream runs.
 
-    schema snapshot at S -> record ranges of its tables -> KvScan at S, as slowly as told -> seed files -> manifest
+    schema snapshot at S -> record ranges of its tables -> KvScan at S, rate limited -> seed files -> manifest
 
-Relations:
-
-- history at S is held under a name of its own until the manifest is there, for no longer than the agreed cap;
-- pieces are cut by the rows alone, never by where a page or region ended: begun again by another process, the same
-  files come out, and what was written before is met again unchanged;
-- within one process nothing is begun again: each request to PD, stores, bucket and control plane is repeated by itself
-  for as long as it fails in a way that passes. A large seed would never end otherwise;
-- before the manifest is written, history at S is held once more. PD takes no hold below its safe point, so that what
-  was read until then was all there, whatever the hold went through meanwhile;
-- the commit_ts of every row is S: a snapshot read does not tell it;
-- a seed that fails stops nobody: the stream goes on, and `problem` says what happened.
+- A GC barrier of its own protects history at S until the manifest is written, for no longer than the cap;
+- pieces are cut by the rows alone, not by page or region boundaries: another process writes the same files and finds
+  earlier ones unchanged;
+- within a process nothing restarts: each request to PD, stores, bucket and control plane is retried by itself. A large
+  seed would never finish otherwise;
+- before the manifest is written the barrier is renewed once more. PD accepts none below its safe point, so success
+  proves that all history at S was present during the read, even if the barrier lapsed meanwhile;
+- the commit_ts of every row is S, because a snapshot read does not return it;
+- a failed seed does not stop the stream; `problem` describes it.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ _RENEW_S = 60.0
 
 
 def seeded_ids(schema: SchemaSnapshot) -> list[int]:
-    """The physical ids whose rows are read: those that tables read, and those that a DDL of partitions under way names.
-    A reorganisation has copied rows to the latter already, and they are the table's once it takes effect."""
+    """The physical ids to read: those of the tables, and those named by a partition DDL under way, whose reorganisation
+    has copied rows already that belong to the table once it takes effect."""
     read = {i for table in schema.tables.values() if table.kind == "table" for i in table.physical_ids}
     return sorted(read.union(i for i, table_id in schema.named.items() if table_id in schema.tables))
 
 
 class SeedScan:
-    """The thread that seeds a tenant. Start it, `stop` it; the rest may be read from any thread."""
+    """The thread that seeds a tenant. Start it, `join` it; the rest may be read from any thread."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class SeedScan:
         clock: Clock,
         rand: random.Random,
     ) -> None:
-        """`schema`: the snapshot with which the tenant began, as JSON. `stop` is the reader's as well."""
+        """`schema`: the tenant's first snapshot, as JSON. `stop` is shared with the reader."""
         pushed = parse_pushed(orjson.loads(schema))
         self._ids = seeded_ids(pushed.snapshot)
         self._ts = pushed.snapshot.ts
@@ -85,7 +83,7 @@ class SeedScan:
 
     @property
     def problem(self) -> str:
-        """What it waits for, or what ended it."""
+        """What the seed waits for, or why it failed."""
         text = self._fault or self._reader.problem
         return f"seed: {text}" if text and not self.done else ""
 
@@ -93,7 +91,7 @@ class SeedScan:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for its end; set `stop` before."""
+        """Wait for the thread to end; set `stop` first."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -101,12 +99,12 @@ class SeedScan:
             self._seed()
             self.done = True
         except _Stopped:
-            log.info("the seed was interrupted", ts=self._ts, rows=self.rows)
+            log.info("seed interrupted", ts=self._ts, rows=self.rows)
         except TiStreamError as e:
-            log.error("the rows at the beginning could not be seeded", ts=self._ts, error=str(e))
+            log.error("seed failed", ts=self._ts, error=str(e))
             self._fault = str(e)
         except Exception as e:
-            log.exception("the rows at the beginning could not be seeded", ts=self._ts)
+            log.exception("seed failed", ts=self._ts)
             self._fault = repr(e)
         finally:
             self._reader.close()
@@ -117,15 +115,15 @@ class SeedScan:
         self._hold.release()
 
     def _patiently(self, action: Callable[[], T]) -> T:
-        """What the action gives at last. _Stopped when told to stop before."""
-        found: list[T] = []
+        """The result of the action, retried until it succeeds. _Stopped when stopped first."""
+        results: list[T] = []
         retrying(
-            lambda: found.append(action()), stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice
+            lambda: results.append(action()), stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice
         )
-        if not found:
+        if not results:
             raise _Stopped
         self._fault = ""
-        return found[0]
+        return results[0]
 
     def _notice(self, error: TiStreamError) -> None:
         self._fault = str(error)
@@ -147,7 +145,7 @@ class SeedScan:
     def _pages(self, table_id: int) -> Iterator[Page]:
         try:
             yield from self._reader.read(record_range(table_id), self._ts)
-        except StoreUnavailable as e:  # the reader waits for everything else
+        except StoreUnavailable as e:  # raised only when stopped
             raise _Stopped from e
 
     def _renew(self) -> None:
@@ -155,11 +153,11 @@ class SeedScan:
             self._renew_at = now + _RENEW_S
             self._patiently(lambda: self._hold.renew(self._ts))
             if not self._hold.covers(self._ts):
-                raise TiStreamError(self._hold.problem or "history is not held", ts=self._ts)
+                raise TiStreamError(self._hold.problem or "history is not protected by a GC barrier", ts=self._ts)
 
 
 class _Stopped(Exception):
-    """Told to stop."""
+    """The scan was stopped."""
 
 
 class _Patiently(Protocol):
@@ -167,7 +165,7 @@ class _Patiently(Protocol):
 
 
 class _PatientControl:
-    """The control plane, asked until it answers."""
+    """A control plane that retries."""
 
     def __init__(self, control: SeedControl, patiently: _Patiently) -> None:
         self._control, self._patiently = control, patiently
@@ -184,7 +182,7 @@ class _PatientControl:
 
 
 class _PatientBucket:
-    """The bucket, asked until it answers."""
+    """A bucket that retries."""
 
     def __init__(self, store: SeedBucket, patiently: _Patiently) -> None:
         self._store, self._patiently = store, patiently
@@ -197,7 +195,7 @@ class _PatientBucket:
 
 
 def pieces(parts: Iterable[pa.Table], piece_bytes: int) -> Iterator[pa.Table]:
-    """The same rows in pieces of about so many bytes of keys and values, cut by the rows alone."""
+    """The same rows in pieces of about `piece_bytes` of keys and values, cut by the rows alone."""
     kept: list[pa.Table] = []
     size = 0
     for part in parts:

@@ -1,14 +1,10 @@
-"""One store's pusher with a thread of its own, for as long as its cluster is followed.
+"""Runs one store's pusher in a thread for as long as its cluster is followed.
 
-    thread:  worker.step, again and again;  what it needs of history, what is wrong, whether it has ended
-
-Relations:
-
-- faults that pass (store, PD, control plane away) are told by `problems` and tried again; any other error ends the
-  thread and stays in `error`: who owns the push decides, and nothing is ever skipped;
-- `needed` changes between steps only, so whatever a step registers lies at or above what was published before it;
-- opening scans that lose their hold on history are ended before they are ready, and asked for again;
-- a store that has left the cluster ends its thread when what it said is durable.
+- Transient faults (object store, PD, control plane unavailable) are listed by `problems` and retried; any other error
+  ends the thread and stays in `error` for the owner. Nothing is skipped;
+- `needed` changes only between steps, so a step registers nothing below the last published value;
+- opening scans that lose their GC barrier are closed before they are ready, and opened again;
+- the thread of a store that left the cluster ends once its data is durable.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ log = structlog.get_logger(__name__)
 
 _STEP_S = 0.2
 _PAUSE_S = 0.2  # after a fault
-_SHOWN_S = 5.0  # a fault is shown for so long; most come again and again
+_SHOWN_S = 5.0  # how long a fault is listed; most recur
 _NOTHING = UploadStats(files=0, bytes=0, retries=0)
 
 
 class StorePush:
-    """The pusher of one store. Start it once; `stop` and the properties may be used from any thread."""
+    """The pusher of one store. Start it once; the other methods and properties are safe from any thread."""
 
     def __init__(
         self,
@@ -47,7 +43,7 @@ class StorePush:
         *,
         clock: Clock,
     ) -> None:
-        """`make_worker` is called in the pusher's own thread."""
+        """`make_worker` is called in the pusher's thread."""
         self.store_id = store_id
         self._make_worker, self._frontier, self._hold = make_worker, frontier, hold
         self._clock = clock
@@ -55,7 +51,7 @@ class StorePush:
         self._worker: PusherWorker | None = None
         self._source: TikvSource | None = None
         self._thread = threading.Thread(target=self._run, name=f"store-{store_id}", daemon=True)
-        self.needed: int | None = None  #: history above it may have to be read; None = not known yet
+        self.needed: int | None = None  #: history above it may still be read; None = unknown yet
         self._problem, self._problem_at = "", float("-inf")
         self.error: TiStreamError | None = None  #: what ended it
 
@@ -84,15 +80,15 @@ class StorePush:
         return worker.overflows if worker else 0
 
     def problems(self) -> list[str]:
-        """What is wrong now, in words."""
+        """Current problems, one line each."""
         source = self._source
         regions = [described(p) for p in source.problems()] if source else []
         recent = self._problem if self._clock.monotonic() - self._problem_at < _SHOWN_S else ""
-        away = [str(e) for e in (self._frontier.error, self._worker and self._worker.control_error) if e]
-        return [*away, *(f"store {self.store_id}: {text}" for text in [recent, *regions] if text)]
+        control = [str(e) for e in (self._frontier.error, self._worker and self._worker.control_error) if e]
+        return [*control, *(f"store {self.store_id}: {text}" for text in [recent, *regions] if text)]
 
     def held_back(self) -> tuple[HeldBack, ...]:
-        """Regions whose resolved ts makes no progress."""
+        """Regions whose resolved ts is stalled."""
         source = self._source
         return source.held_back if source else ()
 
@@ -102,15 +98,15 @@ class StorePush:
 
     @property
     def frontier_ts(self) -> int:
-        """The service has everything up to here; 0 = not known."""
+        """The lowest durable watermark; 0 = unknown."""
         return self._frontier.lowest or 0
 
     def leave(self) -> None:
-        """The store has left the cluster: end when everything is durable."""
+        """The store left the cluster: end once everything is durable."""
         self._leaving.set()
 
     def ask_to_stop(self) -> None:
-        """End soon. What is not durable yet is given up, as by a crash."""
+        """End soon. What is not durable is dropped, as after a crash."""
         self._stop.set()
 
     def join(self) -> None:
@@ -125,9 +121,9 @@ class StorePush:
             self._follow(self._worker)
         except TiStreamError as e:
             self._fail(e)
-        except Exception as e:  # a defect: the owner of the push raises it
-            log.exception("the pusher of a store has ended", store=self.store_id)
-            self._fail(TiStreamError("the pusher of a store has ended", store=self.store_id, cause=repr(e)))
+        except Exception as e:  # a defect: the owner raises `error`
+            log.exception("store pusher failed", store=self.store_id)
+            self._fail(TiStreamError("the pusher of a store failed", store=self.store_id, cause=repr(e)))
         finally:
             if self._worker is not None:
                 self._worker.close()
@@ -141,19 +137,21 @@ class StorePush:
                     raise
                 self._notice(e)
                 self._clock.wait(self._stop, _PAUSE_S)
-            self._look_after_history(worker)
+            self._check_history(worker)
             if self._leaving.is_set() and worker.wait_until_durable(_STEP_S):
-                log.info("the pusher of a store that left has ended", store=self.store_id)
+                log.info("store left, pusher ended", store=self.store_id)
                 return
 
     def _notice(self, error: TiStreamError) -> None:
         self._problem, self._problem_at = str(error), self._clock.monotonic()
 
-    def _look_after_history(self, worker: PusherWorker) -> None:
+    def _check_history(self, worker: PusherWorker) -> None:
         opening_from, lowest = worker.opening_from, self._frontier.lowest
         if opening_from is not None and not self._hold.covers(opening_from):
-            log.warning("opening scans lost their hold on history", store=self.store_id, checkpoint_ts=opening_from)
-            worker.open_again()
+            log.warning(
+                "opening scans lost their GC barrier, restarting them", store=self.store_id, checkpoint_ts=opening_from
+            )
+            worker.restart_opening_scans()
         wanted = [ts for ts in (opening_from, lowest) if ts is not None]
         self.needed = min(wanted, default=None)
 
@@ -162,6 +160,6 @@ class StorePush:
 
 
 def described(problem: Problem) -> str:
-    """A problem in words, with its facts."""
+    """A problem and its facts in one line."""
     facts = ", ".join(f"{name} {value}" for name, value in problem.facts.items())
     return f"{problem.message}: {facts}" if facts else problem.message

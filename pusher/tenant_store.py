@@ -1,13 +1,13 @@
-"""The bucket as the pushers of a tenant see it when the service issues their credentials: they put, and that is all.
+"""A tenant's bucket for pushers with session credentials, which may put objects and nothing else.
 
-What a pusher must know of the bucket it asks the control plane:
+What a pusher needs to know of the bucket it asks the control plane:
 
-    the key of a put is taken               is it my own earlier try? The control plane compares length and SHA-256
-    a cluster's pusher starts again         which schema snapshot did the tenant begin with
-    where to go on                          nothing: each life has a number of its own, and its files begin at 1
+    a put finds its key taken               by an earlier attempt of its own? The service compares length and SHA-256
+    a cluster's pusher restarts             which schema snapshot did the tenant start with
+    where to continue                       nothing: each incarnation has its own number, and its files start at 1
 
-Anything else is refused here, before S3 would. A refusal by S3 names the tenant and its folder. Whether there are such
-credentials is what the push bundle says; without them a pusher brings its own and reads for itself.
+Any other operation is refused here. A refusal by S3 is reported with tenant and folder. The push bundle says whether
+there are session credentials; without them a pusher uses its own and reads the bucket itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tistream.objectstore.session import SessionCredentials
 
 
 def opening(control: HttpControl) -> Callable[[str], ObjectStore]:
-    """Opens the bucket of a push bundle that `control` gave: with session credentials if the bundle says so."""
+    """A function that opens the bucket of `control`'s push bundle, with session credentials if the bundle offers
+    them."""
 
     def opened(url: str) -> ObjectStore:
         return MeteredStore(TenantStore(url, control)) if control.has_session else open_metered(url)
@@ -38,7 +39,7 @@ def opening(control: HttpControl) -> Callable[[str], ObjectStore]:
 
 
 class TenantStore:
-    """An ObjectStore for one tenant's pushers. It opens the bucket with the first put."""
+    """An ObjectStore for one tenant's pushers. Opens the bucket on the first put."""
 
     def __init__(self, url: str, control: SessionControl, clock: Clock | None = None) -> None:
         self._url, self._control = url, control
@@ -51,12 +52,12 @@ class TenantStore:
             self._opened(credentials).put(key, data)
         except StoreRefused as e:
             self._session.refused(credentials)
-            raise self._told(key, e) from e
+            raise self._refusal(key, e) from e
 
     def get(self, key: str) -> bytes:
         snapshot = parse(key)
         if not isinstance(snapshot, SchemaSnapKey) or snapshot.tenant != self._control.tenant:
-            self._refuse("read", key)
+            self._not_allowed("read", key)
         try:
             return self._control.pushed_schema(snapshot.ts)
         except NotFound as e:
@@ -65,20 +66,20 @@ class TenantStore:
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         tenant = self._control.tenant
         if prefix != schema_snap_prefix(tenant):
-            self._refuse("list", prefix)
+            self._not_allowed("list", prefix)
         for found in self._control.pushed_schemas():
             key = str(SchemaSnapKey(tenant=tenant, ts=found.ts))
             if key > after:
                 yield ObjectInfo(key=key, size=found.bytes, modified_ms=0)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        self._refuse("read", key)
+        self._not_allowed("read", key)
 
     def size(self, key: str) -> int:
-        self._refuse("read", key)
+        self._not_allowed("read", key)
 
     def delete(self, key: str) -> None:
-        self._refuse("delete", key)
+        self._not_allowed("delete", key)
 
     def _opened(self, credentials: PushCredentials) -> ObjectStore:
         bucket = self._bucket
@@ -88,10 +89,10 @@ class TenantStore:
         bucket[0].using = credentials
         return bucket[1]
 
-    def _told(self, key: str, error: StoreRefused) -> StoreRefused:
+    def _refusal(self, key: str, error: StoreRefused) -> StoreRefused:
         tenant = self._control.tenant
         return StoreRefused(
-            f"the store refused a put of tenant {tenant} with its session credentials, which are for "
+            f"the store refused a put of tenant {tenant} with session credentials for "
             f"{buffer_prefix(tenant)} and its seeds: {error.message}",
             key=key,
             tenant=str(tenant),
@@ -99,7 +100,7 @@ class TenantStore:
             determinate=True,
         )
 
-    def _refuse(self, what: str, key: str) -> NoReturn:
+    def _not_allowed(self, what: str, key: str) -> NoReturn:
         tenant: Tenant = self._control.tenant
         raise InvalidInput(
             f"the session credentials of tenant {tenant} may put objects below {buffer_prefix(tenant)}; "
@@ -109,7 +110,7 @@ class TenantStore:
 
 
 class _Session:
-    """What the bucket is opened with."""
+    """The session that the bucket is opened with."""
 
     def __init__(self, control: SessionControl, using: PushCredentials) -> None:
         self._control, self.using, self.kms_key_arn = control, using, using.kms_key_arn
@@ -118,7 +119,7 @@ class _Session:
         return self.using.session
 
     def arrived(self, key: str, data: bytes | memoryview) -> bool:
-        there = self._control.compare(key, len(data), hashlib.sha256(data).hexdigest())
-        if there == "other":
+        result = self._control.compare(key, len(data), hashlib.sha256(data).hexdigest())
+        if result == "other":
             raise ObjectConflict(key=key, bytes_mine=len(data))
-        return there == "same"
+        return result == "same"

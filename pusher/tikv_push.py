@@ -1,13 +1,13 @@
 """Pushes a living cluster: its stores' change feeds into a tenant, until it is told to stop.
 
     first start:  hold history at S -> read the schema at S -> schema_snap/ -> wait for the tenant's frontier
-    always:       PD client, region board, a thread with source and pusher for each store; a hold on history
+    always:       PD client, region region_cache, a thread with source and pusher for each store; a hold on history
 
 Relations:
 
 - nothing is kept here: every start asks the service where it stands, and each store goes on as a new incarnation whose
   subscriptions begin at the published frontier;
-- stores that join are followed, those that left end when what they said is durable, one that is away is waited for;
+- stores that join are followed, those that left end when what they result is durable, one that is away is waited for;
 - history is held at what the frontier and the opening scans need (`tikv.history`), and nothing is registered without;
 - service, object store, PD and stores may be away for any time: memory is bounded by the queues of source and uploader,
   and by a folder if one is given; what overflows is given up and read again from the frontier, as a new incarnation;
@@ -29,9 +29,9 @@ from typing import TypeVar
 import structlog
 
 from pusher.control import CaptureControl
-from pusher.core.excluded_ranges import LeftOutSource
-from pusher.core.table_filter import Choice, check_choice, choose, queued_ids, read_choice
-from pusher.flush_schedule import Pace
+from pusher.core.excluded_ranges import ExcludedRangesSource
+from pusher.core.table_filter import TableFilter, check_table_filter, filter_snapshot, queued_ids, read_table_filter
+from pusher.flush_schedule import FlushSchedule
 from pusher.frontier import lowest_durable_ts
 from pusher.push_run import WAIT_S, PushRun
 from pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usable_snapshots
@@ -55,20 +55,20 @@ from tistream.tikv.core.pd_messages import StoreState
 from tistream.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.tikv.kv_scan import KvReader
 from tistream.tikv.pd import PdClient
-from tistream.tikv.region_cache import RegionBoard
+from tistream.tikv.region_cache import RegionCache
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _AWAITING = "AWAITING_SNAPSHOT"
 _STORES_S = 5.0  # how often PD is asked for the stores
-_LOCKS_S = 10.0  # how often locks are looked for where a resolved ts makes no progress
+_LOCK_CHECK_S = 10.0  # how often locks are looked for where a resolved ts makes no progress
 _HOLD_S = 10.0  # how often the hold on history is set anew
-_PATIENCE_S = 30.0  # so long a region is waited for before that is told
+_REPORT_AFTER_S = 30.0  # so long a region is waited for before that is told
 _PD_PATIENCE_S = 5.0  # so long a request looks for PD's leader before it fails, to be made again
 _FRONTIER_POLL_S = 1.0
-_STANDS_S = 600.0  # a frontier below what PD keeps that has not risen for so long rises no more
-_LAST_WORDS_S = 10.0  # what is queued when it is told to stop may take so long
+_FRONTIER_STALL_S = 600.0  # a frontier below what PD keeps that has not risen for so long rises no more
+_DRAIN_S = 10.0  # what is queued when it is told to stop may take so long
 
 
 def push_cluster(
@@ -109,19 +109,21 @@ class _TikvPush(PushRun):
             raise InvalidInput("only who pushes all stores knows when the cluster is idle: leave out the ids of stores")
         super().__init__(control, stop, clock, rand)
         self._endpoints, self._control, self._options, self._progress = endpoints, control, options, progress
-        self._pace = Pace.of(control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s)
+        self._schedule = FlushSchedule.for_tenant(
+            control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s
+        )
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
         self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
-        self._board: RegionBoard | None = None
+        self._region_cache: RegionCache | None = None
         self._locks: LockResolver | None = None
-        self._lock_looks: Repeating | None = None
+        self._lock_checks: Repeating | None = None
         self._stores: dict[int, StorePush] = {}
         self._never = threading.Event()
         self._hold: Hold | None = None
         self._seed: SeedScan | None = None
         self._seed_stop = threading.Event()
-        self._gone = TikvPushProgress(phase="")  # what stores have pushed that are not followed any more
-        self._stores_at = self._hold_at = 0.0
+        self._departed = TikvPushProgress(phase="")  # what stores have pushed that are not followed any more
+        self._next_stores_at = self._next_renewal_at = 0.0
         self._pd_problem = ""
 
     def run(self, open_store: Callable[[str], ObjectStore]) -> TikvPushProgress:
@@ -133,19 +135,19 @@ class _TikvPush(PushRun):
                 return self._report("stopped")
             store, hold = open_store(bundle.object_store), self._new_hold(bundle.object_store)
             self._hold = hold
-            if bundle.state == _AWAITING and not self._begin(usable_snapshots(store, bundle), hold):
+            if bundle.state == _AWAITING and not self._start_tenant(usable_snapshots(store, bundle), hold):
                 return self._report("stopped")
-            if not self._wait_for_frontier(bundle.state) or not self._first_hold(hold):
+            if not self._wait_for_frontier(bundle.state) or not self._hold_at_frontier(hold):
                 return self._report("stopped")
             began = self._retry(self._control.push_bundle)
             schema = None if began is None else self._schema(usable_snapshots(store, began))
             if schema is None:
                 return self._report("stopped")
-            choice = read_choice(schema)
-            check_choice(choice, self._options.names, self._options.index_keys, self._keys.id)
+            table_filter = read_table_filter(schema)
+            check_table_filter(table_filter, self._options.names, self._options.index_keys, self._keys.id)
             if self._options.seed:
                 self._start_seed(store, self._new_hold(bundle.object_store, "-seed"), schema)
-            self._follow(store, hold, choice)
+            self._follow(store, hold, table_filter)
         finally:
             self._end()
         return self._report("stopped")
@@ -171,7 +173,7 @@ class _TikvPush(PushRun):
 
     # -- the tenant's beginning ------------------------------------------------------------------------------------
 
-    def _begin(self, store: ObjectStore, hold: Hold) -> bool:
+    def _start_tenant(self, store: ObjectStore, hold: Hold) -> bool:
         """Push the schema snapshot that the tenant awaits; False when told to stop."""
         known = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if known is None:
@@ -183,7 +185,7 @@ class _TikvPush(PushRun):
             return False
         begin_ts = now_ts if begin_ts is None else begin_ts
         if begin_ts > now_ts:
-            raise _future(begin_ts, now_ts)
+            raise _begins_in_future(begin_ts, now_ts)
         if not self._renew(hold, begin_ts):
             return False
         if known:  # it is being taken in
@@ -194,7 +196,7 @@ class _TikvPush(PushRun):
             return False
         if not self._renew(hold, begin_ts):  # TsExpired when something was collected meanwhile
             return False
-        text = choose(whole, self._options.names, self._options.index_keys, self._keys.id, queued_ids(jobs))
+        text = filter_snapshot(whole, self._options.names, self._options.index_keys, self._keys.id, queued_ids(jobs))
         meanwhile = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if meanwhile:  # another store's pusher was faster
             return self._renew(hold, meanwhile)
@@ -203,7 +205,7 @@ class _TikvPush(PushRun):
 
     def _read_at(self, read: Callable[[KvReader], T]) -> T | None:
         """What is read of the cluster at the beginning; None when told to stop."""
-        reader = self._new_reader(self._stop, _PATIENCE_S, lambda why: self._report("schema", problem=why))
+        reader = self._new_reader(self._stop, _REPORT_AFTER_S, lambda why: self._report("schema", problem=why))
         self._report("schema")
         try:
             return self._retry(lambda: read(reader), "schema")
@@ -254,7 +256,7 @@ class _TikvPush(PushRun):
         packed = self._retry(lambda: store.get(name))
         return None if packed is None else unpacked(name, packed)
 
-    def _first_hold(self, hold: Hold) -> bool:
+    def _hold_at_frontier(self, hold: Hold) -> bool:
         """Hold history where the frontier stands; False when told to stop. What lies below PD's safe point may rise
         above it yet, by files that are in the bucket. TsExpired when it has not risen for a while."""
         stood_at, since = -1, self._clock.monotonic()
@@ -264,7 +266,7 @@ class _TikvPush(PushRun):
             try:
                 return self._renew(hold, needed)
             except TsExpired as e:
-                if self._clock.monotonic() - since >= _STANDS_S:
+                if self._clock.monotonic() - since >= _FRONTIER_STALL_S:
                     raise
                 self._report("waiting", problem=str(e))
             if self._clock.wait(self._stop, _FRONTIER_POLL_S):
@@ -273,27 +275,27 @@ class _TikvPush(PushRun):
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def _follow(self, store: ObjectStore, hold: Hold, choice: Choice) -> None:
-        board = self._board = RegionBoard(self._view, choice.wanted, clock=self._clock)
-        board.start()
+    def _follow(self, store: ObjectStore, hold: Hold, table_filter: TableFilter) -> None:
+        region_cache = self._region_cache = RegionCache(self._view, table_filter.wanted, clock=self._clock)
+        region_cache.start()
         self._locks = LockResolver(
             self._view, keyspace=self._keys, tls=self._options.tls, resolve=self._options.resolve_locks
         )
-        self._lock_looks = Repeating("locks", self._look_for_locks, interval_s=_LOCKS_S, clock=self._clock)
-        self._lock_looks.start()
+        self._lock_checks = Repeating("locks", self._check_locks, interval_s=_LOCK_CHECK_S, clock=self._clock)
+        self._lock_checks.start()
 
         def make(store_id: int) -> StorePush:
-            return self._new_store(store_id, store, hold, choice, board)
+            return self._new_store(store_id, store, hold, table_filter, region_cache)
 
         while not self._stop.is_set():
             now = self._clock.monotonic()
             try:
-                if now >= self._stores_at:
-                    self._stores_at = now + _STORES_S
+                if now >= self._next_stores_at:
+                    self._next_stores_at = now + _STORES_S
                     self._follow_stores(make)
-                if now >= self._hold_at:
-                    self._hold_at = now + _HOLD_S
-                    self._keep_history(hold)
+                if now >= self._next_renewal_at:
+                    self._next_renewal_at = now + _HOLD_S
+                    self._renew_hold(hold)
                 self._pd_problem = ""
             except TiStreamError as e:
                 if e.kind is not ErrorKind.RETRY:
@@ -316,7 +318,7 @@ class _TikvPush(PushRun):
             if store_id not in there:
                 push.leave()
             if push.over and push.error is None:
-                self._gone = self._sum([push])
+                self._departed = self._totals([push])
                 del self._stores[store_id]
         for store_id in sorted(there - self._stores.keys()):
             log.info("a store is followed", store=store_id)
@@ -324,7 +326,7 @@ class _TikvPush(PushRun):
             self._stores[store_id].start()
 
     def _new_store(
-        self, store_id: int, bucket: ObjectStore, hold: Hold, choice: Choice, board: RegionBoard
+        self, store_id: int, bucket: ObjectStore, hold: Hold, table_filter: TableFilter, region_cache: RegionCache
     ) -> StorePush:
         def make(frontier: HeldFrontier) -> tuple[PusherWorker, TikvSource]:
             numbers = count(1)
@@ -332,18 +334,20 @@ class _TikvPush(PushRun):
                 store_id,
                 pd=self._view,
                 keyspace=self._keys,
-                board=board,
-                wanted=choice.wanted,
+                region_cache=region_cache,
+                wanted=table_filter.wanted,
                 clock=self._clock,
                 filter_loop=self._options.filter_loop,
                 tls=self._options.tls,
-                pace=self._pace,
+                schedule=self._schedule,
                 scans_max=self._options.scans_max,
                 numbers=numbers,
                 history_held=hold.covers,
             )
             worker = PusherWorker(
-                source=LeftOutSource(source, choice.left_out, numbers) if choice.left_out else source,
+                source=ExcludedRangesSource(source, table_filter.excluded, numbers)
+                if table_filter.excluded
+                else source,
                 control=self._control,
                 frontier=frontier,
                 store=bucket,
@@ -363,7 +367,7 @@ class _TikvPush(PushRun):
         name = f"tistream-{tenant.cluster_id}-{tenant.tenant_id}-store-{store_id}"
         return UploadSpill(self._options.spill / name, self._options.spill_bytes_max)
 
-    def _keep_history(self, hold: Hold) -> None:
+    def _renew_hold(self, hold: Hold) -> None:
         """Hold history at the lowest that anybody needs; never higher than what somebody has not told yet."""
         wanted = [s.needed for s in self._stores.values() if not s.over]
         lowest = lowest_durable_ts(self._frontier.read())
@@ -375,13 +379,13 @@ class _TikvPush(PushRun):
         with suppress(TsExpired):  # what lives goes on without it, and the hold says what waits
             hold.renew(min([lowest, *known]))
 
-    def _look_for_locks(self) -> None:
+    def _check_locks(self) -> None:
         assert self._locks is not None
         self._locks.look([part for push in list(self._stores.values()) for part in push.held_back()])
 
     def _check(self) -> None:
-        if self._board is not None and (ended := self._board.ended) is not None:
-            raise ended
+        if self._region_cache is not None and (failure := self._region_cache.failure) is not None:
+            raise failure
         for push in self._stores.values():
             if push.error is not None:
                 raise push.error
@@ -409,7 +413,7 @@ class _TikvPush(PushRun):
         pushes = list(self._stores.values())
         for push in pushes:
             push.leave()
-        until = self._clock.monotonic() + (_LAST_WORDS_S if self._stop.is_set() else 0.0)
+        until = self._clock.monotonic() + (_DRAIN_S if self._stop.is_set() else 0.0)
         while any(not push.over for push in pushes) and self._clock.monotonic() < until:
             self._report("stopping")
             self._clock.wait(self._never, 0.05)
@@ -419,24 +423,24 @@ class _TikvPush(PushRun):
             push.join()
         if self._seed is not None:
             self._seed.join()
-        if self._lock_looks is not None and self._locks is not None:
-            self._lock_looks.stop()
+        if self._lock_checks is not None and self._locks is not None:
+            self._lock_checks.stop()
             self._locks.close()
-        if self._board is not None:
-            self._board.stop()
+        if self._region_cache is not None:
+            self._region_cache.stop()
         self._pd.close()
 
     # -- what it says ----------------------------------------------------------------------------------------------
 
-    def _sum(self, pushes: Sequence[StorePush]) -> TikvPushProgress:
+    def _totals(self, pushes: Sequence[StorePush]) -> TikvPushProgress:
         """What these have pushed, with those that are gone."""
         done = [push.uploads() for push in pushes]
         return replace(
-            self._gone,
-            rows=self._gone.rows + sum(push.rows for push in pushes),
-            files=self._gone.files + sum(u.files for u in done),
-            bytes=self._gone.bytes + sum(u.bytes for u in done),
-            overflows=self._gone.overflows + sum(push.overflows for push in pushes),
+            self._departed,
+            rows=self._departed.rows + sum(push.rows for push in pushes),
+            files=self._departed.files + sum(u.files for u in done),
+            bytes=self._departed.bytes + sum(u.bytes for u in done),
+            overflows=self._departed.overflows + sum(push.overflows for push in pushes),
         )
 
     def _report(self, phase: str, *, problem: str = "") -> TikvPushProgress:
@@ -444,12 +448,12 @@ class _TikvPush(PushRun):
         hold, seed = self._hold, self._seed
         problems = [problem, self._pd_problem, hold.problem if hold else "", seed.problem if seed else ""]
         problems.append(str(self._frontier.error or ""))
-        problems += [described(p) for p in self._board.problems()] if self._board else []
+        problems += [described(p) for p in self._region_cache.problems()] if self._region_cache else []
         problems += self._locks.problems if self._locks else ()
-        problems += [described(p) for p in self._lock_looks.problems()] if self._lock_looks else []
+        problems += [described(p) for p in self._lock_checks.problems()] if self._lock_checks else []
         problems += [text for push in pushes for text in push.problems()]
-        said = replace(
-            self._sum(pushes),
+        result = replace(
+            self._totals(pushes),
             phase=phase,
             stores=tuple(sorted(self._stores)),
             frontier_ts=max((push.frontier_ts for push in pushes), default=0),
@@ -458,11 +462,11 @@ class _TikvPush(PushRun):
             seed_tables_left=seed.tables_left if seed and not seed.done else 0,
             problems=tuple(dict.fromkeys(p for p in problems if p)),
         )
-        self._progress(said)
-        return said
+        self._progress(result)
+        return result
 
 
-def _future(begin_ts: int, now_ts: int) -> InvalidInput:
+def _begins_in_future(begin_ts: int, now_ts: int) -> InvalidInput:
     error = InvalidInput("a tenant cannot begin in the future of its cluster", begin_ts=begin_ts, tso=now_ts)
     error.hint = "--start-ts and the ts of a schema snapshot are timestamps of PD (TSO), at or below its newest one."
     return error

@@ -1,15 +1,13 @@
-"""Puts encoded files into the object store: in order, a few at once, the same bytes until they are there.
+"""Uploads encoded files in order, a few at once, retrying the same bytes until they are stored.
 
     offer(key, data) -> bounded queue -> at most UPLOADS_IN_FLIGHT_MAX threads -> ObjectStore.put
 
-Relations:
-
-- uploads start in the order of the offers; at most `in_flight_max` run at once, so a file may be visible before an
-  earlier one, but by no more than that;
-- a file that cannot be put now is tried again, unchanged, after a growing, spread pause; it is never given up;
-- any other error (somebody else's bytes under the key above all) stops everything: `check` raises it;
-- the queue is bounded in bytes. What does not fit waits in the spill, if there is one (`upload_spill`), which is
-  bounded, too. When both are full the offer is refused: what to do then is the caller's decision.
+- Uploads start in the order of the offers, at most `in_flight_max` at once; so a file may become visible before an
+  earlier one, but only within that window;
+- a failed upload is retried unchanged with growing, jittered pauses, without limit;
+- any other error (above all another writer's object under the key) stops all uploads, and `check` raises it;
+- the queue is bounded in bytes. Overflow goes to the spill, if there is one, which is bounded too. When both are full
+  the offer is refused and the caller decides.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class _Waiting:
 
     @property
     def parked(self) -> int:
-        """Bytes on the disk."""
+        """Bytes on disk."""
         return self.content.size if isinstance(self.content, Parked) else 0
 
     def take(self) -> bytes:
@@ -63,7 +61,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadStats:
-    """What an uploader has done so far."""
+    """Totals of an uploader."""
 
     files: int
     bytes: int
@@ -71,7 +69,7 @@ class UploadStats:
 
 
 class Uploader:
-    """The upload threads of one pusher. `offer`, `check` and the waiting methods are called from one thread."""
+    """The upload threads of one pusher. Public methods are called from one thread."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class Uploader:
         self._in_flight_max, self._queue_bytes_max, self._spill = in_flight_max, queue_bytes_max, spill
         self._changed = threading.Condition()
         self._queue: deque[_Waiting] = deque()
-        self._queue_bytes = self._parked_bytes = 0  # of all that wait; of those on the disk
+        self._queue_bytes = self._parked_bytes = 0  # all waiting bytes; the part on disk
         self._in_flight = 0
         self._stop = threading.Event()
         self._error: TiStreamError | None = None
@@ -96,7 +94,7 @@ class Uploader:
         self._files = self._bytes = self._retries = 0
 
     def offer(self, key: str, data: bytes) -> bool:
-        """Queue a file; False when the queue is full. A file larger than the bound is taken by an empty queue."""
+        """Queue a file; False when the queue is full. An empty queue accepts a file of any size."""
         with self._changed:
             if not self._queue or self._queue_bytes - self._parked_bytes + len(data) <= self._queue_bytes_max:
                 self._add(_Waiting(key, data, self._clock.monotonic()))
@@ -110,38 +108,39 @@ class Uploader:
         return True
 
     def check(self) -> None:
-        """Raise what stopped the uploads."""
+        """Raise the error that stopped the uploads."""
         with self._changed:
             if self._error is not None:
                 raise self._error
 
     @property
     def idle(self) -> bool:
-        """Nothing is queued or under way."""
+        """Nothing is queued or in flight."""
         with self._changed:
             return not self._queue and not self._in_flight
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until all offered files are there, or an error has stopped the uploads (see `check`)."""
+        """Wait until all offered files are stored, or an error stopped the uploads (see `check`)."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._error is not None or (not self._queue and not self._in_flight), timeout_s
             )
 
     def wait_until_queued_at_most(self, queued_bytes: int, timeout_s: float) -> bool:
-        """Wait until no more than that many bytes are queued, or an error has stopped the uploads (see `check`)."""
+        """Wait until at most this many bytes are queued, or an error stopped the uploads (see `check`)."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._error is not None or self._queue_bytes <= queued_bytes, timeout_s
             )
 
     def abandon(self) -> None:
-        """Forget the queue, but for what shows that the store is back: the files under way, or the oldest one."""
+        """Drop the queue, but keep the files in flight, or else the oldest one: its success shows that the store is
+        back."""
         with self._changed:
             while len(self._queue) > (0 if self._in_flight else 1):
-                forgotten = self._queue.pop()
-                self._count(forgotten, -1)
-                forgotten.drop()
+                dropped = self._queue.pop()
+                self._count(dropped, -1)
+                dropped.drop()
             self._changed.notify_all()
 
     def stats(self) -> UploadStats:
@@ -201,7 +200,7 @@ class Uploader:
             return taken
 
     def _put(self, key: str, data: bytes) -> bool:
-        """Put until it is there; False when stopped before."""
+        """Put until it succeeds; False when stopped first."""
         backoff = Backoff(first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S, rand=self._rand)
         while not self._stop.is_set():
             try:
@@ -209,7 +208,7 @@ class Uploader:
             except TiStreamError as e:
                 if e.kind is not ErrorKind.RETRY:
                     raise
-                log.warning("upload failed, will try again", object=key, error=str(e))
+                log.warning("upload failed, retrying", object=key, error=str(e))
                 metrics.UPLOAD_RETRIES.inc()
                 with self._changed:
                     self._retries += 1
@@ -223,7 +222,7 @@ class Uploader:
             self._in_flight -= 1
             if error is not None and self._error is None:
                 if not isinstance(error, TiStreamError):
-                    error = TiStreamError("an upload failed", cause=repr(error))
+                    error = TiStreamError("an upload failed unexpectedly", cause=repr(error))
                 self._error = error
             if size:
                 self._files += 1

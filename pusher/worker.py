@@ -1,20 +1,17 @@
-"""The pusher of one store: polls its source, batches, encodes, uploads. The shell around `batcher`.
+"""Pusher of one store: polls its source, batches, encodes, uploads. The shell around `batcher`.
 
     Source.poll -> Batcher -> encode_batch_file -> Uploader -> data_change_buffer/.../store-{s}/{incarnation}/file-{seq}
 
-Relations:
-
-- one incarnation = one Batcher = one dense run of `seq`; its files are uploaded in that order, never rewritten;
+- One incarnation = one Batcher = one dense run of `seq`; files are uploaded in that order and never rewritten;
 - no file has a cut_ts below the largest one that the control plane knows of this store;
-- the upstream comes first. When uploads cannot keep up and the bounded queue is full, the pusher drops the stream: it
-  ends the incarnation, keeps trying the few files under way, and once they are through it comes back as a new
-  incarnation whose subscriptions start at the frontier. The files given up are a gap that ends the old incarnation;
-  nothing is lost, because the new opening scans send again what lies above the frontier;
-- no opening scan begins while half of the queue waits: it would fill the rest, and be dropped with it;
+- the upstream comes first. When uploads cannot keep up and the queue is full, the pusher drops the stream and ends the
+  incarnation. Once the few uploads in flight are done it resumes as a new incarnation whose subscriptions start at the
+  frontier. The dropped files are a gap that ends the old incarnation; the new opening scans send their rows again;
+- no opening scan starts while the queue is half full: it would fill the rest and be dropped with it;
 - a pusher that was replaced by a newer one of its store ends (`replaced`);
-- another writer's bytes under one of our keys means that somebody else owns the incarnation: the pusher stops.
+- another writer's object under one of our keys means that the incarnation has two owners: the pusher stops.
 
-What it does not do: run a thread of its own (who owns it calls `step`), pick stores, read anything from the bucket.
+It runs no thread (the owner calls `step`), selects no stores and reads nothing from the bucket.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ from tistream.runtime.service import Backoff
 log = structlog.get_logger(__name__)
 
 _STALLED_WAIT_S = 0.1
-_QUIET_S = 3.0  # who has written nothing for so long asks ...
-_QUIET_CHECK_S = 15.0  # ... only this often whether it was replaced
+_IDLE_S = 3.0  # a pusher that wrote nothing for this long ...
+_IDLE_CHECK_S = 15.0  # ... checks only this often whether it was replaced
 _ROWS_IN, _ROWS_OUT = (metrics.ROWS.labels("pusher", way) for way in ("in", "out"))
 _BYTES_OUT = metrics.BYTES.labels("pusher", "out")
 
@@ -68,7 +65,7 @@ class PusherWorker:
         queue_bytes_max: int = UPLOAD_QUEUE_BYTES_MAX,
         spill: UploadSpill | None = None,
     ) -> None:
-        """`spill`: where files wait that do not fit the upload queue; the worker closes it."""
+        """`spill`: for files that do not fit the upload queue; the worker closes it."""
         self._source, self._control, self._frontier, self._clock = source, control, frontier, clock
         self._rand, self._new_write_id = rand, new_write_id
         name = f"push-{control.tenant}-{source.store_id}"
@@ -81,51 +78,51 @@ class PusherWorker:
         self._batcher = Batcher()
         self._stalled = False
         self._never = threading.Event()
-        self._come_back_at = 0.0
-        self._offered_at = self._asked_at = clock.monotonic()
-        self._come_back_pause = Backoff(first_s=0.1, max_s=5.0, rand=rand)
-        self._asked: dict[KeyRange, Frontier] = {}  # the frontier that a region about to open was given
-        self._opened_with: dict[int, Frontier] = {}  # subscription -> the frontier it was opened with
+        self._resume_at = 0.0
+        self._offered_at = self._checked_at = clock.monotonic()
+        self._resume_backoff = Backoff(first_s=0.1, max_s=5.0, rand=rand)
+        self._opening_with: dict[KeyRange, Frontier] = {}  # the frontier used for a region about to open
+        self._opened_with: dict[int, Frontier] = {}  # by subscription
         self._checked: Frontier = ()  # the frontier that all subscriptions were last compared with
-        self._alike: Frontier = ()  # another one that asks for the same as `_checked`
+        self._equivalent: Frontier = ()  # another one with the same resubscribe ids as `_checked`
         self._resubscribing = False
-        self.rows = 0  #: handed to the uploads so far
+        self.rows = 0  #: handed to the uploader so far
         self.overflows = 0  #: how often the stream was dropped
 
     @property
     def incarnation(self) -> int:
-        """The current one; 0 before `start`."""
+        """The current incarnation; 0 before `start`."""
         return self._grant.incarnation if self._grant else 0
 
     @property
     def resubscribing(self) -> bool:
-        """New subscriptions were asked for since the last tick; the next one says so."""
+        """New subscriptions were requested at the last tick; their first rows come with the next one."""
         return self._resubscribing
 
     @property
     def stalled(self) -> bool:
-        """The stream was dropped and the pusher has not come back yet."""
+        """The stream was dropped and has not resumed."""
         return self._stalled
 
     @property
     def control_error(self) -> TiStreamError | None:
-        """Why the control plane could not be asked whether a newer pusher has begun; None when it could."""
+        """Why the last check for a newer incarnation failed; None when it succeeded."""
         return self._replaced.error
 
     @property
     def opening_from(self) -> int | None:
-        """History above it is being read by opening scans; None when there are none."""
+        """Opening scans read history above it; None when no scan runs."""
         return min((opened.checkpoint_ts for opened in self._batcher.opening.values()), default=None)
 
-    def open_again(self) -> None:
-        """End the subscriptions whose opening scan goes on, before any of them is ready, and register their regions
-        anew."""
+    def restart_opening_scans(self) -> None:
+        """Close all subscriptions that are not ready and register their regions again."""
         self._source.resubscribe(list(self._batcher.opening))
 
     def start(self, stop: threading.Event, notice: Callable[[TiStreamError], None] = lambda _: None) -> int:
-        """Get an incarnation, waiting for the control plane as long as needed; the store's largest cut_ts so far.
+        """Get an incarnation, waiting for the control plane as long as needed; returns the store's largest cut_ts so
+        far.
 
-        0 also when `stop` was set meanwhile. `notice` hears what it waits for."""
+        Returns 0 also when `stop` was set first. `notice` gets each transient error."""
         self._grant = retrying(
             lambda: self._control.issue_incarnation(self._source.store_id),
             stop=stop,
@@ -136,14 +133,14 @@ class PusherWorker:
         return self._grant.max_cut_ts if self._grant else 0
 
     def step(self, timeout_s: float = 0.0) -> None:
-        """Take what the source has, waiting up to `timeout_s` for it, and queue the files that come of it.
+        """Poll the source, waiting up to `timeout_s`, and queue the resulting files.
 
-        Raises Fenced when a newer pusher of the store has begun, and what stopped the uploads: ObjectConflict when
-        somebody else owns the incarnation."""
+        Raises Fenced when a newer pusher of the store has started, and the error that stopped the uploads:
+        ObjectConflict when the incarnation has another owner."""
         self._check()
-        if self._stalled and not self._come_back():
+        if self._stalled and not self._try_resume():
             pause_s = min(timeout_s, _STALLED_WAIT_S)
-            if self._uploader.wait_until_idle(pause_s):  # then the control plane is what is awaited
+            if self._uploader.wait_until_idle(pause_s):  # then it waits for the control plane
                 self._clock.wait(self._never, pause_s)
             return
         if self._grant is not None:
@@ -152,28 +149,28 @@ class PusherWorker:
             if isinstance(event, Rows):
                 _ROWS_IN.inc(event.rows.num_rows)
             elif isinstance(event, SubscriptionOpened):
-                opened_with = self._opened_with[event.subscription] = self._asked.pop(event.range)
-                self._compare_again(opened_with)
+                opened_with = self._opened_with[event.subscription] = self._opening_with.pop(event.range)
+                self._recheck_frontier(opened_with)
             elif isinstance(event, SubscriptionClosed):
                 del self._opened_with[event.subscription]
             elif isinstance(event, Tick):
                 self._check_cut(event.cut_ts)
-                self._replaced.check(self.incarnation)  # who was quiet asks before it writes again
+                self._replaced.check(self.incarnation)  # an idle pusher checks before it writes again
             for file in self._batcher.handle(event):
                 if not self._offer(file):
-                    self._drop()
+                    self._drop_stream()
                     return
             if isinstance(event, Tick):
                 self._resubscribe()
 
     def wait_until_queued_at_most(self, queued_bytes: int, timeout_s: float) -> bool:
-        """For a source that can be paused: wait until no more than that many bytes wait to be uploaded."""
-        room = self._uploader.wait_until_queued_at_most(queued_bytes, timeout_s)
+        """For a source that can be paused: wait until at most this many bytes wait to be uploaded."""
+        done = self._uploader.wait_until_queued_at_most(queued_bytes, timeout_s)
         self._check()
-        return room
+        return done
 
     def wait_until_durable(self, timeout_s: float) -> bool:
-        """Wait until every queued file is in the store."""
+        """Wait until every queued file is stored."""
         done = self._uploader.wait_until_idle(timeout_s)
         self._check()
         return done
@@ -182,7 +179,7 @@ class PusherWorker:
         return self._uploader.stats()
 
     def close(self) -> None:
-        """Stop. What is not uploaded yet is given up, as by a crash."""
+        """Stop. What is not uploaded is dropped, as after a crash."""
         self._source.close()
         self._uploader.close()
 
@@ -192,31 +189,30 @@ class PusherWorker:
         try:
             self._uploader.check()
         except ObjectConflict as e:
-            e.hint = "Another pusher writes as this incarnation of the store. Find it and stop one of the two."
+            e.hint = "Another pusher uses the same incarnation of this store. Find it and stop one of the two."
             raise
 
     def _check_replaced(self, incarnation: int) -> None:
         now = self._clock.monotonic()
-        if now - self._offered_at < _QUIET_S or now - self._asked_at >= _QUIET_CHECK_S:
+        if now - self._offered_at < _IDLE_S or now - self._checked_at >= _IDLE_CHECK_S:
             self._replaced.check(incarnation)
-            self._asked_at = now
+            self._checked_at = now
 
     def _checkpoint_of(self, region: KeyRange) -> int | None:
-        """Where a subscription starts; None: not now. No opening scan begins while many files wait: it would add to
-        them."""
+        """Where a subscription starts; None = not now: no opening scan starts while many files wait."""
         if not self._uploader.wait_until_queued_at_most(self._queue_bytes_max // 2, 0.0):
             return None
         frontier = self._frontier.read()
         checkpoint_ts = checkpoint_for(frontier, region)
         if checkpoint_ts is not None:
-            self._asked[region] = frontier
+            self._opening_with[region] = frontier
         return checkpoint_ts
 
     def _check_cut(self, cut_ts: int) -> None:
         grant = self._grant
         if grant is None or cut_ts < grant.max_cut_ts:
             raise InvalidInput(
-                "the source's time lies behind what this store has pushed already",
+                "the source's time is behind what this store has already pushed",
                 store=self._source.store_id,
                 cut_ts=cut_ts,
                 max_cut_ts=grant and grant.max_cut_ts,
@@ -240,49 +236,49 @@ class PusherWorker:
             _BYTES_OUT.inc(len(data))
         return taken
 
-    def _drop(self) -> None:
-        """Uploads cannot keep up: end the incarnation rather than hold the upstream."""
-        log.warning("uploads cannot keep up, stream dropped", store=self._source.store_id, incarnation=self.incarnation)
+    def _drop_stream(self) -> None:
+        """Uploads cannot keep up: end the incarnation rather than slow the upstream."""
+        log.warning("uploads too slow, stream dropped", store=self._source.store_id, incarnation=self.incarnation)
         self._stalled = True
         self.overflows += 1
         metrics.STREAMS_DROPPED.inc()
         self._source.drop()
         self._uploader.abandon()
-        self._asked.clear()
+        self._opening_with.clear()
         self._opened_with.clear()
 
-    def _come_back(self) -> bool:
-        """Start a new incarnation once the files under way are through and the control plane answers."""
-        if not self._uploader.idle or self._clock.monotonic() < self._come_back_at:
+    def _try_resume(self) -> bool:
+        """Start a new incarnation once the uploads in flight are done and the control plane answers."""
+        if not self._uploader.idle or self._clock.monotonic() < self._resume_at:
             return False
         try:
             self._grant = self._control.issue_incarnation(self._source.store_id)
         except TiStreamError as e:
             if e.kind is not ErrorKind.RETRY:
                 raise
-            self._come_back_at = self._clock.monotonic() + self._come_back_pause.next_s()
+            self._resume_at = self._clock.monotonic() + self._resume_backoff.next_s()
             return False
-        self._come_back_pause.reset()
+        self._resume_backoff.reset()
         self._batcher = Batcher()
         self._stalled = False
         self._source.resume()
-        log.info("pusher is back", store=self._source.store_id, incarnation=self.incarnation)
+        log.info("pusher resumed", store=self._source.store_id, incarnation=self.incarnation)
         return True
 
-    def _compare_again(self, opened_with: Frontier) -> None:
-        """A subscription was opened behind a tick: what was compared then may be newer than what it was opened with."""
-        if not self._checked or opened_with is self._checked or opened_with is self._alike:
+    def _recheck_frontier(self, opened_with: Frontier) -> None:
+        """Note that a subscription opened after a tick may use an older frontier than the tick compared."""
+        if not self._checked or opened_with is self._checked or opened_with is self._equivalent:
             return
-        if _wishes(opened_with) == _wishes(self._checked):
-            self._alike = opened_with
+        if _resubscribe_ids(opened_with) == _resubscribe_ids(self._checked):
+            self._equivalent = opened_with
         else:
             self._checked = ()
 
     def _resubscribe(self) -> None:
-        """Ask the source for new subscriptions where the frontier wants them."""
+        """Request new subscriptions where the frontier asks for them."""
         self._resubscribing = False
         frontier = self._frontier.read()
-        if _wishes(frontier) == _wishes(self._checked):
+        if _resubscribe_ids(frontier) == _resubscribe_ids(self._checked):
             return
         self._checked = frontier
         again = [
@@ -291,11 +287,10 @@ class PusherWorker:
             if wants_resubscribe(self._opened_with[subscription], frontier, opened.range)
         ]
         if again:
-            log.info("new subscriptions were asked for", store=self._source.store_id, subscriptions=len(again))
+            log.info("resubscribing", store=self._source.store_id, subscriptions=len(again))
             self._source.resubscribe(again)
             self._resubscribing = True
 
 
-def _wishes(frontier: Frontier) -> list[tuple[KeyRange, int]]:
-    """What a frontier asks for."""
+def _resubscribe_ids(frontier: Frontier) -> list[tuple[KeyRange, int]]:
     return [(entry.range, entry.resubscribe_id) for entry in frontier]

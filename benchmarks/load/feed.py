@@ -2,7 +2,7 @@
 
 Transactions of TXN_ROWS rows insert into the store's active tables, `rows_per_s` rows in all. A prewrite comes when its
 transaction starts, the commit 5 to 50 ms later; commit timestamps are those of the wall clock. Every region is resolved
-each RESOLVED_S up to the oldest open lock, as TiKV does by default. Ticks come when the pusher's own `Pace` says so.
+each RESOLVED_S up to the oldest open lock, as TiKV does by default. Ticks follow the pusher's `FlushSchedule`.
 Regions never change.
 """
 
@@ -30,7 +30,7 @@ from pusher.core.source import (
     SubscriptionReady,
     Tick,
 )
-from pusher.flush_schedule import Pace
+from pusher.flush_schedule import FlushSchedule
 from pusher.schema_push import empty_snapshot
 from tistream import ts as tso
 from tistream.clock import Clock
@@ -64,7 +64,7 @@ class LoadStore:
         active: int,
         rows_per_s: float,
         bounds: Sequence[bytes],
-        pace: Pace,
+        schedule: FlushSchedule,
         clock: Clock,
         seed: int = 1,
     ) -> None:
@@ -73,7 +73,7 @@ class LoadStore:
         self._ranges = [KeyRange(bounds[i], bounds[i + 1]) for i in range(0, len(bounds), 2)]
         self._active = list(tables[:active])
         self._rate = rows_per_s if self._active else 0.0
-        self._pace, self._clock, self._never = pace, clock, threading.Event()
+        self._schedule, self._clock, self._never = schedule, clock, threading.Event()
         self._rng = np.random.default_rng(seed * 1000 + store_id)
         self._ids = count(1)
         self._subscriptions: dict[int, int] = {}  # subscription -> place of its region
@@ -106,7 +106,7 @@ class LoadStore:
     def due_at(self) -> float:
         """When something is to be done, monotonic seconds."""
         soon = self._clock.monotonic() + POLL_S if self.going or self._open else float("inf")
-        return min(self._pace.due_at(self._ticked_at), soon) if not self._waiting else 0.0
+        return min(self._schedule.next_tick_at(self._ticked_at), soon) if not self._waiting else 0.0
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
         pause = min(self.due_at, self._clock.monotonic() + timeout_s) - self._clock.monotonic()
@@ -118,7 +118,7 @@ class LoadStore:
         now, unix_ms = self._clock.monotonic(), float(self._clock.unix_ms())
         if self._rate:
             events += self._rows(unix_ms)
-        ticks = now >= self._pace.due_at(self._ticked_at)
+        ticks = now >= self._schedule.next_tick_at(self._ticked_at)
         if ticks or (self._rate and now >= self._resolved_at):
             self._resolved_at = now + RESOLVED_S
             events.append(self._resolved(unix_ms))
@@ -187,7 +187,7 @@ class LoadStore:
             if begun:
                 self._owed -= begun
                 yield from self._prewrites(begun, self._made_to, unix_ms)
-                self._pace.wrote()
+                self._schedule.note_rows()
             self._made_to = unix_ms
         yield from self._commits(unix_ms)
 

@@ -22,7 +22,7 @@ import orjson
 
 from benchmarks.load.feed import FIRST_TABLE_ID, LoadStore, regions, schema
 from pusher.control import HttpControl, retrying
-from pusher.flush_schedule import Pace
+from pusher.flush_schedule import FlushSchedule
 from pusher.frontier import FrontierReader
 from pusher.schema_push import put_schema_snapshot
 from pusher.worker import PusherWorker
@@ -93,17 +93,17 @@ class Pushers:
                 if time.monotonic() - self.began > READY_S:
                     raise TimeoutError("a tenant does not begin")
                 time.sleep(0.1)
-            pace = Pace.of(control.tenant, self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
+            schedule = FlushSchedule.for_tenant(control.tenant, self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
             for store_id in [load.only_store] if load.only_store else range(1, load.stores + 1):
                 mine = tables[store_id - 1 :: load.stores]
-                self._add(bucket, control, frontier, pace, store_id, mine, edges[store_id], writes=n < load.writing)
+                self._add(bucket, control, frontier, schedule, store_id, mine, edges[store_id], writes=n < load.writing)
 
     def _add(
         self,
         bucket: ObjectStore,
         control: HttpControl,
         frontier: FrontierReader,
-        pace: Pace,
+        schedule: FlushSchedule,
         store_id: int,
         tables: list[int],
         bounds: list[bytes],
@@ -117,7 +117,7 @@ class Pushers:
             active=-(-load.active // load.stores) if writes else 0,
             rows_per_s=load.rows_per_s,
             bounds=bounds,
-            pace=pace,
+            schedule=schedule,
             clock=self._clock,
             seed=control.tenant.tenant_id,
         )

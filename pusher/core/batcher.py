@@ -145,7 +145,7 @@ class Batcher:
         rows, bounds = self._clustered(self._shape)
         files = []
         for start, end in _cuts(rows, self._bytes_target):
-            ready, resolved = self._marks.now() if end == rows.num_rows else self._marks.said()
+            ready, resolved = self._marks.current() if end == rows.num_rows else self._marks.promised()
             self._seq += 1
             files.append(
                 BatchFile(
@@ -156,7 +156,7 @@ class Batcher:
                 )
             )
         self._rows.clear()
-        self._marks.say()
+        self._marks.commit()
         if self._closed:
             self._marks.remove(self._closed)
             self._subscriptions = self.subscriptions
@@ -244,13 +244,13 @@ class _Marks:
         slots = self.slots(subscriptions)
         self._marks[1, slots] = np.maximum(self._marks[1, slots], resolved_ts)
 
-    def now(self) -> tuple[U64, U64]:
+    def current(self) -> tuple[U64, U64]:
         return self._marks[0, : self._n], self._marks[1, : self._n]
 
-    def said(self) -> tuple[U64, U64]:
+    def promised(self) -> tuple[U64, U64]:
         return self._marks[2, : self._n], self._marks[3, : self._n]
 
-    def say(self) -> None:
+    def commit(self) -> None:
         self._marks[2:] = self._marks[:2]
 
     def remove(self, subscriptions: Collection[int]) -> None:

@@ -1,7 +1,7 @@
 """A source that also speaks for the keys that its tenant leaves out: nothing of them is followed, so all of it is here.
 
 The tasks of a tenant cover all tables, and a range that nobody speaks for holds their watermark. For the ranges that
-were left out when the tenant began (`choice`) this wrapper opens subscriptions of its own, without rows, ready at
+were left out when the tenant began (`table_filter`) this wrapper opens subscriptions of its own, without rows, ready at
 once, and resolved up to each tick. Every store's pusher says so, and each is right.
 """
 
@@ -26,12 +26,12 @@ from tistream.keyrange import KeyRange
 _FIRST_REGION = 1 << 40  #: regions from here on are not the store's
 
 
-class LeftOutSource:
+class ExcludedRangesSource:
     """`source`, and subscriptions for the ranges that are left out. Both take the numbers of subscriptions from
     `numbers`."""
 
-    def __init__(self, source: Source, left_out: Sequence[KeyRange], numbers: Iterator[int]) -> None:
-        self._source, self._left_out, self._numbers = source, tuple(left_out), numbers
+    def __init__(self, source: Source, excluded: Sequence[KeyRange], numbers: Iterator[int]) -> None:
+        self._source, self._excluded, self._numbers = source, tuple(excluded), numbers
         self._open: dict[int, int] = {}  # index of a range -> its subscription
         self._fresh: list[int] = []  # subscriptions that are not ready yet
         self._closed: list[SourceEvent] = []  # not said yet
@@ -88,7 +88,7 @@ class LeftOutSource:
     def _register(self, checkpoint_of: CheckpointOf) -> list[SourceEvent]:
         """Subscriptions for the ranges that have none, behind everything that the store's own poll numbered."""
         events: list[SourceEvent] = []
-        for index, part in enumerate(self._left_out):
+        for index, part in enumerate(self._excluded):
             if index in self._open or (checkpoint_ts := checkpoint_of(part)) is None:
                 continue
             subscription = self._open[index] = next(self._numbers)

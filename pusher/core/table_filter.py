@@ -41,17 +41,17 @@ _NUMBER = re.compile(rb"[0-9]{1,15}(?![0-9])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What is followed. The ranges of `left_out` and `wanted` tile all tables; `wanted` has the meta range as well."""
+class TableFilter:
+    """What is followed. The ranges of `excluded` and `wanted` tile all tables; `wanted` has the meta range as well."""
 
     names: tuple[str, ...] = ()  #: db or db.table, in lower case, sorted; empty = all
     index_keys: bool = True
-    left_out: tuple[KeyRange, ...] = ()
+    excluded: tuple[KeyRange, ...] = ()
     keyspace_id: int | None = None
 
     @property
     def wanted(self) -> tuple[KeyRange, ...]:
-        return (META_RANGE, *gaps(_TABLES, self.left_out))
+        return (META_RANGE, *gaps(_TABLES, self.excluded))
 
 
 def queued_ids(jobs: Iterable[bytes]) -> frozenset[int]:
@@ -63,14 +63,14 @@ def queued_ids(jobs: Iterable[bytes]) -> frozenset[int]:
     return frozenset(i for i in found if 0 < i < _SYSTEM_IDS_FROM)
 
 
-def choose(
+def filter_snapshot(
     snapshot: bytes,
     names: Sequence[str],
     index_keys: bool,
     keyspace_id: int | None = None,
     queued: Collection[int] = (),
 ) -> bytes:
-    """The snapshot without what is not chosen, and with the choice in it; as it is when a whole cluster is followed.
+    """The snapshot without what is not chosen, and with the table_filter in it; as it is when a whole cluster is followed.
     `queued`: ids that jobs have taken by then.
 
     InvalidInput for a name that means nothing."""
@@ -90,48 +90,50 @@ def choose(
     system = [t for db, _, t in known if is_system_database(db)]
     oldest = min((db_id for db_id, name in of_db.items() if not is_system_database(name)), default=0)
     taken = frozenset(i for i in queued if i >= oldest)
-    left_out = list(_left_out(chosen, [*others, *system], oldest, taken, whole=not asked, index_keys=index_keys))
+    excluded = list(_excluded(chosen, [*others, *system], oldest, taken, whole=not asked, index_keys=index_keys))
     said = {
         "names": list(asked),
         "index_keys": index_keys,
-        "left_out": [[part.start.hex(), part.end.hex()] for part in left_out],
+        "left_out": [[part.start.hex(), part.end.hex()] for part in excluded],
         "keyspace_id": keyspace_id,
     }
     return orjson.dumps({**schema, "tables": [*system, *chosen], _FOLLOWED: said})
 
 
-def read_choice(snapshot: bytes) -> Choice:
+def read_table_filter(snapshot: bytes) -> TableFilter:
     """What the snapshot says is followed. CorruptObject when it cannot be read."""
     try:
         said = orjson.loads(snapshot).get(_FOLLOWED)
         if said is None:
-            return Choice()
-        left_out = [KeyRange(bytes.fromhex(start), bytes.fromhex(end)) for start, end in said["left_out"]]
-        return Choice(
+            return TableFilter()
+        excluded = [KeyRange(bytes.fromhex(start), bytes.fromhex(end)) for start, end in said["left_out"]]
+        return TableFilter(
             names=tuple(said["names"]),
             index_keys=bool(said["index_keys"]),
-            left_out=joined(left_out),
+            excluded=joined(excluded),
             keyspace_id=said.get("keyspace_id"),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise CorruptObject("a schema snapshot does not say what is followed", cause=repr(e)) from e
 
 
-def check_choice(choice: Choice, names: Sequence[str], index_keys: bool, keyspace_id: int | None = None) -> None:
+def check_table_filter(
+    table_filter: TableFilter, names: Sequence[str], index_keys: bool, keyspace_id: int | None = None
+) -> None:
     """InvalidInput when something else is asked for than the tenant began with. The keyspace has to be named each time:
     the same keys mean other rows in another one."""
-    if choice.keyspace_id != keyspace_id:
-        raise InvalidInput("The tenant follows another keyspace.", followed=choice.keyspace_id, asked=keyspace_id)
+    if table_filter.keyspace_id != keyspace_id:
+        raise InvalidInput("The tenant follows another keyspace.", followed=table_filter.keyspace_id, asked=keyspace_id)
     asked = tuple(sorted({name.lower() for name in names}))
-    if (asked or not index_keys) and (asked, index_keys) != (choice.names, choice.index_keys):
+    if (asked or not index_keys) and (asked, index_keys) != (table_filter.names, table_filter.index_keys):
         raise InvalidInput(
             "What a tenant follows cannot be changed: it began with other tables. Begin another tenant.",
-            followed=", ".join(choice.names) or "everything",
-            index_keys=choice.index_keys,
+            followed=", ".join(table_filter.names) or "everything",
+            index_keys=table_filter.index_keys,
         )
 
 
-def _left_out(
+def _excluded(
     chosen: Sequence[dict[str, Any]],
     others: Sequence[dict[str, Any]],
     oldest: int,

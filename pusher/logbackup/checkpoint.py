@@ -47,7 +47,7 @@ class Ahead:
     newest_ts: int  #: of these flushes; 0 = there is none
 
     @property
-    def stands_still(self) -> bool:
+    def is_stalled(self) -> bool:
         return max(self.flushes.values(), default=0) >= FLUSHES_AHEAD_MAX
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from pusher.control import Control
 from pusher.logbackup.core.undefined import UndefinedTables
 from pusher.logbackup.source import LogBackupSource
-from pusher.push_run import AWAY, WAIT_S, PushRun
+from pusher.push_run import STORE_UNAVAILABLE, WAIT_S, PushRun
 from pusher.schema_push import put_schema_snapshot, snapshot_ts
 from pusher.worker import PusherWorker
 from tistream.clock import Clock, SystemClock
@@ -126,7 +126,7 @@ class _LogPush(PushRun):
             worker.step(WAIT_S)
             self._report("pushing")
             while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, WAIT_S) and not self._stop.is_set():
-                self._report("pushing", problem=AWAY)
+                self._report("pushing", problem=STORE_UNAVAILABLE)
             if until_caught_up and self._source.caught_up and not worker.resubscribing:
                 return
 

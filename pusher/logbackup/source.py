@@ -61,9 +61,9 @@ STORE_ID = 1 << 40
 #: what a log backup of TiDB covers; the index + 1 is the pseudo region's number
 RANGES = (META_RANGE, KeyRange(b"t", b"u"))
 
-LOOK_EVERY_S = 5.0
+SCAN_INTERVAL_S = 5.0
 PATIENCE_S = 10.0  #: how long a damaged object is read again before it is an error
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
 _WINDOW_BYTES = 512 << 20  # unpacked entries that a window is planned for
 _PIECE_BYTES = 32 << 20  # unpacked entries that are given out together
 
@@ -76,31 +76,31 @@ class LogBackupSource:
         store: ObjectStore,
         clock: Clock,
         *,
-        look_every_s: float = LOOK_EVERY_S,
+        scan_interval_s: float = SCAN_INTERVAL_S,
         patience_s: float = PATIENCE_S,
         window_bytes: int = _WINDOW_BYTES,
         piece_bytes: int = _PIECE_BYTES,
     ) -> None:
         self._store, self._clock = store, clock
-        self._look_every_s, self._patience_s = look_every_s, patience_s
+        self._scan_interval_s, self._patience_s = scan_interval_s, patience_s
         self._window_bytes, self._piece_bytes = window_bytes, piece_bytes
         self._index = LogIndex(store)
         self._ids = count(1)
         self._subscriptions: dict[int, int] = {}  # range -> subscription
         self._closed: list[int] = []
-        self._given_ts: int | None = None  # P; None before the first subscription
-        self._upto_ts = 0  # up to where the last look saw the log complete
+        self._delivered_ts: int | None = None  # P; None before the first subscription
+        self._end_ts = 0  # up to where the last look saw the log complete
         self._window_end = 0
         self._pieces: deque[list[LogSlice]] = deque()
         self._cut_ts = 0
-        self._look_at = 0.0
-        self._again_at = 0.0  # nothing is asked of the store before
+        self._next_scan_at = 0.0
+        self._retry_at = 0.0  # nothing is asked of the store before
         self._damaged_at: float | None = None
         self._caught_up = False
         self._promised_ts = 0
         self._dropped = False
         self._never = threading.Event()
-        self._said_of = 0  # the checkpoint of which it was said that it stands still
+        self._reported_ts = 0  # the checkpoint of which it was said that it stands still
         self.undefined: UndefinedTables | None = None  #: is shown the rows, when somebody wants to know
         self.ahead: Ahead | None = None  #: what lies beyond the checkpoint, as of the last look
         self.problem = ""  #: what is being waited for, if it is a fault
@@ -125,23 +125,23 @@ class LogBackupSource:
             return []
         events: list[SourceEvent] = [SubscriptionClosed(subscription=t) for t in self._closed]
         self._closed.clear()
-        due_at = self._again_at if self._pieces else max(self._look_at, self._again_at)
+        due_at = self._retry_at if self._pieces else max(self._next_scan_at, self._retry_at)
         if (pause_s := due_at - self._clock.monotonic()) > 0:
             if not events:
                 self._clock.wait(self._never, min(pause_s, timeout_s))
             return events
         try:
             if self._pieces:
-                events += self._piece()
+                events += self._deliver_piece()
             else:
-                self._look(checkpoint_of, events)
+                self._scan(checkpoint_of, events)
         except (CorruptObject, ObjectNotFound) as e:
-            self._again(e)
+            self._retry_later(e)
         except TiStreamError as e:
             if e.kind is not ErrorKind.RETRY:
                 raise
             self.problem = str(e)
-            self._again_at = self._clock.monotonic() + _AGAIN_S
+            self._retry_at = self._clock.monotonic() + _RETRY_S
         return events
 
     def resubscribe(self, subscriptions: Collection[int]) -> None:
@@ -151,25 +151,25 @@ class LogBackupSource:
             self._closed.append(subscription)
         if gone:
             self._pieces.clear()  # the window is planned anew from where the new subscriptions begin
-            self._look_at = 0.0
+            self._next_scan_at = 0.0
 
     def drop(self) -> None:
         self._subscriptions.clear()
         self._closed.clear()
         self._pieces.clear()
-        self._given_ts = None
+        self._delivered_ts = None
         self._dropped = True
 
     def resume(self) -> None:
         self._dropped = False
-        self._look_at = 0.0
+        self._next_scan_at = 0.0
 
     def close(self) -> None:
         self.drop()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _again(self, error: TiStreamError) -> None:
+    def _retry_later(self, error: TiStreamError) -> None:
         """Raise the error of a damaged object when it has been so for a while."""
         now = self._clock.monotonic()
         self._damaged_at = now if self._damaged_at is None else self._damaged_at
@@ -179,11 +179,11 @@ class LogBackupSource:
             log.warning("an object of the log backup is read again", error=str(error))
         self.problem = str(error)
         self._pieces.clear()
-        self._look_at = self._again_at = now + _AGAIN_S
+        self._next_scan_at = self._retry_at = now + _RETRY_S
 
-    def _look(self, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
+    def _scan(self, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
         """What the directory has by now, put behind `events`: the next window's first piece, or the promise."""
-        self._look_at = self._clock.monotonic() + self._look_every_s
+        self._next_scan_at = self._clock.monotonic() + self._scan_interval_s
         self._caught_up = False
         checkpoint = read_checkpoint(self._store)
         if checkpoint is None:
@@ -191,15 +191,15 @@ class LogBackupSource:
             self._caught_up = True
             return
         self._open(checkpoint, checkpoint_of, events)
-        if self._given_ts is None or len(self._subscriptions) < len(RANGES):
+        if self._delivered_ts is None or len(self._subscriptions) < len(RANGES):
             return
         self._cut_ts = max(self._cut_ts, checkpoint.ts)
-        self._index.look(self._given_ts)
-        self._check_truncated(self._given_ts)
-        self._say(ahead_of(checkpoint, self._index.flushes))
-        self._upto_ts = max(self._given_ts, checkpoint.ts)
-        self._plan(self._given_ts, self._upto_ts)
-        events += self._piece() if self._pieces else self._promised()
+        self._index.look(self._delivered_ts)
+        self._check_truncated(self._delivered_ts)
+        self._report_ahead(ahead_of(checkpoint, self._index.flushes))
+        self._end_ts = max(self._delivered_ts, checkpoint.ts)
+        self._plan(self._delivered_ts, self._end_ts)
+        events += self._deliver_piece() if self._pieces else self._finish_window()
 
     def _open(self, checkpoint: Checkpoint, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
         """Subscriptions for the ranges that have none, once the frontier is known and the checkpoint has reached it."""
@@ -212,7 +212,7 @@ class LogBackupSource:
                 return
             subscription = next(self._ids)
             self._subscriptions[range_no] = subscription
-            self._given_ts = from_ts if self._given_ts is None else min(self._given_ts, from_ts)
+            self._delivered_ts = from_ts if self._delivered_ts is None else min(self._delivered_ts, from_ts)
             opened = SubscriptionOpened(
                 subscription=subscription,
                 region_id=range_no + 1,
@@ -238,11 +238,11 @@ class LogBackupSource:
                 tenant_ts=from_ts,
             )
 
-    def _say(self, ahead: Ahead) -> None:
+    def _report_ahead(self, ahead: Ahead) -> None:
         self.ahead = ahead
-        self.problem = str(ahead) if ahead.stands_still else ""
-        if ahead.stands_still and self._said_of != ahead.checkpoint.ts:
-            self._said_of = ahead.checkpoint.ts
+        self.problem = str(ahead) if ahead.is_stalled else ""
+        if ahead.is_stalled and self._reported_ts != ahead.checkpoint.ts:
+            self._reported_ts = ahead.checkpoint.ts
             log.warning(
                 "the log backup's global checkpoint stands still",
                 object=ahead.checkpoint.object,
@@ -271,17 +271,17 @@ class LogBackupSource:
             self._pieces[-1].append(found)
             held += found.entry_bytes
 
-    def _piece(self) -> list[SourceEvent]:
+    def _deliver_piece(self) -> list[SourceEvent]:
         """The next piece of the window, and behind the last one the promise."""
-        assert self._given_ts is not None
+        assert self._delivered_ts is not None
         read = self._index.entries(self._pieces[0])
-        versions = distinct([read_versions(s, data, self._given_ts, self._window_end) for s, data in read])
+        versions = distinct([read_versions(s, data, self._delivered_ts, self._window_end) for s, data in read])
         rows = change_rows(versions, self._values(wanting(versions)))
         if self.undefined is not None:
             self.undefined.see(rows)
         events: list[SourceEvent] = list(self._rows(rows))
         self._pieces.popleft()
-        return events + (self._promised() if not self._pieces else [Tick(cut_ts=self._cut_ts)])
+        return events + (self._finish_window() if not self._pieces else [Tick(cut_ts=self._cut_ts)])
 
     def _values(self, wanted: pa.Table) -> pa.Table:
         """The rows of the default column family for these (key, start_ts): all of them."""
@@ -310,14 +310,14 @@ class LogBackupSource:
         if given != rows.num_rows:
             raise CorruptObject("the log backup has keys outside of the ranges of TiDB", rows=rows.num_rows - given)
 
-    def _promised(self) -> list[SourceEvent]:
+    def _finish_window(self) -> list[SourceEvent]:
         """Everything up to the end of the window was given out."""
         invariant(self._window_end <= self._cut_ts, "a promise above the global checkpoint", promise=self._window_end)
-        self._given_ts = self._promised_ts = self._window_end
+        self._delivered_ts = self._promised_ts = self._window_end
         self._damaged_at = None
-        self._caught_up = self._given_ts == self._upto_ts
+        self._caught_up = self._delivered_ts == self._end_ts
         if not self._caught_up:
-            self._look_at = 0.0
+            self._next_scan_at = 0.0
         subscriptions = np.array(sorted(self._subscriptions.values()), np.int64)
-        resolved = np.full(len(subscriptions), self._given_ts, np.uint64)
+        resolved = np.full(len(subscriptions), self._delivered_ts, np.uint64)
         return [Resolved(subscriptions=subscriptions, resolved_ts=resolved), Tick(cut_ts=self._cut_ts)]

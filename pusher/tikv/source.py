@@ -1,6 +1,6 @@
 """The change feed of one real TiKV store as a Source: the shell around `feed`.
 
-    PD (board)  ->  regions
+    PD (region_cache)  ->  regions
     store       ->  inbox  ->  StoreFeed  ->  source events
     PD          ->  a TSO for each registration and for each tick
 
@@ -13,7 +13,7 @@ Everything that decides is in `feed`; here are the clock, the stream, and the or
 3. pieces that are due are registered, with a TSO fetched right before;
 4. requests go out.
 
-A tick is due when the pace says so, and when limits.BATCH_FILE_BYTES_TARGET has come since the last one.
+A tick is due when the schedule says so, and when limits.BATCH_FILE_BYTES_TARGET has come since the last one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import assert_never
 import structlog
 
 from pusher.core.source import CheckpointOf, SourceEvent
-from pusher.flush_schedule import Pace
+from pusher.flush_schedule import FlushSchedule
 from pusher.tikv.core.effects import AskRegions, CloseStream, HeldBack, Moved, OpenStream
 from pusher.tikv.core.feed import SCANS_MAX, StoreFeed
 from pusher.tikv.core.requests import Deregister, Header, KvApi, Register, encode_request
@@ -41,7 +41,7 @@ from tistream.tikv.channels import Tls
 from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
 from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import Pd
-from tistream.tikv.region_cache import RegionBoard
+from tistream.tikv.region_cache import RegionCache
 from tistream.ts import LOGICAL_BITS
 
 log = structlog.get_logger(__name__)
@@ -49,25 +49,25 @@ log = structlog.get_logger(__name__)
 INBOX_BYTES_MAX = 256 << 20  #: received and not taken; more drops the stream
 _POLL_BYTES = limits.BATCH_FILE_BYTES_TARGET
 _FAILURES_SHOWN = 8  #: a region that failed so often in a row is a problem to show
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class TikvSource:
-    """One store. Used from one thread, but for `problems`; `close` it. `board` must run already."""
+    """One store. Used from one thread, but for `problems`; `close` it. `region_cache` must run already."""
 
     def __init__(
         self,
         store_id: int,
         *,
         pd: Pd,
-        board: RegionBoard,
+        region_cache: RegionCache,
         wanted: Sequence[KeyRange],
         clock: Clock,
         kv_api: KvApi = KvApi.TIDB,
         filter_loop: bool = False,
         tls: Tls | None = None,
         flush_interval_s: float = 1.0,
-        pace: Pace | None = None,
+        schedule: FlushSchedule | None = None,
         scans_max: int = SCANS_MAX,
         inbox_bytes_max: int = INBOX_BYTES_MAX,
         failures_shown: int = _FAILURES_SHOWN,
@@ -75,29 +75,32 @@ class TikvSource:
         keyspace: KeyspaceKeys = WHOLE,
         history_held: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """`pd`, `board` and `wanted` speak of the keyspace's keys. `pace`: of all stores; None = each flush interval.
+        """`pd`, `region_cache` and `wanted` speak of the keyspace's keys. `schedule`: of all stores; None = each flush interval.
         `numbers`: where subscriptions get theirs, if somebody else takes some as well. `history_held`: whether
         everything
         above a timestamp is kept, up to the newest timestamp of PD."""
-        self._store_id, self._pd, self._board, self._clock, self._tls = store_id, pd, board, clock, tls
+        self._store_id, self._pd, self._region_cache, self._clock, self._tls = store_id, pd, region_cache, clock, tls
         self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
         self._header: Header | None = None  # made when the cluster's id is known
-        self._pace, self._failures_shown = pace or Pace(clock, flush_s=flush_interval_s), failures_shown
+        self._schedule, self._failures_shown = (
+            schedule or FlushSchedule(clock, flush_s=flush_interval_s),
+            failures_shown,
+        )
         self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers, keyspace=keyspace)
         self._history_held = history_held
         self._inbox = Inbox(inbox_bytes_max)
-        self._answers: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
+        self._region_lists: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
         self._stream: FeedStream | None = None
         self._numbers = count(1)
-        self._away: StoreUnavailable | None = None  # why the store could not be reached, not said yet
-        self._heard = 0  # messages of the current stream
+        self._fault: StoreUnavailable | None = None  # why the store could not be reached, not said yet
+        self._received = 0  # messages of the current stream
         self._bytes = 0  # taken since the last tick
         self._ticked_at = clock.monotonic()
-        self._next_look = 0.0
+        self._next_check_at = 0.0
         self._problems: tuple[Problem, ...] = ()
         self._tick_ts = 0
         self.held_back: tuple[HeldBack, ...] = ()  #: parts whose resolved ts makes no progress, as of the last look
-        self._unfollow = board.follow(self._hear)
+        self._stop_listening = region_cache.listen(self._receive_regions)
 
     @property
     def store_id(self) -> int:
@@ -107,25 +110,25 @@ class TikvSource:
         """See Source.poll. InvalidInput when the store refuses to be followed by this cluster's pusher at all."""
         self._wait(timeout_s)
         self._tick_if_due()
-        self._take_in()
+        self._process_inbox()
         self._register(checkpoint_of)
-        self._carry_out()
-        self._inbox.be_patient(self._feed.scans_alone)
-        self._look()
+        self._execute()
+        self._inbox.wait_when_full(self._feed.scans_one_at_a_time)
+        self._check_progress()
         if self._feed.fatal is not None:
             raise self._feed.fatal
-        if self._away is not None:
-            away, self._away = self._away, None
-            raise away
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
         return self._feed.take_events(self._clock.monotonic())
 
     def resubscribe(self, subscriptions: Collection[int]) -> None:
         self._feed.resubscribe(subscriptions, self._clock.monotonic())
-        self._carry_out()
+        self._execute()
 
     def drop(self) -> None:
         self._feed.drop()
-        self._carry_out()
+        self._execute()
 
     def resume(self) -> None:
         self._feed.resume()
@@ -133,9 +136,9 @@ class TikvSource:
         self._bytes = 0
 
     def close(self) -> None:
-        self._unfollow()
+        self._stop_listening()
         self._feed.drop()
-        self._carry_out()
+        self._execute()
         self._close_stream()
 
     def problems(self) -> list[Problem]:
@@ -145,29 +148,29 @@ class TikvSource:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
-        """From the board's thread."""
-        self._answers.append((asked, regions))
+    def _receive_regions(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
+        """From the region_cache's thread."""
+        self._region_lists.append((asked, regions))
         self._inbox.wake()
 
     def _wait(self, timeout_s: float) -> None:
         now = self._clock.monotonic()
-        until = [now + timeout_s, self._pace.due_at(self._ticked_at)]
-        due = self._feed.due_at()
+        until = [now + timeout_s, self._schedule.next_tick_at(self._ticked_at)]
+        due = self._feed.next_action_at()
         if due is not None:
             until.append(due)
-        if min(until) > now and not self._answers:
+        if min(until) > now and not self._region_lists:
             self._inbox.wait(min(until) - now)
 
     def _tick_if_due(self) -> None:
         """Raises what PD says when it is away: nothing is taken then, and nobody is blamed for silence."""
         now = self._clock.monotonic()
-        if now < self._pace.due_at(self._ticked_at) and self._bytes < limits.BATCH_FILE_BYTES_TARGET:
+        if now < self._schedule.next_tick_at(self._ticked_at) and self._bytes < limits.BATCH_FILE_BYTES_TARGET:
             return
         try:
             ts = self._pd.tso()
         except TiStreamError:
-            self._feed.excuse(self._clock.monotonic())
+            self._feed.reset_timeouts(self._clock.monotonic())
             raise
         now = self._clock.monotonic()
         self._feed.tick(ts, now, self._history_held)
@@ -175,28 +178,28 @@ class TikvSource:
         self._bytes = 0
         self._ticked_at = now
 
-    def _take_in(self) -> None:
+    def _process_inbox(self) -> None:
         now, rows_bytes = self._clock.monotonic(), self._feed.rows_bytes
         messages, ended = self._inbox.take(_POLL_BYTES)
-        self._heard += len(messages)
+        self._received += len(messages)
         for message in messages:
             self._bytes += len(message)
             self._feed.message(message, now)
         if self._feed.rows_bytes != rows_bytes:
-            self._pace.wrote()
+            self._schedule.note_rows()
         if ended is not None:
-            self._lost(ended, now)
-        while self._answers:
-            self._feed.answered(*self._answers.popleft(), now)
+            self._stream_lost(ended, now)
+        while self._region_lists:
+            self._feed.regions_listed(*self._region_lists.popleft(), now)
         self._feed.advance(now)
         if damage := self._feed.take_damage():
             log.error("a store sent what no store sends, stream ended", error=str(damage))
-            self._away = StoreUnavailable("a store sent what no store sends, its stream was ended", cause=str(damage))
+            self._fault = StoreUnavailable("a store sent what no store sends, its stream was ended", cause=str(damage))
 
-    def _lost(self, ended: Ended, now: float) -> None:
+    def _stream_lost(self, ended: Ended, now: float) -> None:
         log.warning("stream of a store ended", store=self._store_id, reason=ended.reason)
-        if not self._heard:
-            self._away = StoreUnavailable("the store does not answer", store=self._store_id, cause=ended.reason)
+        if not self._received:
+            self._fault = StoreUnavailable("the store does not answer", store=self._store_id, cause=ended.reason)
         self._feed.stream_lost(ended.reason, now, overflow=ended.overflow)
         self._close_stream()
 
@@ -212,7 +215,7 @@ class TikvSource:
                 )
             self._feed.open(self._pd.tso(), checkpoint_of, now)
 
-    def _carry_out(self) -> None:
+    def _execute(self) -> None:
         for effect in self._feed.take_effects():
             match effect:
                 case OpenStream():
@@ -220,9 +223,9 @@ class TikvSource:
                 case CloseStream():
                     self._close_stream()
                 case AskRegions():
-                    self._board.ask(effect.range)
+                    self._region_cache.request(effect.range)
                 case Moved():
-                    self._board.tell(effect.region)
+                    self._region_cache.report_leader(effect.region)
                 case Register() | Deregister():
                     if self._stream is not None and self._header is not None:  # else the stream's end is under way
                         self._stream.send(encode_request(self._header, effect))
@@ -230,7 +233,7 @@ class TikvSource:
                     assert_never(effect)
 
     def _open_stream(self) -> None:
-        number, self._heard = next(self._numbers), 0
+        number, self._received = next(self._numbers), 0
         self._inbox.begin(number)
         try:
             address = next((s.address for s in self._pd.stores() if s.id == self._store_id), None)
@@ -248,12 +251,12 @@ class TikvSource:
             self._stream.close()
             self._stream = None
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """Tell of regions that fail again and again."""
         now = self._clock.monotonic()
-        if now < self._next_look:
+        if now < self._next_check_at:
             return
-        self._next_look = now + _LOOK_S
+        self._next_check_at = now + _CHECK_S
         limit_ts = self._tick_ts - (int(BEHIND_S * 1000) << LOGICAL_BITS)
         self.held_back = tuple(self._feed.held_back(limit_ts)) if limit_ts > 0 else ()
         problems = tuple(
@@ -276,6 +279,6 @@ class TikvSource:
                 message="the opening scan of a region says nothing",
                 facts={"region": region, "for_s": round(silent_s)},
             )
-            for region, silent_s in sorted(self._feed.silent_scans(now).items())
+            for region, silent_s in sorted(self._feed.stalled_scans(now).items())
         )
         self._problems = problems

@@ -46,12 +46,12 @@ class Inbox:
         self._stream = 0  # whose messages these are
         self._ended: Ended | None = None
         self._woken = False
-        self._patient = False
+        self._wait_when_full = False
 
-    def be_patient(self, patient: bool) -> None:
+    def wait_when_full(self, wait: bool) -> None:
         """Whether what does not fit is waited with, up to PATIENCE_S, before it ends the stream."""
         with self._condition:
-            self._patient = patient
+            self._wait_when_full = wait
             self._condition.notify_all()
 
     def begin(self, stream: int) -> None:
@@ -113,7 +113,7 @@ class Inbox:
 
     def _must_wait(self, stream: int, message: bytes) -> bool:
         wanted = stream == self._stream and self._ended is None
-        return wanted and self._patient and not self._fits(message)
+        return wanted and self._wait_when_full and not self._fits(message)
 
     def _fits(self, message: bytes) -> bool:
         return self._bytes + len(message) <= self._bytes_max

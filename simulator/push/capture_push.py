@@ -28,7 +28,7 @@ from typing import TypeVar
 import structlog
 
 from pusher.control import CaptureControl
-from pusher.push_run import AWAY, WAIT_S, PushRun
+from pusher.push_run import STORE_UNAVAILABLE, WAIT_S, PushRun
 from pusher.schema_push import put_schema_snapshot
 from pusher.seed_push import push_seed
 from pusher.worker import PusherWorker
@@ -240,7 +240,7 @@ class _Push(PushRun):
             while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, WAIT_S):
                 if self._stop.is_set():
                     return False
-                self._report("pushing", problem=AWAY)
+                self._report("pushing", problem=STORE_UNAVAILABLE)
         return True
 
     # -- what it says ----------------------------------------------------------------------------------------------

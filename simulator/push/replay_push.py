@@ -1,7 +1,7 @@
 """Pushes a recording of a real cluster, by the same client and sources that follow a living one.
 
     schema snapshot -> wait for the tenant's frontier -> the recorded cluster on the loopback interface
-                    -> PD client, region board, a TiKV source and a pusher per store -> wait until all is durable
+                    -> PD client, region region_cache, a TiKV source and a pusher per store -> wait until all is durable
 
 Relations:
 
@@ -34,7 +34,7 @@ from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.tikv.pd import PdClient
-from tistream.tikv.region_cache import RegionBoard
+from tistream.tikv.region_cache import RegionCache
 
 log = structlog.get_logger(__name__)
 
@@ -93,25 +93,25 @@ class _Push(PushRun):
         if put is None or not self._wait_for_frontier(bundle.state):
             return self._result(complete=False)
         pd = PdClient([self._cluster.pd_address], clock=self._clock)
-        board = RegionBoard(pd, TIDB_KEYS, clock=self._clock)
-        board.start()
+        region_cache = RegionCache(pd, TIDB_KEYS, clock=self._clock)
+        region_cache.start()
         try:
-            self._start_workers(pd, board, store)
+            self._start_workers(pd, region_cache, store)
             complete = self._play() and self._wait_until_durable(self._workers)
         finally:
             for worker in self._workers:
                 worker.close()
-            board.stop()
+            region_cache.stop()
             pd.close()
         self._report("done")
         return self._result(complete=complete)
 
-    def _start_workers(self, pd: PdClient, board: RegionBoard, store: ObjectStore) -> None:
+    def _start_workers(self, pd: PdClient, region_cache: RegionCache, store: ObjectStore) -> None:
         for store_id in self._cluster.store_ids:
             source = TikvSource(
                 store_id,
                 pd=pd,
-                board=board,
+                region_cache=region_cache,
                 wanted=TIDB_KEYS,
                 clock=self._clock,
                 flush_interval_s=_FLUSH_S,

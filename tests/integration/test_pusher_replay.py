@@ -103,7 +103,7 @@ def test_a_tenant_that_has_more_already_is_refused(pushed: tuple[Bench, PushResu
     again = Bench()
     again.store = bench.store
     again.control.max_cut_ts.update(dict.fromkeys((1, 4, 5), result.last_resolved_ts + (1000 << 18)))
-    with pytest.raises(InvalidInput, match="behind what this store has pushed"):
+    with pytest.raises(InvalidInput, match="behind what this store has already pushed"):
         again.push()
 
 

@@ -403,7 +403,7 @@ def test_a_push_that_starts_below_what_pd_keeps_waits_while_the_frontier_rises(
     bench.until(lambda: bench.seen.phase == "pushing")
     assert bench.error is None
     bench.stop()
-    monkeypatch.setattr("pusher.tikv_push._STANDS_S", 0.5)
+    monkeypatch.setattr("pusher.tikv_push._FRONTIER_STALL_S", 0.5)
     bench.control.entries = entries
     bench.start()
     assert isinstance(bench.until_it_fails(), TsExpired)

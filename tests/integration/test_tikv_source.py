@@ -36,7 +36,7 @@ from tistream.keyrange import KeyRange
 from tistream.tikv.channels import Tls
 from tistream.tikv.core.pd_messages import Region, Store
 from tistream.tikv.core.regions import region_form
-from tistream.tikv.region_cache import RegionBoard
+from tistream.tikv.region_cache import RegionCache
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 TABLES = KeyRange(b"t", b"u")
@@ -157,8 +157,8 @@ def region(id_: int, start: bytes, end: bytes, *, version: int = 1, leader: int 
 class Rig:
     """A store, a PD and the source between them, polled by the test's thread."""
 
-    def __init__(self, store: FakeStore, pd: MemoryPd, board: RegionBoard, source: TikvSource) -> None:
-        self.store, self.pd, self.board, self.source = store, pd, board, source
+    def __init__(self, store: FakeStore, pd: MemoryPd, region_cache: RegionCache, source: TikvSource) -> None:
+        self.store, self.pd, self.region_cache, self.source = store, pd, region_cache, source
         self.events: list[SourceEvent] = []
         self.checkpoint_ts = 5
         self.refused: list[StoreUnavailable] = []
@@ -184,14 +184,16 @@ class Rig:
 def rig(*, region_id: int = 7, credentials: grpc.ServerCredentials | None = None, **options: Any) -> Iterator[Rig]:
     store, clock = FakeStore(credentials), SystemClock()
     pd = MemoryPd(regions=[region(region_id, b"t", b"u")], addresses={1: store.address})
-    board = RegionBoard(pd, [TABLES], clock=clock, refresh_s=0.2)
-    source = TikvSource(1, pd=pd, board=board, wanted=[TABLES], clock=clock, flush_interval_s=0.1, **options)
-    board.start()
+    region_cache = RegionCache(pd, [TABLES], clock=clock, refresh_s=0.2)
+    source = TikvSource(
+        1, pd=pd, region_cache=region_cache, wanted=[TABLES], clock=clock, flush_interval_s=0.1, **options
+    )
+    region_cache.start()
     try:
-        yield Rig(store, pd, board, source)
+        yield Rig(store, pd, region_cache, source)
     finally:
         source.close()
-        board.stop()
+        region_cache.stop()
         store.stop()
 
 
@@ -344,7 +346,9 @@ def test_a_region_that_moves_is_followed_by_its_new_store() -> None:
     with rig() as r:
         other = FakeStore()
         r.pd.addresses[2] = other.address
-        second = TikvSource(2, pd=r.pd, board=r.board, wanted=[TABLES], clock=SystemClock(), flush_interval_s=0.1)
+        second = TikvSource(
+            2, pd=r.pd, region_cache=r.region_cache, wanted=[TABLES], clock=SystemClock(), flush_interval_s=0.1
+        )
         try:
             r.poll_until_asked()
             assert [type(e) for e in second.poll(0.01, lambda _: 5)] in ([], [Tick])

@@ -127,11 +127,11 @@ FEED_FAULTS = [
 STATUSES = (302, 400, 401, 403, 404, 408, 409, 410, 429, 500, 502, 503, 520, 599)
 HTTP_FAULTS: list[HttpFault] = [
     *(page(code, b"<html>not the service</html>") for code in STATUSES),
-    page(200, b"<html>starting</html>", "makes no sense"),
-    page(200, b"", "makes no sense"),
-    page(200, b"5", "makes no sense"),
-    page(200, b'{"items": 7, "there": 7, "credentials": 7}', "makes no sense"),
-    page(200, b"{", "makes no sense", Content_Encoding="gzip"),
+    page(200, b"<html>starting</html>", "invalid answer"),
+    page(200, b"", "invalid answer"),
+    page(200, b"5", "invalid answer"),
+    page(200, b'{"items": 7, "there": 7, "credentials": 7}', "invalid answer"),
+    page(200, b"{", "invalid answer", Content_Encoding="gzip"),
     problem(400, "TS-9999", "a code that is not known"),
     problem(500, "TS-1000", "a defect of the service"),
     problem(503, "TS-1040", "the catalog is away"),
@@ -205,14 +205,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("tistream.tikv.pd_tso._ANSWER_S", 0.2),
         ("tistream.tikv.kv_scan._CALL_S", 0.2),
         ("tistream.tikv.kv_scan._BUSY_S", 0.5),
-        ("pusher.tikv.core.scans.SHOWN_S", 3.0),
+        ("pusher.tikv.core.scans.STALLED_S", 3.0),
         ("tistream.tikv.region_cache._GAP_SHOWN_S", 1.0),
         ("pusher.store_push._SHOWN_S", 1.0),
         ("pusher.tikv_push.TikvSource", partial(TikvSource, failures_shown=2)),
     ):
         monkeypatch.setattr(name, value, raising=False)
-    board = __import__("tistream.tikv.region_cache", fromlist=["RegionBoard"]).RegionBoard
-    monkeypatch.setattr("pusher.tikv_push.RegionBoard", partial(board, refresh_s=1.0))
+    region_cache = __import__("tistream.tikv.region_cache", fromlist=["RegionCache"]).RegionCache
+    monkeypatch.setattr("pusher.tikv_push.RegionCache", partial(region_cache, refresh_s=1.0))
     return monkeypatch
 
 
@@ -326,7 +326,7 @@ def _old_problem(url: str, response: httpx2.Response) -> TiStreamError:
 
 
 def _old_nonsense(url: str, cause: str) -> TiStreamError:
-    return TiStreamError("the control plane gave an answer that makes no sense", url=url, cause=cause)
+    return TiStreamError("the control plane sent an invalid answer", url=url, cause=cause)
 
 
 def _old_read(_: PdClient, read: Callable[[bytes], object], answer: bytes) -> object:
@@ -346,7 +346,7 @@ MUTANTS: list[tuple[str, object, str, GrpcFault | HttpFault]] = [
     ("tistream.tikv.pd.PdClient._read", _old_read, HOLD, NO_CLUSTER),
     ("pusher.control._problem", _old_problem, "frontier", page(404, b"default backend - 404")),
     ("pusher.control._problem", _old_problem, "newest", page(520, b"")),
-    ("pusher.control._nonsense", _old_nonsense, "frontier", page(200, b"<html>", "makes no sense")),
+    ("pusher.control._invalid_answer", _old_nonsense, "frontier", page(200, b"<html>", "invalid answer")),
     ("pusher.tikv.core.feed.refusal", _old_refusal, FEED, registration_error(99, "OTHER")),
 ]
 

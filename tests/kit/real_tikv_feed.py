@@ -132,7 +132,7 @@ class FeedPlayer:
         found = Region(
             id=region, conf_ver=epoch[1], version=epoch[2], start=said[5], end=said[6], leader_store_id=store
         )
-        feed.answered(None, [found], self._now)
+        feed.regions_listed(None, [found], self._now)
         self._opens += 1  # a part that was refused a checkpoint before is due again
         at_once = self._now + _AT_ONCE + 2 * self._opens
         feed.open(self._now_ts, lambda r: told.checkpoint_ts if r == whole else None, at_once)

@@ -30,7 +30,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.memory import MemoryStore
 from tistream.tikv.pd import PdClient
-from tistream.tikv.region_cache import RegionBoard
+from tistream.tikv.region_cache import RegionCache
 
 TIDB_KEYS = (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
 _JUDGE_S = 0.2
@@ -63,13 +63,18 @@ class ServedPush:
         self._resubscribe_ids = [0 for _ in wanted]
         self._publish()
         self._pd = PdClient([served.pd_address])
-        self._board = RegionBoard(self._pd, wanted, clock=clock, refresh_s=refresh_s)
-        self._board.start()
+        self._region_cache = RegionCache(self._pd, wanted, clock=clock, refresh_s=refresh_s)
+        self._region_cache.start()
         frontier = FrontierReader(self.control, clock)
         self.workers: list[PusherWorker] = []
         for store_id in served.store_ids:
             source = TikvSource(
-                store_id, pd=self._pd, board=self._board, wanted=wanted, clock=clock, flush_interval_s=flush_s
+                store_id,
+                pd=self._pd,
+                region_cache=self._region_cache,
+                wanted=wanted,
+                clock=clock,
+                flush_interval_s=flush_s,
             )
             worker = PusherWorker(
                 source=source,
@@ -130,7 +135,7 @@ class ServedPush:
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
-        self._board.stop()
+        self._region_cache.stop()
         self._pd.close()
 
     def __enter__(self) -> ServedPush:

@@ -36,7 +36,7 @@ class Rig:
         self.events: list[SourceEvent] = []
 
     def answer(self, *regions: Region, asked: KeyRange | None = None) -> None:
-        self.feed.answered(asked, regions, self.now)
+        self.feed.regions_listed(asked, regions, self.now)
         self.open()
 
     def say(self, *messages: bytes) -> None:

@@ -104,7 +104,7 @@ class World:
 
     def register(self) -> None:
         self.rig.ts = self.pd.tso()
-        self.rig.feed.answered(None, self.regions, self.rig.now)
+        self.rig.feed.regions_listed(None, self.regions, self.rig.now)
         self.rig.feed.advance(self.rig.now)
         self.rig.feed.open(self.rig.ts, self.rig.checkpoints, self.rig.now)
         self.take()

@@ -228,10 +228,12 @@ class World:
 
     def answer(self) -> None:
         if self.asks:
-            self.feed.answered(self.asks.popleft(), None if self.rand.random() < 0.1 else self.listed(), self.time)
+            self.feed.regions_listed(
+                self.asks.popleft(), None if self.rand.random() < 0.1 else self.listed(), self.time
+            )
 
     def news(self) -> None:
-        self.feed.answered(None, self.listed(), self.time)
+        self.feed.regions_listed(None, self.listed(), self.time)
 
     def listed(self) -> list[Region]:
         """What PD says: what is, or what was."""
@@ -311,10 +313,10 @@ class World:
             store = self.store
             for act in (store.take_request, store.go_on_scanning, store.resolve, self.deliver, self.open):
                 act()
-            self.feed.answered(None, self.store.regions(), self.time)
+            self.feed.regions_listed(None, self.store.regions(), self.time)
             self.collect()
             while self.asks:
-                self.feed.answered(self.asks.popleft(), self.store.regions(), self.time)
+                self.feed.regions_listed(self.asks.popleft(), self.store.regions(), self.time)
         while self.store.messages:
             self.deliver()
         self.tick()
@@ -383,7 +385,7 @@ def test_damaged_messages_end_the_stream_at_most(messages: list[bytes]) -> None:
         now += 20.0 if message is None else 0.1
         if feed.fatal is not None:
             return  # an error that was turned into a refusal
-        feed.answered(None, regions, now)
+        feed.regions_listed(None, regions, now)
         feed.open(ts, lambda _: 1, now)
         if message is not None:
             feed.message(message, now)

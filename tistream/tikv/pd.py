@@ -25,7 +25,7 @@ from tistream.tikv.channels import Tls
 from tistream.tikv.core import pd_messages as m
 from tistream.tikv.core.pd_messages import GcState, HeaderError, Keyspace, PdRefused, Region, Store, StoreStats
 from tistream.tikv.pd_channel import PdChannel
-from tistream.tikv.pd_tso import TsoTaker
+from tistream.tikv.pd_tso import TsoClient
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class PdClient:
         rand: random.Random | None = None,
     ) -> None:
         self._channel = PdChannel(endpoints, clock=clock or SystemClock(), tls=tls, patience_s=patience_s, rand=rand)
-        self._tso = TsoTaker(self._channel)
+        self._tso = TsoClient(self._channel)
         self._unknown: set[str] = set()  # methods that the server does not have
 
     @property
@@ -171,11 +171,11 @@ class PdClient:
                 raise CorruptObject("an answer of PD names no cluster, or another one", cluster_id=named)
             return found
         except PdRefused:
-            self._channel.doubt_leader()
+            self._channel.forget_leader()
             raise
         except CorruptObject as e:
-            self._channel.doubt_leader()
-            raise PdRefused("PD gave an answer that makes no sense", cause=str(e)) from e
+            self._channel.forget_leader()
+            raise PdRefused("PD sent an invalid answer", cause=str(e)) from e
 
     def _if_known(self, method: str, request: Callable[[int], bytes]) -> bytes | None:
         """The answer; None when the server has no such method, and is to be asked in an older form."""

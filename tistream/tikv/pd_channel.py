@@ -101,7 +101,7 @@ class PdChannel:
             self._clock.wait(self._closed, backoff.next_s())
         raise StoreUnavailable("PD does not answer", endpoints=",".join(self._endpoints), method=method, cause=cause)
 
-    def doubt_leader(self) -> None:
+    def forget_leader(self) -> None:
         """Ask the members anew before the next call: the leader gave an answer that is none."""
         with self._lock:
             self._leader = ""

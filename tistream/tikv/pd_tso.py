@@ -71,7 +71,7 @@ class _Stream:
             self._answers.put(e)
 
 
-class TsoTaker:
+class TsoClient:
     """Takes timestamps. Thread-safe; `close` it."""
 
     def __init__(self, channel: PdChannel) -> None:

@@ -8,7 +8,7 @@
 
 A list of regions is read in pages; a region that holds the next parts as well is read once. It may be stale, have gaps,
 or name no leader: what to make of it is `feed`'s business. A gap that stays is a problem to show. When PD does not
-answer, those who asked hear that too (None instead of a list).
+answer, those who requested hear that too (None instead of a list).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ REGIONS_A_SECOND = 1000  #: so many are refreshed, on average, at most
 _GAP_SHOWN_S = 5.0
 
 Listener = Callable[[KeyRange | None, Sequence[Region] | None], None]
-"""(what was asked for, or None when nobody did; the regions, or None when PD did not answer). Called in any thread."""
+"""(what was requested for, or None when nobody did; the regions, or None when PD did not answer). Called in any thread."""
 
 
-class RegionBoard:
+class RegionCache:
     """Start it, let sources `follow` it, stop it. Thread-safe."""
 
     def __init__(self, pd: Pd, wanted: Sequence[KeyRange], *, clock: Clock, refresh_s: float = REFRESH_S) -> None:
         self._pd, self._wanted, self._clock, self._refresh_s = pd, tuple(wanted), clock, refresh_s
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
-        self._asked: dict[KeyRange, None] = {}
+        self._requested: dict[KeyRange, None] = {}
         self._refresh_at = float("-inf")
-        self._ended: TiStreamError | None = None
+        self._failure: TiStreamError | None = None
         self._gaps: dict[KeyRange, tuple[float, bytes]] = {}  # part that was read -> since when, at which key
         self._reader = Repeating("regions", self._step, interval_s=refresh_s, clock=clock)
         self.name = self._reader.name
@@ -55,9 +55,9 @@ class RegionBoard:
         return self._reader.wait_until_ready(timeout_s)
 
     @property
-    def ended(self) -> TiStreamError | None:
-        """What has ended the reader: nobody learns of regions any more, and whoever follows them must not go on."""
-        return self._ended if self._reader.crashed else None
+    def failure(self) -> TiStreamError | None:
+        """What has failure the reader: nobody learns of regions any more, and whoever follows them must not go on."""
+        return self._failure if self._reader.crashed else None
 
     def problems(self) -> list[Problem]:
         now = self._clock.monotonic()
@@ -73,7 +73,7 @@ class RegionBoard:
         ]
         return [*self._reader.problems(), *gaps]
 
-    def follow(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> Callable[[], None]:
         """Hear of everything from now on; call what comes back to end that."""
         with self._lock:
             self._listeners.append(listener)
@@ -85,37 +85,37 @@ class RegionBoard:
 
         return end
 
-    def ask(self, part: KeyRange) -> None:
+    def request(self, part: KeyRange) -> None:
         """Read these regions now."""
         with self._lock:
-            self._asked[part] = None
+            self._requested[part] = None
         self._reader.wake()
 
-    def tell(self, region: Region) -> None:
+    def report_leader(self, region: Region) -> None:
         """A store says who leads the region."""
-        self._give(None, [region])
+        self._notify(None, [region])
 
     def _step(self) -> None:
         try:
             self.read()
         except TiStreamError as e:
-            self._ended = e if e.kind is not ErrorKind.RETRY else None
+            self._failure = e if e.kind is not ErrorKind.RETRY else None
             raise
         except Exception as e:  # a defect: the owner raises it
-            self._ended = TiStreamError("the reader of regions has ended", cause=repr(e))
+            self._failure = TiStreamError("the reader of regions has failure", cause=repr(e))
             raise
 
     def read(self) -> None:
-        """Read what was asked for, and everything if it is time. Raises what PD says, after everybody was told."""
+        """Read what was requested for, and everything if it is time. Raises what PD says, after everybody was told."""
         now = self._clock.monotonic()
         with self._lock:
-            asked, self._asked = list(self._asked), {}
+            requested, self._requested = list(self._requested), {}
         refresh = now >= self._refresh_at
         if refresh:
-            asked = [*self._wanted, *(a for a in asked if a not in self._wanted)]
+            requested = [*self._wanted, *(a for a in requested if a not in self._wanted)]
         failed: TiStreamError | None = None
         found, last = 0, None
-        for part in asked:
+        for part in requested:
             regions: list[Region] | None = None
             try:
                 if failed is None:
@@ -126,7 +126,7 @@ class RegionBoard:
                 found += len(regions) - (regions[0] is last)
                 last = regions[-1]
             self._note_gap(part, regions)
-            self._give(part, regions)
+            self._notify(part, regions)
         if refresh:
             self._refresh_at = now + max(self._refresh_s, found / REGIONS_A_SECOND)
         if failed is not None:
@@ -149,8 +149,8 @@ class RegionBoard:
         for other in [p for p in self._gaps if part.covers(p)]:
             del self._gaps[other]
 
-    def _give(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
+    def _notify(self, requested: KeyRange | None, regions: Sequence[Region] | None) -> None:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
-            listener(asked, regions)
+            listener(requested, regions)

@@ -62,10 +62,10 @@ from tistream.tikv.core.regions import plain_range
 
 SCANS_MAX = 32  #: registrations of one store that are not INITIALIZED
 UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so much has come
-_STALLED_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
+_STREAM_TIMEOUT_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
 _LIVED_S = 10.0
-_ASKS_MAX = 64  # more failed parts than this are asked for as whole ranges
-_GONE_S = 60.0  # a region that failed so long ago, and has no part here, is another store's by now
+_QUERIES_MAX = 64  # more failed parts than this are asked for as whole ranges
+_FORGET_S = 60.0  # a region that failed so long ago, and has no part here, is another store's by now
 
 
 _Pair = tuple[int, int]  # request id, region
@@ -89,24 +89,24 @@ class StoreFeed:
         self._keyspace = keyspace
         self._scans, self._unread_bytes_max = OpeningScans(scans_max), unread_bytes_max
         self._pieces = Pieces(wanted)
-        self._living: dict[_Pair, Piece] = {}
-        self._taken: dict[int, set[int]] = {}  # region -> request ids that are not to be used
-        self._leaving: list[Piece] = []  # over, and not said so
+        self._registrations: dict[_Pair, Piece] = {}
+        self._used_ids: dict[int, set[int]] = {}  # region -> request ids that are not to be used
+        self._closing: list[Piece] = []  # over, and not said so
         self._scanned: dict[int, Piece] = {}  # subscription -> piece, INITIALIZED since the last tick
         self._unread: dict[int, Piece] = {}  # subscription -> piece with entries
         self._unread_bytes = 0
         self._marks = ResolvedMarks()
         self._subscriptions = count(1) if numbers is None else numbers
-        self._order = count()
-        self._due: list[tuple[float, int, Piece]] = []  # waiting pieces
-        self._asks: list[tuple[float, int, KeyRange]] = [(0.0, next(self._order), w) for w in wanted]
-        self._asked: set[KeyRange] = set()
+        self._sequence = count()
+        self._waiting: list[tuple[float, int, Piece]] = []  # waiting pieces
+        self._queries: list[tuple[float, int, KeyRange]] = [(0.0, next(self._sequence), w) for w in wanted]
+        self._queried: set[KeyRange] = set()
         self._pauses = Pauses(first_s=0.1, max_s=10.0, lived_s=_LIVED_S)
         self._stream_pauses = Pauses(first_s=0.5, max_s=10.0, lived_s=_LIVED_S)
         self._streaming = False
-        self._stream_due = 0.0
-        self._stream_since = 0.0
-        self._heard_at = 0.0
+        self._stream_retry_at = 0.0
+        self._stream_opened_at = 0.0
+        self._last_message_at = 0.0
         self._dropped = False
         self._events: list[SourceEvent] = []
         self._effects: list[Effect] = []
@@ -116,12 +116,12 @@ class StoreFeed:
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
-    def answered(self, asked: KeyRange | None, regions: Iterable[Region] | None, now: float) -> None:
+    def regions_listed(self, asked: KeyRange | None, regions: Iterable[Region] | None, now: float) -> None:
         """PD's answer for a range (None: nobody asked), whoever asked; regions None: PD did not answer."""
-        mine = asked is not None and asked in self._asked
+        mine = asked is not None and asked in self._queried
         if regions is None:
             if mine and asked is not None:
-                self._ask_again(asked, now)
+                self._query_again(asked, now)
             return
         elsewhere = []
         for region in regions:
@@ -133,31 +133,31 @@ class StoreFeed:
                 if mine and (whole := plain_range(region)):
                     elsewhere.append(whole)
         if mine and asked is not None:
-            self._asked.discard(asked)
+            self._queried.discard(asked)
             for part in self._pieces.missing(asked, elsewhere):
-                heappush(self._asks, (now + STALE_S, next(self._order), part))
+                heappush(self._queries, (now + STALE_S, next(self._sequence), part))
 
     def message(self, data: bytes, now: float) -> None:
         """A message of the stream. Damage ends the stream; see `stream_lost`."""
         if not self._streaming:
             return
-        self._heard_at = now
+        self._last_message_at = now
         try:
             events, resolved = split_change_data(data)
         except CorruptObject as e:
             self._damaged(e, now, request=0, region=0)
             return
         for event in events:
-            piece = self._living.get((event.request_id, event.region_id))
+            piece = self._registrations.get((event.request_id, event.region_id))
             if piece is not None:
-                self._event(piece, event, now)
+                self._handle_event(piece, event, now)
         if resolved is not None and self._streaming:
-            self._marks.hear(resolved.request_id, resolved.regions, resolved.ts)
+            self._marks.record(resolved.request_id, resolved.regions, resolved.ts)
 
     @property
-    def scans_alone(self) -> bool:
+    def scans_one_at_a_time(self) -> bool:
         """One opening scan goes on, and it is by itself because more at once were too much."""
-        return self._scans.alone and len(self._scans) == 1
+        return self._scans.one_at_a_time and len(self._scans) == 1
 
     def stream_lost(self, reason: str, now: float, *, overflow: bool = False) -> None:
         """The stream has ended, and every registration on it. `overflow`: more came than could be taken in."""
@@ -166,20 +166,22 @@ class StoreFeed:
         if overflow:
             self._scans.overflowed()
         self._streaming = False
-        self._stream_due = self._stream_pauses.failed(self.store_id, reason, now, lived_s=now - self._stream_since)
-        for piece in list(self._living.values()):
+        self._stream_retry_at = self._stream_pauses.failed(
+            self.store_id, reason, now, lived_s=now - self._stream_opened_at
+        )
+        for piece in list(self._registrations.values()):
             self._end(piece)
-            self._ask(piece.range, self._stream_due)
-        self._taken.clear()
+            self._query_later(piece.range, self._stream_retry_at)
+        self._used_ids.clear()
 
     def tick(self, ts: int, now: float, held: Callable[[int], bool] = lambda _: True) -> None:
         """A TSO, fetched after everything that was given so far. `held`: whether the history above a timestamp is."""
-        self._read(now)
-        if self._marks.highest_untold() > ts:
-            error = CorruptObject("a resolved ts lies in the future", resolved_ts=self._marks.highest_untold(), tso=ts)
+        self._decode_unread(now)
+        if self._marks.highest_pending() > ts:
+            error = CorruptObject("a resolved ts lies in the future", resolved_ts=self._marks.highest_pending(), tso=ts)
             self._damaged(error, now, request=0, region=0)
         for piece in [p for p in self._scanned.values() if not held(p.checkpoint_ts)]:
-            self._never_ready(piece)
+            self._discard_scan(piece)
             if piece.phase is Phase.SCANNED:
                 self._give_up(piece, now)
         for piece in self._scanned.values():
@@ -190,15 +192,15 @@ class StoreFeed:
         subscriptions, resolved_ts = self._marks.take()
         if len(subscriptions):
             self._events.append(Resolved(subscriptions=subscriptions, resolved_ts=resolved_ts))
-        self._events += [SubscriptionClosed(subscription=piece.subscription) for piece in self._leaving]
-        self._marks.close(piece.subscription for piece in self._leaving)
-        self._leaving.clear()
+        self._events += [SubscriptionClosed(subscription=piece.subscription) for piece in self._closing]
+        self._marks.close(piece.subscription for piece in self._closing)
+        self._closing.clear()
         self._events.append(Tick(cut_ts=ts))
 
     def resubscribe(self, subscriptions: Collection[int], now: float) -> None:
         """End these subscriptions and register their regions again."""
         wanted = set(subscriptions)
-        for piece in [p for p in self._living.values() if p.subscription in wanted]:
+        for piece in [p for p in self._registrations.values() if p.subscription in wanted]:
             self._give_up(piece, now)
 
     def drop(self) -> None:
@@ -208,70 +210,74 @@ class StoreFeed:
         if self._streaming:
             self._streaming = False
             self._effects.append(CloseStream())
-        for piece in list(self._living.values()):
+        for piece in list(self._registrations.values()):
             self._end(piece)
-            self._wait_again(piece, 0.0)
-        self._marks.close(piece.subscription for piece in self._leaving)
-        for forgotten in (self._leaving, self._scanned, self._unread, self._events, self._taken):
+            self._requeue(piece, 0.0)
+        self._marks.close(piece.subscription for piece in self._closing)
+        for forgotten in (self._closing, self._scanned, self._unread, self._events, self._used_ids):
             forgotten.clear()
         self._unread_bytes = 0
 
     def resume(self) -> None:
         self._dropped = False
 
-    def excuse(self, now: float) -> None:
+    def reset_timeouts(self, now: float) -> None:
         """Nothing could be said or heard until now."""
-        self._heard_at = now
-        self._scans.excuse(now)
+        self._last_message_at = now
+        self._scans.reset_timers(now)
 
     # -- what to do --------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         """Do what has become due: ask for regions, give up a silent stream."""
-        if self._streaming and len(self._marks) and now - max(self._heard_at, self._stream_since) > _STALLED_S:
+        if (
+            self._streaming
+            and len(self._marks)
+            and now - max(self._last_message_at, self._stream_opened_at) > _STREAM_TIMEOUT_S
+        ):
             self._effects.append(CloseStream())
             self.stream_lost("the store said nothing for a minute", now)
-        for piece in self._scans.silent(now):
+        for piece in self._scans.timed_out(now):
             reason = "its opening scan said nothing for long"
-            self._scans.grow_patient(piece.region_id)
+            self._scans.double_timeout(piece.region_id)
             self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0))
         due = []
-        while self._asks and self._asks[0][0] <= now:
-            due.append(heappop(self._asks)[2])
-        for part in due if len(due) <= _ASKS_MAX else self._pieces.wanted:
-            if part not in self._asked:
-                self._asked.add(part)
+        while self._queries and self._queries[0][0] <= now:
+            due.append(heappop(self._queries)[2])
+        for part in due if len(due) <= _QUERIES_MAX else self._pieces.wanted:
+            if part not in self._queried:
+                self._queried.add(part)
                 self._effects.append(AskRegions(range=part))
 
-    def due_at(self) -> float | None:
+    def next_action_at(self) -> float | None:
         """When `advance` or `open` has something to do; None: not before something happens."""
-        times = [self._asks[0][0]] if self._asks else []
-        if self._due and not self._dropped and self._scans.room:
-            times.append(max(self._due[0][0], 0.0 if self._streaming else self._stream_due))
+        times = [self._queries[0][0]] if self._queries else []
+        if self._waiting and not self._dropped and self._scans.has_room:
+            times.append(max(self._waiting[0][0], 0.0 if self._streaming else self._stream_retry_at))
         return min(times, default=None)
 
     def open(self, open_ts: int, checkpoint_of: Callable[[KeyRange], int | None], now: float) -> None:
         """Register what is due; `open_ts` is a TSO fetched before this call."""
         while self.is_due(now):
-            piece = self._due[0][2]
+            piece = self._waiting[0][2]
             checkpoint_ts = checkpoint_of(piece.range)  # may raise: the piece still waits then
-            heappop(self._due)
+            heappop(self._waiting)
             if checkpoint_ts is None:
                 piece.due = now + STALE_S
-                heappush(self._due, (piece.due, next(self._order), piece))
+                heappush(self._waiting, (piece.due, next(self._sequence), piece))
                 continue
             self._register(piece, checkpoint_ts, open_ts, now)
 
     def is_due(self, now: float) -> bool:
         """Whether `open` would register something now."""
-        if self._dropped or self.fatal or (not self._streaming and now < self._stream_due):
+        if self._dropped or self.fatal or (not self._streaming and now < self._stream_retry_at):
             return False
-        return self._next_due() and self._due[0][0] <= now and self._scans.room
+        return self._has_waiting() and self._waiting[0][0] <= now and self._scans.has_room
 
     def take_events(self, now: float) -> list[SourceEvent]:
         """What the pusher is to be told, in order. Live rows may wait for the next tick."""
         if self._unread_bytes >= self._unread_bytes_max:
-            self._read(now)
+            self._decode_unread(now)
         events, self._events = self._events, []
         return events
 
@@ -293,7 +299,7 @@ class StoreFeed:
         for region_id in list(found):
             piece = here.get(region_id)
             if piece is None:
-                over = now - self._pauses.until(region_id) >= _GONE_S
+                over = now - self._pauses.until(region_id) >= _FORGET_S
             else:
                 over = piece.phase is not Phase.WAITING and now - piece.opened_at >= _LIVED_S
             if over:
@@ -306,33 +312,33 @@ class StoreFeed:
         late = self._marks.behind(limit_ts)
         return [
             HeldBack(region_id=piece.region_id, range=piece.range, resolved_ts=late[piece.subscription])
-            for piece in (self._living.values() if late else ())
+            for piece in (self._registrations.values() if late else ())
             if piece.subscription in late
         ]
 
-    def silent_scans(self, now: float) -> dict[int, float]:
+    def stalled_scans(self, now: float) -> dict[int, float]:
         """Regions whose opening scan goes on and has said nothing for a while: for how many seconds."""
-        return self._scans.shown(now)
+        return self._scans.stalled(now)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _next_due(self) -> bool:
+    def _has_waiting(self) -> bool:
         """Whether a piece waits; the first that does is in front then."""
-        while self._due and self._due[0][2].phase is not Phase.WAITING:
-            heappop(self._due)
-        return bool(self._due)
+        while self._waiting and self._waiting[0][2].phase is not Phase.WAITING:
+            heappop(self._waiting)
+        return bool(self._waiting)
 
     def _register(self, piece: Piece, checkpoint_ts: int, open_ts: int, now: float) -> None:
         if not self._streaming:
-            self._streaming, self._stream_since = True, now
+            self._streaming, self._stream_opened_at = True, now
             self._effects.append(OpenStream())
-        taken = self._taken.setdefault(piece.region_id, set())
+        taken = self._used_ids.setdefault(piece.region_id, set())
         piece.request_id = next(i for i in count(1) if i not in taken)
         taken.add(piece.request_id)
         self._pieces.registered(piece)
         piece.subscription, piece.checkpoint_ts, piece.opened_at = next(self._subscriptions), checkpoint_ts, now
-        self._scans.began(piece, now)
-        self._living[piece.request_id, piece.region_id] = piece
+        self._scans.started(piece, now)
+        self._registrations[piece.request_id, piece.region_id] = piece
         self._events.append(
             SubscriptionOpened(
                 subscription=piece.subscription,
@@ -354,12 +360,12 @@ class StoreFeed:
             )
         )
 
-    def _event(self, piece: Piece, event: RegionMessage, now: float) -> None:
+    def _handle_event(self, piece: Piece, event: RegionMessage, now: float) -> None:
         if event.entries is not None:
             self.rows_bytes += len(event.entries)
             if piece.phase is Phase.SCANNING:
-                self._scans.heard(piece, now)
-                self._opening(piece, event.entries, now)
+                self._scans.progressed(piece, now)
+                self._handle_opening(piece, event.entries, now)
             else:
                 piece.entries.append(event.entries)
                 self._unread[piece.subscription] = piece
@@ -369,11 +375,11 @@ class StoreFeed:
         if event.error is not None:
             self._failed(piece, event.error, now)
         elif event.resolved_ts:
-            self._marks.hear(event.request_id, np.array([event.region_id], np.uint64), event.resolved_ts)
+            self._marks.record(event.request_id, np.array([event.region_id], np.uint64), event.resolved_ts)
 
-    def _opening(self, piece: Piece, entries: bytes, now: float) -> None:
+    def _handle_opening(self, piece: Piece, entries: bytes, now: float) -> None:
         try:
-            rows, initialized = self._entries(entries)
+            rows, initialized = self._read_entries(entries)
         except CorruptObject as e:
             self._damaged(e, now, request=piece.request_id, region=piece.region_id)
             return
@@ -381,35 +387,35 @@ class StoreFeed:
             reason = "two prewrites of one lock in its opening scan"
             self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0, at_least_s=0.5))
             return
-        self._hand_over(piece, rows)
+        self._emit_rows(piece, rows)
         if initialized:
             piece.phase = Phase.SCANNED
             piece.opening = OpeningPrewrites()
             self._scans.ended(piece)
             self._scanned[piece.subscription] = piece
-            if not len(self._scans) and not self._next_due():
-                self._scans.caught_up()
+            if not len(self._scans) and not self._has_waiting():
+                self._scans.reset_limit()
             self._marks.open(piece.subscription, piece.request_id, piece.region_id, piece.checkpoint_ts)
 
-    def _read(self, now: float) -> None:
+    def _decode_unread(self, now: float) -> None:
         """Decode what waits, in one go for each subscription."""
         unread, self._unread, self._unread_bytes = self._unread, {}, 0
         for piece in unread.values():
             joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
             piece.entries = []
             try:
-                rows, _ = self._entries(joined)
+                rows, _ = self._read_entries(joined)
             except CorruptObject as e:
                 self._damaged(e, now, request=piece.request_id, region=piece.region_id)
                 continue
-            self._hand_over(piece, rows)
+            self._emit_rows(piece, rows)
 
-    def _entries(self, entries: bytes) -> tuple[pa.RecordBatch, bool]:
+    def _read_entries(self, entries: bytes) -> tuple[pa.RecordBatch, bool]:
         """See read_entries; CorruptObject for rows of another keyspace, too."""
         rows, initialized = read_entries(entries)
         return self._keyspace.inner_rows(rows), initialized
 
-    def _hand_over(self, piece: Piece, rows: pa.RecordBatch) -> None:
+    def _emit_rows(self, piece: Piece, rows: pa.RecordBatch) -> None:
         rows = self._pieces.wanted_rows(rows) if piece.has_gaps else rows
         if rows.num_rows:
             self._events.append(Rows(subscription=piece.subscription, rows=rows))
@@ -419,7 +425,7 @@ class StoreFeed:
         if is_unclear(error):
             self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
         else:
-            self._taken[piece.region_id].discard(piece.request_id)
+            self._used_ids[piece.region_id].discard(piece.request_id)
         self._end(piece)
         at_least_s = pause_s(error)
         if (elsewhere := moved(error, self.store_id, piece)) is not None:
@@ -432,19 +438,19 @@ class StoreFeed:
         for region in there:
             self._led_here(region, now)
         for part in self._pieces.missing(piece.range, ()):
-            self._ask(part, max(now, self._pauses.until(piece.region_id)))
+            self._query_later(part, max(now, self._pauses.until(piece.region_id)))
 
     def _led_here(self, region: Region, now: float) -> None:
-        self._await(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
+        self._enqueue(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
 
     def _give_up(self, piece: Piece, due: float) -> None:
         """End a registration from here, and wait with the same part."""
-        self._never_ready(piece)
+        self._discard_scan(piece)
         self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
         self._end(piece)
-        self._wait_again(piece, due)
+        self._requeue(piece, due)
 
-    def _never_ready(self, piece: Piece) -> None:
+    def _discard_scan(self, piece: Piece) -> None:
         """What its opening scan read does not count, nor what it has heard since."""
         if self._scanned.pop(piece.subscription, None) is not None:
             self._marks.close([piece.subscription])
@@ -452,32 +458,32 @@ class StoreFeed:
     def _end(self, piece: Piece) -> None:
         """A registration is over; its subscription says so with the next tick."""
         self._scans.ended(piece)
-        del self._living[piece.request_id, piece.region_id]
-        self._marks.deafen(piece.request_id, piece.region_id)
+        del self._registrations[piece.request_id, piece.region_id]
+        self._marks.unregister(piece.request_id, piece.region_id)
         self._pieces.remove(piece)
-        self._leaving.append(piece)
+        self._closing.append(piece)
 
     def _damaged(self, error: CorruptObject, now: float, *, request: int, region: int) -> None:
         """Bytes that no store sends: nothing of the stream is trusted any more."""
-        self._marks.forget_untold()
+        self._marks.discard_pending()
         facts = {"store": self.store_id, "request": request, "region": region, **error.facts}
         self._damage = self._damage or CorruptObject(f"the change feed is damaged: {error.message}", **facts)
         if self._streaming:
             self._effects.append(CloseStream())
             self.stream_lost("damaged", now)
 
-    def _wait_again(self, piece: Piece, due: float) -> None:
+    def _requeue(self, piece: Piece, due: float) -> None:
         again = piece.again(due)
         self._pieces.add(again)
-        self._await([again])
+        self._enqueue([again])
 
-    def _await(self, pieces: Iterable[Piece]) -> None:
+    def _enqueue(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            heappush(self._due, (piece.due, next(self._order), piece))
+            heappush(self._waiting, (piece.due, next(self._sequence), piece))
 
-    def _ask(self, part: KeyRange, due: float) -> None:
-        heappush(self._asks, (due, next(self._order), part))
+    def _query_later(self, part: KeyRange, due: float) -> None:
+        heappush(self._queries, (due, next(self._sequence), part))
 
-    def _ask_again(self, part: KeyRange, now: float) -> None:
-        self._asked.discard(part)
-        self._ask(part, now + STALE_S)
+    def _query_again(self, part: KeyRange, now: float) -> None:
+        self._queried.discard(part)
+        self._query_later(part, now + STALE_S)

@@ -31,8 +31,8 @@ class ResolvedMarks:
         self._marks = np.zeros((3, 0), np.uint64)  # checkpoint, largest heard, told
         self._free: list[int] = []
         self._slots: dict[int, int] = {}  # subscription -> slot
-        self._listening: dict[int, dict[int, int]] = {}  # request -> region -> slot
-        self._found: dict[int, tuple[U64, I64]] = {}  # the same, sorted by region; made when needed
+        self._registered: dict[int, dict[int, int]] = {}  # request -> region -> slot
+        self._lookup: dict[int, tuple[U64, I64]] = {}  # the same, sorted by region; made when needed
 
     def open(self, subscription: int, request_id: int, region_id: int, checkpoint_ts: int) -> None:
         """A registration begins to listen: its opening scan is complete."""
@@ -42,24 +42,24 @@ class ResolvedMarks:
         self._subscription[slot] = subscription
         self._marks[:, slot] = (checkpoint_ts, 0, 0)
         self._slots[subscription] = slot
-        self._listening.setdefault(request_id, {})[region_id] = slot
-        self._found.pop(request_id, None)
+        self._registered.setdefault(request_id, {})[region_id] = slot
+        self._lookup.pop(request_id, None)
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def deafen(self, request_id: int, region_id: int) -> None:
+    def unregister(self, request_id: int, region_id: int) -> None:
         """A registration is over: what comes for it counts no more."""
-        if self._listening.get(request_id, {}).pop(region_id, None) is not None:
-            self._found.pop(request_id, None)
+        if self._registered.get(request_id, {}).pop(region_id, None) is not None:
+            self._lookup.pop(request_id, None)
 
-    def hear(self, request_id: int, regions: U64, ts: int) -> None:
+    def record(self, request_id: int, regions: U64, ts: int) -> None:
         """A message; regions that do not listen are passed over."""
-        if not self._listening.get(request_id):
+        if not self._registered.get(request_id):
             return
-        if request_id not in self._found:
-            self._found[request_id] = _sorted(self._listening[request_id])
-        known, slots = self._found[request_id]
+        if request_id not in self._lookup:
+            self._lookup[request_id] = _sorted(self._registered[request_id])
+        known, slots = self._lookup[request_id]
         at = np.searchsorted(known, regions)
         at[at == len(known)] = 0
         mine = slots[at[known[at] == regions]]
@@ -67,7 +67,7 @@ class ResolvedMarks:
         mine = mine[(self._marks[0, mine] <= stamp) & (self._marks[1, mine] < stamp)]
         self._marks[1, mine] = stamp
 
-    def highest_untold(self) -> int:
+    def highest_pending(self) -> int:
         """The largest ts that waits to be told; 0 when none does."""
         waiting = self._marks[1][self._marks[1] > self._marks[2]]
         return int(waiting.max()) if len(waiting) else 0
@@ -85,7 +85,7 @@ class ResolvedMarks:
         self._marks[2, new] = self._marks[1, new]
         return self._subscription[new].copy(), self._marks[1, new].copy()
 
-    def forget_untold(self) -> None:
+    def discard_pending(self) -> None:
         """What was heard and not told is not true, or may not be: drop it."""
         self._marks[1] = self._marks[2]
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from benchmarks.load.feed import FIRST_TABLE_ID, LoadStore, regions, schema
 from pusher.core.batcher import Batcher
 from pusher.core.source import Resolved, Rows
-from pusher.flush_schedule import Pace
+from pusher.flush_schedule import FlushSchedule
 from schemas.snapshot import parse_pushed
 from tests.kit.manual_clock import ManualClock
 from tistream.codec.batch_file import BatchFile
@@ -28,7 +28,7 @@ def run(seconds: float) -> tuple[LoadStore, list[BatchFile]]:
         active=2,
         rows_per_s=1000,
         bounds=regions(TABLES, 2)[1],
-        pace=Pace(clock),
+        schedule=FlushSchedule(clock),
         clock=clock,
     )
     batcher, files, resolved_ts = Batcher(), [], 0

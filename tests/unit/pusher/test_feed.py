@@ -54,7 +54,7 @@ def test_only_so_many_opening_scans_at_once() -> None:
     rig = Rig(scans_max=2)
     rig.answer(*(region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in range(5)))
     assert [r.region_id for r in rig.sent(Register)] == [0, 1]
-    assert rig.feed.due_at() is None, "nothing to wake up for"
+    assert rig.feed.next_action_at() is None, "nothing to wake up for"
     rig.say(wire.event(1, 1, wire.INITIALIZED))
     assert [r.region_id for r in rig.open()] == [2]
     rig.say(wire.event(0, 1, error=wire.region_not_found(0)))
@@ -67,21 +67,21 @@ def test_after_too_much_fewer_scans_go_on_at_once_until_nothing_waits() -> None:
     assert len(rig.sent(Register)) == 8
     rig.feed.stream_lost("too much", rig.now, overflow=True)
     everything = [region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in range(9)]
-    rig.feed.answered(None, everything, rig.now)
+    rig.feed.regions_listed(None, everything, rig.now)
     assert len(rig.later(20)) == 2
-    assert not rig.feed.scans_alone
+    assert not rig.feed.scans_one_at_a_time
     rig.feed.drop()  # two were too much as well
     rig.feed.resume()
     again = rig.later(20)
     for number in range(9):
         assert len(again) == 1, "one by one"
-        assert rig.feed.scans_alone
+        assert rig.feed.scans_one_at_a_time
         rig.say(wire.event(again[0].region_id, again[0].request_id, wire.INITIALIZED))
         again = rig.open()
         assert len(again) == (number < 8)
-    assert not rig.feed.scans_alone
+    assert not rig.feed.scans_one_at_a_time
     rig.feed.stream_lost("cut", rig.now)
-    rig.feed.answered(None, everything, rig.now)
+    rig.feed.regions_listed(None, everything, rig.now)
     assert len(rig.later(20)) == 8
 
 
@@ -138,7 +138,7 @@ def test_live_rows_of_a_subscription_are_joined_in_order() -> None:
 
 def test_live_rows_wait_for_a_tick_or_until_there_is_much() -> None:
     feed = StoreFeed(STORE, [TABLES], unread_bytes_max=200)
-    feed.answered(None, [region(7, b"t", b"u")], 0.0)
+    feed.regions_listed(None, [region(7, b"t", b"u")], 0.0)
     feed.open(1, lambda _: 1, 0.0)
     feed.message(wire.event(7, 1, wire.INITIALIZED), 0.0)
     feed.take_events(0.0)

@@ -31,7 +31,7 @@ ENDING = {
 @pytest.mark.parametrize(("error", "pause_s"), list(ENDING.values()), ids=list(ENDING))
 def test_an_error_ends_the_registration_and_pd_is_asked_after_a_pause(error: bytes, pause_s: float) -> None:
     rig = opened()
-    rig.feed.answered(TABLES, [region(7, b"t", b"u")], rig.now)
+    rig.feed.regions_listed(TABLES, [region(7, b"t", b"u")], rig.now)
     rig.say(wire.resolved(1, [7], 300))
     rig.say(wire.event(7, 1, error=error))
     rig.say(wire.event(7, 1, wire.committed(b"ta", 400, 410)), wire.resolved(1, [7], 500))
@@ -57,7 +57,7 @@ def test_pd_is_asked_for_the_part_that_failed() -> None:
     rig.later(1)
     assert rig.sent(AskRegions) == [AskRegions(range=KeyRange(b"tm", b"u"))]
     assert rig.later(60) == [], "an answer is awaited"
-    rig.feed.answered(KeyRange(b"tm", b"u"), None, rig.now)
+    rig.feed.regions_listed(KeyRange(b"tm", b"u"), None, rig.now)
     rig.later(1)
     assert len(rig.sent(AskRegions)) == 2, "PD did not answer"
     rig.answer(region(8, b"tm", b"", leader=0), asked=KeyRange(b"tm", b"u"))
@@ -74,7 +74,7 @@ def test_a_new_leader_is_told_of() -> None:
     (moved,) = rig.sent(Moved)
     assert moved.region == region(7, b"t", b"u", leader=OTHER)
     other = StoreFeed(OTHER, [TABLES])
-    other.answered(None, [moved.region], 0.0)
+    other.regions_listed(None, [moved.region], 0.0)
     other.open(5, lambda _: 100, 0.0)
     assert [e.range for e in other.take_effects() if isinstance(e, Register)] == [TABLES]
 

@@ -36,7 +36,7 @@ def test_pd_that_is_away_for_a_minute_costs_no_stream() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 300))
     rig.now += 61  # PD had no leader: neither the pusher nor the store had a timestamp
-    rig.feed.excuse(rig.now)
+    rig.feed.reset_timeouts(rig.now)
     rig.tick()
     rig.later(1)
     assert not rig.sent(CloseStream)
@@ -52,7 +52,7 @@ def test_a_stream_on_which_no_scan_ever_speaks_is_tried_again_ever_more_patientl
             began.append(rig.now)
         rig.answer(region(7, b"t", b"u"))
         if rig.now == 300:
-            assert rig.feed.silent_scans(rig.now) == {7: 300.0}
+            assert rig.feed.stalled_scans(rig.now) == {7: 300.0}
     waits = [b - a for a, b in pairwise([0.0, *began])]
     assert 600 <= waits[0] < 700
     assert len(waits) > 3
@@ -71,7 +71,7 @@ def test_one_scan_that_hangs_beside_others_that_speak() -> None:
         rig.answer(HALF, REST)
     assert [r.region_id for r in rig.sent(Register)] == [7, 8, 8]
     assert [(d.request_id, d.region_id) for d in rig.sent(Deregister)] == [(1, 8)]
-    assert rig.feed.silent_scans(rig.now).keys() == {8}
+    assert rig.feed.stalled_scans(rig.now).keys() == {8}
 
 
 def test_a_scan_that_speaks_now_and_then_is_waited_for() -> None:
@@ -80,7 +80,7 @@ def test_a_scan_that_speaks_now_and_then_is_waited_for() -> None:
         rig.later(599)
         rig.say(wire.event(7, 1, wire.committed(b"tk%d" % n, 200, 201)))
     assert len(rig.sent(Register)) == 1
-    assert not rig.feed.silent_scans(rig.now)
+    assert not rig.feed.stalled_scans(rig.now)
 
 
 def fail_often() -> Rig:

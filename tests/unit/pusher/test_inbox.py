@@ -61,7 +61,7 @@ def test_a_wait_ends_when_there_is_something() -> None:
 def test_a_patient_inbox_makes_room_instead() -> None:
     inbox = Inbox(10)
     inbox.begin(1)
-    inbox.be_patient(True)
+    inbox.wait_when_full(True)
     assert inbox.put(1, b"x" * 6)
     taken: list[bytes] = []
     reader = threading.Timer(0.05, lambda: taken.extend(inbox.take(99)[0]))
@@ -75,14 +75,14 @@ def test_a_patient_inbox_makes_room_instead() -> None:
 def test_nobody_waits_for_a_stream_that_is_over() -> None:
     inbox = Inbox(10)
     inbox.begin(1)
-    inbox.be_patient(True)
+    inbox.wait_when_full(True)
     assert inbox.put(1, b"x" * 6)
     other = threading.Timer(0.05, lambda: inbox.begin(2))
     other.start()
     assert not inbox.put(1, b"y" * 5)
     other.join()
     assert inbox.put(2, b"x" * 6)
-    impatient = threading.Timer(0.05, lambda: inbox.be_patient(False))
+    impatient = threading.Timer(0.05, lambda: inbox.wait_when_full(False))
     impatient.start()
     assert not inbox.put(2, b"y" * 5)
     impatient.join()

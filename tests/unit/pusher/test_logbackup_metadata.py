@@ -152,7 +152,7 @@ def test_a_checkpoint_stands_still_when_a_store_goes_on_without_it() -> None:
 
     two = [flush(1, 4, 101 << 18), flush(2, 4, 102 << 18), flush(3, 5, 99 << 18), flush(4, 5, 103 << 18)]
     ahead = ahead_of(checkpoint, two)
-    assert (dict(ahead.flushes), ahead.newest_ts, ahead.stands_still) == ({4: 2, 5: 1}, 103 << 18, False)
+    assert (dict(ahead.flushes), ahead.newest_ts, ahead.is_stalled) == ({4: 2, 5: 1}, 103 << 18, False)
     assert "v1/global_checkpoint/3.ts" in str(ahead)
-    assert ahead_of(checkpoint, [*two, flush(5, 4, 104 << 18)]).stands_still
+    assert ahead_of(checkpoint, [*two, flush(5, 4, 104 << 18)]).is_stalled
     assert str(ahead_of(checkpoint, two[2:3])) == ""

@@ -121,7 +121,7 @@ def test_a_directory_that_went_back_is_refused() -> None:
     bench = Bench()
     bench.log.checkpoint(at(5))
     bench.control.max_cut_ts[STORE_ID] = at(6)
-    with pytest.raises(InvalidInput, match="behind what this store has pushed"):
+    with pytest.raises(InvalidInput, match="behind what this store has already pushed"):
         bench.push()
 
 

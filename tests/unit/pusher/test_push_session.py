@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pusher.control import ControlUnavailable, PushCredentials
-from pusher.push_session import MARGIN_S, NEW_S, TRY_AGAIN_S, PushSession, Standing, standing
+from pusher.push_session import MARGIN_S, NEW_S, TRY_AGAIN_S, CredentialState, PushSession, credential_state
 from tests.kit.manual_clock import ManualClock
 from tistream.errors import InvalidInput, TiStreamError
 from tistream.objectstore.session import SessionCredentials
@@ -48,7 +48,7 @@ class World:
     [(0, "good"), (599.9, "good"), (600, "due"), (884.9, "due"), (885, "over"), (900, "over"), (1e9, "over")],
 )
 def test_good_then_due_then_over(age_s: float, stands: str) -> None:
-    assert standing(age_s, VALID_S) == Standing(stands)
+    assert credential_state(age_s, VALID_S) == CredentialState(stands)
     assert MARGIN_S == 15
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pusher.flush_schedule import IDLE_AFTER_S, Pace
+from pusher.flush_schedule import IDLE_AFTER_S, FlushSchedule
 from tests.kit.manual_clock import ManualClock
 from tistream.clock import Clock
 from tistream.ids import Tenant
@@ -12,12 +12,12 @@ from tistream.ids import Tenant
 _UNIX_MS = 1_700_000_000_000  # a whole second, and a whole half minute but for 20 s
 
 
-def ticks(pace: Pace, clock: ManualClock, seconds: float) -> list[float]:
+def ticks(schedule: FlushSchedule, clock: ManualClock, seconds: float) -> list[float]:
     """When somebody who looks 50 times a second would tick, in milliseconds from the beginning."""
     found, ticked_at = [], clock.monotonic()
     for _ in range(round(seconds * 50)):
         clock.advance(0.02)
-        if clock.monotonic() >= pace.due_at(ticked_at):
+        if clock.monotonic() >= schedule.next_tick_at(ticked_at):
             ticked_at = clock.monotonic()
             found.append(round(ticked_at, 2))
     return found
@@ -26,51 +26,51 @@ def ticks(pace: Pace, clock: ManualClock, seconds: float) -> list[float]:
 @pytest.mark.parametrize("begun_s", [0.0, 0.3, 0.72])
 def test_stores_that_begin_at_any_time_tick_at_whole_seconds(begun_s: float) -> None:
     clock = ManualClock(unix_ms=_UNIX_MS)
-    pace = Pace(clock)
+    schedule = FlushSchedule(clock)
     clock.advance(begun_s)
-    found = ticks(pace, clock, 4)
+    found = ticks(schedule, clock, 4)
     assert [at - round(at) for at in found] == pytest.approx([0.0] * len(found), abs=0.021)
     assert len(found) in (3, 4)
 
 
 def test_a_tick_that_came_early_does_not_put_off_the_next_by_more_than_half_an_interval() -> None:
     clock = ManualClock(unix_ms=_UNIX_MS)
-    pace = Pace(clock)
+    schedule = FlushSchedule(clock)
     clock.advance(0.3)
-    assert pace.due_at(clock.monotonic()) == pytest.approx(1.0)
+    assert schedule.next_tick_at(clock.monotonic()) == pytest.approx(1.0)
     clock.advance(0.4)
-    assert pace.due_at(clock.monotonic()) == pytest.approx(2.0)
+    assert schedule.next_tick_at(clock.monotonic()) == pytest.approx(2.0)
 
 
 def test_a_clock_that_jumps_is_worth_half_an_interval() -> None:
     for jump_ms in (-3_600_000, -400, 700, 86_400_000):
         clock = ManualClock(unix_ms=_UNIX_MS + jump_ms)
-        due_at = Pace(clock).due_at(0.0)
+        due_at = FlushSchedule(clock).next_tick_at(0.0)
         assert 0.5 < due_at <= 1.5
 
 
 def test_an_idle_cluster_ticks_seldom_and_the_first_row_ends_that_at_once() -> None:
     clock = ManualClock(unix_ms=_UNIX_MS)
-    pace = Pace(clock, idle_s=30)
-    busy = ticks(pace, clock, IDLE_AFTER_S)
+    schedule = FlushSchedule(clock, idle_s=30)
+    busy = ticks(schedule, clock, IDLE_AFTER_S)
     assert len(busy) in (9, 10)
-    assert len(ticks(pace, clock, 120)) in (3, 4)
+    assert len(ticks(schedule, clock, 120)) in (3, 4)
     ticked_at = clock.monotonic()
     clock.advance(7)
-    assert pace.due_at(ticked_at) > clock.monotonic()
-    pace.wrote()
-    assert pace.due_at(ticked_at) <= clock.monotonic()
-    assert len(ticks(pace, clock, 5)) in (4, 5)
+    assert schedule.next_tick_at(ticked_at) > clock.monotonic()
+    schedule.note_rows()
+    assert schedule.next_tick_at(ticked_at) <= clock.monotonic()
+    assert len(ticks(schedule, clock, 5)) in (4, 5)
 
 
 def test_without_an_idle_interval_the_silent_tick_each_second() -> None:
     clock = ManualClock(unix_ms=_UNIX_MS)
-    assert len(ticks(Pace(clock), clock, 60)) in (59, 60)
+    assert len(ticks(FlushSchedule(clock), clock, 60)) in (59, 60)
 
 
 def test_tenants_lie_apart_and_stores_of_one_do_not() -> None:
     clock: Clock = ManualClock(unix_ms=_UNIX_MS)
-    due = {n: Pace.of(Tenant(1, n), clock, idle_s=30).due_at(0.0) for n in range(1, 200)}
-    assert due == {n: Pace.of(Tenant(1, n), clock, idle_s=30).due_at(0.0) for n in due}
+    due = {n: FlushSchedule.for_tenant(Tenant(1, n), clock, idle_s=30).next_tick_at(0.0) for n in range(1, 200)}
+    assert due == {n: FlushSchedule.for_tenant(Tenant(1, n), clock, idle_s=30).next_tick_at(0.0) for n in due}
     fifths = [sum(0.5 + i / 5 < at <= 0.7 + i / 5 for at in due.values()) for i in range(5)]
     assert min(fifths) > 20

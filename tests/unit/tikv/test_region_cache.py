@@ -12,7 +12,7 @@ from tistream.errors import StoreUnavailable
 from tistream.keyrange import KeyRange
 from tistream.tikv.core.pd_messages import Region, Store
 from tistream.tikv.core.regions import region_form
-from tistream.tikv.region_cache import RegionBoard
+from tistream.tikv.region_cache import RegionCache
 
 TABLES, PART = KeyRange(b"t", b"u"), KeyRange(b"ta", b"tb")
 
@@ -52,9 +52,9 @@ class ManyRegions:
 class Rig:
     def __init__(self, count: int = 3) -> None:
         self.pd, self.clock = ManyRegions(count), ManualClock()
-        self.board = RegionBoard(self.pd, [TABLES], clock=self.clock, refresh_s=10.0)
+        self.region_cache = RegionCache(self.pd, [TABLES], clock=self.clock, refresh_s=10.0)
         self.heard: list[tuple[KeyRange | None, list[int] | None]] = []
-        self.end = self.board.follow(self.hear)
+        self.end = self.region_cache.listen(self.hear)
 
     def hear(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
         self.heard.append((asked, None if regions is None else [r.id for r in regions]))
@@ -62,24 +62,24 @@ class Rig:
 
 def test_everything_is_read_now_and_then_and_what_was_asked_for_at_once() -> None:
     rig = Rig()
-    rig.board.read()
+    rig.region_cache.read()
     assert rig.heard == [(TABLES, [1, 2, 3])]
-    rig.board.read()
+    rig.region_cache.read()
     assert len(rig.heard) == 1, "nothing is due"
-    rig.board.ask(PART)
-    rig.board.ask(PART)
-    rig.board.read()
+    rig.region_cache.request(PART)
+    rig.region_cache.request(PART)
+    rig.region_cache.read()
     assert rig.heard[1:] == [(PART, [3])], "one answer, also for two who ask"
     assert rig.pd.calls[-1] == (region_form(b"ta"), region_form(b"tb"))
     rig.clock.advance(10)
-    rig.board.ask(TABLES)
-    rig.board.read()
+    rig.region_cache.request(TABLES)
+    rig.region_cache.read()
     assert rig.heard[2:] == [(TABLES, [1, 2, 3])]
 
 
 def test_long_lists_come_in_pages() -> None:
     rig = Rig(2500)
-    rig.board.read()
+    rig.region_cache.read()
     assert rig.heard == [(TABLES, list(range(1, 2501)))]
     assert len(rig.pd.calls) == 3
 
@@ -87,49 +87,49 @@ def test_long_lists_come_in_pages() -> None:
 def test_a_pd_that_repeats_itself_is_not_asked_for_ever() -> None:
     rig = Rig(1024)
     rig.pd.regions[-1] = Region(id=9, conf_ver=1, version=1, start=key(1), end=region_form(b"t"), leader_store_id=1)
-    rig.board.read()
+    rig.region_cache.read()
     assert len(rig.pd.calls) == 2, "the rest, which PD did not list, is asked for once"
 
 
 def test_who_asked_hears_that_pd_is_away() -> None:
     rig = Rig()
-    rig.board.read()
+    rig.region_cache.read()
     rig.pd.away = True
-    rig.board.ask(PART)
-    rig.board.ask(KeyRange(b"tc", b"td"))
+    rig.region_cache.request(PART)
+    rig.region_cache.request(KeyRange(b"tc", b"td"))
     with pytest.raises(StoreUnavailable):
-        rig.board.read()
+        rig.region_cache.read()
     assert rig.heard[1:] == [(PART, None), (KeyRange(b"tc", b"td"), None)]
     assert len(rig.pd.calls) == 2, "not asked once more while it is away"
 
 
 def test_news_of_a_store_and_the_end_of_following() -> None:
     rig = Rig()
-    rig.board.tell(rig.pd.regions[1])
+    rig.region_cache.report_leader(rig.pd.regions[1])
     assert rig.heard == [(None, [2])]
     rig.end()
     rig.end()
-    rig.board.tell(rig.pd.regions[1])
+    rig.region_cache.report_leader(rig.pd.regions[1])
     assert len(rig.heard) == 1
 
 
 def test_a_region_that_holds_many_wanted_parts_is_listed_once() -> None:
     parts = [KeyRange(b"t" + bytes([n, 0]), b"t" + bytes([n, 9])) for n in range(200)]
     pd, clock = ManyRegions(1), ManualClock()
-    board = RegionBoard(pd, parts, clock=clock)
+    region_cache = RegionCache(pd, parts, clock=clock)
     heard: list[KeyRange | None] = []
-    board.follow(lambda asked, regions: heard.append(asked) if regions else None)
-    board.read()
+    region_cache.listen(lambda asked, regions: heard.append(asked) if regions else None)
+    region_cache.read()
     assert heard == parts
     assert len(pd.calls) == 1
 
 
 def test_many_regions_are_refreshed_less_often() -> None:
     rig = Rig(30_000)
-    rig.board.read()
+    rig.region_cache.read()
     for seconds, refreshes in ((10, 1), (19, 1), (2, 2)):
         rig.clock.advance(seconds)
-        rig.board.read()
+        rig.region_cache.read()
         assert len(rig.heard) == refreshes, seconds
 
 
@@ -142,22 +142,22 @@ def test_a_gap_that_stays_is_told(lost: str) -> None:
         "leader": [whole[0], replace(whole[1], leader_store_id=0), whole[2]],
         "all": [],
     }[lost]
-    rig.board._wanted = (KeyRange(b"", b""),)
-    rig.board.read()
-    assert not rig.board.problems()
+    rig.region_cache._wanted = (KeyRange(b"", b""),)
+    rig.region_cache.read()
+    assert not rig.region_cache.problems()
     rig.clock.advance(6)
-    (problem,) = rig.board.problems()
+    (problem,) = rig.region_cache.problems()
     assert problem.facts["key"] == ("" if lost == "all" else whole[1].start.hex())
     rig.pd.regions = whole
     rig.clock.advance(6)
-    rig.board.read()
-    assert not rig.board.problems()
+    rig.region_cache.read()
+    assert not rig.region_cache.problems()
 
 
 def test_what_ends_the_reader_is_known_to_whoever_owns_it() -> None:
     rig = Rig()
     rig.pd.scan_regions = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-    rig.board.start()
-    assert not rig.board.wait_until_ready(5)
-    assert "ZeroDivisionError" in str(rig.board.ended)
-    rig.board.stop()
+    rig.region_cache.start()
+    assert not rig.region_cache.wait_until_ready(5)
+    assert "ZeroDivisionError" in str(rig.region_cache.failure)
+    rig.region_cache.stop()

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from pusher.core.excluded_ranges import LeftOutSource
+from pusher.core.excluded_ranges import ExcludedRangesSource
 from pusher.core.source import (
     CheckpointOf,
     Resolved,
@@ -20,7 +20,7 @@ from pusher.core.source import (
     SubscriptionReady,
     Tick,
 )
-from pusher.core.table_filter import Choice, check_choice, choose, queued_ids, read_choice
+from pusher.core.table_filter import TableFilter, check_table_filter, filter_snapshot, queued_ids, read_table_filter
 from schemas.snapshot import parse_pushed
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, index_key, record_key, table_prefix
 from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
@@ -53,15 +53,15 @@ SHOP = schema(
 )
 
 
-def followed(choice: Choice, key: bytes) -> bool:
-    return any(key in part for part in choice.wanted)
+def followed(table_filter: TableFilter, key: bytes) -> bool:
+    return any(key in part for part in table_filter.wanted)
 
 
 def test_everything_is_the_snapshot_as_it_is() -> None:
-    assert choose(SHOP, (), True) is SHOP
-    choice = read_choice(SHOP)
-    assert choice.wanted == (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
-    assert choice.left_out == ()
+    assert filter_snapshot(SHOP, (), True) is SHOP
+    table_filter = read_table_filter(SHOP)
+    assert table_filter.wanted == (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
+    assert table_filter.excluded == ()
 
 
 @pytest.mark.parametrize(
@@ -75,47 +75,47 @@ def test_everything_is_the_snapshot_as_it_is() -> None:
     ],
 )
 def test_the_chosen_tables_and_whatever_is_created_later(names: list[str], mine: set[int]) -> None:
-    text = choose(SHOP, names, True)
-    choice = read_choice(text)
+    text = filter_snapshot(SHOP, names, True)
+    table_filter = read_table_filter(text)
     known = {5000, 5010, 5011, 5013, 200, 5020, *SYSTEM}
     for table_id in known:
         expected = table_id in mine or table_id == DDL_JOB_TABLE_ID
-        assert followed(choice, record_key(table_id, 7)) == expected, table_id
-        assert followed(choice, index_key(table_id, 1, b"x")) == expected, table_id
+        assert followed(table_filter, record_key(table_id, 7)) == expected, table_id
+        assert followed(table_filter, index_key(table_id, 1, b"x")) == expected, table_id
     for unknown in (4500, 5001, 5021, 9_000_000):  # being created at the beginning, or later
-        assert followed(choice, record_key(unknown, 7)), unknown
-    assert followed(choice, b"mDB")
+        assert followed(table_filter, record_key(unknown, 7)), unknown
+    assert followed(table_filter, b"mDB")
     tables = parse_pushed(orjson.loads(text)).snapshot.tables
     assert {i for t in tables.values() for i in (t.id, *t.partition_ids)} == mine
-    assert list(choice.wanted) == sorted(choice.wanted)
-    tiles = sorted([*choice.wanted[1:], *choice.left_out])
+    assert list(table_filter.wanted) == sorted(table_filter.wanted)
+    tiles = sorted([*table_filter.wanted[1:], *table_filter.excluded])
     assert (tiles[0].start, tiles[-1].end) == (b"t", b"u")
     assert all(a.end == b.start for a, b in pairwise(tiles))
 
 
 def test_without_index_entries() -> None:
-    choice = read_choice(choose(SHOP, (), False))
+    table_filter = read_table_filter(filter_snapshot(SHOP, (), False))
     for table_id in (5000, 5013, 200):
-        assert followed(choice, record_key(table_id, 7))
-        assert not followed(choice, index_key(table_id, 1, b"x"))
-    assert followed(choice, index_key(6000, 1, b"x"))
-    choice = read_choice(choose(SHOP, ["shop.orders"], False))
-    assert [followed(choice, table_prefix(5000) + kind) for kind in (b"_i", b"_r")] == [False, True]
+        assert followed(table_filter, record_key(table_id, 7))
+        assert not followed(table_filter, index_key(table_id, 1, b"x"))
+    assert followed(table_filter, index_key(6000, 1, b"x"))
+    table_filter = read_table_filter(filter_snapshot(SHOP, ["shop.orders"], False))
+    assert [followed(table_filter, table_prefix(5000) + kind) for kind in (b"_i", b"_r")] == [False, True]
 
 
 def test_a_name_that_means_nothing_and_a_choice_that_changes_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"shop\.order "):
-        choose(SHOP, ["shop.order"], True)
-    choice = read_choice(choose(SHOP, ["shop.orders"], True))
-    check_choice(choice, ["SHOP.orders"], True)
-    check_choice(choice, [], True)
+        filter_snapshot(SHOP, ["shop.order"], True)
+    table_filter = read_table_filter(filter_snapshot(SHOP, ["shop.orders"], True))
+    check_table_filter(table_filter, ["SHOP.orders"], True)
+    check_table_filter(table_filter, [], True)
     for names, index_keys in ([["shop"], True], [["shop.orders"], False]):
         with pytest.raises(InvalidInput, match="Begin another tenant"):
-            check_choice(choice, names, index_keys)
+            check_table_filter(table_filter, names, index_keys)
     with pytest.raises(InvalidInput, match="followed=everything"):
-        check_choice(Choice(), ["shop"], True)
+        check_table_filter(TableFilter(), ["shop"], True)
     with pytest.raises(CorruptObject):
-        read_choice(b'{"followed": {"names": []}}')
+        read_table_filter(b'{"followed": {"names": []}}')
 
 
 class Store:
@@ -165,7 +165,7 @@ def ready_in(events: Sequence[SourceEvent]) -> list[int]:
 
 
 def test_what_is_left_out_is_spoken_for_at_each_tick() -> None:
-    source = LeftOutSource(Store(), LEFT_OUT, count(1))
+    source = ExcludedRangesSource(Store(), LEFT_OUT, count(1))
     assert [type(e) for e in source.poll(0, lambda _: None)] == [Tick]
     (first,) = opened_in(source.poll(0, lambda part: 55 if part == LEFT_OUT[0] else None))
     assert (first.range, first.checkpoint_ts, first.open_ts) == (LEFT_OUT[0], 55, 120)
@@ -182,7 +182,7 @@ def test_what_is_left_out_is_spoken_for_at_each_tick() -> None:
 
 def test_new_subscriptions_are_numbered_upwards_with_the_stores_own() -> None:
     inner, numbers = Store(), count(1)
-    source = LeftOutSource(inner, LEFT_OUT, numbers)
+    source = ExcludedRangesSource(inner, LEFT_OUT, numbers)
     first, second = opened_in(source.poll(0, lambda _: 60))
     inner_one = next(numbers)
     source.resubscribe([inner_one, first.subscription])
@@ -217,16 +217,20 @@ def test_ids_that_jobs_took_before_the_beginning_are_followed() -> None:
     doc = orjson.loads(schema(("shop", "t", 4100, ()), ("shop", "p", 4110, (4111, 4112)), ("hr", "big", 9000, ())))
     of_p = next(t for t in doc["tables"] if t["info"]["id"] == 4110)["info"]["partition"]
     of_p |= {"adding_definitions": [{"id": 4500}], "dropping_definitions": [{"id": 4111}], "new_partition_ids": [4501]}
-    choice = read_choice(choose(orjson.dumps(doc), ["shop.t", "shop.p"], True, None, queued_ids(JOBS)))
+    table_filter = read_table_filter(
+        filter_snapshot(orjson.dumps(doc), ["shop.t", "shop.p"], True, None, queued_ids(JOBS))
+    )
     new = {3000, 3001, 3002, 3003, 3004, 2000, 4500, 4501}
     for table_id in {4100, 4110, 4111, 4112, *new, 9001}:
-        assert followed(choice, record_key(table_id, 1)), table_id
+        assert followed(table_filter, record_key(table_id, 1)), table_id
     for table_id in (2001, 4499, 9000, *SYSTEM[:3]):
-        assert not followed(choice, record_key(table_id, 1)), table_id
+        assert not followed(table_filter, record_key(table_id, 1)), table_id
 
 
 def test_a_job_about_another_table_does_not_bring_that_table() -> None:
     doc = schema(("shop", "t", 4100, ()), ("hr", "old", 4200, ()), ("hr", "big", 9000, ()))
-    choice = read_choice(choose(doc, ["shop.t"], True, None, queued_ids([b'{"table_id":4200,"raw_args":[4300]}'])))
-    assert not followed(choice, record_key(4200, 1))
-    assert followed(choice, record_key(4300, 1))  # whose it will be is not known
+    table_filter = read_table_filter(
+        filter_snapshot(doc, ["shop.t"], True, None, queued_ids([b'{"table_id":4200,"raw_args":[4300]}']))
+    )
+    assert not followed(table_filter, record_key(4200, 1))
+    assert followed(table_filter, record_key(4300, 1))  # whose it will be is not known
