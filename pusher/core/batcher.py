@@ -1,27 +1,24 @@
-"""Turns the events of one store's change feed into batch files. A pure core: events in, files out.
+"""Batcher: turns the events of one store's change feed into batch files. A pure core: events in, files out.
 
-    SubscriptionOpened, Rows, SubscriptionReady, Resolved, SubscriptionClosed  ->  remembered
-    Tick(cut_ts)                                             ->  one BatchFile, or several when there is much
+    SubscriptionOpened, Rows, SubscriptionReady, Resolved, SubscriptionClosed  ->  collected
+    Tick(cut_ts)                                                               ->  one BatchFile, or several
 
-Relations:
+- `seq` is dense from 1; `cut_ts` never decreases; one Batcher is one incarnation;
+- a tick writes a file even without rows, because watermarks advance;
+- `rows` are clustered by subscription, subscriptions in start-key order, arrival order within a subscription;
+- `regions` has exactly one row for each subscription that was open at any time since the previous tick. Closed ones are
+  included: their closing row has their last resolved ts, without which the next subscription's row would never be
+  admissible;
+- a subscription's resolved_ts is the largest received and never decreases, although the store's may;
+- a resolved ts covers this file and all before it. When a tick is cut into several files, all but the last therefore
+  repeat the watermarks of the previous tick;
+- tenure_ready_ts is 0 until the subscription's opening scan is complete;
+- within a subscription no scanned PREWRITE follows a different live PREWRITE of the same (key, start_ts). A live
+  rewrite of a lock (a pipelined transaction flushes the key again) may overtake the scan that read the older lock: the
+  scanned row is dropped. It stays if the live row has less: a PUT without its value ("fake prewrite"). A source that
+  cannot tell the two apart must ensure this itself.
 
-- `seq` is dense from 1; `cut_ts` never falls; one Batcher is one incarnation;
-- a tick writes a file even when nothing came: watermarks move;
-- `rows` are clustered by subscription, subscriptions in start-key order, arrival order inside a subscription;
-- `regions` has exactly one row for each subscription that was open at any time since the previous tick, the ended
-  ones too: their closing row carries their last resolved ts, without which the next subscription's promise would wait
-  for ever;
-- a subscription's resolved_ts never falls: it is the largest that came, also when the store sends a smaller one later;
-- a resolved ts promises what is in this file and the ones before. When a tick is cut into several files, all but the
-  last therefore repeat what the previous tick promised;
-- a subscription's row has tenure_ready_ts 0 until its opening scan is complete;
-- within a subscription no PREWRITE of the opening scan lies behind a live PREWRITE of the same (key, start_ts) that
-  says something else. A scan reads a lock, the lock is written again (a pipelined transaction flushes the key again),
-  and the live row of that overtakes the scan: what the scan says is then older, and is dropped. It stays where the
-  live row says less: a PUT without its value ("fake prewrite"). A source that cannot tell the two apart sees to that
-  itself.
-
-Bulk is columnar: no object per row, and none per region and tick either.
+Data stays columnar: no object per row, nor per region and tick.
 """
 
 from __future__ import annotations
@@ -49,13 +46,13 @@ from tistream import limits
 from tistream.errors import invariant
 from tistream.model.change import REGIONS, ROWS, Op, RowKind
 
-_FIXED_BYTES_PER_ROW = 43  # everything of a row but key, value and old value
+_FIXED_BYTES_PER_ROW = 43  # of a row without key, value and old value
 U64 = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFile:
-    """One file, ready to be encoded."""
+    """One file, ready to encode."""
 
     seq: int
     cut_ts: int
@@ -73,9 +70,9 @@ class Batcher:
         self._subscriptions: dict[int, SubscriptionOpened] = {}
         self._closed: set[int] = set()
         self._rows: dict[int, list[pa.RecordBatch]] = {}
-        self._live: dict[int, _LivePrewrites] = {}  # of the subscriptions whose opening scan goes on
+        self._live: dict[int, _LivePrewrites] = {}  # of subscriptions that are still scanning
         self._marks = _Marks()
-        self._shape: _Shape | None = None  # what of `regions` changes with the topology only
+        self._shape: _Shape | None = None  # the columns of `regions` that depend on topology only
 
     @property
     def subscriptions(self) -> dict[int, SubscriptionOpened]:
@@ -84,11 +81,11 @@ class Batcher:
 
     @property
     def opening(self) -> dict[int, SubscriptionOpened]:
-        """The subscriptions whose opening scan goes on."""
+        """The subscriptions that are still scanning."""
         return {t: self._subscriptions[t] for t in self._live}
 
     def handle(self, event: SourceEvent) -> list[BatchFile]:
-        """Take one event; files only for a Tick."""
+        """Apply one event; only a Tick returns files."""
         match event:
             case Rows():
                 self._check_open(event.subscription)
@@ -123,11 +120,11 @@ class Batcher:
         invariant(known, "an event of a subscription that is not open", subscription=subscription)
 
     def _in_order(self, event: Rows) -> pa.RecordBatch:
-        """The event's rows without those that may not stand behind what has come."""
+        """The event's rows without scanned prewrites that a live one supersedes."""
         live = self._live.get(event.subscription)
         invariant(
             live is not None or not event.scan,
-            "the opening scan goes on behind its end",
+            "scan rows after the end of the opening scan",
             subscription=event.subscription,
         )
         if live is None:
@@ -138,7 +135,7 @@ class Batcher:
         return event.rows
 
     def _tick(self, cut_ts: int) -> list[BatchFile]:
-        invariant(cut_ts >= self._cut_ts, "cut_ts fell", cut_ts=cut_ts, before=self._cut_ts)
+        invariant(cut_ts >= self._cut_ts, "cut_ts decreased", cut_ts=cut_ts, before=self._cut_ts)
         self._cut_ts = cut_ts
         if self._shape is None:
             self._shape = _Shape.of(list(self._subscriptions.values()))
@@ -165,7 +162,7 @@ class Batcher:
         return files
 
     def _clustered(self, shape: _Shape) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """All rows in the files' order, and where each subscription's rows start (one more entry for the end)."""
+        """All rows in file order, and the offset of each subscription's rows (with one more entry for the end)."""
         mine = np.fromiter(self._rows, np.int64, len(self._rows))
         ranks = shape.rank[self._marks.slots(mine)]
         counts = np.zeros(len(shape.order) + 1, np.int64)
@@ -178,18 +175,18 @@ class Batcher:
 
 
 class _LivePrewrites:
-    """Which (key, start_ts) a subscription was sent live, with a value, while its opening scan goes on."""
+    """The (key, start_ts) of full live prewrites that a subscription received during its opening scan."""
 
     def __init__(self) -> None:
         self._seen: list[pl.DataFrame] = []
 
     def remember(self, rows: pa.RecordBatch) -> None:
-        told = _prewrites(rows)
-        if told.any():
+        full = _prewrites(rows)
+        if full.any():
             sizes = pc.fill_null(pc.binary_length(rows.column("value")), 0).to_numpy()
-            told &= (sizes > 0) | (rows.column("op").to_numpy() != Op.PUT)  # a PUT without its value says little
-        if told.any():
-            self._seen.append(_identities(rows).filter(pl.Series(told)))
+            full &= (sizes > 0) | (rows.column("op").to_numpy() != Op.PUT)  # not a fake prewrite
+        if full.any():
+            self._seen.append(_identities(rows).filter(pl.Series(full)))
 
     def without_older(self, scanned: pa.RecordBatch) -> pa.RecordBatch:
         prewrites = _prewrites(scanned)
@@ -209,21 +206,21 @@ def _prewrites(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
 
 
 def _identities(rows: pa.RecordBatch) -> pl.DataFrame:
-    """What a prewrite is known by."""
+    """The columns that identify a prewrite."""
     return pl.DataFrame(pa.table({name: rows.column(name) for name in ("key", "start_ts")}))
 
 
 class _Marks:
-    """Ready and resolved timestamps of the subscriptions, a slot each, in the order of their ids."""
+    """Ready and resolved timestamps of the subscriptions, one slot each, ordered by id."""
 
     def __init__(self) -> None:
         self._n = 0
         self._ids = np.zeros(16, np.int64)
-        self._marks = np.zeros((4, 16), np.uint64)  # ready, resolved; and what the last file said of both
+        self._marks = np.zeros((4, 16), np.uint64)  # ready, resolved; then both as of the last tick
 
     def add(self, subscription: int) -> None:
         newest = int(self._ids[self._n - 1]) if self._n else -1
-        invariant(subscription > newest, "subscriptions are numbered upwards", subscription=subscription, newest=newest)
+        invariant(subscription > newest, "subscription ids must increase", subscription=subscription, newest=newest)
         if self._n == len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
             self._marks = np.concatenate([self._marks, np.zeros_like(self._marks)], axis=1)
@@ -262,7 +259,7 @@ class _Marks:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The columns of `regions` that stay as long as no subscription opens or ends, in start-key order."""
+    """The columns of `regions` that change only when a subscription opens or closes, in start-key order."""
 
     order: npt.NDArray[np.int64]  #: slot of each row of `regions`
     rank: npt.NDArray[np.int64]  #: row of `regions` of each slot
@@ -270,7 +267,7 @@ class _Shape:
 
     @classmethod
     def of(cls, subscriptions: Sequence[SubscriptionOpened]) -> _Shape:
-        """`subscriptions` by id, that is by slot."""
+        """`subscriptions`: by id, that is by slot."""
         order = sorted(
             range(len(subscriptions)), key=lambda i: (subscriptions[i].range.start, subscriptions[i].subscription)
         )
@@ -287,7 +284,7 @@ class _Shape:
         return cls(slots, np.argsort(slots), columns)
 
     def regions(self, ready: U64, resolved: U64, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """`ready` and `resolved` by slot; `offsets` by row, one more for the end."""
+        """`ready` and `resolved` by slot; `offsets` by row, with one more for the end."""
         moving = {
             "tenure_ready_ts": pa.array(ready[self.order], pa.uint64()),
             "resolved_ts": pa.array(resolved[self.order], pa.uint64()),
@@ -298,7 +295,7 @@ class _Shape:
 
 
 def _cuts(rows: pa.Table, bytes_target: int) -> Iterator[tuple[int, int]]:
-    """Row ranges of the files: each within the target, but at least one row. One empty range when there are no rows."""
+    """Row ranges of the files, each within the target but at least one row; one empty range when there are no rows."""
     if not rows.num_rows:
         yield 0, 0
         return

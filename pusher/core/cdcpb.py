@@ -1,17 +1,15 @@
-"""Reads what a TiKV store sends on its change feed (`cdcpb.ChangeDataEvent`), without generated code.
+"""Reads the change feed messages of a TiKV store (`cdcpb.ChangeDataEvent`), without generated code.
 
-    bytes of one message  ->  ChangeDataEvent: what it says of single registrations, or one resolved ts for many
+    bytes of one message  ->  events of single registrations, or one resolved ts for many registrations
 
-The wire format is protobuf: fields are (number, wire type, body), in any order; `codec.protobuf` reads them. What this
-module decides:
+The wire format is protobuf, read by `codec.protobuf`.
 
-- an error of a kind that it does not know is OTHER, never nothing: the registration may be over;
-- region numbers of a resolved ts come packed or one by one (TiKV does the latter).
+- An error of an unknown kind is OTHER, never ignored: it may end the registration;
+- the region ids of a resolved ts may be packed or repeated (TiKV repeats them).
 
-Rows are the business of `cdcpb_rows`. `split_change_data` leaves them undecoded: entries of several events of one
-registration, joined, are entries again (protobuf joins repeated fields), and decoding many at once is much cheaper.
-Pure; whatever the bytes are, the outcome is an event or CorruptObject. What an event means for a subscription is
-decided by the source.
+Rows are decoded by `cdcpb_rows`. `split_change_data` leaves them encoded: concatenated entries of several events of one
+registration are valid entries (protobuf joins repeated fields), and decoding many at once is much cheaper. Pure: any
+bytes give an event or CorruptObject. The source decides what an event means for a subscription.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ U64 = npt.NDArray[np.uint64]
 
 
 class RegionErrorKind(IntEnum):
-    """Why a store ended a registration, or refused one; the numbers are the wire's."""
+    """Why a store ended or refused a registration; numbers as on the wire."""
 
-    OTHER = 0  #: one that this version does not know
+    OTHER = 0  #: unknown to this version
     NOT_LEADER = 1
     REGION_NOT_FOUND = 2
     EPOCH_NOT_MATCH = 3
@@ -47,7 +45,7 @@ class RegionErrorKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionNow:
-    """A region as a store describes it."""
+    """A region as described by a store."""
 
     region_id: int
     conf_ver: int
@@ -61,15 +59,15 @@ class RegionError:
     """An error of one registration. All but DUPLICATE_REQUEST end it."""
 
     kind: RegionErrorKind
-    leader_store_id: int = 0  #: where NOT_LEADER says that the leader is; 0 = it does not say
-    regions: tuple[RegionNow, ...] = ()  #: what EPOCH_NOT_MATCH says that the region has become; may be empty
-    backoff_ms: int = 0  #: what SERVER_IS_BUSY asks for
-    detail: str = ""  #: the words of COMPATIBILITY, CLUSTER_ID_MISMATCH and SERVER_IS_BUSY
+    leader_store_id: int = 0  #: for NOT_LEADER; 0 = not given
+    regions: tuple[RegionNow, ...] = ()  #: for EPOCH_NOT_MATCH: the current regions; may be empty
+    backoff_ms: int = 0  #: for SERVER_IS_BUSY
+    detail: str = ""  #: for COMPATIBILITY, CLUSTER_ID_MISMATCH and SERVER_IS_BUSY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionMessage:
-    """What one Event says of one registration, its rows not decoded."""
+    """One Event of one registration, its rows still encoded."""
 
     region_id: int
     request_id: int
@@ -80,11 +78,11 @@ class RegionMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionEvent:
-    """What one Event says of one registration."""
+    """One Event of one registration."""
 
     region_id: int
     request_id: int
-    rows: pa.RecordBatch | None = None  #: schema change.ROWS, in order of arrival; None when it has no entries
+    rows: pa.RecordBatch | None = None  #: schema change.ROWS, in arrival order; None = no entries
     initialized: bool = False  #: the opening scan is complete
     resolved_ts: int = 0  #: the deprecated form, one event per region; 0 = none
     error: RegionError | None = None
@@ -92,7 +90,7 @@ class RegionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRegions:
-    """One resolved ts for many registrations of one request. It may be lower than an earlier one."""
+    """One resolved ts for many registrations of one request. May be lower than an earlier one."""
 
     request_id: int
     regions: U64
@@ -108,13 +106,13 @@ class ChangeDataEvent:
 
 
 def read_change_data(message: bytes) -> ChangeDataEvent:
-    """One message. CorruptObject, with the offset inside the part that is damaged, when it is none."""
+    """Decode one message. CorruptObject, with the offset in the damaged part, when it is invalid."""
     messages, resolved = split_change_data(message)
     return ChangeDataEvent(events=tuple(_decoded(m) for m in messages), resolved=resolved)
 
 
 def split_change_data(message: bytes) -> tuple[list[RegionMessage], ResolvedRegions | None]:
-    """One message, its rows left as they are. CorruptObject when it is none; rows may still be damaged."""
+    """Decode one message but not its rows. CorruptObject when it is invalid; rows may still be damaged."""
     events: list[RegionMessage] = []
     resolved: list[bytes] = []
     for number, body in fields(message, {1: BYTES, 2: BYTES}):
@@ -130,31 +128,31 @@ _REGION = {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES}
 
 
 def _event(message: bytes) -> RegionMessage:
-    said: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     parts: dict[int, list[bytes]] = {}
     for number, value in fields(message, _EVENT):
         if isinstance(value, bytes):
             parts.setdefault(number, []).append(value)
         else:
-            said[number] = value
+            numbers[number] = value
     return RegionMessage(
-        region_id=said.get(1, 0),
-        request_id=said.get(7, 0),
+        region_id=numbers.get(1, 0),
+        request_id=numbers.get(7, 0),
         entries=b"".join(parts[3]) if 3 in parts else None,
-        resolved_ts=said.get(6, 0),
+        resolved_ts=numbers.get(6, 0),
         error=_error(b"".join(parts[5])) if 5 in parts else None,
     )
 
 
-def _decoded(said: RegionMessage) -> RegionEvent:
-    rows, initialized = (None, False) if said.entries is None else read_entries(said.entries)
+def _decoded(event: RegionMessage) -> RegionEvent:
+    rows, initialized = (None, False) if event.entries is None else read_entries(event.entries)
     return RegionEvent(
-        region_id=said.region_id,
-        request_id=said.request_id,
+        region_id=event.region_id,
+        request_id=event.request_id,
         rows=rows,
         initialized=initialized,
-        resolved_ts=said.resolved_ts,
-        error=said.error,
+        resolved_ts=event.resolved_ts,
+        error=event.error,
     )
 
 
@@ -169,26 +167,26 @@ def _error(message: bytes) -> RegionError:
         elif kind is RegionErrorKind.EPOCH_NOT_MATCH:
             error = RegionError(kind=kind, regions=tuple(_region(region) for _, region in fields(body, {1: BYTES})))
         elif kind is RegionErrorKind.SERVER_IS_BUSY:
-            said = dict(fields(body, {1: BYTES, 2: VARINT}))
-            error = RegionError(kind=kind, detail=_text(said.get(1, b"")), backoff_ms=said.get(2, 0))
+            busy = dict(fields(body, {1: BYTES, 2: VARINT}))
+            error = RegionError(kind=kind, detail=_text(busy.get(1, b"")), backoff_ms=busy.get(2, 0))
         elif kind is RegionErrorKind.COMPATIBILITY:
             required = dict(fields(body, {1: BYTES})).get(1, b"")
-            error = RegionError(kind=kind, detail=f"the store asks for version {_text(required)}")
+            error = RegionError(kind=kind, detail=f"the store requires version {_text(required)}")
         elif kind is RegionErrorKind.CLUSTER_ID_MISMATCH:
             ids = dict(fields(body, {1: VARINT, 2: VARINT}))
-            error = RegionError(kind=kind, detail=f"the store's cluster is {ids.get(1, 0)}, not {ids.get(2, 0)}")
+            error = RegionError(kind=kind, detail=f"the store belongs to cluster {ids.get(1, 0)}, not {ids.get(2, 0)}")
     return error
 
 
 def _region(message: bytes) -> RegionNow:
-    said = dict(fields(message, _REGION))
-    epoch = dict(fields(said.get(4, b""), {1: VARINT, 2: VARINT}))
+    region = dict(fields(message, _REGION))
+    epoch = dict(fields(region.get(4, b""), {1: VARINT, 2: VARINT}))
     return RegionNow(
-        region_id=said.get(1, 0),
+        region_id=region.get(1, 0),
         conf_ver=epoch.get(1, 0),
         version=epoch.get(2, 0),
-        start=said.get(2, b""),
-        end=said.get(3, b""),
+        start=region.get(2, b""),
+        end=region.get(3, b""),
     )
 
 
@@ -199,15 +197,16 @@ def _text(data: bytes) -> str:
 def _resolved(message: bytes) -> ResolvedRegions:
     data = np.frombuffer(message, np.uint8)
     count = int(_scan_resolved(data, np.zeros(2, np.uint64), np.zeros(0, np.uint64), False))
-    said, regions = np.zeros(2, np.uint64), np.zeros(max(count, 0), np.uint64)
-    if count < 0 or _scan_resolved(data, said, regions, True) < 0:
+    header, regions = np.zeros(2, np.uint64), np.zeros(max(count, 0), np.uint64)
+    if count < 0 or _scan_resolved(data, header, regions, True) < 0:
         raise CorruptObject("a resolved ts of the change feed is damaged", offset=-count - 1)
-    return ResolvedRegions(request_id=int(said[1]), regions=regions, ts=int(said[0]))
+    return ResolvedRegions(request_id=int(header[1]), regions=regions, ts=int(header[0]))
 
 
 @kernel
-def _scan_resolved(data: Octets, said: U64, regions: U64, fill: bool) -> int:
-    """Fill ts and request id, and the region numbers if wanted; how many there are. -1 - offset: damage."""
+def _scan_resolved(data: Octets, header: U64, regions: U64, fill: bool) -> int:
+    """Fill `header` (ts, request id), and `regions` if `fill`; returns the number of regions, or -1 - offset of
+    damage."""
     at = 0
     count = 0
     end = len(data)
@@ -230,6 +229,6 @@ def _scan_resolved(data: Octets, said: U64, regions: U64, fill: bool) -> int:
                 count += 1
                 body = following
         elif number == 2 or number == 3:
-            said[number - 2] = value
+            header[number - 2] = value
         at = after
     return count

@@ -1,16 +1,13 @@
-"""Turns the entries of one change feed event (`cdcpb.Event.Entries`) into columns of change.ROWS.
+"""Decodes the entries of a change feed event (`cdcpb.Event.Entries`) into columns of change.ROWS.
 
-What this module decides:
+- A row of kind UNKNOWN is not a change and is skipped (TiKV sends an empty one for each lock-only record);
+- INITIALIZED is not a row but is reported separately;
+- an impossible kind, op, commit_ts or key is damage: an unknown change is never skipped. Unknown fields are;
+- `value` is null for a DELETE, a ROLLBACK (TiKV sends a mark with protected ones) and a COMMIT without one; a PUT
+  without a value has the empty value. An empty old value means that the key did not exist.
 
-- a row of kind UNKNOWN is no change and is left out (TiKV sends an empty one for each lock-only record);
-- INITIALIZED is no row either: it is told apart;
-- a kind, an op, a commit_ts or a key that no store sends is damage: a change that is not understood is never passed
-  over. Fields that are not known are skipped;
-- `value` is null for a DELETE and a ROLLBACK (TiKV sends a mark with protected ones) and for a COMMIT that brings none;
-  a PUT without one has the empty value. An empty old value means that the key did not exist.
-
-Two passes of compiled code over the bytes, one that counts the rows and one that fills columns of numbers and of places
-in the message; then the binary columns are gathered. No Python object per row. Pure.
+Compiled code passes over the bytes twice, to count rows and then to fill number columns and byte offsets; then the
+binary columns are gathered. No Python object per row. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _KIND, _OP, _START_TS, _COMMIT_TS, _GENERATION, _EXPIRE_TS = range(len(_NUMBERS)
 _BINARY = ("key", "value", "old_value")
 _KEY, _VALUE, _OLD_VALUE = range(len(_BINARY))
 
-#: cdcpb.Event.Row: which row of `numbers` or of `places` the field of this number fills; -1 = not that kind of field
+#: cdcpb.Event.Row: the row of `numbers` or `places` that each field number fills; -1 = none
 _NUMBER_OF = np.array([-1, _START_TS, _COMMIT_TS, _KIND, _OP, -1, -1, -1, _EXPIRE_TS, -1, _GENERATION], np.int64)
 _PLACE_OF = np.array([-1, -1, -1, -1, -1, _KEY, _VALUE, _OLD_VALUE, -1, -1, -1], np.int64)
 
@@ -42,7 +39,7 @@ Octets = npt.NDArray[np.uint8]
 
 
 def read_entries(entries: bytes) -> tuple[pa.RecordBatch, bool]:
-    """The changes, in their order, and whether an INITIALIZED was among them. CorruptObject when it is damaged."""
+    """The changes in their order, and whether INITIALIZED was among them. CorruptObject when the bytes are damaged."""
     data = np.frombuffer(entries, np.uint8)
     count = int(_scan(data, np.zeros((len(_NUMBERS), 0), np.uint64), np.zeros((len(_BINARY), 2, 0), np.int64)))
     numbers, places = np.zeros((len(_NUMBERS), max(count, 0)), np.uint64), np.zeros((3, 2, max(count, 0)), np.int64)
@@ -66,7 +63,7 @@ def read_entries(entries: bytes) -> tuple[pa.RecordBatch, bool]:
 
 
 def _check(numbers: U64, places: I64) -> None:
-    """Refuse what no store sends."""
+    """Reject impossible values."""
     kind, op = numbers[_KIND], numbers[_OP]
     decided = (kind == RowKind.COMMIT) | (kind == RowKind.COMMITTED)
     faults = {
@@ -79,8 +76,8 @@ def _check(numbers: U64, places: I64) -> None:
         return
     what, bad = next((what, bad) for what, bad in faults.items() if bad.any())
     at = int(bad.argmax())
-    said = {name: int(numbers[i, at]) for i, name in enumerate(_NUMBERS)}
-    raise CorruptObject(f"a row of the change feed has {what}", row=at, **said)
+    values = {name: int(numbers[i, at]) for i, name in enumerate(_NUMBERS)}
+    raise CorruptObject(f"a row of the change feed has {what}", row=at, **values)
 
 
 def _narrow(numbers: U64, kind: pa.DataType) -> pa.Array:
@@ -88,7 +85,7 @@ def _narrow(numbers: U64, kind: pa.DataType) -> pa.Array:
 
 
 def _gathered(data: Octets, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """The pieces of the message as a binary column; null where `absent`."""
+    """Slices of the message as a binary column; null where `absent`."""
     if absent is not None:
         sizes = np.where(absent, 0, sizes)
     offsets = np.zeros(len(sizes) + 1, np.int32)
@@ -108,7 +105,7 @@ def _copy(data: Octets, starts: I64, offsets: npt.NDArray[np.int32], out: Octets
 
 @kernel
 def wire_uvarint(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
-    """The number at `at` and the place behind it; -1 when it is cut off or overflows."""
+    """The number at `at` and the offset after it; offset -1 when it is cut off or overflows."""
     value = np.uint64(0)
     for i in range(10):
         if at + i >= end:
@@ -124,9 +121,9 @@ def wire_uvarint(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
 
 @kernel
 def wire_field(data: Octets, at: int, end: int) -> tuple[int, int, np.uint64, int]:
-    """(number, wire type, value or size, place of the body or of what follows a number); -1 as place: damage.
+    """(number, wire type, value or size, offset of the body, or after a number); offset -1 = damage.
 
-    The body of a sized field lies inside [at, end)."""
+    The body of a sized field lies within [at, end)."""
     tag, body = wire_uvarint(data, at, end)
     number, wire, value = int(tag >> np.uint64(3)), int(tag & np.uint64(7)), np.uint64(0)
     if number == 0 or number >= 1 << 29:
@@ -147,18 +144,19 @@ def wire_field(data: Octets, at: int, end: int) -> tuple[int, int, np.uint64, in
 
 @kernel
 def _scan(data: Octets, numbers: U64, places: I64) -> int:
-    """Fill a column for each row; how many rows there are. Without room for any only count. -1 - offset: damage."""
+    """Fill a column per row and return the number of rows; only count when the arrays are empty. -1 - offset:
+    damage."""
     at = 0
     row = 0
     end = len(data)
-    room = numbers.shape[1] > 0
+    fill = numbers.shape[1] > 0
     while at < end:
         number, wire, size, body = wire_field(data, at, end)
         if body < 0 or (number == 1 and wire != 2):
             return -1 - at
         after = body + int(size) if wire == 2 else body
         if number == 1:
-            if room:
+            if fill:
                 bad = _scan_row(data, body, after, row, numbers, places)
                 if bad >= 0:
                     return -1 - bad
@@ -169,7 +167,7 @@ def _scan(data: Octets, numbers: U64, places: I64) -> int:
 
 @kernel
 def _scan_row(data: Octets, start: int, end: int, row: int, numbers: U64, places: I64) -> int:
-    """Fill one column from the row at [start, end); -1, or the offset of what is damaged."""
+    """Fill one column from the row at [start, end). -1, or the offset of the damage."""
     at = start
     while at < end:
         number, wire, value, body = wire_field(data, at, end)

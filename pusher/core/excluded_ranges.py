@@ -1,8 +1,8 @@
-"""A source that also speaks for the keys that its tenant leaves out: nothing of them is followed, so all of it is here.
+"""A source that also reports watermarks for the key ranges that its tenant excludes.
 
-The tasks of a tenant cover all tables, and a range that nobody speaks for holds their watermark. For the ranges that
-were left out when the tenant began (`table_filter`) this wrapper opens subscriptions of its own, without rows, ready at
-once, and resolved up to each tick. Every store's pusher says so, and each is right.
+A tenant's tasks cover all tables, and a range without subscriptions would stall them. For the ranges that were excluded
+when the tenant began (`table_filter`) this wrapper opens subscriptions without rows, ready at once, and resolves them
+up to each tick. Every store's pusher does so, and each is right: nothing of these ranges is followed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from pusher.core.source import (
 )
 from tistream.keyrange import KeyRange
 
-_FIRST_REGION = 1 << 40  #: regions from here on are not the store's
+_FIRST_REGION = 1 << 40  #: pseudo regions start here
 
 
 class ExcludedRangesSource:
-    """`source`, and subscriptions for the ranges that are left out. Both take the numbers of subscriptions from
-    `numbers`."""
+    """`source`, plus subscriptions for the excluded ranges. Both take subscription ids from `numbers`."""
 
     def __init__(self, source: Source, excluded: Sequence[KeyRange], numbers: Iterator[int]) -> None:
         self._source, self._excluded, self._numbers = source, tuple(excluded), numbers
-        self._open: dict[int, int] = {}  # index of a range -> its subscription
+        self._open: dict[int, int] = {}  # range index -> subscription
         self._fresh: list[int] = []  # subscriptions that are not ready yet
-        self._closed: list[SourceEvent] = []  # not said yet
+        self._closed: list[SourceEvent] = []  # not reported yet
         self._last_cut_ts = 0
 
     @property
@@ -43,11 +42,11 @@ class ExcludedRangesSource:
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
         """See Source.poll."""
-        theirs = self._source.poll(timeout_s, checkpoint_of)
+        polled = self._source.poll(timeout_s, checkpoint_of)
         events, self._closed = self._closed, []
-        for event in theirs:
+        for event in polled:
             if isinstance(event, Tick):
-                events += self._speak(event.cut_ts)
+                events += self._before_tick(event.cut_ts)
             events.append(event)
         return [*events, *self._register(checkpoint_of)]
 
@@ -61,8 +60,8 @@ class ExcludedRangesSource:
         self._source.resubscribe([subscription for subscription in subscriptions if subscription not in gone])
 
     def drop(self) -> None:
-        for forgotten in (self._open, self._fresh, self._closed):
-            forgotten.clear()
+        for collection in (self._open, self._fresh, self._closed):
+            collection.clear()
         self._source.drop()
 
     def resume(self) -> None:
@@ -71,7 +70,7 @@ class ExcludedRangesSource:
     def close(self) -> None:
         self._source.close()
 
-    def _speak(self, cut_ts: int) -> list[SourceEvent]:
+    def _before_tick(self, cut_ts: int) -> list[SourceEvent]:
         """What is said before a tick."""
         self._last_cut_ts = cut_ts
         events: list[SourceEvent] = [
@@ -86,7 +85,7 @@ class ExcludedRangesSource:
         return events
 
     def _register(self, checkpoint_of: CheckpointOf) -> list[SourceEvent]:
-        """Subscriptions for the ranges that have none, behind everything that the store's own poll numbered."""
+        """Open subscriptions for ranges that have none, after the ids that the wrapped poll took."""
         events: list[SourceEvent] = []
         for index, part in enumerate(self._excluded):
             if index in self._open or (checkpoint_ts := checkpoint_of(part)) is None:

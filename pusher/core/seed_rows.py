@@ -1,9 +1,9 @@
-"""Rows that somebody else decoded, as the upstream stores them: record keys and row values (pure).
+"""Encodes decoded rows as the upstream stores them: record keys and row values (pure).
 
-The key is told from the columns where that is certain: an integer primary key, or a clustered one of numbers, times and
-texts that sort as their bytes. Otherwise the file says it: `_tidb_rowid` of a table without a clustered key, as TiDB
-gives it with `SELECT *, _tidb_rowid`; or `_tistream_key`, the record key itself, which wins. Without the key the log
-could not be laid over the row, so a table whose key is told by neither is refused.
+The key is derived from the columns where that is exact: an integer primary key, or a clustered one of numbers, times
+and texts that sort bytewise. Otherwise the file provides it: `_tidb_rowid` for a table without a clustered key, as
+returned by `SELECT *, _tidb_rowid`; or `_tistream_key`, the record key itself, which takes precedence. A table with
+neither is refused, because log changes could not be applied to its rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWID, KEY = "_tidb_rowid", "_tistream_key"
 
 
 def encoded(shape: Shape, columns: Mapping[str, Sequence[Any]], ts: int, *, file: str, in_text: bool) -> pa.Table:
-    """The rows, schema SEED, by key. `columns` is name -> values, all of one length; `in_text`: they stood in NDJSON.
+    """The rows, schema SEED, by key. `columns`: name -> values, all of one length; `in_text`: from NDJSON.
 
     InvalidInput names file, row (from 1) and column."""
     given = {name.lower(): values for name, values in columns.items()}
@@ -62,13 +62,13 @@ def _check_names(shape: Shape, given: set[str], wanted: set[str], file: str) -> 
     if missing := sorted(wanted - given):
         raise InvalidInput(f"{file} lacks columns of the table: {', '.join(missing)}.", file=file)
     if foreign := sorted(given - wanted - {ROWID, KEY}):
-        raise InvalidInput(f"{file} has columns that the table has not: {', '.join(foreign)}.", file=file)
+        raise InvalidInput(f"{file} has columns that the table lacks: {', '.join(foreign)}.", file=file)
     is_known = shape.key_is_whole and (shape.int_handle is not None or bool(shape.common_handle))
     has_rowid = ROWID in given and shape.int_handle is None and not shape.common_handle and len(shape.physical_ids) == 1
     if KEY not in given and not is_known and not has_rowid:
         raise InvalidInput(
-            f"{file}: the keys of these rows cannot be told from their columns (a partition, a collation, a prefix, or "
-            f"no clustered primary key). Give a column {ROWID} where the table has one, or {KEY} with the record keys.",
+            f"{file}: the keys of these rows cannot be derived from their columns (a partition, a collation, a "
+            f"prefix, or no clustered primary key). Add a column {ROWID} if the table has one, or {KEY} with the record keys.",
             file=file,
         )
 
@@ -78,7 +78,7 @@ def _stored(spec: ColumnSpec, values: Sequence[Any], file: str, in_text: bool) -
     for n, value in enumerate(values):
         try:
             if value is None and spec.not_null:
-                raise ValueError("NULL, where the column has none")
+                raise ValueError("NULL in a NOT NULL column")
             out.append(None if value is None else stored(spec, value, in_text=in_text))
         except (ValueError, OverflowError) as e:
             raise InvalidInput(
@@ -116,7 +116,7 @@ def _key(
 
 
 def _signed(handle: int) -> int:
-    """Handles are 64 bits; an unsigned one above the half is the negative one of the same bits."""
+    """Handles are 64 bits: an unsigned value above the signed maximum is the negative one with the same bits."""
     return handle - (1 << 64) if handle >= 1 << 63 else handle
 
 
@@ -124,5 +124,5 @@ def _datum(spec: ColumnSpec, value: Any) -> bytes:
     if value is None:
         raise ValueError("NULL in a primary key")
     if kind_of(spec) is Kind.TEXT and value.endswith(" "):
-        raise ValueError(f"the key of a text that ends with a space is not certain; give {KEY}")
+        raise ValueError(f"the key of a text that ends with a space is ambiguous; add {KEY}")
     return key_datum(spec, value)

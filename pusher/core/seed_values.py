@@ -1,8 +1,8 @@
-"""Values that somebody else decoded, in storage form again (pure).
+"""Converts decoded values back to storage form (pure).
 
-What is taken is what `tistream snapshot` gives and what the usual tools make of it: Arrow's native values, or those of
-NDJSON, where bytes are base64 and everything that is no number is text. A value that the column cannot hold as it is,
-such as one digit too many, is refused and never bent.
+Accepted are the values of `tistream snapshot` and of common tools: native Arrow values, or those of NDJSON, where bytes
+are base64 and all but numbers is text. A value that the column cannot hold exactly, such as one digit too many, is
+refused, not rounded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DURATION_MAX = (838 * 3600 + 59 * 60 + 59) * 1_000_000  # microseconds
 
 
 def stored(spec: ColumnSpec, value: Any, *, in_text: bool) -> Any:
-    """The value in storage form, for `codec.row.encode` (None is the null of JSON). `in_text`: it stood in NDJSON.
-    ValueError says what is wrong."""
+    """The value in storage form, for `codec.row.encode` (None is the null of JSON). `in_text`: from NDJSON. ValueError
+    describes an invalid value."""
     match kind_of(spec):
         case Kind.SIGNED | Kind.UNSIGNED | Kind.YEAR:
             return _integer(spec, value)
@@ -165,7 +165,7 @@ def _json(text: str) -> object:
 
 
 def _numbers(value: object) -> object:
-    """Integers beyond 64 bits are doubles in a stored JSON."""
+    """Integers beyond 64 bits are doubles in a stored JSON value."""
     match value:
         case bool():
             return value

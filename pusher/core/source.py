@@ -1,25 +1,25 @@
-"""What a pusher asks of one store's change feed, whoever gives it: a TiKV store, a recording or the simulator.
+"""Source: the change feed of one store, whether of a TiKV store, a recording or the simulator.
 
-A source knows which regions its store leads, registers each of them at a checkpoint_ts, and tells what comes. One
-registration is a *subscription*. Who runs the source polls it, in one thread:
+A source knows which regions its store leads, registers each at a checkpoint_ts, and returns events. One registration is
+a *subscription*. The owner polls the source from one thread:
 
     SubscriptionOpened -> (Rows | SubscriptionReady | Resolved)* -> SubscriptionClosed          for each subscription
     Tick(cut_ts)                                                              for the store
 
-Relations that a source keeps:
+A source guarantees:
 
-- `subscription` ids rise within one source and are never used twice, in particular not for the same region again;
-- `open_ts` is a TSO taken before registering and `ready_ts` one taken after INITIALIZED;
-- the checkpoint_ts of a subscription comes from `CheckpointOf`, asked right before registering, and stays;
-- `Rows` are columnar (schema change.ROWS), in order of arrival, keys plain. Rows of the opening scan and live rows come
-  in separate events, because a scan may send a lock as it was behind the live rows of what it became (see `scan`). A
-  source that cannot tell them apart gives all as live, and ends a subscription in which, before it is ready, two full
-  prewrites of one lock say different things: nobody could know which is newer;
-- a Resolved(ts) comes behind every row that it covers, and never before SubscriptionReady. It may fall back, as
-  TiKV's does: the pusher keeps the largest;
-- `cut_ts` of a Tick is a TSO fetched after the last row handed out, and never falls. A Tick comes at each flush
-  interval; a source that can ask for a TSO at any time also gives one when it has handed out more than
-  limits.BATCH_FILE_BYTES_TARGET since the last one. A recording cannot: its ticks are what was recorded;
+- subscription ids increase and are never reused, not even for the same region;
+- `open_ts` is a TSO taken before registering, `ready_ts` one taken after INITIALIZED;
+- the checkpoint_ts of a subscription comes from `CheckpointOf`, called right before registering, and is constant;
+- `Rows` are columnar (schema change.ROWS), in arrival order, with plain keys. Rows of the opening scan and live rows
+  come in separate events, because a scan may deliver an older state of a lock after live rows (see `scan`). A source
+  that cannot distinguish them marks all as live, and closes a subscription that receives, before it is ready, two full
+  prewrites of one lock with different contents: their order would be unknown;
+- Resolved(ts) follows all rows that it covers, and SubscriptionReady. It may decrease, as TiKV's does: the pusher keeps
+  the largest;
+- `cut_ts` of a Tick is a TSO fetched after the last row returned, and never decreases. A Tick comes every flush
+  interval, and earlier after limits.BATCH_FILE_BYTES_TARGET of rows, if the source can fetch a TSO at any time. A
+  recording cannot: its ticks are as recorded;
 - a source never waits for its reader without a bound: it drops subscriptions before it slows the store down.
 """
 
@@ -36,7 +36,7 @@ import pyarrow as pa
 from tistream.keyrange import KeyRange
 
 CheckpointOf = Callable[[KeyRange], int | None]
-"""checkpoint_ts for a region that is about to be registered; None: not now, ask again later."""
+"""checkpoint_ts for a region about to be registered; None: not now, try again later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class SubscriptionOpened:
     region_id: int
     version: int  #: of the region's epoch
     range: KeyRange
-    checkpoint_ts: int  #: the opening scan holds everything committed above it
+    checkpoint_ts: int  #: the opening scan has everything committed above it
     open_ts: int  #: TSO taken before registering
 
 
@@ -57,9 +57,7 @@ class Rows:
 
     subscription: int
     rows: pa.RecordBatch  #: schema change.ROWS
-    scan: bool = (
-        False  #: they come from the opening scan: older than any live row of the subscription about the same lock
-    )
+    scan: bool = False  #: from the opening scan: older than any live row of the same lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +78,14 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionClosed:
-    """The subscription is over: leader moved, region split or merged, stream broken, or the pusher's own wish."""
+    """The subscription ended: leader moved, region split or merged, stream broken, or closed by the pusher."""
 
     subscription: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Write what there is."""
+    """Write a batch file."""
 
     cut_ts: int  #: TSO fetched after the last row
 
@@ -102,18 +100,18 @@ class Source(Protocol):
     def store_id(self) -> int: ...
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
-        """What has come, waiting up to `timeout_s` seconds for something. Registers regions that have no subscription.
+        """Return events, waiting up to `timeout_s` seconds for some. Registers regions that have no subscription.
 
-        Errors of single regions are the source's own business (it registers again); StoreUnavailable is raised when
-        the store cannot be reached at all, and the next poll tries again."""
+        The source handles errors of single regions (it registers again). StoreUnavailable when the store is
+        unreachable; the next poll retries."""
         ...
 
     def resubscribe(self, subscriptions: Collection[int]) -> None:
-        """End these subscriptions (with SubscriptionClosed) and register their regions again, at a new checkpoint."""
+        """Close these subscriptions (with SubscriptionClosed) and register their regions again, at a new checkpoint."""
         ...
 
     def drop(self) -> None:
-        """Forget every subscription without a word and register nothing until `resume`."""
+        """Drop every subscription without an event; register nothing until `resume`."""
         ...
 
     def resume(self) -> None:
@@ -121,5 +119,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """End everything; nothing comes any more."""
+        """End everything; no event follows."""
         ...

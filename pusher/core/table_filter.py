@@ -1,17 +1,14 @@
-"""Which keys a tenant follows when it does not follow all: databases and tables by name, with or without indexes.
+"""Table filter: which keys a tenant follows if not all: databases and tables by name, with or without indexes.
 
-    schema snapshot at S, names  ->  the snapshot of what is followed, and the ranges that are left out
+    schema snapshot at S, names  ->  the filtered snapshot, and the excluded ranges
 
-Relations:
-
-- what is left out is decided once, at S, by the ids of tables, and kept in the snapshot with which the tenant begins.
-  Later starts read it there; a tenant that followed more later would have a hole in what it says is complete;
-- ids of tables that did not exist at S are followed, all of them: a TRUNCATE or a new partition gives a chosen table a
-  new id, and what is created may be renamed to what was chosen. TiDB gives ids out in rising order, so they lie above
-  those that are known;
-- but for ids that were taken before S by a job that is not done: a TRUNCATE may wait for days behind an ADD INDEX. Such
-  ids are in the queue of jobs, or in the tables' definitions; an id that was taken and not written anywhere yet lies
-  within `_QUEUED_IDS` of the highest. All of these are followed, whosever they are;
+- The exclusion is decided once, at S, by table ids, and stored in the tenant's first snapshot, where later starts read
+  it. A tenant that followed more later would have gaps below its watermark;
+- ids that did not exist at S are all followed: a TRUNCATE or a new partition gives a chosen table a new id, and a new
+  table may be renamed to a chosen one. TiDB allocates ids in increasing order, so they lie above the known ones;
+- except ids allocated before S by an unfinished job: a TRUNCATE may wait for days behind an ADD INDEX. Such ids are in
+  the job queue or in table definitions; an allocated id that is not yet written anywhere lies within `_QUEUED_IDS` of
+  the highest. All of these are followed, whichever table they belong to;
 - the meta range and the DDL job table are always followed.
 
 Pure.
@@ -33,8 +30,8 @@ from tistream.keyrange import KeyRange, gaps
 from tistream.tikv.core.ranges import joined
 
 _TABLES = KeyRange(b"t", b"u")
-_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
-_QUEUED_IDS = 1000  # a table that is being created at S may have an id so far below the highest
+_SYSTEM_IDS_FROM = (1 << 48) - 1000  # system tables have ids from here
+_QUEUED_IDS = 1000  # a table being created at S may have an id this far below the highest
 _FOLLOWED = "followed"
 _PARTITIONS = ("definitions", "adding_definitions", "dropping_definitions")
 _NUMBER = re.compile(rb"[0-9]{1,15}(?![0-9])")
@@ -42,7 +39,7 @@ _NUMBER = re.compile(rb"[0-9]{1,15}(?![0-9])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFilter:
-    """What is followed. The ranges of `excluded` and `wanted` tile all tables; `wanted` has the meta range as well."""
+    """The followed tables. `excluded` and `wanted` together cover all tables; `wanted` also has the meta range."""
 
     names: tuple[str, ...] = ()  #: db or db.table, in lower case, sorted; empty = all
     index_keys: bool = True
@@ -55,10 +52,10 @@ class TableFilter:
 
 
 def queued_ids(jobs: Iterable[bytes]) -> frozenset[int]:
-    """What may be an id of a table in these rows of the queue of DDL jobs (values of mysql.tidb_ddl_job).
+    """All possible table ids in these rows of the DDL job queue (values of mysql.tidb_ddl_job).
 
-    Every number counts: where a job keeps the ids that it took depends on its kind and on TiDB's version, and an id too
-    many costs nothing but keys that nobody has."""
+    Every number counts, because the place of an id depends on the job's kind and TiDB's version, and a wrong id only
+    adds an empty key range."""
     found = {int(text) for job in jobs for text in _NUMBER.findall(job)}
     return frozenset(i for i in found if 0 < i < _SYSTEM_IDS_FROM)
 
@@ -70,10 +67,10 @@ def filter_snapshot(
     keyspace_id: int | None = None,
     queued: Collection[int] = (),
 ) -> bytes:
-    """The snapshot without what is not chosen, and with the table_filter in it; as it is when a whole cluster is followed.
-    `queued`: ids that jobs have taken by then.
+    """The snapshot without the tables that are not chosen, and with the filter in it; unchanged when a whole cluster is
+    followed. `queued`: ids that jobs have allocated.
 
-    InvalidInput for a name that means nothing."""
+    InvalidInput for an unknown name."""
     asked = tuple(sorted({name.lower() for name in names}))
     if not asked and index_keys and keyspace_id is None:
         return snapshot
@@ -91,43 +88,43 @@ def filter_snapshot(
     oldest = min((db_id for db_id, name in of_db.items() if not is_system_database(name)), default=0)
     taken = frozenset(i for i in queued if i >= oldest)
     excluded = list(_excluded(chosen, [*others, *system], oldest, taken, whole=not asked, index_keys=index_keys))
-    said = {
+    followed = {
         "names": list(asked),
         "index_keys": index_keys,
         "left_out": [[part.start.hex(), part.end.hex()] for part in excluded],
         "keyspace_id": keyspace_id,
     }
-    return orjson.dumps({**schema, "tables": [*system, *chosen], _FOLLOWED: said})
+    return orjson.dumps({**schema, "tables": [*system, *chosen], _FOLLOWED: followed})
 
 
 def read_table_filter(snapshot: bytes) -> TableFilter:
-    """What the snapshot says is followed. CorruptObject when it cannot be read."""
+    """The filter of a snapshot. CorruptObject when it cannot be read."""
     try:
-        said = orjson.loads(snapshot).get(_FOLLOWED)
-        if said is None:
+        followed = orjson.loads(snapshot).get(_FOLLOWED)
+        if followed is None:
             return TableFilter()
-        excluded = [KeyRange(bytes.fromhex(start), bytes.fromhex(end)) for start, end in said["left_out"]]
+        excluded = [KeyRange(bytes.fromhex(start), bytes.fromhex(end)) for start, end in followed["left_out"]]
         return TableFilter(
-            names=tuple(said["names"]),
-            index_keys=bool(said["index_keys"]),
+            names=tuple(followed["names"]),
+            index_keys=bool(followed["index_keys"]),
             excluded=joined(excluded),
-            keyspace_id=said.get("keyspace_id"),
+            keyspace_id=followed.get("keyspace_id"),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as e:
-        raise CorruptObject("a schema snapshot does not say what is followed", cause=repr(e)) from e
+        raise CorruptObject("the table filter of a schema snapshot cannot be read", cause=repr(e)) from e
 
 
 def check_table_filter(
     table_filter: TableFilter, names: Sequence[str], index_keys: bool, keyspace_id: int | None = None
 ) -> None:
-    """InvalidInput when something else is asked for than the tenant began with. The keyspace has to be named each time:
-    the same keys mean other rows in another one."""
+    """InvalidInput when the request differs from the tenant's filter. The keyspace must be named each time: the same
+    keys mean other rows in another keyspace."""
     if table_filter.keyspace_id != keyspace_id:
         raise InvalidInput("The tenant follows another keyspace.", followed=table_filter.keyspace_id, asked=keyspace_id)
     asked = tuple(sorted({name.lower() for name in names}))
     if (asked or not index_keys) and (asked, index_keys) != (table_filter.names, table_filter.index_keys):
         raise InvalidInput(
-            "What a tenant follows cannot be changed: it began with other tables. Begin another tenant.",
+            "The tables of a tenant cannot be changed. Create another tenant to follow others.",
             followed=", ".join(table_filter.names) or "everything",
             index_keys=table_filter.index_keys,
         )
@@ -142,8 +139,8 @@ def _excluded(
     whole: bool,
     index_keys: bool,
 ) -> Iterator[KeyRange]:
-    """The ranges, apart and in key order. `oldest`: the lowest id of a database of users, whose tables lie above it.
-    `taken`: by jobs. `whole`: tables that are not chosen are followed as well."""
+    """The ranges, disjoint and in key order. `oldest`: the lowest id of a user database, below those of its tables.
+    `taken`: ids allocated by jobs. `whole`: tables that are not chosen are followed too."""
     mine = {i for table in chosen for i in _ids(table)}
     parts: list[KeyRange] = []
     if not whole:
@@ -160,8 +157,8 @@ def _excluded(
 
 
 def _ids(table: dict[str, Any]) -> set[int]:
-    """Under which ids a table has keys: its own, for global indexes too, and those of its partitions, also of such that
-    a job is about to give it or to take away."""
+    """The ids under which a table has keys: its own (also for global indexes) and those of its partitions, including
+    partitions that a job is adding or removing."""
     info = table["info"]
     partition = info.get("partition") or {}
     lists = (partition.get(name) or () for name in _PARTITIONS)

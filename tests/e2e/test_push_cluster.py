@@ -70,4 +70,4 @@ def test_chosen_tables_alone_are_pulled_and_what_is_created_later(
         assert compare(expected, rows) > 400  # tables that were created later are whole
         with push(cluster, up.url, tmp_path, "--table", "shop.tags") as other:
             assert other.wait(60) == 2
-        assert "What a tenant follows cannot be changed" in other.output()
+        assert "The tables of a tenant cannot be changed" in other.output()

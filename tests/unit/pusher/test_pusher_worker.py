@@ -331,7 +331,7 @@ def test_time_never_falls_behind_what_was_pushed() -> None:
     rig = Rig()
     rig.control.max_cut_ts[1] = S + 100
     rig.worker.start(threading.Event())
-    with pytest.raises(InvalidInput, match="lies behind"):
+    with pytest.raises(InvalidInput, match="is behind"):
         rig.tick()
     rig.worker.close()
 

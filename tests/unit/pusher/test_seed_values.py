@@ -163,7 +163,7 @@ def test_a_text_key_that_ends_with_a_space_is_not_certain(tmp_path: Path) -> Non
     ("rows", "said"),
     [
         ([{"id": 1}], "lacks columns of the table: name"),
-        ([{"id": 1, "name": "a", "more": 1}], "has not: more"),
+        ([{"id": 1, "name": "a", "more": 1}], "lacks: more"),
         ([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], "rows 1 and 2: both have the same key"),
         ([{"id": 1, "name": "a"}, {"id": 2, "name": 3}], "row 2, column name: 3 is not text"),
         ([{"id": 1, "name": "a"}, {"id": None, "name": "a"}], "row 2, column Id: NULL"),

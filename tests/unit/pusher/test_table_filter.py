@@ -110,7 +110,7 @@ def test_a_name_that_means_nothing_and_a_choice_that_changes_are_refused() -> No
     check_table_filter(table_filter, ["SHOP.orders"], True)
     check_table_filter(table_filter, [], True)
     for names, index_keys in ([["shop"], True], [["shop.orders"], False]):
-        with pytest.raises(InvalidInput, match="Begin another tenant"):
+        with pytest.raises(InvalidInput, match="Create another tenant"):
             check_table_filter(table_filter, names, index_keys)
     with pytest.raises(InvalidInput, match="followed=everything"):
         check_table_filter(TableFilter(), ["shop"], True)

@@ -74,7 +74,7 @@ def test_a_disk_that_takes_nothing_is_as_good_as_full(tmp_path: Path) -> None:
     (tmp_path / "s").rmdir()
     assert spill.park(b"1", 0) is None
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         UploadSpill(tmp_path / "file" / "s", 10)
 
 
