@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class ControlUnavailable(TiStreamError):
-    """The control plane did not give a usable answer."""
+    """The control plane did not answer."""
 
     kind = ErrorKind.RETRY
     code = "TS-1070"

@@ -68,7 +68,7 @@ def _check_names(shape: Shape, given: set[str], wanted: set[str], file: str) -> 
     if KEY not in given and not is_known and not has_rowid:
         raise InvalidInput(
             f"{file}: the keys of these rows cannot be derived from their columns (a partition, a collation, a "
-            f"prefix, or no clustered primary key). Add a column {ROWID} if the table has one, or {KEY} with the record keys.",
+            f"prefix, or no clustered key). Add a column {ROWID} if the table has one, or {KEY} with the record keys.",
             file=file,
         )
 

@@ -1,16 +1,15 @@
-"""The global checkpoint of a log backup: the one timestamp that says what is complete.
+"""Global checkpoint of a log backup: its only watermark.
 
     v1/global_checkpoint/{store}.ts, central_global.ts     u64 little endian, one in each file
 
-TiDB moves it on when every store has written everything up to it; stores then note it in the directory. Everything
-with a commit_ts at or below it is in files that are there; nothing is promised about anything above. What this module
-decides:
+TiDB advances it when every store has written everything up to it; the stores then note it in the directory. All files
+with a commit_ts at or below it are present; nothing above it is guaranteed.
 
-- the lowest of the files counts. Each of them was true when it was written, so the lowest is the careful choice;
-  the file of a store that is gone for good holds it, and is named;
-- a directory without such a file promises nothing;
-- a checkpoint *stands still* when some store has flushed `FLUSHES_AHEAD_MAX` times since: it normally follows every
-  flush. What it then says (file, value, which stores went on) is for people; the rule above does not change.
+- The lowest file counts. Each value was true when written, so the lowest is the safe one; the file of a store that is
+  permanently gone holds it back and is named;
+- a directory without such a file has no watermark;
+- a checkpoint is *stalled* when a store has flushed `FLUSHES_AHEAD_MAX` times since: normally it follows every flush.
+  The report (file, value, stores that advanced) is for people; the rules above do not change.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from tistream.errors import CorruptObject
 from tistream.objectstore.protocol import ObjectStore
 from tistream.ts import physical_ms, to_text
 
-FLUSHES_AHEAD_MAX = 3  #: flushes of one store beyond the checkpoint before it is said to stand still
+FLUSHES_AHEAD_MAX = 3  #: flushes of one store beyond the checkpoint before it counts as stalled
 _SUFFIX = ".ts"
 _BYTES = 8
-_PHYSICAL_MS_MAX = 7_258_118_400_000  # the year 2200: what claims to be later is no timestamp
+_PHYSICAL_MS_MAX = 7_258_118_400_000  # the year 2200: later values are not timestamps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The global checkpoint, and the file that holds it."""
+    """The global checkpoint, and the file that determines it."""
 
     ts: int
-    object: str  #: the lowest one's; of several equal ones the first
+    object: str  #: the file with the lowest value; the first of several equal ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """What stores have flushed beyond the checkpoint."""
+    """Flushes beyond the checkpoint."""
 
     checkpoint: Checkpoint
-    flushes: Mapping[int, int]  #: store -> its flushes beyond the checkpoint
-    newest_ts: int  #: of these flushes; 0 = there is none
+    flushes: Mapping[int, int]  #: store -> number of flushes
+    newest_ts: int  #: of these flushes; 0 = none
 
     @property
     def is_stalled(self) -> bool:
@@ -62,8 +61,7 @@ class Ahead:
 
 
 def read_checkpoint(store: ObjectStore) -> Checkpoint | None:
-    """The lowest global checkpoint noted in the directory; None when there is none. CorruptObject for a file that is
-    none."""
+    """The lowest global checkpoint in the directory; None when there is none. CorruptObject for an invalid file."""
     lowest: Checkpoint | None = None
     for info in store.list(CHECKPOINT_PREFIX):
         if not info.key.endswith(_SUFFIX):
@@ -72,7 +70,7 @@ def read_checkpoint(store: ObjectStore) -> Checkpoint | None:
         found = Checkpoint(ts=int.from_bytes(data[:_BYTES], "little"), object=info.key)
         if len(data) != _BYTES or not 0 < physical_ms(found.ts) < _PHYSICAL_MS_MAX:
             raise CorruptObject(
-                "a global checkpoint of the log backup is no timestamp", object=info.key, offset=0, cause=data.hex()
+                "a global checkpoint of the log backup is not a timestamp", object=info.key, offset=0, cause=data.hex()
             )
         if lowest is None or found.ts < lowest.ts:
             lowest = found
@@ -80,7 +78,7 @@ def read_checkpoint(store: ObjectStore) -> Checkpoint | None:
 
 
 def ahead_of(checkpoint: Checkpoint, flushes: Iterable[Flush]) -> Ahead:
-    """What of these flushes lies beyond the checkpoint."""
+    """The flushes beyond the checkpoint."""
     beyond = [f for f in flushes if f.newest_ts > checkpoint.ts]
     return Ahead(
         checkpoint=checkpoint,

@@ -1,15 +1,14 @@
-"""What a log backup's directory holds, as far as it has been looked at: metadata read once, entries read when needed.
+"""Index of a log backup directory: metadata is read once, entries on demand.
 
-Listing is bounded: names begin with the time of the flush in the present versions, so a look begins an hour before the
-timestamp up to which everything was taken. A flush that shows up late is found by that: what is new in it lies above
-the global checkpoint of the look before, and the flush was later than its entries but for a moment. Where names say
-nothing (TiKV before 8.5.3) the whole listing is read each time, and of metadata that is done with only its name and
-time are kept, for as long as it is there.
+Listing is bounded: names start with the flush time, so a scan starts an hour before the timestamp up to which
+everything was read. That finds late files too: what is new in them lies above the global checkpoint of the previous
+scan, and the flush was at most a moment before its newest entry. Where names have no time (TiKV before 8.5.3) the whole
+listing is read each time, and processed metadata is reduced to name and timestamp for as long as it is listed.
 
-The row of a large value may have been flushed long before the commit of its transaction: `older` reads metadata further
-back when a row is not where it was looked for.
+The row of a large value may have been flushed long before its transaction's commit: `older` reads metadata further back
+when a row is missing.
 
-Memory: metadata of what is not taken yet and of the hour before; unpacked slices one at a time, and some rows of the
+Memory: metadata that is not processed and that of the hour before, one unpacked slice at a time, and cached rows of the
 default column family (`_VALUES_BYTES_MAX`).
 """
 
@@ -47,9 +46,9 @@ class LogIndex:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._flushes: dict[str, Flush] = {}
-        self._done: dict[str, int] = {}  # names that say nothing, of flushes that are done with -> their newest_ts
-        self._floor: str | None = None  # every name behind it has been looked at
-        self._dated: bool | None = None  # whether names begin with the time of the flush, which the oldest one tells
+        self._done: dict[str, int] = {}  # processed flushes whose names have no time -> newest_ts
+        self._floor: str | None = None  # every later name has been read
+        self._dated: bool | None = None  # whether names begin with the flush time, judged by the oldest name
         self._values: OrderedDict[tuple[str, int], pa.RecordBatch] = OrderedDict()
         self._values_bytes = 0
 
@@ -57,22 +56,22 @@ class LogIndex:
     def flushes(self) -> Collection[Flush]:
         return self._flushes.values()
 
-    def look(self, after_ts: int) -> None:
-        """Read the metadata that is new, for whoever wants everything above `after_ts`, and forget older one."""
+    def refresh(self, after_ts: int) -> None:
+        """Read new metadata for a reader of everything above `after_ts`, and forget older metadata."""
         floor = self._floor_of(after_ts)
-        there = self._read(floor, "")
+        listed = self._read(floor, "")
         for key in [k for k in self._flushes if k <= floor]:
             del self._flushes[key]
         self._floor = floor
         if not self._dated:
-            self._done = {key: newest_ts for key, newest_ts in self._done.items() if key in there}
+            self._done = {key: newest_ts for key, newest_ts in self._done.items() if key in listed}
             old = {k: f.newest_ts for k, f in self._flushes.items() if f.newest_ts < after_ts - _MARGIN}
             self._done |= old
             for key in old:
                 del self._flushes[key]
 
     def older(self, down_to_ts: int) -> bool:
-        """Read metadata of flushes back to this timestamp; False when that had been done."""
+        """Read metadata of flushes back to this timestamp; False when that was done already."""
         assert self._floor is not None
         if not self._dated:
             wanted = [key for key, newest_ts in self._done.items() if newest_ts >= down_to_ts - _MARGIN]
@@ -96,7 +95,7 @@ class LogIndex:
         ]
 
     def values(self, wanted: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Rows of the default column family (schema entries.VALUES) that may be among these (key, start_ts)."""
+        """Rows of the default column family (schema entries.VALUES) that may include these (key, start_ts)."""
         at = np.unique(wanted["start_ts"].to_numpy())
         tables = set(table_ids(wanted["key"]).tolist())
         for piece in list(self._slices()):
@@ -106,7 +105,7 @@ class LogIndex:
                     yield self._rows(piece)
 
     def entries(self, slices: Iterable[LogSlice]) -> Iterator[tuple[LogSlice, bytes]]:
-        """The slices with their entries; those that lie together in an object come with one request."""
+        """The slices with their entries; adjacent slices of an object are fetched together."""
         placed = sorted(set(slices), key=lambda s: (s.object, s.offset))
         for name, of_object in groupby(placed, key=lambda s: s.object):
             run: list[LogSlice] = []
@@ -125,7 +124,7 @@ class LogIndex:
             yield from flush.slices
 
     def _floor_of(self, ts: int) -> str:
-        """Names of flushes that are of use for `ts` lie behind this one."""
+        """Names of flushes that matter for `ts` are greater than this one."""
         if self._dated is None:
             first = next(iter(self._store.list(META_PREFIX)), None)
             if first is None:
@@ -134,15 +133,15 @@ class LogIndex:
         return f"{META_PREFIX}{max(0, ts - _MARGIN):016X}" if self._dated else ""
 
     def _read(self, after: str, upto: str) -> set[str]:
-        """Read what is new of a part of the listing; all names in it."""
-        there: set[str] = set()
+        """Read new metadata in (after, upto] of the listing; returns all names there."""
+        listed: set[str] = set()
         for info in self._store.list(META_PREFIX, after):
             if upto and info.key > upto:
                 break
-            there.add(info.key)
+            listed.add(info.key)
             if info.key.endswith(".meta") and info.key not in self._flushes and info.key not in self._done:
                 self._flushes[info.key] = read_metadata(info.key, self._store.get(info.key))
-        return there
+        return listed
 
     def _fetched(self, name: str, run: list[LogSlice]) -> Iterator[tuple[LogSlice, bytes]]:
         start = run[0].offset

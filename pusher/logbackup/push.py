@@ -1,8 +1,8 @@
-"""Pushes a log backup: its directory as one store of the tenant, until it is caught up or until it is told to stop.
+"""Pushes a log backup: its directory as one store of the tenant, until caught up or stopped.
 
-    schema snapshot (if one is given) -> wait for the tenant's frontier -> one pusher over LogBackupSource
+    schema snapshot (if given) -> wait for the tenant's frontier -> one pusher over LogBackupSource
 
-A directory can be held, unlike a store: the source waits for the uploads, and nothing is given up.
+Unlike a store, a directory can wait: the source pauses for the uploads, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tistream.objectstore.protocol import ObjectStore
 T = TypeVar("T")
 
 _AWAITING = "AWAITING_SNAPSHOT"
-_QUEUED_BYTES_MAX = 64 << 20  # the source waits when more waits to be uploaded
+_QUEUED_BYTES_MAX = 64 << 20  # the source pauses while more is queued
 _UNBOUNDED_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPushProgress:
-    """How far a log backup has been pushed."""
+    """Progress of the push of a log backup."""
 
     phase: str  #: connecting, waiting (for the frontier), pushing, finishing (the uploads), done
-    promised_ts: int = 0  #: everything at or below it was handed to the uploads
+    promised_ts: int = 0  #: everything at or below it was handed to the uploader
     rows: int = 0  #: written to files
     files: int = 0  #: durable
     bytes: int = 0  #: durable
-    undefined: str = ""  #: which tables of the log nobody has defined
-    ahead: str = ""  #: what lies in the log beyond its global checkpoint, and which checkpoint holds it
-    problem: str = ""  #: what is being waited for, if it is a fault
+    undefined: str = ""  #: tables with rows in the log and no definition
+    ahead: str = ""  #: flushes beyond the global checkpoint, and the file that determines it
+    problem: str = ""  #: the fault that it waits for
 
 
 def push_log_backup(
@@ -57,12 +57,12 @@ def push_log_backup(
     clock: Clock | None = None,
     rand: random.Random | None = None,
 ) -> LogPushProgress:
-    """Follow the log backup in `log_store` until `stop` is set; with `until_caught_up` until everything at or below
-    its global checkpoint is durable. How far it came, in phase "done" when it was not stopped.
+    """Follow the log backup in `log_store` until `stop` is set, or with `until_caught_up` until everything at or below
+    its global checkpoint is durable. Returns the last progress, in phase "done" unless stopped.
 
-    `schema_snapshot`: the JSON with which the tenant begins; the log must be whole from its timestamp on. Service and
-    stores may be away for any time. CorruptObject when the log is damaged, InvalidInput for what is not read or when a
-    snapshot is missing."""
+    `schema_snapshot`: the tenant's first snapshot, as JSON; the log must be complete from its timestamp on. Service and
+    stores may be unavailable for any time. CorruptObject when the log is damaged; InvalidInput for unsupported logs or
+    a missing snapshot."""
     push = _LogPush(log_store, control, progress, stop, clock or SystemClock(), rand)
     return push.run(open_store, schema_snapshot, until_caught_up)
 
@@ -97,8 +97,8 @@ class _LogPush(PushRun):
             self._retry(lambda: put_schema_snapshot(store, key, text))
         elif bundle.state == _AWAITING:
             raise InvalidInput(
-                "the tenant awaits its schema snapshot: give --schema-snapshot, or --start-ts when the log backup was"
-                " started before the cluster had tables of its users"
+                "the tenant awaits its schema snapshot: give --schema-snapshot, or --start-ts if the log backup was"
+                " started before the cluster had user tables"
             )
         if not self._wait_for_frontier(bundle.state):
             return self._report("waiting")
@@ -109,17 +109,17 @@ class _LogPush(PushRun):
             store=store,
             clock=self._clock,
             rand=self._rand,
-            queue_bytes_max=_UNBOUNDED_BYTES,  # the source waits instead
+            queue_bytes_max=_UNBOUNDED_BYTES,  # the source pauses instead
         )
         if snapshot is not None and min(e.durable_ts for e in self._frontier.read()) == snapshot_ts(snapshot):
             self._source.undefined = UndefinedTables(snapshot)
         try:
             self._worker.start(self._stop)
             self._follow(self._worker, until_caught_up)
-            whole = not self._stop.is_set() and self._wait_until_durable([self._worker])
+            done = not self._stop.is_set() and self._wait_until_durable([self._worker])
         finally:
             self._worker.close()
-        return self._report("done" if whole else "stopped")
+        return self._report("done" if done else "stopped")
 
     def _follow(self, worker: PusherWorker, until_caught_up: bool) -> None:
         while not self._stop.is_set():
@@ -132,7 +132,7 @@ class _LogPush(PushRun):
 
     def _report(self, phase: str, *, problem: str = "") -> LogPushProgress:
         uploads = self._worker.uploads() if self._worker else None
-        said = LogPushProgress(
+        report = LogPushProgress(
             phase=phase,
             promised_ts=self._source.promised_ts,
             rows=self._worker.rows if self._worker else 0,
@@ -142,5 +142,5 @@ class _LogPush(PushRun):
             ahead=str(self._source.ahead or ""),
             problem=problem or self._source.problem,
         )
-        self._progress(said)
-        return said
+        self._progress(report)
+        return report

@@ -1,23 +1,22 @@
-"""A Source over the directory of TiKV's log backup: no component beside TiKV, at the backup's own flush interval.
+"""A Source over the directory of TiKV's log backup: nothing runs beside TiKV, freshness is the backup's flush interval.
 
     global checkpoint C  ->  metadata  ->  slices with versions in (P, C]  ->  rows of kind COMMITTED  ->  Resolved(C)
 
-The directory is one pseudo store, and the two ranges that are backed up are its two regions. P is how far everything
-was given out: at first, and after a subscription was opened again, the lowest checkpoint_ts of the subscriptions; so
-a pusher that starts again needs to know nothing but the published frontier. Relations:
+The directory is one pseudo store, and the two ranges in the backup are its two regions. P is the timestamp up to which
+everything was returned: at first, and after resubscribing, the lowest checkpoint_ts of the subscriptions. So a
+restarted pusher needs only the published frontier.
 
-- nothing above the global checkpoint is read, given out or promised. Everything at or below it is in files that are
-  there, the values of the default column family too; so what is missing then is damage, and what shows up later
-  is either above it or a copy;
-- the checkpoint is read before the listing, so the listing has every file that it speaks of;
-- whoever truncates the log says first up to where, and removes then. So a listing is whole from P on unless the mark,
-  read behind it, lies above P;
-- versions are complete changes: there are no prewrites, and none is owed. So a subscription is ready at once;
-- a window (P, E] that holds much is given out in pieces, with a Tick each; the promise E comes behind the last one;
-- cut_ts is the global checkpoint: every row of a file lies at or below it, and it never falls.
+- Nothing above the global checkpoint is read or promised. Everything at or below it is in existing files, values of the
+  default column family included; so a missing file is damage, and a late one is above it or a copy;
+- the checkpoint is read before the listing, so the listing has every file that the checkpoint covers;
+- a truncation first writes its mark and then deletes. So a listing is complete from P on unless the mark, read after
+  it, is above P;
+- versions are complete changes without prewrites, so a subscription is ready at once;
+- a large window (P, E] is returned in pieces, with a Tick each; the watermark E follows the last one;
+- cut_ts is the global checkpoint: every row of a file is at or below it, and it never decreases.
 
-An object that is damaged is read again for some seconds, since a folder may be in the middle of being copied; then it
-is an error. A store that does not answer is waited for. What is waited for stands in `problem`.
+A damaged object is read again for some seconds, because the folder may still be being copied; then it is an error. An
+unavailable store is waited for. `problem` has the current wait.
 """
 
 from __future__ import annotations
@@ -56,16 +55,16 @@ from tistream.objectstore.protocol import ObjectStore
 
 log = structlog.get_logger(__name__)
 
-#: the pseudo store of a log backup; far above the numbers that PD gives to real ones
+#: the pseudo store of a log backup; far above the ids of real stores
 STORE_ID = 1 << 40
-#: what a log backup of TiDB covers; the index + 1 is the pseudo region's number
+#: the ranges of a log backup of TiDB; index + 1 is the pseudo region's id
 RANGES = (META_RANGE, KeyRange(b"t", b"u"))
 
 SCAN_INTERVAL_S = 5.0
-PATIENCE_S = 10.0  #: how long a damaged object is read again before it is an error
+PATIENCE_S = 10.0  #: how long a damaged object is retried before it is an error
 _RETRY_S = 1.0
-_WINDOW_BYTES = 512 << 20  # unpacked entries that a window is planned for
-_PIECE_BYTES = 32 << 20  # unpacked entries that are given out together
+_WINDOW_BYTES = 512 << 20  # unpacked entries per window
+_PIECE_BYTES = 32 << 20  # unpacked entries per piece
 
 
 class LogBackupSource:
@@ -89,21 +88,21 @@ class LogBackupSource:
         self._subscriptions: dict[int, int] = {}  # range -> subscription
         self._closed: list[int] = []
         self._delivered_ts: int | None = None  # P; None before the first subscription
-        self._end_ts = 0  # up to where the last look saw the log complete
+        self._end_ts = 0  # the log was complete up to here at the last scan
         self._window_end = 0
         self._pieces: deque[list[LogSlice]] = deque()
         self._cut_ts = 0
         self._next_scan_at = 0.0
-        self._retry_at = 0.0  # nothing is asked of the store before
+        self._retry_at = 0.0  # no request to the store before
         self._damaged_at: float | None = None
         self._caught_up = False
         self._promised_ts = 0
         self._dropped = False
         self._never = threading.Event()
-        self._reported_ts = 0  # the checkpoint of which it was said that it stands still
-        self.undefined: UndefinedTables | None = None  #: is shown the rows, when somebody wants to know
-        self.ahead: Ahead | None = None  #: what lies beyond the checkpoint, as of the last look
-        self.problem = ""  #: what is being waited for, if it is a fault
+        self._reported_ts = 0  # the checkpoint last reported as stalled
+        self.undefined: UndefinedTables | None = None  #: gets the rows, if set
+        self.ahead: Ahead | None = None  #: flushes beyond the checkpoint, as of the last scan
+        self.problem = ""  #: the fault that it waits for
 
     @property
     def store_id(self) -> int:
@@ -111,16 +110,16 @@ class LogBackupSource:
 
     @property
     def promised_ts(self) -> int:
-        """Everything at or below it was given out; 0 before anything was."""
+        """Everything at or below it was returned; 0 = nothing yet."""
         return self._promised_ts
 
     @property
     def caught_up(self) -> bool:
-        """The last look found nothing at or below the global checkpoint that was not given out and promised."""
+        """The last scan found nothing new at or below the global checkpoint."""
         return self._caught_up and not self._closed
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
-        """See Source. The store's answers are waited for as long as they take."""
+        """See Source. Blocks for as long as the store takes to answer."""
         if self._dropped:
             return []
         events: list[SourceEvent] = [SubscriptionClosed(subscription=t) for t in self._closed]
@@ -145,12 +144,12 @@ class LogBackupSource:
         return events
 
     def resubscribe(self, subscriptions: Collection[int]) -> None:
-        gone = {r: t for r, t in self._subscriptions.items() if t in subscriptions}
-        for range_no, subscription in gone.items():
+        closed = {r: t for r, t in self._subscriptions.items() if t in subscriptions}
+        for range_no, subscription in closed.items():
             del self._subscriptions[range_no]
             self._closed.append(subscription)
-        if gone:
-            self._pieces.clear()  # the window is planned anew from where the new subscriptions begin
+        if closed:
+            self._pieces.clear()  # the window is planned again from the new checkpoints
             self._next_scan_at = 0.0
 
     def drop(self) -> None:
@@ -170,31 +169,31 @@ class LogBackupSource:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _retry_later(self, error: TiStreamError) -> None:
-        """Raise the error of a damaged object when it has been so for a while."""
+        """Note a damaged object; raise its error once it persists for `patience_s`."""
         now = self._clock.monotonic()
         self._damaged_at = now if self._damaged_at is None else self._damaged_at
         if now - self._damaged_at >= self._patience_s:
             raise error
         if not self.problem:
-            log.warning("an object of the log backup is read again", error=str(error))
+            log.warning("damaged object in the log backup, retrying", error=str(error))
         self.problem = str(error)
         self._pieces.clear()
         self._next_scan_at = self._retry_at = now + _RETRY_S
 
     def _scan(self, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
-        """What the directory has by now, put behind `events`: the next window's first piece, or the promise."""
+        """Append to `events` the first piece of the next window, or its watermark."""
         self._next_scan_at = self._clock.monotonic() + self._scan_interval_s
         self._caught_up = False
         checkpoint = read_checkpoint(self._store)
         if checkpoint is None:
-            self.problem = "the log backup has no global checkpoint: nothing of it is promised"
+            self.problem = "the log backup has no global checkpoint, so it has no watermark yet"
             self._caught_up = True
             return
         self._open(checkpoint, checkpoint_of, events)
         if self._delivered_ts is None or len(self._subscriptions) < len(RANGES):
             return
         self._cut_ts = max(self._cut_ts, checkpoint.ts)
-        self._index.look(self._delivered_ts)
+        self._index.refresh(self._delivered_ts)
         self._check_truncated(self._delivered_ts)
         self._report_ahead(ahead_of(checkpoint, self._index.flushes))
         self._end_ts = max(self._delivered_ts, checkpoint.ts)
@@ -202,7 +201,7 @@ class LogBackupSource:
         events += self._deliver_piece() if self._pieces else self._finish_window()
 
     def _open(self, checkpoint: Checkpoint, checkpoint_of: CheckpointOf, events: list[SourceEvent]) -> None:
-        """Subscriptions for the ranges that have none, once the frontier is known and the checkpoint has reached it."""
+        """Open subscriptions once the frontier is known and the checkpoint has reached it."""
         for range_no, key_range in enumerate(RANGES):
             if range_no in self._subscriptions or (from_ts := checkpoint_of(key_range)) is None:
                 continue
@@ -229,10 +228,10 @@ class LogBackupSource:
         except ObjectNotFound:
             return
         if not text.strip().isdigit():
-            raise CorruptObject("the log backup's truncation mark is no number", object=TRUNCATED_KEY, offset=0)
+            raise CorruptObject("the log backup's truncation mark is not a number", object=TRUNCATED_KEY, offset=0)
         if from_ts < (truncated := int(text)):
             raise InvalidInput(
-                "the log backup was truncated above where this tenant stands: changes between the two are gone",
+                "the log backup was truncated above this tenant's watermark: changes between the two are lost",
                 object=TRUNCATED_KEY,
                 truncated_ts=truncated,
                 tenant_ts=from_ts,
@@ -244,7 +243,7 @@ class LogBackupSource:
         if ahead.is_stalled and self._reported_ts != ahead.checkpoint.ts:
             self._reported_ts = ahead.checkpoint.ts
             log.warning(
-                "the log backup's global checkpoint stands still",
+                "global checkpoint of the log backup stalled",
                 object=ahead.checkpoint.object,
                 checkpoint=ahead.checkpoint.ts,
                 flushes_beyond=dict(ahead.flushes),
@@ -252,7 +251,7 @@ class LogBackupSource:
             )
 
     def _plan(self, after_ts: int, upto_ts: int) -> None:
-        """Choose the end of the window and the pieces to read."""
+        """Choose the end of the window and its pieces."""
         self._window_end = upto_ts
         slices = self._index.writes(after_ts, upto_ts)
         starts = np.sort(np.array([s.min_ts for s in slices], np.uint64))
@@ -272,7 +271,7 @@ class LogBackupSource:
             held += found.entry_bytes
 
     def _deliver_piece(self) -> list[SourceEvent]:
-        """The next piece of the window, and behind the last one the promise."""
+        """The next piece of the window; after the last one the watermark."""
         assert self._delivered_ts is not None
         read = self._index.entries(self._pieces[0])
         versions = distinct([read_versions(s, data, self._delivered_ts, self._window_end) for s, data in read])
@@ -284,14 +283,14 @@ class LogBackupSource:
         return events + (self._finish_window() if not self._pieces else [Tick(cut_ts=self._cut_ts)])
 
     def _values(self, wanted: pa.Table) -> pa.Table:
-        """The rows of the default column family for these (key, start_ts): all of them."""
+        """The rows of the default column family for all these (key, start_ts)."""
         found, lacking = VALUES.empty_table(), wanted
         while lacking.num_rows:
             found = pa.concat_tables([found, *(matching(v, lacking) for v in self._index.values(lacking))])
             lacking = missing(wanted, found)
             if lacking.num_rows and not self._index.older(pc.min(lacking["start_ts"]).as_py()):
                 raise CorruptObject(
-                    "the row of a change is in no file of the log backup",
+                    "the value of a change is missing from the log backup",
                     key=lacking["key"][0].as_py(),
                     start_ts=lacking["start_ts"][0].as_py(),
                     rows=lacking.num_rows,
@@ -299,20 +298,22 @@ class LogBackupSource:
         return found
 
     def _rows(self, rows: pa.RecordBatch) -> Iterator[Rows]:
-        given = 0
+        returned = 0
         for range_no, key_range in enumerate(RANGES):
             keys = rows["key"]
             inside = pc.and_(pc.greater_equal(keys, key_range.start), pc.less(keys, key_range.end))
             mine = rows.filter(inside)
-            given += mine.num_rows
+            returned += mine.num_rows
             if mine.num_rows:
                 yield Rows(subscription=self._subscriptions[range_no], rows=mine)
-        if given != rows.num_rows:
-            raise CorruptObject("the log backup has keys outside of the ranges of TiDB", rows=rows.num_rows - given)
+        if returned != rows.num_rows:
+            raise CorruptObject("the log backup has keys outside TiDB's ranges", rows=rows.num_rows - returned)
 
     def _finish_window(self) -> list[SourceEvent]:
-        """Everything up to the end of the window was given out."""
-        invariant(self._window_end <= self._cut_ts, "a promise above the global checkpoint", promise=self._window_end)
+        """The watermark: everything up to the end of the window was returned."""
+        invariant(
+            self._window_end <= self._cut_ts, "a watermark above the global checkpoint", watermark=self._window_end
+        )
         self._delivered_ts = self._promised_ts = self._window_end
         self._damaged_at = None
         self._caught_up = self._delivered_ts == self._end_ts

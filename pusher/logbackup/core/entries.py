@@ -1,4 +1,4 @@
-"""Reads the entries of a log backup slice: the records of TiKV's `write` and `default` column families.
+"""Reads the entries of a log backup slice: records of TiKV's `write` and `default` column families.
 
     stored bytes -> unpacked, checked -> entries: u32 key size, key, u32 value size, value (little endian)
     key   = memcomparable(user key) + ~timestamp       commit_ts in `write`, start_ts in `default`
@@ -7,16 +7,14 @@
             P put, D delete         tags v short value, S txn_source, R overlapped rollback, F gc fence, l last change
             L lock, R rollback: nothing changed
 
-What this module decides:
+- Sizes, checksum, number of entries and timestamps must match the metadata. The upstream's crc64 is not checked: sha256
+  covers the same bytes;
+- a record's tags end at the first unknown one, as in TiKV;
+- the value of a put without a short value is in the default column family (`needs_value`), in any slice;
+- an overlapped rollback and its gc fence concern another transaction: the put is unaffected.
 
-- sizes, checksum, number of entries and timestamps must be what the metadata says. The upstream's crc64 is not looked
-  at: sha256 covers the same bytes;
-- a record's tags end at the first one that is not known, as they do for TiKV;
-- a put without a short value has its row in the default column family (`needs_value`), in whichever slice that is;
-- an overlapped rollback and its gc fence say something of another transaction: the put stays one.
-
-Compiled code over whole slices: no Python object per entry. Pure; whatever the bytes are, the outcome is a table or
-CorruptObject with `object`, `offset` (inside the unpacked slice, where there is one) and `cause`.
+Compiled code over whole slices: no Python object per entry. Pure: any bytes give a table, or CorruptObject with
+`object`, `offset` (within the unpacked slice, where there is one) and `cause`.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ VERSIONS = pa.schema(
         ("start_ts", pa.uint64()),
         ("commit_ts", pa.uint64()),
         ("op", pa.uint8()),
-        ("value", pa.binary()),  # null for deletes, and where the row is in the default column family
+        ("value", pa.binary()),  # null for deletes, and if it is in the default column family
         ("needs_value", pa.bool_()),
         ("txn_source", pa.uint64()),
     ]
@@ -53,9 +51,9 @@ _TS_BYTES = 8
 _GROUP = 9
 _PUT, _DELETE, _LOCK, _ROLLBACK = 80, 68, 76, 82  # P D L R
 _SHORT, _SOURCE, _OVERLAPPED, _FENCE, _LAST = 118, 83, 82, 70, 108  # v S R F l
-#: rows of the places that a scan fills
+#: rows of `places`
 _KEY, _KEY_SIZE, _VALUE, _VALUE_SIZE = range(4)
-#: rows of the numbers that a record has
+#: rows of `numbers`
 _TYPE, _START_TS, _TXN_SOURCE, _HAS_SHORT = range(4)
 
 U64 = npt.NDArray[np.uint64]
@@ -65,7 +63,7 @@ Octets = npt.NDArray[np.uint8]
 
 
 def unpack(piece: LogSlice, stored: bytes | memoryview) -> bytes:
-    """The entries of a slice, as its checksum says that they are."""
+    """The entries of a slice, verified by its checksum."""
     if len(stored) != piece.stored_bytes:
         raise _damage(piece, 0, f"{len(stored)} bytes where {piece.stored_bytes} should be")
     data = bytes(stored)
@@ -78,7 +76,7 @@ def unpack(piece: LogSlice, stored: bytes | memoryview) -> bytes:
     if len(data) != piece.entry_bytes:
         raise _damage(piece, 0, f"{len(data)} unpacked bytes where {piece.entry_bytes} should be")
     if hashlib.sha256(data).digest() != piece.sha256:
-        raise _damage(piece, 0, "the checksum does not fit")
+        raise _damage(piece, 0, "the checksum does not match")
     return data
 
 
@@ -113,17 +111,17 @@ def read_values(piece: LogSlice, entries: bytes) -> pa.RecordBatch:
 
 
 def _entries(piece: LogSlice, entries: bytes) -> tuple[Octets, I64, pa.BinaryArray, U64]:
-    """The bytes, the places of keys and values, the user keys and their timestamps."""
+    """The bytes, the offsets of keys and values, the user keys and their timestamps."""
     data = np.frombuffer(entries, np.uint8)
     places = np.zeros((4, piece.entries), np.int64)
     if (bad := int(_scan(data, places))) >= 0:
-        raise _damage(piece, bad, "the entries are not what was counted, or one is cut off")
+        raise _damage(piece, bad, "the number of entries differs from the metadata, or one is cut off")
     offsets, ts = np.zeros(piece.entries + 1, np.int32), np.zeros(piece.entries, np.uint64)
     out = np.empty(int(places[_KEY_SIZE].sum()), np.uint8)
     if (bad := int(_keys(data, places, offsets, out, ts))) >= 0:
-        raise _damage(piece, int(places[_KEY, bad]), "a key that no encoder writes")
+        raise _damage(piece, int(places[_KEY, bad]), "an invalid key encoding")
     if int(ts.min()) < piece.min_ts or int(ts.max()) > piece.max_ts:
-        raise _damage(piece, 0, "a timestamp outside of the bounds in the metadata")
+        raise _damage(piece, 0, "a timestamp outside the bounds in the metadata")
     keys = pa.Array.from_buffers(
         pa.binary(), piece.entries, [None, pa.py_buffer(offsets), pa.py_buffer(out[: offsets[-1]])]
     )
@@ -141,7 +139,7 @@ def _damage(piece: LogSlice, offset: int, cause: str) -> CorruptObject:
 
 
 def _gathered(data: Octets, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_] | None) -> pa.BinaryArray:
-    """Pieces of the data as a binary column; null where `absent`."""
+    """Slices of the data as a binary column; null where `absent`."""
     if absent is not None:
         sizes = np.where(absent, 0, sizes)
     offsets = np.zeros(len(sizes) + 1, np.int32)
@@ -172,7 +170,7 @@ def _u32(data: Octets, at: int) -> int:
 
 @kernel
 def _scan(data: Octets, places: I64) -> int:
-    """Fill the place of each key and value. -1, or where it went wrong: all entries must be there, and nothing more."""
+    """Fill the offset of each key and value. -1, or the offset of the fault: the entries must fill the data exactly."""
     at = 0
     for i in range(places.shape[1]):
         for part in range(2):
@@ -186,7 +184,7 @@ def _scan(data: Octets, places: I64) -> int:
 
 @kernel
 def _keys(data: Octets, places: I64, offsets: I32, out: Octets, ts: U64) -> int:
-    """Decode user keys and timestamps. -1, or the entry whose key is damaged."""
+    """Decode user keys and timestamps. -1, or the index of a damaged entry."""
     end = 0
     for i in range(len(ts)):
         at, size = places[_KEY, i], places[_KEY_SIZE, i]
@@ -215,7 +213,7 @@ def _keys(data: Octets, places: I64, offsets: I32, out: Octets, ts: U64) -> int:
 
 @kernel
 def _records(data: Octets, places: I64, numbers: U64, short: I64) -> int:
-    """Take the write records apart. -1, or the entry whose record is damaged."""
+    """Parse the write records. -1, or the index of a damaged entry."""
     for i in range(places.shape[1]):
         at, end = places[_VALUE, i], places[_VALUE, i] + places[_VALUE_SIZE, i]
         if at >= end:
@@ -251,5 +249,5 @@ def _records(data: Octets, places: I64, numbers: U64, short: I64) -> int:
                     if at < 0:
                         return i
             elif tag != _OVERLAPPED:
-                break  # of a newer version: nothing behind it is ours
+                break  # of a newer version: skip the rest
     return -1

@@ -1,16 +1,14 @@
-"""From versions of the write column family and rows of the default one to change rows: pure, columnar.
+"""Joins versions of the write column family with rows of the default one into change rows: pure, columnar.
 
-    versions (many slices)  ->  each version once, without what no reader may see
+    versions (many slices)  ->  each version once, without hidden ones
     + rows from the default column family, by (key, start_ts)  ->  change.ROWS, kind COMMITTED
 
-What this module decides:
-
-- a log backup has most things several times (leaders move, stores scan again): a version is (key, commit_ts), and
-  copies that disagree are damage;
-- `txn_source` bits 8 to 16 mark what TiKV's change feed never sends: rows that a lossy MODIFY COLUMN wrote again, and
-  what was ingested. A record of a table is kept, flagged FLAG_NOT_A_CHANGE: it is there when a table is read as of a
-  timestamp, and is no change. An index entry is dropped;
-- the old value is not in a log backup: every row says so, FLAG_OLD_VALUE_UNKNOWN.
+- A log backup has most records several times (leaders move, stores scan again): a version is (key, commit_ts), and
+  copies that differ are damage;
+- `txn_source` bits 8 to 16 mark what TiKV's change feed never sends: rows rewritten by a lossy MODIFY COLUMN, and
+  ingested rows. A table record is kept, flagged FLAG_NOT_A_CHANGE: it is visible to reads as of a timestamp, but is not
+  a change. An index entry is dropped;
+- a log backup has no old values: every row is flagged FLAG_OLD_VALUE_UNKNOWN.
 """
 
 from __future__ import annotations
@@ -30,50 +28,50 @@ _WRITE = ["key", "start_ts"]
 
 
 def distinct(versions: list[pa.RecordBatch]) -> pa.Table:
-    """Each version once (schema VERSIONS), in the order of the files, without ingested index entries. CorruptObject
-    when copies disagree."""
+    """Each version once (schema VERSIONS), in file order, without ingested index entries. CorruptObject when copies
+    differ."""
     table = pa.Table.from_batches(versions, schema=VERSIONS)
     found = _frame(table).unique(maintain_order=True)
     copies = found.filter(found.select(_VERSION).is_duplicated())
     if len(copies):
         key, commit_ts = copies.select(_VERSION).row(0)
-        raise CorruptObject("two records of one version disagree in the log backup", key=key, commit_ts=commit_ts)
+        raise CorruptObject("two records of one version differ in the log backup", key=key, commit_ts=commit_ts)
     table = found.to_arrow().cast(VERSIONS).combine_chunks()
     hidden = table["txn_source"].to_numpy() & np.uint64(_HIDDEN_SOURCES) != 0
     return table.filter(pa.array(~hidden | is_record(table["key"]))) if hidden.any() else table
 
 
 def wanting(versions: pa.Table) -> pa.Table:
-    """(key, start_ts) of the versions whose row is in the default column family."""
+    """(key, start_ts) of the versions whose value is in the default column family."""
     return versions.filter(versions["needs_value"]).select(_WRITE)
 
 
 def matching(values: pa.RecordBatch, wanted: pa.Table) -> pa.Table:
-    """The rows (schema VALUES) that are wanted."""
+    """The wanted rows (schema VALUES)."""
     found = _frame(pa.Table.from_batches([values])).join(_frame(wanted), on=_WRITE, how="semi")
     return found.to_arrow().cast(VALUES)
 
 
 def missing(wanted: pa.Table, values: pa.Table) -> pa.Table:
-    """What of `wanted` is not among the rows."""
+    """The part of `wanted` that is not among the rows."""
     left = _frame(wanted).join(_frame(values.select(_WRITE)), on=_WRITE, how="anti")
     return left.to_arrow().cast(wanted.schema)
 
 
 def change_rows(versions: pa.Table, values: pa.Table) -> pa.RecordBatch:
-    """The versions (distinct) as change rows, in their order; `values` holds every row that they want. CorruptObject
-    when copies of a row disagree."""
+    """The versions (distinct) as change rows, in their order; `values` has every row that they need. CorruptObject when
+    copies of a row differ."""
     rows = _frame(values).unique()
     if (copies := rows.filter(rows.select(_WRITE).is_duplicated())).height:
         key, start_ts = copies.select(_WRITE).row(0)
-        raise CorruptObject("two copies of one row disagree in the log backup", key=key, start_ts=start_ts)
+        raise CorruptObject("two copies of one row differ in the log backup", key=key, start_ts=start_ts)
     whole = (
         _frame(versions)
         .join(rows, on=_WRITE, how="left", suffix="_stored", maintain_order="left")
         .with_columns(value=pl.when("needs_value").then("value_stored").otherwise("value"))
     )
     put_without = whole.filter(pl.col("needs_value") & pl.col("value").is_null()).height
-    invariant(whole.height == versions.num_rows and not put_without, "a put is left without its row")
+    invariant(whole.height == versions.num_rows and not put_without, "a put has no value")
     hidden = whole["txn_source"].to_numpy() & np.uint64(_HIDDEN_SOURCES) != 0
     n = whole.height
     columns = {name: whole[name].to_arrow() for name in ("op", "key", "start_ts", "commit_ts", "value")}

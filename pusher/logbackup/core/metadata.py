@@ -1,19 +1,18 @@
-"""What lies in a log backup's directory: names and `backuppb.Metadata` files, read without generated code.
+"""Reads the names and `backuppb.Metadata` files of a log backup directory, without generated code.
 
-    v1/backupmeta/{name}.meta  ->  MetaName: when and by which store it was flushed, as far as the name tells
-    its bytes                  ->  Flush: a LogSlice for each run of entries, where it lies, what it holds, how it is
-                                   checked
+    v1/backupmeta/{name}.meta  ->  MetaName: when it was flushed, if the name has it
+    its bytes                  ->  Flush: a LogSlice for each run of entries, with position, contents and checksum
 
-One flush of one store writes objects of entries and one metadata file that says where in them the entries of each
-(table, region, column family, kind) lie. What this module decides:
+One flush of one store writes objects of entries and one metadata file that locates the entries of each (table, region,
+column family, kind) in them.
 
-- names differ between versions and only help to list less: what counts is inside. The three known forms are told
-  apart, any other is `MetaName(flush_ts=0)`: always read;
-- fields that are not known are skipped; lengths, ranges and names that cannot be are damage;
-- the metadata has no checksum. What can be said against it is checked here; its slices have their own;
-- a backup of single files (metadata version 1, TiKV before 6.3) and an encrypted one are refused: they are not read.
+- Names differ between versions and only shorten listings; the contents count. Three forms are known; any other is
+  `MetaName(flush_ts=0)`, which is always read;
+- unknown fields are skipped; impossible lengths, ranges and names are damage;
+- metadata has no checksum, so its values are checked for consistency here; its slices have checksums;
+- backups of single files (metadata version 1, TiKV before 6.3) and encrypted ones are refused.
 
-Pure; whatever the bytes are, the outcome is a value or CorruptObject with `object` and `cause`.
+Pure: any bytes give a value, or CorruptObject with `object` and `cause`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PUT = 1
 _VERSION = 1  # of metadata whose entries of a flush share objects
 _PLAIN = 1  # encryption method
 _SHA256_BYTES = 32
-#: nothing larger is unpacked into memory
+#: larger slices are refused
 ENTRY_BYTES_MAX = 1 << 30
 _TAGGED = re.compile(r"([0-9A-Fa-f]{16})[0-9A-Fa-f]{16}-(?:[A-Za-z][0-9A-Fa-f]{16})+\.meta")
 _FOUR = re.compile(r"([0-9A-Fa-f]{16})-[0-9A-Fa-f]{16}-[0-9A-Fa-f]{16}-[0-9A-Fa-f]{16}\.meta")
@@ -51,15 +50,15 @@ class Compression(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaName:
-    """What the name of a metadata file tells."""
+    """The information in the name of a metadata file."""
 
     key: str
-    flush_ts: int = 0  #: taken about when it was written; entries may be a little newer. 0 = the name does not say
+    flush_ts: int = 0  #: about when it was written; entries may be slightly newer. 0 = not in the name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """A run of entries of one region, column family and kind, inside an object."""
+    """A run of entries of one region, column family and kind within an object."""
 
     object: str
     offset: int  #: in the object
@@ -69,7 +68,7 @@ class LogSlice:
     entries: int
     sha256: bytes  #: of the unpacked entries
     cf: str
-    deletes: bool  #: physical deletes of RocksDB (rubbish being collected), not changes
+    deletes: bool  #: physical deletes of RocksDB (garbage collection), not changes
     min_ts: int  #: of the entries' own timestamps
     max_ts: int
     is_meta: bool  #: keys of the meta range
@@ -82,41 +81,41 @@ class Flush:
 
     key: str  #: of the metadata file
     store_id: int
-    newest_ts: int  #: when it was written, or of its newest entry
-    slices: tuple[LogSlice, ...]  #: none when nothing had changed
+    newest_ts: int  #: the later of flush time and newest entry
+    slices: tuple[LogSlice, ...]  #: empty when nothing changed
 
 
 def parse_name(key: str) -> MetaName:
-    """What the key of a metadata file tells. Never fails: an unknown form tells nothing."""
+    """Parse the key of a metadata file. Never fails: an unknown form has flush_ts 0."""
     name = key.removeprefix(META_PREFIX)
     found = _TAGGED.fullmatch(name) or _FOUR.fullmatch(name)
     return MetaName(key=key, flush_ts=int(found[1], 16)) if found else MetaName(key=key)
 
 
 def read_metadata(key: str, data: bytes) -> Flush:
-    """One metadata file. CorruptObject when it is damaged, InvalidInput when it is of a kind that is not read."""
+    """Parse one metadata file. CorruptObject when it is damaged, InvalidInput when its kind is not supported."""
     slices: list[LogSlice] = []
-    said = {2: 0, 7: 0}
+    numbers = {2: 0, 7: 0}
     try:
         for number, body in fields(data, {1: BYTES, 2: VARINT, 6: BYTES, 7: VARINT}):
             if number == 1:
                 raise InvalidInput(
-                    "a log backup of single files (metadata version 1, TiKV before 6.3) is not read", object=key
+                    "a log backup of single files (metadata version 1, TiKV before 6.3) is not supported", object=key
                 )
             if number == 6:
                 slices += _group(key, body)
             else:
-                said[number] = body
+                numbers[number] = body
     except CorruptObject as e:
         if "object" in e.facts:
             raise
         raise CorruptObject(f"a metadata file of the log backup is damaged: {e.message}", object=key, **e.facts) from e
-    if said[7] != _VERSION:  # its last field: a file that was cut between two others lacks it
+    if numbers[7] != _VERSION:  # the last field: missing in a file that was cut off
         raise CorruptObject(
-            "a metadata file of the log backup is cut off, or of another version", object=key, version=said[7]
+            "a metadata file of the log backup is cut off, or of another version", object=key, version=numbers[7]
         )
     newest_ts = max([parse_name(key).flush_ts, *(s.max_ts for s in slices)])
-    return Flush(key=key, store_id=said[2], newest_ts=newest_ts, slices=tuple(slices))
+    return Flush(key=key, store_id=numbers[2], newest_ts=newest_ts, slices=tuple(slices))
 
 
 _GROUP: Mapping[int, int] = {1: BYTES, 2: BYTES, 6: VARINT}
@@ -143,21 +142,21 @@ def _group(key: str, body: bytes) -> Iterator[LogSlice]:
 
 
 def _slice(key: str, path: str, object_bytes: int, info: bytes) -> LogSlice:
-    said: dict[int, int | bytes] = {n: b"" if w == BYTES else 0 for n, w in _INFO.items()}
-    said |= dict(fields(info, _INFO))
+    values: dict[int, int | bytes] = {n: b"" if w == BYTES else 0 for n, w in _INFO.items()}
+    values |= dict(fields(info, _INFO))
 
     def number(n: int) -> int:
-        value = said[n]
+        value = values[n]
         assert isinstance(value, int)
         return value
 
     def octets(n: int) -> bytes:
-        value = said[n]
+        value = values[n]
         assert isinstance(value, bytes)
         return value
 
     if octets(23) and any(n == 3 and v > _PLAIN for n, v in fields(octets(23), {3: VARINT})):
-        raise InvalidInput("an encrypted log backup is not read", object=key, path=path)
+        raise InvalidInput("an encrypted log backup is not supported", object=key, path=path)
     compression = number(18)
     cf = _text(key, octets(10))
     found = LogSlice(
@@ -176,14 +175,14 @@ def _slice(key: str, path: str, object_bytes: int, info: bytes) -> LogSlice:
         table_id=number(13),
     )
     faults = {
-        "a compression that TiKV does not write": compression not in (Compression.PLAIN, Compression.ZSTD),
+        "an unsupported compression": compression not in (Compression.PLAIN, Compression.ZSTD),
         "an unknown column family": cf not in (WRITE_CF, DEFAULT_CF),
         "no checksum": len(found.sha256) != _SHA256_BYTES,
         "an impossible length": not 0 < found.entry_bytes <= ENTRY_BYTES_MAX or found.stored_bytes <= 0,
-        "a range outside of its object": found.offset + found.stored_bytes > object_bytes,
-        "timestamps that fall": not 0 < found.min_ts <= found.max_ts,
+        "a range outside its object": found.offset + found.stored_bytes > object_bytes,
+        "decreasing timestamps": not 0 < found.min_ts <= found.max_ts,
         "an impossible number of entries": not 0 < found.entries <= found.entry_bytes // 8,
-        "another length when it is not packed": found.compression == Compression.PLAIN
+        "two lengths though it is not compressed": found.compression == Compression.PLAIN
         and found.stored_bytes != found.entry_bytes,
     }
     for cause, bad in faults.items():
@@ -202,4 +201,4 @@ def _text(key: str, value: bytes) -> str:
     try:
         return value.decode("ascii")
     except UnicodeDecodeError as e:
-        raise CorruptObject("a name in a metadata file is no text", object=key, cause=str(e)) from e
+        raise CorruptObject("a name in a metadata file is not text", object=key, cause=str(e)) from e

@@ -1,9 +1,9 @@
-"""Notices a schema snapshot that does not fit the log: rows of tables that nobody has defined.
+"""Detects tables that have rows in a log but no definition: a schema snapshot that does not fit.
 
-Rows of a table that is neither in the tenant's schema snapshot nor made by a DDL of the log belong to no table that can
-be pulled. That is right for the tables that TiDB keeps for itself, and it is what happens, without any error, when the
-log backup was started later than the empty snapshot pretends. So it is said. Pure; a pusher that goes on in the middle
-of a log does not know what was defined before, and says nothing.
+Rows of a table that is neither in the tenant's schema snapshot nor created by a DDL of the log cannot be pulled. That
+is normal for TiDB's own tables. It also happens, without an error, when the log backup was started later than the empty
+snapshot claims, so it is reported. Pure. A pusher that resumes in the middle of a log does not know earlier definitions
+and reports nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from schemas.meta import Definition, read_meta
 from tistream.codec.table_key import is_record, table_ids
 from tistream.ts import TS_MAX
 
-_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here; older versions low ones
+_SYSTEM_IDS_FROM = (1 << 48) - 1000  # system tables have ids from here; low ids in older versions
 _SHOWN = 10
 
 
 class UndefinedTables:
-    """Which physical tables have rows and no definition. `snapshot`: the tenant's schema snapshot, as JSON."""
+    """Physical tables with rows and no definition. `snapshot`: the tenant's schema snapshot, as JSON."""
 
     def __init__(self, snapshot: bytes) -> None:
         self._defined: set[int] = set()
@@ -40,17 +40,17 @@ class UndefinedTables:
 
     @property
     def ids(self) -> list[int]:
-        """Physical ids, rising."""
+        """Physical ids, ascending."""
         return sorted(self._seen - self._defined)
 
     def __str__(self) -> str:
-        """One line for people; empty when there is nothing to say."""
+        """One line for people; empty when there are none."""
         ids = self.ids
         if not ids:
             return ""
         shown = ", ".join(map(str, ids[:_SHOWN])) + (", ..." if len(ids) > _SHOWN else "")
         return (
-            f"{len(ids)} tables ({shown}) have rows, and are neither in the schema snapshot nor made by a DDL of the"
+            f"{len(ids)} tables ({shown}) have rows but are neither in the schema snapshot nor created by a DDL of the"
             " log: unless they are TiDB's own, the log backup was started too late for this snapshot"
         )
 

@@ -114,7 +114,7 @@ def test_entries_cut_anywhere_are_refused() -> None:
         with pytest.raises(CorruptObject):
             read_versions(piece(data[:end], 2), data[:end], 0, TS_MAX)
     for count in (1, 3):
-        with pytest.raises(CorruptObject, match="not what was counted"):
+        with pytest.raises(CorruptObject, match="differs from the metadata"):
             read_versions(piece(data, count), data, 0, TS_MAX)
 
 
@@ -146,7 +146,7 @@ def test_a_damaged_key_is_refused(change: tuple[int, int]) -> None:
         stored = bytearray(encode_bytes(b"abc") + bytes(8))
         stored[5] = 1
         data = raw(bytes(stored), b"D\x01")
-    with pytest.raises(CorruptObject, match="no encoder"):
+    with pytest.raises(CorruptObject, match="invalid key encoding"):
         read_versions(piece(data, 1), data, 0, TS_MAX)
 
 
@@ -227,9 +227,9 @@ def test_what_the_change_feed_never_sends_is_flagged_or_dropped() -> None:
 
 
 def test_copies_that_disagree_are_damage() -> None:
-    with pytest.raises(CorruptObject, match="disagree"):
+    with pytest.raises(CorruptObject, match="differ"):
         distinct([versions([put(RECORD, 1, 10, b"a")]), versions([put(RECORD, 1, 10, b"b")])])
     data = entry_bytes([(RECORD, 1, b"a" * 300), (RECORD, 1, b"b" * 300)])
     values = pa.Table.from_batches([read_values(piece(data, 2, cf="default"), data)])
-    with pytest.raises(CorruptObject, match="disagree"):
+    with pytest.raises(CorruptObject, match="differ"):
         change_rows(distinct([versions([put(RECORD, 1, 10, None)])]), values)

@@ -110,7 +110,7 @@ def test_a_row_that_is_nowhere_is_an_error_after_a_while() -> None:
     log.flush([writes(put(record(1), at(1), at(20), None))], flush_ts=at(30))
     log.checkpoint(at(25))
     reader = log.reader()
-    with pytest.raises(CorruptObject, match="in no file") as e:
+    with pytest.raises(CorruptObject, match="missing from the log backup") as e:
         reader.until_caught_up()
     assert e.value.facts["start_ts"] == at(1)
     assert log.clock.monotonic() >= 10
