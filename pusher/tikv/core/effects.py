@@ -1,4 +1,4 @@
-"""What the core of a TiKV feed wants done outside, and what others may look into."""
+"""Effects of a TiKV feed's core, and findings that others may read."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseStream:
-    """Close it; nothing that still comes of it counts."""
+    """Close the stream; later messages of it are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskRegions:
-    """Ask PD for the regions of a range; `answered` takes the answer."""
+    """Ask PD for the regions of a range; the answer goes to `regions_listed`."""
 
     range: KeyRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """This store says that another one leads the region: news for that one."""
+    """This store reports another leader for the region; the other stores' feeds need to know."""
 
     region: Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBack:
-    """No effect but a finding: a region's part whose resolved ts makes no progress."""
+    """Not an effect but a finding: a piece whose resolved ts is stalled."""
 
     region_id: int
     range: KeyRange

@@ -1,29 +1,28 @@
-"""Follows the regions that one TiKV store leads: what to ask the store and PD for, and what a pusher is told. Pure.
+"""Follows the regions that one TiKV store leads: registrations, retries, and the events for the pusher. Pure.
 
-    region lists, messages of the stream, its end, TSOs, the time   ->   requests to send, and source events
+    region lists, messages and end of the stream, TSOs, the time   ->   requests to send, source events
 
 One registration of one piece (a region's part of one wanted range) is one subscription. Rules:
 
-- a request id is shared by as many regions as possible, because a store joins the resolved ts of one request; the pairs
-  (request id, region) that live on one stream are distinct. A pair whose registration the store itself has ended may be
-  used again. A pair that was deregistered never is, on this stream: the store answers a deregistration with an error,
-  and so nobody has to wait for that, or to tell it from an error of a later registration;
-- a registration ends with the first error that names it; nothing that comes later counts for it;
-- what comes before INITIALIZED is handed over at once, unless it may break the order of the rows (see `opening`):
-  then the subscription is given up and opened again. What comes behind is joined per subscription and decoded with
-  the tick, or when there is much of it;
-- SubscriptionReady, Resolved and SubscriptionClosed come with a tick only, in this order, behind all rows: ready_ts
-  and cut_ts are then the TSO of the tick, and no resolved ts above that TSO passes for one;
-- a subscription that is opened again of our own wish is never ready, though its opening scan may be complete: what
-  the scan read may have been incomplete by then. So is one whose history was not held up to the TSO of the tick;
-- damage ends the stream with all its subscriptions, and what they heard resolved but have not told is forgotten: rows
-  that it covers may be lost;
-- after more came than could be taken, fewer opening scans go on at once (see `scans`). One that says nothing for long
-  is begun anew;
-- a stream that says nothing is dead, unless PD is away: then stores have no timestamps to tell either (`excuse`);
-- a failed part is asked of PD again after a pause. An EPOCH_NOT_MATCH that names regions is taken as an answer of PD.
+- as many regions as possible share a request id, because a store joins the resolved ts of one request. (request id,
+  region) is unique among the registrations of a stream. A pair whose registration the store ended may be reused. A
+  deregistered pair is never reused on this stream: the store answers a deregistration with an error, which would be
+  mistaken for an error of the new registration;
+- a registration ends with the first error that names it; later messages for it are ignored;
+- rows before INITIALIZED are emitted at once, unless they may be out of order (see `opening`): then the subscription is
+  closed and reopened. Later rows are joined per subscription and decoded with the tick, or when there are many;
+- SubscriptionReady, Resolved and SubscriptionClosed come with a tick only, in this order, after all rows: ready_ts and
+  cut_ts are then the TSO of the tick, and a resolved ts above it is damage;
+- a subscription that the pusher reopens never becomes ready, even if its opening scan is complete: the scan may have
+  been incomplete. The same holds if its history was not protected up to the TSO of the tick;
+- damage ends the stream with all its subscriptions and drops resolved ts that were not reported: rows below may be
+  lost;
+- after an overflow fewer opening scans run at once (see `scans`). A scan without progress is restarted;
+- a silent stream is dead, unless PD is away: then stores have no timestamps to send (`reset_timeouts`);
+- after a failure PD is asked for the piece's range again, after a pause. An EPOCH_NOT_MATCH that names regions counts
+  as an answer of PD.
 
-What it does not do: threads, sockets, clocks. `now` is in seconds, and never falls.
+No threads, sockets or clocks. `now` is in seconds and never decreases.
 """
 
 from __future__ import annotations
@@ -60,19 +59,20 @@ from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
 from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import plain_range
 
-SCANS_MAX = 32  #: registrations of one store that are not INITIALIZED
-UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or when so much has come
-_STREAM_TIMEOUT_S = 60.0  # a store sends resolved ts every second; a stream that says nothing for so long is dead
+SCANS_MAX = 32  #: concurrent opening scans of one store
+UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or earlier at this size
+_STREAM_TIMEOUT_S = 60.0  # a healthy store sends resolved ts every second
 _LIVED_S = 10.0
-_QUERIES_MAX = 64  # more failed parts than this are asked for as whole ranges
-_FORGET_S = 60.0  # a region that failed so long ago, and has no part here, is another store's by now
+_QUERIES_MAX = 64  # above this many due queries, the whole wanted ranges are queried
+_FORGET_S = 60.0  # a failed region without a piece here belongs to another store after this time
 
 
 _Pair = tuple[int, int]  # request id, region
 
 
 class StoreFeed:
-    """The registrations of one store. Call `answered`, `message`, ... as things happen; take effects after each."""
+    """The registrations of one store. Call the `events` methods as things happen, and take the effects after each
+    call."""
 
     def __init__(
         self,
@@ -84,21 +84,22 @@ class StoreFeed:
         numbers: Iterator[int] | None = None,
         keyspace: KeyspaceKeys = WHOLE,
     ) -> None:
-        """`wanted`: keys of the keyspace, as all keys here. `numbers`: where subscriptions get theirs, rising."""
+        """`wanted` and all other keys are keys of the keyspace. `numbers`: the source of subscription ids,
+        ascending."""
         self.store_id = store_id
         self._keyspace = keyspace
         self._scans, self._unread_bytes_max = OpeningScans(scans_max), unread_bytes_max
         self._pieces = Pieces(wanted)
         self._registrations: dict[_Pair, Piece] = {}
-        self._used_ids: dict[int, set[int]] = {}  # region -> request ids that are not to be used
-        self._closing: list[Piece] = []  # over, and not said so
-        self._scanned: dict[int, Piece] = {}  # subscription -> piece, INITIALIZED since the last tick
-        self._unread: dict[int, Piece] = {}  # subscription -> piece with entries
+        self._used_ids: dict[int, set[int]] = {}  # region -> request ids that must not be used
+        self._closing: list[Piece] = []  # ended, SubscriptionClosed not yet emitted
+        self._scanned: dict[int, Piece] = {}  # by subscription: INITIALIZED since the last tick
+        self._unread: dict[int, Piece] = {}  # by subscription: pieces with encoded rows
         self._unread_bytes = 0
         self._marks = ResolvedMarks()
         self._subscriptions = count(1) if numbers is None else numbers
         self._sequence = count()
-        self._waiting: list[tuple[float, int, Piece]] = []  # waiting pieces
+        self._waiting: list[tuple[float, int, Piece]] = []  # (due time, sequence, piece)
         self._queries: list[tuple[float, int, KeyRange]] = [(0.0, next(self._sequence), w) for w in wanted]
         self._queried: set[KeyRange] = set()
         self._pauses = Pauses(first_s=0.1, max_s=10.0, lived_s=_LIVED_S)
@@ -111,13 +112,13 @@ class StoreFeed:
         self._events: list[SourceEvent] = []
         self._effects: list[Effect] = []
         self._damage: TiStreamError | None = None
-        self.rows_bytes = 0  #: of rows that came, encoded
-        self.fatal: TiStreamError | None = None  #: this store cannot be followed at all
+        self.rows_bytes = 0  #: encoded bytes of received rows
+        self.fatal: TiStreamError | None = None  #: why this store cannot be followed at all
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def regions_listed(self, asked: KeyRange | None, regions: Iterable[Region] | None, now: float) -> None:
-        """PD's answer for a range (None: nobody asked), whoever asked; regions None: PD did not answer."""
+        """Regions from PD for a range (None: an unsolicited list); regions None: PD did not answer."""
         mine = asked is not None and asked in self._queried
         if regions is None:
             if mine and asked is not None:
@@ -138,7 +139,7 @@ class StoreFeed:
                 heappush(self._queries, (now + STALE_S, next(self._sequence), part))
 
     def message(self, data: bytes, now: float) -> None:
-        """A message of the stream. Damage ends the stream; see `stream_lost`."""
+        """Handle a message of the stream. Damage ends the stream; see `stream_lost`."""
         if not self._streaming:
             return
         self._last_message_at = now
@@ -156,11 +157,11 @@ class StoreFeed:
 
     @property
     def scans_one_at_a_time(self) -> bool:
-        """One opening scan goes on, and it is by itself because more at once were too much."""
+        """One opening scan runs, and more at once were too much."""
         return self._scans.one_at_a_time and len(self._scans) == 1
 
     def stream_lost(self, reason: str, now: float, *, overflow: bool = False) -> None:
-        """The stream has ended, and every registration on it. `overflow`: more came than could be taken in."""
+        """The stream ended, and every registration on it. `overflow`: messages came faster than they were taken."""
         if not self._streaming:
             return
         if overflow:
@@ -175,10 +176,11 @@ class StoreFeed:
         self._used_ids.clear()
 
     def tick(self, ts: int, now: float, held: Callable[[int], bool] = lambda _: True) -> None:
-        """A TSO, fetched after everything that was given so far. `held`: whether the history above a timestamp is."""
+        """Emit the events of a tick. `ts`: a TSO fetched after all earlier calls. `held`: whether history above a
+        timestamp is protected from GC."""
         self._decode_unread(now)
         if self._marks.highest_pending() > ts:
-            error = CorruptObject("a resolved ts lies in the future", resolved_ts=self._marks.highest_pending(), tso=ts)
+            error = CorruptObject("a resolved ts is in the future", resolved_ts=self._marks.highest_pending(), tso=ts)
             self._damaged(error, now, request=0, region=0)
         for piece in [p for p in self._scanned.values() if not held(p.checkpoint_ts)]:
             self._discard_scan(piece)
@@ -204,7 +206,7 @@ class StoreFeed:
             self._give_up(piece, now)
 
     def drop(self) -> None:
-        """Forget every subscription, and register nothing until `resume`: more came than could be handed on."""
+        """Drop every subscription and register nothing until `resume`: the pusher could not keep up."""
         self._dropped = True
         self._scans.overflowed()
         if self._streaming:
@@ -214,31 +216,31 @@ class StoreFeed:
             self._end(piece)
             self._requeue(piece, 0.0)
         self._marks.close(piece.subscription for piece in self._closing)
-        for forgotten in (self._closing, self._scanned, self._unread, self._events, self._used_ids):
-            forgotten.clear()
+        for collection in (self._closing, self._scanned, self._unread, self._events, self._used_ids):
+            collection.clear()
         self._unread_bytes = 0
 
     def resume(self) -> None:
         self._dropped = False
 
     def reset_timeouts(self, now: float) -> None:
-        """Nothing could be said or heard until now."""
+        """Nothing could be received until now: silence so far does not count."""
         self._last_message_at = now
         self._scans.reset_timers(now)
 
-    # -- what to do --------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Do what has become due: ask for regions, give up a silent stream."""
+        """Run what is due: region queries, and timeouts of scans and of the stream."""
         if (
             self._streaming
             and len(self._marks)
             and now - max(self._last_message_at, self._stream_opened_at) > _STREAM_TIMEOUT_S
         ):
             self._effects.append(CloseStream())
-            self.stream_lost("the store said nothing for a minute", now)
+            self.stream_lost("no message from the store for a minute", now)
         for piece in self._scans.timed_out(now):
-            reason = "its opening scan said nothing for long"
+            reason = "its opening scan makes no progress"
             self._scans.double_timeout(piece.region_id)
             self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0))
         due = []
@@ -250,17 +252,17 @@ class StoreFeed:
                 self._effects.append(AskRegions(range=part))
 
     def next_action_at(self) -> float | None:
-        """When `advance` or `open` has something to do; None: not before something happens."""
+        """When `advance` or `open` has work; None = not before another event."""
         times = [self._queries[0][0]] if self._queries else []
         if self._waiting and not self._dropped and self._scans.has_room:
             times.append(max(self._waiting[0][0], 0.0 if self._streaming else self._stream_retry_at))
         return min(times, default=None)
 
     def open(self, open_ts: int, checkpoint_of: Callable[[KeyRange], int | None], now: float) -> None:
-        """Register what is due; `open_ts` is a TSO fetched before this call."""
+        """Register due pieces. `open_ts`: a TSO fetched before this call."""
         while self.is_due(now):
             piece = self._waiting[0][2]
-            checkpoint_ts = checkpoint_of(piece.range)  # may raise: the piece still waits then
+            checkpoint_ts = checkpoint_of(piece.range)  # may raise: the piece stays in the queue
             heappop(self._waiting)
             if checkpoint_ts is None:
                 piece.due = now + STALE_S
@@ -275,7 +277,7 @@ class StoreFeed:
         return self._has_waiting() and self._waiting[0][0] <= now and self._scans.has_room
 
     def take_events(self, now: float) -> list[SourceEvent]:
-        """What the pusher is to be told, in order. Live rows may wait for the next tick."""
+        """The pending source events, in order. Live rows may wait for the next tick."""
         if self._unread_bytes >= self._unread_bytes_max:
             self._decode_unread(now)
         events, self._events = self._events, []
@@ -286,29 +288,29 @@ class StoreFeed:
         return effects
 
     def take_damage(self) -> TiStreamError | None:
-        """Why the stream was ended here, once."""
+        """The damage that ended the stream, once."""
         damage, self._damage = self._damage, None
         return damage
 
     def failing(self, failures_min: int, now: float) -> dict[int, tuple[int, str]]:
-        """Regions that failed so often in a row, and do not live since: how often, and why last."""
-        found = self._pauses.failing(failures_min)
-        if not found:
+        """Regions with at least this many failures in a row and no success since: (failures, last reason)."""
+        failing = self._pauses.failing(failures_min)
+        if not failing:
             return {}
-        here = {piece.region_id: piece for piece in self._pieces if piece.region_id in found}
-        for region_id in list(found):
+        here = {piece.region_id: piece for piece in self._pieces if piece.region_id in failing}
+        for region_id in list(failing):
             piece = here.get(region_id)
             if piece is None:
-                over = now - self._pauses.until(region_id) >= _FORGET_S
+                resolved = now - self._pauses.until(region_id) >= _FORGET_S
             else:
-                over = piece.phase is not Phase.WAITING and now - piece.opened_at >= _LIVED_S
-            if over:
-                del found[region_id]
+                resolved = piece.phase is not Phase.WAITING and now - piece.opened_at >= _LIVED_S
+            if resolved:
+                del failing[region_id]
                 self._pauses.worked(region_id)
-        return found
+        return failing
 
     def held_back(self, limit_ts: int) -> list[HeldBack]:
-        """Parts that are followed and have no resolved ts at or above `limit_ts`."""
+        """Registered pieces whose resolved ts is below `limit_ts`."""
         late = self._marks.behind(limit_ts)
         return [
             HeldBack(region_id=piece.region_id, range=piece.range, resolved_ts=late[piece.subscription])
@@ -317,13 +319,13 @@ class StoreFeed:
         ]
 
     def stalled_scans(self, now: float) -> dict[int, float]:
-        """Regions whose opening scan goes on and has said nothing for a while: for how many seconds."""
+        """Regions whose opening scan makes no progress: seconds since the last message."""
         return self._scans.stalled(now)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _has_waiting(self) -> bool:
-        """Whether a piece waits; the first that does is in front then."""
+        """Whether a piece waits; if so, the queue starts with one."""
         while self._waiting and self._waiting[0][2].phase is not Phase.WAITING:
             heappop(self._waiting)
         return bool(self._waiting)
@@ -384,7 +386,7 @@ class StoreFeed:
             self._damaged(e, now, request=piece.request_id, region=piece.region_id)
             return
         if piece.opening.contradicts(rows):
-            reason = "two prewrites of one lock in its opening scan"
+            reason = "two different prewrites of one lock in its opening scan"
             self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0, at_least_s=0.5))
             return
         self._emit_rows(piece, rows)
@@ -398,7 +400,7 @@ class StoreFeed:
             self._marks.open(piece.subscription, piece.request_id, piece.region_id, piece.checkpoint_ts)
 
     def _decode_unread(self, now: float) -> None:
-        """Decode what waits, in one go for each subscription."""
+        """Decode pending rows, in one go for each subscription."""
         unread, self._unread, self._unread_bytes = self._unread, {}, 0
         for piece in unread.values():
             joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
@@ -411,7 +413,7 @@ class StoreFeed:
             self._emit_rows(piece, rows)
 
     def _read_entries(self, entries: bytes) -> tuple[pa.RecordBatch, bool]:
-        """See read_entries; CorruptObject for rows of another keyspace, too."""
+        """See read_entries; also CorruptObject for rows of another keyspace."""
         rows, initialized = read_entries(entries)
         return self._keyspace.inner_rows(rows), initialized
 
@@ -444,19 +446,19 @@ class StoreFeed:
         self._enqueue(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
 
     def _give_up(self, piece: Piece, due: float) -> None:
-        """End a registration from here, and wait with the same part."""
+        """Deregister a piece and queue it again."""
         self._discard_scan(piece)
         self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
         self._end(piece)
         self._requeue(piece, due)
 
     def _discard_scan(self, piece: Piece) -> None:
-        """What its opening scan read does not count, nor what it has heard since."""
+        """Discard the results of the opening scan and later resolved ts."""
         if self._scanned.pop(piece.subscription, None) is not None:
             self._marks.close([piece.subscription])
 
     def _end(self, piece: Piece) -> None:
-        """A registration is over; its subscription says so with the next tick."""
+        """End a registration; SubscriptionClosed comes with the next tick."""
         self._scans.ended(piece)
         del self._registrations[piece.request_id, piece.region_id]
         self._marks.unregister(piece.request_id, piece.region_id)
@@ -464,7 +466,7 @@ class StoreFeed:
         self._closing.append(piece)
 
     def _damaged(self, error: CorruptObject, now: float, *, request: int, region: int) -> None:
-        """Bytes that no store sends: nothing of the stream is trusted any more."""
+        """Invalid bytes: nothing of the stream is trusted any more."""
         self._marks.discard_pending()
         facts = {"store": self.store_id, "request": request, "region": region, **error.facts}
         self._damage = self._damage or CorruptObject(f"the change feed is damaged: {error.message}", **facts)

@@ -1,13 +1,12 @@
-"""The resolved timestamps of the registrations of one store: which subscription a message means, and what may be told.
+"""Resolved timestamps of one store's registrations, and which of them are not reported yet.
 
-A message names (request id, region ids, ts): thousands of regions at once. They are found in sorted arrays, one for
-each request id, without a Python object per region. What is kept:
+A message has (request id, region ids, ts) for thousands of regions. They are looked up in sorted arrays, one per
+request id, without a Python object per region.
 
-- the largest ts of each registration; a lower one, and one below its checkpoint_ts, is passed over (a store groups slow
-  and fast regions and announces the lowest of a group, so both are ordinary);
-- what was told already, so that only news is told;
-- a registration hears nothing before its opening scan is complete, and nothing when it is over; its last ts can still
-  be told then.
+- Each registration keeps its largest ts. A lower one, or one below its checkpoint_ts, is ignored (a store announces the
+  lowest of a group of slow and fast regions, so both are normal);
+- only increases since the last report are reported;
+- a registration receives nothing before its opening scan is complete nor after its end; its last ts is still reported.
 
 Pure.
 """
@@ -24,18 +23,18 @@ I64 = npt.NDArray[np.int64]
 
 
 class ResolvedMarks:
-    """A slot for each subscription."""
+    """One slot per subscription."""
 
     def __init__(self) -> None:
         self._subscription = np.zeros(0, np.int64)
-        self._marks = np.zeros((3, 0), np.uint64)  # checkpoint, largest heard, told
+        self._marks = np.zeros((3, 0), np.uint64)  # checkpoint, largest received, reported
         self._free: list[int] = []
         self._slots: dict[int, int] = {}  # subscription -> slot
         self._registered: dict[int, dict[int, int]] = {}  # request -> region -> slot
-        self._lookup: dict[int, tuple[U64, I64]] = {}  # the same, sorted by region; made when needed
+        self._lookup: dict[int, tuple[U64, I64]] = {}  # the same sorted by region, built on demand
 
     def open(self, subscription: int, request_id: int, region_id: int, checkpoint_ts: int) -> None:
-        """A registration begins to listen: its opening scan is complete."""
+        """The opening scan of a registration is complete: record its resolved ts from now on."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -49,12 +48,12 @@ class ResolvedMarks:
         return len(self._slots)
 
     def unregister(self, request_id: int, region_id: int) -> None:
-        """A registration is over: what comes for it counts no more."""
+        """A registration ended: ignore later messages for it."""
         if self._registered.get(request_id, {}).pop(region_id, None) is not None:
             self._lookup.pop(request_id, None)
 
     def record(self, request_id: int, regions: U64, ts: int) -> None:
-        """A message; regions that do not listen are passed over."""
+        """Record a message; unknown regions are ignored."""
         if not self._registered.get(request_id):
             return
         if request_id not in self._lookup:
@@ -68,29 +67,29 @@ class ResolvedMarks:
         self._marks[1, mine] = stamp
 
     def highest_pending(self) -> int:
-        """The largest ts that waits to be told; 0 when none does."""
+        """The largest ts that is not reported; 0 = none."""
         waiting = self._marks[1][self._marks[1] > self._marks[2]]
         return int(waiting.max()) if len(waiting) else 0
 
     def behind(self, limit_ts: int) -> dict[int, int]:
-        """Subscriptions that have heard of nothing at or above `limit_ts`, and what they have heard."""
+        """Subscriptions below `limit_ts`, and their ts."""
         slots = np.fromiter(self._slots.values(), np.int64, len(self._slots))
         reached = self._marks[:2, slots].max(axis=0)
         late = reached < np.uint64(limit_ts)
         return dict(zip(self._subscription[slots[late]].tolist(), reached[late].tolist(), strict=True))
 
     def take(self) -> tuple[I64, U64]:
-        """(subscriptions, ts) of what is new."""
+        """(subscriptions, ts) that increased since the last call."""
         new = np.flatnonzero(self._marks[1] > self._marks[2])
         self._marks[2, new] = self._marks[1, new]
         return self._subscription[new].copy(), self._marks[1, new].copy()
 
     def discard_pending(self) -> None:
-        """What was heard and not told is not true, or may not be: drop it."""
+        """Drop what is not reported: it may be wrong."""
         self._marks[1] = self._marks[2]
 
     def close(self, subscriptions: Iterable[int]) -> None:
-        """These are over and have told everything, if they ever listened."""
+        """Free the slots of these subscriptions, if they have any."""
         for subscription in subscriptions:
             slot = self._slots.pop(subscription, None)
             if slot is not None:

@@ -1,17 +1,15 @@
-"""Notices prewrites of an opening scan that may be older than what stands before them.
+"""Detects prewrites of an opening scan whose order is unknown.
 
-Until a registration is INITIALIZED, a store mixes rows of the opening scan with live ones and does not say which is
-which. Mostly that does no harm. But a lock may be written again while the scan is under way (a pipelined transaction
-flushes a key a second time): then the live PREWRITE may come first and the scan's, which says what the lock was before,
-behind it; and whoever takes the later row of a subscription takes the wrong one.
+Until INITIALIZED a store mixes scanned and live rows without marking them. That is harmless unless a lock is rewritten
+during the scan (a pipelined transaction flushes a key again): then the live PREWRITE may arrive before the scanned,
+older one, and a reader that takes the later row takes the wrong one.
 
-The rule: a subscription that before INITIALIZED gets two prewrites of one (key, start_ts) that say different things
-cannot know which is newer, and must be given up. Its successor's scan reads the lock as it is then. Repeats of the
-same are harmless and stay (a store repeats a PREWRITE whenever its lock is rewritten), and so are PUTs without a
-value ("fake prewrites"), which never count against a full one.
+Rule: a subscription that gets two different prewrites of one (key, start_ts) before INITIALIZED must be closed, because
+their order is unknown; its successor's scan reads the current lock. Identical repeats are allowed (a store repeats a
+PREWRITE whenever its lock is rewritten), and so are PUTs without a value ("fake prewrites").
 
-Columnar: two 64-bit hashes for each prewrite, what it is known by and what it says. Two keys with one hash would give
-up a subscription for nothing; two contents with one hash, of the same key, would have to meet by chance (2^-64). Pure.
+Columnar: two 64-bit hashes for each prewrite, of identity and contents. A collision of identities closes a subscription
+needlessly; a missed difference needs a collision of contents for the same key (2^-64). Pure.
 """
 
 from __future__ import annotations
@@ -28,17 +26,17 @@ U64 = npt.NDArray[np.uint64]
 
 
 class OpeningPrewrites:
-    """What one subscription was sent before INITIALIZED."""
+    """The prewrites of one subscription before INITIALIZED."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[U64, U64]] = []  # (identities, contents), each sorted by identity, longest first
 
     def contradicts(self, rows: pa.RecordBatch) -> bool:
-        """Take rows in the order of their arrival; whether a prewrite of them says other things than one before."""
-        telling = _telling(rows)
-        if not telling.any():
+        """Add rows in arrival order; whether one of their prewrites differs from an earlier one."""
+        full = _full_prewrites(rows)
+        if not full.any():
             return False
-        prewrites = pa.table(rows).filter(pa.array(telling))
+        prewrites = pa.table(rows).filter(pa.array(full))
         who, what = (
             _hashes(prewrites, ("key", "start_ts")),
             _hashes(prewrites, ("op", "generation", "value", "old_value")),
@@ -52,7 +50,7 @@ class OpeningPrewrites:
         return False
 
     def _add(self, who: U64, what: U64) -> None:
-        """Merge runs so that each is at least twice as long as the next: few of them, and each row is moved seldom."""
+        """Merge runs so that each is at least twice as long as the next: few runs, and rows are moved rarely."""
         while self._runs and len(self._runs[-1][0]) < 2 * len(who):
             before = self._runs.pop()
             who, first = np.unique(np.concatenate([before[0], who]), return_index=True)
@@ -60,8 +58,8 @@ class OpeningPrewrites:
         self._runs.append((who, what))
 
 
-def _telling(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Prewrites that say what the key becomes."""
+def _full_prewrites(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Prewrites with contents."""
     sizes = pc.fill_null(pc.binary_length(rows.column("value")), 0).to_numpy()
     full = (sizes > 0) | (rows.column("op").to_numpy() != Op.PUT)
     mask: npt.NDArray[np.bool_] = full & (rows.column("kind").to_numpy() == RowKind.PREWRITE)

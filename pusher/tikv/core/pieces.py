@@ -1,15 +1,15 @@
-"""Which parts of the key space one store is asked for: a piece is a region's part of one wanted range.
+"""Pieces: the parts of the key space to register with one store. A piece is a region's part of one wanted range.
 
-A region of many wanted parts (small tables whose indexes are left out) is one piece from the first part to the last:
-each registration costs the store a scan and memory. Rows of what is not wanted between them are left out here
+A region with many wanted parts (small tables without their indexes) is one piece from the first part to the last,
+because each registration costs the store a scan and memory. Rows between the wanted parts are removed here
 (`wanted_rows`).
 
-A piece waits (until it is due), or it is registered. Pieces never overlap. What PD says changes them so:
+A piece waits until it is due, or is registered. Pieces never overlap. Lists from PD change them so:
 
-- a region that this store leads brings its pieces; where they would overlap a registered one they are left out, since
-  the store itself ends what has changed, and its word is newer than PD's;
-- among waiting pieces the region with the higher version wins; PD may be asked later and still know less;
-- a region that another store leads takes waiting pieces away, never registered ones.
+- a region led by this store adds its pieces, except where they overlap a registered one: the store itself ends outdated
+  registrations, and knows better than PD;
+- among waiting pieces the higher region version wins; a later list may be older;
+- a region led by another store removes waiting pieces, never registered ones.
 
 Pure.
 """
@@ -33,11 +33,11 @@ from tistream.keyrange import KeyRange, gaps
 from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import plain_range
 
-PARTS_MAX = 8  #: a region of more wanted parts is asked for as one
+PARTS_MAX = 8  #: a region with more wanted parts is one piece
 
 
 class Phase(IntEnum):
-    """Where a piece stands."""
+    """State of a piece."""
 
     WAITING = 0
     SCANNING = 1  #: registered, not INITIALIZED
@@ -48,24 +48,24 @@ class Phase(IntEnum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Piece:
-    """One part of one region. Everything below `due` belongs to its registration."""
+    """One part of one region. The fields after `due` belong to its registration."""
 
     region_id: int
     conf_ver: int
     version: int
     range: KeyRange
-    due: float = 0.0  #: not to be registered before
+    due: float = 0.0  #: when to register it
     phase: Phase = Phase.WAITING
     request_id: int = 0
     subscription: int = 0
     checkpoint_ts: int = 0
     opened_at: float = 0.0
     opening: OpeningPrewrites = field(default_factory=OpeningPrewrites)
-    entries: list[bytes] = field(default_factory=list)  #: live rows that wait to be decoded
+    entries: list[bytes] = field(default_factory=list)  #: live rows, not decoded
     has_gaps: bool = False  #: not everything in `range` is wanted
 
     def again(self, due: float) -> Piece:
-        """The same part, to be registered anew."""
+        """The same part, waiting to be registered."""
         return Piece(
             region_id=self.region_id,
             conf_ver=self.conf_ver,
@@ -84,14 +84,14 @@ class Pieces:
         self._starts = [w.start for w in self.wanted]
         self._bounds = (pl.Series(self._starts, dtype=pl.Binary), pa.array([w.end for w in wanted], pa.binary()))
         self._by_start: SortedDict = SortedDict()  # start of the range -> piece
-        self._whole: dict[int, tuple[int, bytes, bytes]] = {}  # regions all of whose parts are here, as PD named them
+        self._whole: dict[int, tuple[int, bytes, bytes]] = {}  # regions with all parts present, as listed by PD
         self._waiting = 0
 
     def __iter__(self) -> Iterator[Piece]:
         return iter(list(self._by_start.values()))
 
     def parts(self, whole: KeyRange) -> list[KeyRange]:
-        """What is wanted of a range."""
+        """The wanted parts of a range."""
         at = max(0, bisect_right(self._starts, whole.start) - 1)
         found = []
         for wanted in islice(self.wanted, at, None):
@@ -101,8 +101,8 @@ class Pieces:
                 found.append(part)
         return found
 
-    def _asked_for(self, whole: KeyRange) -> list[KeyRange]:
-        """What the store is asked for of a region: its wanted parts, or all between the first and the last."""
+    def _to_register(self, whole: KeyRange) -> list[KeyRange]:
+        """The parts to register of a region: its wanted parts, or all from the first to the last."""
         parts = self.parts(whole)
         return parts if len(parts) <= PARTS_MAX else [KeyRange(parts[0].start, parts[-1].end)]
 
@@ -110,7 +110,7 @@ class Pieces:
         return any(wanted.covers(part) for wanted in self.parts(part)[:1])
 
     def wanted_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of the rows (schema change.ROWS) whose keys are wanted."""
+        """The rows (schema change.ROWS) whose keys are wanted."""
         starts, ends = self._bounds
         keys = rows.column("key")
         at = starts.search_sorted(pl.from_arrow(keys), side="right").to_numpy().astype(np.int64) - 1  # type: ignore[union-attr]
@@ -130,15 +130,15 @@ class Pieces:
         return found
 
     def led_here(self, region: Region, due: float) -> list[Piece]:
-        """This store leads the region; the pieces that begin to wait because of it."""
-        said = (region.version, region.start, region.end)
-        if self._whole.get(region.id) == said:
+        """This store leads the region; returns the new waiting pieces."""
+        listed = (region.version, region.start, region.end)
+        if self._whole.get(region.id) == listed:
             return []
         whole = plain_range(region)
         new, complete = [], True
-        for part in self._asked_for(whole) if whole else ():
-            there = self._by_start.get(part.start)
-            if there and there.range == part and (there.region_id, there.version) == (region.id, region.version):
+        for part in self._to_register(whole) if whole else ():
+            known = self._by_start.get(part.start)
+            if known and known.range == part and (known.region_id, known.version) == (region.id, region.version):
                 continue
             before = self.overlapping(part)
             if any(p.phase is not Phase.WAITING or p.version > region.version for p in before):
@@ -157,7 +157,7 @@ class Pieces:
             self.add(piece)
             new.append(piece)
         if complete:
-            self._whole[region.id] = said
+            self._whole[region.id] = listed
         return new
 
     def led_elsewhere(self, region: Region) -> None:
@@ -169,24 +169,24 @@ class Pieces:
                     self.remove(piece)
 
     def add(self, piece: Piece) -> None:
-        """Add a piece that waits."""
+        """Add a waiting piece."""
         self._by_start[piece.range.start] = piece
         self._waiting += 1
 
     def registered(self, piece: Piece) -> None:
-        """A piece waits no more."""
+        """A waiting piece was registered."""
         piece.phase = Phase.SCANNING
         self._waiting -= 1
 
     def remove(self, piece: Piece) -> None:
-        """A piece is over."""
+        """Remove a piece."""
         del self._by_start[piece.range.start]
         self._whole.pop(piece.region_id, None)
         self._waiting -= piece.phase is Phase.WAITING
         piece.phase = Phase.OVER
 
     def missing(self, asked: KeyRange, others: Iterable[KeyRange]) -> list[KeyRange]:
-        """What is wanted of `asked` and neither a piece here nor in `others`."""
+        """The wanted parts of `asked` that are neither covered by a piece nor in `others`."""
         out = []
         others = list(others)
         for part in self.parts(asked):

@@ -1,9 +1,9 @@
-"""What an error of a registration means: how long to wait, where the region is now, whether all is over.
+"""Interprets errors of registrations: how long to wait, where the region is now, whether the store refuses for good.
 
-    not_leader        another store leads it, mostly named in the error
-    epoch_not_match   it was split or merged; the regions that are there now may be in the error
-    busy, congested   wait for as long as the store says, up to a bound
-    compatibility     this store refuses to be followed by this pusher at all; another cluster's id likewise
+    not_leader        another store leads it, usually named in the error
+    epoch_not_match   it was split or merged; the error may have the current regions
+    busy, congested   wait for as long as the store asks, up to a bound
+    compatibility     the store refuses this pusher; so does one of another cluster
 
 Pure.
 """
@@ -17,10 +17,10 @@ from tistream.tikv.core.keyspaces import KeyspaceKeys
 from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import region_form
 
-STALE_S = 1.0  #: so long PD may not know yet what a store has said
-_BACKOFF_MAX_S = 60.0  # whatever the store asks for
+STALE_S = 1.0  #: PD may lag this far behind a store
+_BACKOFF_MAX_S = 60.0  # bound on the pause that a store asks for
 _FATAL = (RegionErrorKind.COMPATIBILITY, RegionErrorKind.CLUSTER_ID_MISMATCH)
-#: seconds to wait at least; what the store asks for may be more
+#: minimal pauses in seconds; the store may ask for more
 _AT_LEAST_S = {
     RegionErrorKind.SERVER_IS_BUSY: 0.5,
     RegionErrorKind.CONGESTED: 1.0,
@@ -30,11 +30,11 @@ _AT_LEAST_S = {
 
 
 def refusal(error: RegionError, store_id: int, piece: Piece) -> InvalidInput | None:
-    """The error that ends it all; None when it passes."""
+    """The error when the store cannot be followed at all; None when a retry may succeed."""
     if error.kind not in _FATAL:
         return None
     return InvalidInput(
-        f"the store refuses to be followed: {error.detail}",
+        f"the store refuses the change feed: {error.detail}",
         store=store_id,
         region=piece.region_id,
         request=piece.request_id,
@@ -43,17 +43,17 @@ def refusal(error: RegionError, store_id: int, piece: Piece) -> InvalidInput | N
 
 
 def is_unclear(error: RegionError) -> bool:
-    """The store may still have the registration, so it is told to end it."""
+    """The store may still have the registration, so it must be deregistered."""
     return error.kind in (RegionErrorKind.DUPLICATE_REQUEST, RegionErrorKind.OTHER)
 
 
 def pause_s(error: RegionError) -> float:
-    """Not to be tried again before."""
+    """The minimal pause before the next attempt."""
     return max(_AT_LEAST_S.get(error.kind, 0.0), min(error.backoff_ms / 1000, _BACKOFF_MAX_S))
 
 
 def moved(error: RegionError, store_id: int, piece: Piece) -> Region | None:
-    """The piece as its new leader would hear of it from PD; None when the error names no other leader."""
+    """The piece as a region of its new leader; None when the error names no other leader."""
     if error.kind is not RegionErrorKind.NOT_LEADER or error.leader_store_id in (0, store_id):
         return None
     return Region(
@@ -67,7 +67,7 @@ def moved(error: RegionError, store_id: int, piece: Piece) -> Region | None:
 
 
 def named(error: RegionError, store_id: int, keyspace: KeyspaceKeys) -> list[Region]:
-    """The regions that are there now, as the store sees them."""
+    """The current regions, according to the store."""
     regions = [
         Region(
             id=r.region_id,

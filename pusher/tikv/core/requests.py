@@ -1,11 +1,11 @@
-"""Writes what a pusher says on a change feed: `cdcpb.ChangeDataRequest`, without generated code.
+"""Encodes change feed requests (`cdcpb.ChangeDataRequest`), without generated code.
 
     register     follow a region, or a part of it, from checkpoint_ts on
     deregister   stop following it; the store answers with REGION_NOT_FOUND
 
-Zeros are left out, as protobuf does; fields come in the order of their numbers, the kind of request last. The version
-of TiCDC that a request names decides what the store does: below 4.0.8 it sends no resolved ts, below 5.3.0 it does not
-compare the cluster id.
+Zeros are omitted, as in protobuf; fields come in numeric order, the kind of request last. The TiCDC version in a
+request determines the store's behaviour: below 4.0.8 it sends no resolved ts, below 5.3.0 it does not check the cluster
+id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _READ_OLD_VALUE = 1
 
 
 class KvApi(IntEnum):
-    """What kind of data is followed. (The wire's third kind, for transactions without TiDB, is refused by stores.)"""
+    """The kind of data. (Stores refuse the third kind on the wire, transactions without TiDB.)"""
 
     TIDB = 0
     RAW = 1
@@ -31,11 +31,11 @@ class KvApi(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What every request of one feed says."""
+    """Common fields of all requests of a feed."""
 
     cluster_id: int
     kv_api: KvApi = KvApi.TIDB
-    filter_loop: bool = False  #: leave out what another change feed wrote
+    filter_loop: bool = False  #: skip rows written by another change feed
     ticdc_version: str = TICDC_VERSION
     keyspace: KeyspaceKeys = WHOLE
 
@@ -61,14 +61,14 @@ class Deregister:
 
 
 def encode_request(header: Header, request: Register | Deregister) -> bytes:
-    """The message."""
-    said = uint(1, header.cluster_id) + octets(2, header.ticdc_version.encode())
-    out = message(1, said) + uint(2, request.region_id)
+    """Encode one request."""
+    encoded_header = uint(1, header.cluster_id) + octets(2, header.ticdc_version.encode())
+    out = message(1, encoded_header) + uint(2, request.region_id)
     if isinstance(request, Deregister):
         return out + uint(7, request.request_id) + message(13, b"")
     out += message(3, uint(1, request.conf_ver) + uint(2, request.version))
     out += uint(4, request.checkpoint_ts)
-    asked = header.keyspace.outer_range(request.range)
-    out += octets(5, region_form(asked.start)) + octets(6, region_form(asked.end))
+    outer = header.keyspace.outer_range(request.range)
+    out += octets(5, region_form(outer.start)) + octets(6, region_form(outer.end))
     out += uint(7, request.request_id) + uint(8, _READ_OLD_VALUE) + message(9, b"")
     return out + uint(11, header.kv_api) + uint(12, header.filter_loop)
