@@ -381,7 +381,7 @@ class _TikvPush(PushRun):
 
     def _check_locks(self) -> None:
         assert self._locks is not None
-        self._locks.look([part for push in list(self._stores.values()) for part in push.held_back()])
+        self._locks.check([part for push in list(self._stores.values()) for part in push.held_back()])
 
     def _check(self) -> None:
         if self._region_cache is not None and (failure := self._region_cache.failure) is not None:

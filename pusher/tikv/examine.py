@@ -1,11 +1,11 @@
-"""Looks at a cluster before it is pushed: can it be followed, and what will that come to.
+"""Examines a cluster before it is pushed: can it be followed, and what would that cost.
 
-    examine(pd, ...) -> findings: name, verdict, words; and facts for programs
+    examine(pd, ...) -> findings: name, verdict, text; and facts for programs
 
-Nothing is written to the cluster: PD is asked for lists and a timestamp, each store gets an empty change feed stream,
-the leader of one key a read, and those of all regions, for as long as _LOCKS_S, whether they have old locks.
+Nothing is written to the cluster. PD is asked for lists and a timestamp, each store gets an empty change feed stream,
+the leader of one key a read, and the leaders of all regions, for up to _LOCKS_S, a query for old locks.
 
-What is an estimate says so: PD knows what stores wrote in their last heartbeat interval, all replicas together.
+Estimates are marked as such: PD knows what the stores wrote in their last heartbeat interval, all replicas together.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tistream.tikv.kv_scan import KvReader
 from tistream.tikv.pd import PdClient
 
 _CONNECT_S = 3.0
-_SILENCE_S = 0.3  # a server that does not know the method says so at once
+_SILENCE_S = 0.3  # a server without the method refuses at once
 _REPLICAS = 3
-_LOCKS_S = 20.0  #: asking every region of a large cluster would take minutes
-_STREAM_REGIONS = 100_000  # more than this on one store have not been tried
+_LOCKS_S = 20.0  #: querying every region of a large cluster would take minutes
+_STREAM_REGIONS = 100_000  # not tested above this number on one store
 _FILES_A_MONTH = 2_592_000  # one a second
 _PUT_PRICE = 5e-6  # dollars; S3 Standard, us-east-1, list price
 _PROBE_KEYS = KeyRange(b"mSchemaVe", b"mSchemaVf")  # around the schema version
@@ -45,8 +45,7 @@ _KEYSPACE_KEYS = KeyRange(b"x\0\0\0", b"x\0\0\1")
 def examine(
     pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock, keyspace: str | None = None
 ) -> list[Finding]:
-    """All checks, in an order in which a later one rests on the earlier ones. After PD failed, or when it does not know
-    the keyspace, nothing more is asked."""
+    """Run all checks, each after those that it needs. They stop when PD fails or does not know the keyspace."""
     found = [check("pd", lambda: _pd(pd))]
     keys = WHOLE
     if keyspace is not None and found[0].verdict is not Verdict.FAIL:
@@ -96,14 +95,14 @@ def _stores(pd: PdClient, into: list[Store]) -> Look:
     versions = sorted({s.version or "unknown" for s in into})
     words = f"{len(into)} stores of TiKV {', '.join(versions)}"
     if skipped := len(found) - len(into):
-        words += f"; {skipped} of TiFlash, which lead nothing"
+        words += f"; {skipped} of TiFlash, without leaders"
     if leaving:
         words += f"; leaving: {', '.join(map(str, leaving))}"
     facts: dict[str, object] = {
         "stores": [{"id": s.id, "address": s.address, "version": s.version, "state": s.state} for s in into]
     }
     if not into:
-        return Verdict.FAIL, "PD names no store", facts
+        return Verdict.FAIL, "PD lists no store", facts
     return Verdict.WARN if leaving or len(versions) > 1 else Verdict.OK, words, facts
 
 
@@ -118,9 +117,9 @@ def _store(store: Store, tls: Tls | None) -> Look:
         except grpc.RpcError as e:
             refused = e.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
             if refused:
-                words = f"{store.address} does not give the multiplexed change feed: {e.code().name} {e.details()}"
+                words = f"{store.address} does not offer the multiplexed change feed: {e.code().name} {e.details()}"
                 return Verdict.FAIL, words, facts
-        return Verdict.OK, f"{store.address} answers and gives the change feed", facts
+        return Verdict.OK, f"{store.address} offers the change feed", facts
     except grpc.FutureTimeoutError:
         return Verdict.FAIL, f"{store.address} cannot be reached (address, firewall, TLS)", facts
     finally:
@@ -129,27 +128,27 @@ def _store(store: Store, tls: Tls | None) -> Look:
 
 def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> Look:
     into.append(find_keyspace(pd, name))
-    return Verdict.OK, f"{name} has the keys {into[0].prefix.hex()}...", {"id": into[0].id}
+    return Verdict.OK, f"{name} has the key prefix {into[0].prefix.hex()}", {"id": into[0].id}
 
 
 def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Look:
     into += {region.id: region for part in wanted for region in regions_of(pd, part)}.values()
     leads = {store.id: sum(r.leader_store_id == store.id for r in into) for store in stores}
-    headless = sum(not r.leader_store_id for r in into)
+    without_leader = sum(not r.leader_store_id for r in into)
     dealt = ", ".join(f"{count:,} on store {store_id}" for store_id, count in sorted(leads.items()))
     words = f"{len(into):,} regions would be followed: {dealt}"
-    facts: dict[str, object] = {"regions": len(into), "leaders": leads, "without_leader": headless}
+    facts: dict[str, object] = {"regions": len(into), "leaders": leads, "without_leader": without_leader}
     if not into:
-        return Verdict.FAIL, "PD names no region of what would be followed", facts
-    if headless:
-        return Verdict.WARN, f"{words}; {headless:,} have no leader now", facts
+        return Verdict.FAIL, "PD lists no region of the keys to follow", facts
+    if without_leader:
+        return Verdict.WARN, f"{words}; {without_leader:,} have no leader now", facts
     return Verdict.OK if max(leads.values(), default=0) <= _STREAM_REGIONS else Verdict.WARN, words, facts
 
 
 def _history(pd: PdClient) -> Look:
     safe, now = pd.gc_safe_point(), pd.tso()
     if not safe:
-        return Verdict.OK, "nothing was ever collected", {"safe_point": "0"}
+        return Verdict.OK, "GC has never run", {"safe_point": "0"}
     age_s = (tso.physical_ms(now) - tso.physical_ms(safe)) // 1000
     return (
         Verdict.OK,
@@ -161,38 +160,38 @@ def _history(pd: PdClient) -> Look:
 def _read(pd: PdClient, reader: KvReader) -> Look:
     pairs = sum(len(page.keys) for page in reader.read(_PROBE_KEYS, pd.tso()))
     if not pairs:
-        words = "no schema version is kept here: there is no TiDB, or it has keyspaces and --keyspace should name one"
+        words = "no schema version found: there is no TiDB, or it has keyspaces and --keyspace must name one"
         return Verdict.FAIL, words, {}
-    return Verdict.OK, "keys can be read at a timestamp", {}
+    return Verdict.OK, "snapshot reads work", {}
 
 
 def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls | None, clock: Clock) -> Look:
-    """Old locks: each would hold back what is complete. Regions that the time is too short for are counted."""
+    """Old locks, each of which holds a watermark back. Regions that do not fit the time limit are counted."""
     now_ts = view.tso()
     limit_ts = now_ts - (int(BEHIND_S * 1000) << tso.LOGICAL_BITS)
     resolver = LockResolver(view, keyspace=keys, tls=tls, resolve=False)
-    looked, old = 0, list[tuple[int, HeldLock]]()
+    checked, old = 0, list[tuple[int, HeldLock]]()
     ends_at = clock.monotonic() + _LOCKS_S
     try:
         for region in regions:
-            if looked and clock.monotonic() >= ends_at:
+            if checked and clock.monotonic() >= ends_at:
                 break
-            looked += 1
+            checked += 1
             whole = plain_range(region)
             if whole is not None:
                 at, locks = resolver.locks(whole, limit_ts)
                 old += [(at.id, lock) for lock in locks]
     finally:
         resolver.close()
-    where = f"in {looked:,} of {len(regions):,} regions"
-    if looked < len(regions):
-        where += f" (the others were not looked at: {_LOCKS_S:g} s were over)"
-    facts: dict[str, object] = {"regions": looked, "regions_left_out": len(regions) - looked, "locks": len(old)}
+    scope = f"in {checked:,} of {len(regions):,} regions"
+    if checked < len(regions):
+        scope += f" (time limit of {_LOCKS_S:g} s)"
+    facts: dict[str, object] = {"regions": checked, "regions_left_out": len(regions) - checked, "locks": len(old)}
     if not old:
-        return Verdict.OK, f"none is older than {BEHIND_S:g} s, {where}", facts
+        return Verdict.OK, f"none older than {BEHIND_S:g} s, {scope}", facts
     region_id, oldest = min(old, key=lambda found: found[1].start_ts)
     facts |= {"region": region_id, "key": oldest.key.hex(), "start_ts": str(oldest.start_ts)}
-    words = f"{len(old)} are older than {BEHIND_S:g} s, {where}; {describe(region_id, oldest, now_ts)}"
+    words = f"{len(old)} older than {BEHIND_S:g} s, {scope}; {describe(region_id, oldest, now_ts)}"
     return Verdict.WARN, words, facts
 
 
@@ -204,24 +203,24 @@ def _api_version(pd: PdClient, reader: KvReader) -> Look:
         if "ApiVersionNotMatched" not in e.message:
             raise
         return Verdict.OK, "API V1", {"api_version": "V1"}
-    return Verdict.OK, "API V2; keys without a keyspace are followed", {"api_version": "V2"}
+    return Verdict.OK, "API V2; keys outside keyspaces are followed", {"api_version": "V2"}
 
 
 def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> Look:
     files = len(stores) * _FILES_A_MONTH
     facts: dict[str, object] = {"files_per_month": files, "put_dollars_per_month": round(files * _PUT_PRICE, 2)}
-    words = f"one file a second of each store, {files:,} puts a month (${files * _PUT_PRICE:,.2f} at S3's list price)"
+    words = f"one file per second and store, {files:,} puts a month (${files * _PUT_PRICE:,.2f} at S3's list price)"
     try:
         stats = [pd.store_stats(store.id) for store in stores]
     except PdRefused:
-        return Verdict.OK, f"{words}; this PD does not say how much is written", facts
+        return Verdict.OK, f"{words}; this PD does not report how much is written", facts
     rate = sum(s.written_bytes / s.interval_s for s in stats if s.interval_s)
     used = sum(s.used_bytes for s in stats)
     if not rate and not used:
         return Verdict.OK, f"{words}; PD does not know how much is written", facts
     facts |= {"written_bytes_per_s": round(rate / _REPLICAS), "stored_bytes": used // _REPLICAS}
     words += (
-        f"; estimated, with {_REPLICAS} replicas and everything that the stores wrote of late:"
-        f" {rate / _REPLICAS / 1e6:,.2f} MB/s of changes, {used / _REPLICAS / 1e9:,.2f} GB stored (what a seed reads)"
+        f"; estimated with {_REPLICAS} replicas, from everything that the stores wrote recently:"
+        f" {rate / _REPLICAS / 1e6:,.2f} MB/s of changes, {used / _REPLICAS / 1e9:,.2f} GB stored (the size of a seed)"
     )
     return Verdict.OK, words, facts

@@ -1,23 +1,22 @@
-"""Holds back the cluster's garbage collection for what a tenant still has to read, and no longer than agreed.
+"""Protects a tenant's unread history from the cluster's garbage collection, for no longer than a cap.
 
-    needed ts (the lowest that anybody may register at) -> a service safe point or GC barrier in PD that ends by itself
+    needed ts (the lowest checkpoint that may be used) -> a GC barrier or service safe point in PD, with a time to live
 
-An opening scan reads everything committed above its checkpoint_ts. What has been collected of that is missing without a
-word: no store refuses the registration. So:
+An opening scan reads everything committed above its checkpoint_ts. What was collected is silently missing: no store
+refuses the registration. So:
 
-- history is held at `needed`, which is never above the published frontier nor any checkpoint whose scan goes on;
-- `covers(ts)` is true only while a hold at or below `ts` stands in PD. Nothing is registered otherwise (HeldFrontier),
-  and no opening scan that it did not cover to its end is called ready;
-- whether it stands is judged by the newest timestamp of PD as well as by the monotonic clock, which stands still while
-  a machine is suspended and PD's does not. Whoever registers takes a timestamp right before;
-- a hold ends by itself once `needed` has become older than `cap_s`, also when everybody who could end it is gone: that
-  is its time to live. Beyond the cap history is not held any more, registrations wait until the frontier has moved on,
-  and `problem` says so;
-- when PD says that history is gone already, TsExpired goes up: what is registered there would have a hole. What lives
-  needs no history, and the frontier may still rise above what is gone, by files that are in the bucket: until then
-  registrations wait, and `problem` says so.
+- history is held at `needed`, at or below the published frontier and every checkpoint of a running scan;
+- `covers(ts)` is true only while PD has a hold at or below `ts`. Nothing is registered otherwise (HeldFrontier), and no
+  opening scan becomes ready unless the hold covered it to its end;
+- expiry is judged by PD's newest timestamp and by the monotonic clock, which stops while a machine is suspended. A
+  caller that registers takes a timestamp right before;
+- a hold expires when `needed` becomes older than `cap_s`, also if its owner is gone: that is its time to live. Beyond
+  the cap history is not held, registrations wait until the frontier has advanced, and `problem` says so;
+- TsExpired is raised when PD has collected the history already: a registration there would have a gap. Live streams
+  need no history, and the frontier may still rise by files in the bucket; until then registrations wait, and `problem`
+  says so.
 
-`Hold` is one hold; whoever owns it calls `renew` from time to time.
+The owner of a `Hold` calls `renew` periodically.
 """
 
 from __future__ import annotations
@@ -35,17 +34,16 @@ from tistream.ts import to_text
 
 log = structlog.get_logger(__name__)
 
-CAP_S = 24 * 3600  #: history is held for no longer than this
-_AHEAD_MS = 60_000  #: a frontier may be newer than the newest timestamp that this process took
-_MARGIN_S = 30.0  # a hold counts as over so long before PD ends it
+CAP_S = 24 * 3600  #: history is held for at most this long
+_AHEAD_MS = 60_000  #: a frontier may be this much newer than our newest TSO
+_MARGIN_S = 30.0  # a hold counts as expired this long before PD drops it
 _RESTART = (
-    "The tenant cannot go on without a gap. Start it anew: register another tenant, which begins with a schema snapshot"
-    " of now."
+    "The tenant cannot continue without a gap. Create another tenant, which starts with a current schema snapshot."
 )
 
 
 class HistoryPd(Protocol):
-    """What is asked of PD."""
+    """The requests to PD that a hold needs."""
 
     @property
     def newest_tso(self) -> int: ...
@@ -55,17 +53,17 @@ class HistoryPd(Protocol):
 
 
 class Hold:
-    """One hold, under one name. `renew` is called from one thread, the rest from any."""
+    """One hold, by name. `renew` is called from one thread, the rest from any."""
 
     def __init__(self, pd: HistoryPd, name: str, *, clock: Clock, cap_s: float = CAP_S) -> None:
         self.name = name
         self._pd, self._clock, self._cap_s = pd, clock, cap_s
-        self._held: tuple[int, float, float] | None = None  # (ts; until when: monotonic seconds, PD's milliseconds)
+        self._held: tuple[int, float, float] | None = None  # (ts; expiry in monotonic seconds, in PD's ms)
         self.problem = ""  #: why history is not held
 
     @property
     def held_ts(self) -> int:
-        """What stands in PD now, 0 = nothing."""
+        """The timestamp that PD holds now; 0 = none."""
         held = self._held
         if held is None or self._clock.monotonic() >= held[1]:
             return 0
@@ -73,7 +71,7 @@ class Hold:
 
     @property
     def newest_ms(self) -> int:
-        """The newest time of PD that is known."""
+        """The newest known time of PD."""
         return tso.physical_ms(self._pd.newest_tso)
 
     def covers(self, ts: int) -> bool:
@@ -81,11 +79,11 @@ class Hold:
         return 0 < self.held_ts <= ts
 
     def renew(self, needed: int) -> None:
-        """Hold everything above `needed`, if it is not too old. TsExpired when it is gone; errors of PD."""
+        """Hold everything above `needed`, unless it is too old. TsExpired when it was collected; errors of PD."""
         asked_at, now_ms = self._clock.monotonic(), tso.physical_ms(self._pd.tso())
         age_s = (now_ms - tso.physical_ms(needed)) / 1000
         if age_s < 0:
-            raise StoreUnavailable("PD has not given this timestamp yet, nothing is read there", ts=needed)
+            raise StoreUnavailable("the timestamp is above PD's newest one", ts=needed)
         ttl_s = int(self._cap_s - age_s)
         if ttl_s <= _MARGIN_S:
             self._give_up(needed, age_s)
@@ -93,54 +91,54 @@ class Hold:
         try:
             self._pd.hold_history(self.name, needed, ttl_s)
         except TsExpired as e:
-            self._lose(f"the cluster's history above {needed} ({to_text(needed)}) is gone", needed, age_s)
+            self._lose(f"GC has collected the cluster's history above {needed} ({to_text(needed)})", needed, age_s)
             e.hint = _RESTART
             raise
-        stands_s = ttl_s - _MARGIN_S
-        self._held = (needed, asked_at + stands_s, now_ms + stands_s * 1000)
+        valid_s = ttl_s - _MARGIN_S
+        self._held = (needed, asked_at + valid_s, now_ms + valid_s * 1000)
         if self.problem:
-            log.info("history is held again", name=self.name, ts=needed)
+            log.info("GC barrier set again", name=self.name, ts=needed)
             self.problem = ""
 
     def release(self) -> None:
-        """End the hold; what PD cannot be told ends by itself."""
+        """End the hold. If PD is unavailable it expires."""
         self._held = None
         try:
             self._pd.release_history(self.name)
         except TiStreamError as e:
-            log.warning("a hold on history could not be ended, it ends by itself", name=self.name, error=str(e))
+            log.warning("releasing the GC barrier failed, it will expire", name=self.name, error=str(e))
 
     def _give_up(self, needed: int, age_s: float) -> None:
-        words = f"the cluster's garbage collection is held for {self._cap_s / 3600:g} h at most"
+        words = f"garbage collection is held back for {self._cap_s / 3600:g} h at most"
         self._lose(words, needed, age_s)
 
     def _lose(self, why: str, needed: int, age_s: float) -> None:
         self._held = None
         if not self.problem:
-            log.error("history is not held any more", name=self.name, ts=needed, age_s=round(age_s), cap_s=self._cap_s)
+            log.error("GC barrier lost", name=self.name, ts=needed, age_s=round(age_s), cap_s=self._cap_s)
         self.problem = (
-            f"the tenant stands at {needed} ({to_text(needed)}), {age_s / 3600:.1f} h behind; {why}, so ranges that"
-            " have to be registered anew wait until it has caught up"
+            f"the tenant's watermark is {needed} ({to_text(needed)}), {age_s / 3600:.1f} h behind; {why}, so ranges"
+            " that must be registered again wait until it has caught up"
         )
 
 
 class HeldFrontier(FrontierReader):
-    """The frontier as those see it who register: nothing while the history above it is not held, and nothing of one
-    that lies in the cluster's future, where a store would send too little without a word."""
+    """The frontier for registrations: empty while history above it is not held, or when it is in the cluster's future,
+    where a store would silently send too little."""
 
     def __init__(self, control: object, clock: Clock, hold: Hold) -> None:
-        super().__init__(control, clock)  # type: ignore[arg-type]  # whatever gives a frontier
+        super().__init__(control, clock)  # type: ignore[arg-type]  # anything with a frontier
         self._hold = hold
-        self.lowest: int | None = None  #: of the newest frontier that was given out or could have been
+        self.lowest: int | None = None  #: of the newest frontier, also if it was not returned
 
     def read(self) -> Frontier:
-        """As FrontierReader.read."""
+        """See FrontierReader.read."""
         frontier = super().read()
         self.lowest = lowest_durable_ts(frontier)
         if self.lowest is None or not self._hold.covers(self.lowest):
             return ()
         highest = max(entry.durable_ts for entry in frontier)
         if tso.physical_ms(highest) > self._hold.newest_ms + _AHEAD_MS:
-            self.error = ControlUnavailable("the frontier lies in the future of the cluster", durable_ts=highest)
+            self.error = ControlUnavailable("the frontier is in the future of the cluster", durable_ts=highest)
             return ()
         return frontier

@@ -1,19 +1,17 @@
-"""The change feed of one real TiKV store as a Source: the shell around `feed`.
+"""Source over a TiKV store's change feed: the shell around `feed`.
 
-    PD (region_cache)  ->  regions
-    store       ->  inbox  ->  StoreFeed  ->  source events
-    PD          ->  a TSO for each registration and for each tick
+    PD (region cache)  ->  regions
+    store              ->  inbox  ->  StoreFeed  ->  source events
+    PD                 ->  a TSO for each registration and for each tick
 
-Everything that decides is in `feed`; here are the clock, the stream, and the order of things within a poll:
+`feed` decides; this module has the clock, the stream, and the order of a poll:
 
-1. a tick that is due fetches its TSO first, when everything that was handed out before has long been received. If PD is
-   away nothing is taken from the inbox, which fills and in the end drops the stream: without TSOs nobody could promise
-   anything, and memory is bounded;
-2. messages, region lists and the end of the stream go in;
-3. pieces that are due are registered, with a TSO fetched right before;
-4. requests go out.
+1. a due tick fetches its TSO first, long after everything returned earlier was received. While PD is away nothing is
+taken from the inbox, which fills and finally drops the stream: without TSOs there are no watermarks, and memory is
+bounded; 2. messages, region lists and the end of the stream are processed; 3. due pieces are registered, with a TSO
+fetched right before; 4. requests are sent.
 
-A tick is due when the schedule says so, and when limits.BATCH_FILE_BYTES_TARGET has come since the last one.
+A tick is due by the flush schedule, and after limits.BATCH_FILE_BYTES_TARGET since the last one.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ from tistream.ts import LOGICAL_BITS
 
 log = structlog.get_logger(__name__)
 
-INBOX_BYTES_MAX = 256 << 20  #: received and not taken; more drops the stream
+INBOX_BYTES_MAX = 256 << 20  #: received but not processed; more drops the stream
 _POLL_BYTES = limits.BATCH_FILE_BYTES_TARGET
-_FAILURES_SHOWN = 8  #: a region that failed so often in a row is a problem to show
+_FAILURES_SHOWN = 8  #: failures in a row before a region is reported
 _CHECK_S = 1.0
 
 
 class TikvSource:
-    """One store. Used from one thread, but for `problems`; `close` it. `region_cache` must run already."""
+    """One store. Used from one thread, except `problems`; `close` it. `region_cache` must be started."""
 
     def __init__(
         self,
@@ -75,13 +73,12 @@ class TikvSource:
         keyspace: KeyspaceKeys = WHOLE,
         history_held: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """`pd`, `region_cache` and `wanted` speak of the keyspace's keys. `schedule`: of all stores; None = each flush interval.
-        `numbers`: where subscriptions get theirs, if somebody else takes some as well. `history_held`: whether
-        everything
-        above a timestamp is kept, up to the newest timestamp of PD."""
+        """`pd`, `region_cache` and `wanted` use the keyspace's keys. `schedule`: shared by all stores; None = one with
+        `flush_interval_s`. `numbers`: the source of subscription ids, if shared. `history_held`: whether everything
+        above a timestamp is protected from GC, up to PD's newest timestamp."""
         self._store_id, self._pd, self._region_cache, self._clock, self._tls = store_id, pd, region_cache, clock, tls
         self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
-        self._header: Header | None = None  # made when the cluster's id is known
+        self._header: Header | None = None  # built once the cluster id is known
         self._schedule, self._failures_shown = (
             schedule or FlushSchedule(clock, flush_s=flush_interval_s),
             failures_shown,
@@ -92,14 +89,14 @@ class TikvSource:
         self._region_lists: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
         self._stream: FeedStream | None = None
         self._numbers = count(1)
-        self._fault: StoreUnavailable | None = None  # why the store could not be reached, not said yet
+        self._fault: StoreUnavailable | None = None  # to raise at the end of the poll
         self._received = 0  # messages of the current stream
-        self._bytes = 0  # taken since the last tick
+        self._bytes = 0  # processed since the last tick
         self._ticked_at = clock.monotonic()
         self._next_check_at = 0.0
         self._problems: tuple[Problem, ...] = ()
         self._tick_ts = 0
-        self.held_back: tuple[HeldBack, ...] = ()  #: parts whose resolved ts makes no progress, as of the last look
+        self.held_back: tuple[HeldBack, ...] = ()  #: pieces whose resolved ts is stalled, as of the last check
         self._stop_listening = region_cache.listen(self._receive_regions)
 
     @property
@@ -107,7 +104,7 @@ class TikvSource:
         return self._store_id
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
-        """See Source.poll. InvalidInput when the store refuses to be followed by this cluster's pusher at all."""
+        """See Source.poll. InvalidInput when the store refuses this cluster's pusher."""
         self._wait(timeout_s)
         self._tick_if_due()
         self._process_inbox()
@@ -142,14 +139,13 @@ class TikvSource:
         self._close_stream()
 
     def problems(self) -> list[Problem]:
-        """Regions that cannot be followed, though they are tried again and again, and such whose opening scans say
-        nothing. Safe from any thread."""
+        """Regions that fail repeatedly, and opening scans without progress. Safe from any thread."""
         return list(self._problems)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _receive_regions(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
-        """From the region_cache's thread."""
+        """Called in the region cache's thread."""
         self._region_lists.append((asked, regions))
         self._inbox.wake()
 
@@ -163,7 +159,7 @@ class TikvSource:
             self._inbox.wait(min(until) - now)
 
     def _tick_if_due(self) -> None:
-        """Raises what PD says when it is away: nothing is taken then, and nobody is blamed for silence."""
+        """Tick, or raise PD's error: then nothing is processed, and silence of the store does not count."""
         now = self._clock.monotonic()
         if now < self._schedule.next_tick_at(self._ticked_at) and self._bytes < limits.BATCH_FILE_BYTES_TARGET:
             return
@@ -193,11 +189,11 @@ class TikvSource:
             self._feed.regions_listed(*self._region_lists.popleft(), now)
         self._feed.advance(now)
         if damage := self._feed.take_damage():
-            log.error("a store sent what no store sends, stream ended", error=str(damage))
-            self._fault = StoreUnavailable("a store sent what no store sends, its stream was ended", cause=str(damage))
+            log.error("invalid data from a store, stream closed", error=str(damage))
+            self._fault = StoreUnavailable("a store sent invalid data, its stream was closed", cause=str(damage))
 
     def _stream_lost(self, ended: Ended, now: float) -> None:
-        log.warning("stream of a store ended", store=self._store_id, reason=ended.reason)
+        log.warning("stream ended", store=self._store_id, reason=ended.reason)
         if not self._received:
             self._fault = StoreUnavailable("the store does not answer", store=self._store_id, cause=ended.reason)
         self._feed.stream_lost(ended.reason, now, overflow=ended.overflow)
@@ -227,7 +223,7 @@ class TikvSource:
                 case Moved():
                     self._region_cache.report_leader(effect.region)
                 case Register() | Deregister():
-                    if self._stream is not None and self._header is not None:  # else the stream's end is under way
+                    if self._stream is not None and self._header is not None:  # else the stream is ending
                         self._stream.send(encode_request(self._header, effect))
                 case _:
                     assert_never(effect)
@@ -238,10 +234,10 @@ class TikvSource:
         try:
             address = next((s.address for s in self._pd.stores() if s.id == self._store_id), None)
         except TiStreamError as e:
-            self._inbox.end(number, f"its address is not known: {e}")
+            self._inbox.end(number, f"unknown address: {e}")
             return
         if address is None:
-            self._inbox.end(number, "PD knows no such store")
+            self._inbox.end(number, "PD does not know the store")
             return
         self._stream = FeedStream(number, address, self._tls, self._inbox)
 
@@ -252,7 +248,7 @@ class TikvSource:
             self._stream = None
 
     def _check_progress(self) -> None:
-        """Tell of regions that fail again and again."""
+        """Update the problems and stalled pieces."""
         now = self._clock.monotonic()
         if now < self._next_check_at:
             return
@@ -263,7 +259,7 @@ class TikvSource:
             Problem(
                 source=f"tikv-{self._store_id}",
                 code=StoreUnavailable.code,
-                message="a region cannot be followed: its resolved ts stands still",
+                message="a region cannot be followed: its resolved ts is stalled",
                 facts={"region": region, "failures": failures, "reason": reason},
             )
             for region, (failures, reason) in sorted(self._feed.failing(self._failures_shown, now).items())
@@ -276,7 +272,7 @@ class TikvSource:
             Problem(
                 source=f"tikv-{self._store_id}",
                 code=StoreUnavailable.code,
-                message="the opening scan of a region says nothing",
+                message="the opening scan of a region makes no progress",
                 facts={"region": region, "for_s": round(silent_s)},
             )
             for region, silent_s in sorted(self._feed.stalled_scans(now).items())

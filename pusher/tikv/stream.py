@@ -1,11 +1,11 @@
-"""One stream of a store's change feed: bytes out, bytes in, as gRPC has it.
+"""One gRPC stream of a store's change feed, and the inbox for its messages.
 
     /cdcpb.ChangeData/EventFeedV2, metadata `features: stream-multiplexing`
 
-A thread takes what comes as fast as it can, so that the store never waits for us, into an `Inbox`. The inbox is bounded
-in bytes: what does not fit ends the stream. That costs an opening scan of its regions later; a store that buffers for a
-slow reader would cost everybody else. There is one exception: a single opening scan that is more than fits would never
-end, so the store may wait for it, for a while at a time.
+A thread receives messages as fast as it can, so the store never waits for the pusher, into an `Inbox` bounded in bytes.
+Overflow ends the stream. That costs an opening scan of its regions; a store that buffers for a slow reader would affect
+everyone. One exception: a single opening scan larger than the inbox would never finish, so the store may wait for it,
+for a limited time.
 """
 
 from __future__ import annotations
@@ -28,48 +28,50 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The stream is over."""
+    """The stream ended."""
 
     stream: int
     reason: str
-    overflow: bool = False  #: it was ended here, because more had come than could be taken in
+    overflow: bool = False  #: closed by us because the inbox was full
 
 
 class Inbox:
-    """What has come and was not taken yet: messages of the current stream, and how it ended. Thread-safe."""
+    """Unprocessed messages of the current stream, and how it ended. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._condition = threading.Condition()
         self._messages: list[bytes] = []
         self._bytes = 0
-        self._stream = 0  # whose messages these are
+        self._stream = 0  # the current stream
         self._ended: Ended | None = None
         self._woken = False
         self._wait_when_full = False
 
     def wait_when_full(self, wait: bool) -> None:
-        """Whether what does not fit is waited with, up to PATIENCE_S, before it ends the stream."""
+        """Whether `put` waits up to PATIENCE_S for space before overflow ends the stream."""
         with self._condition:
             self._wait_when_full = wait
             self._condition.notify_all()
 
     def begin(self, stream: int) -> None:
-        """From now on only messages of this stream count (0: of none); what came before is gone."""
+        """Accept only messages of this stream (0: none) from now on, and drop earlier ones."""
         with self._condition:
             self._stream, self._ended = stream, None
             self._clear()
             self._condition.notify_all()
 
     def put(self, stream: int, message: bytes) -> bool:
-        """Add a message; False when nobody wants more of this stream."""
+        """Add a message; False when the stream is no longer wanted."""
         with self._condition:
             self._condition.wait_for(lambda: not self._must_wait(stream, message), PATIENCE_S)
             if stream != self._stream or self._ended is not None:
                 return False
             if not self._fits(message):
                 self._clear()
-                self._ended = Ended(stream=stream, reason="more has come than could be taken in", overflow=True)
+                self._ended = Ended(
+                    stream=stream, reason="messages came faster than they were processed", overflow=True
+                )
             else:
                 self._messages.append(message)
                 self._bytes += len(message)
@@ -77,27 +79,27 @@ class Inbox:
             return self._ended is None
 
     def end(self, stream: int, reason: str) -> None:
-        """The stream is over."""
+        """The stream ended."""
         with self._condition:
             if stream == self._stream and self._ended is None:
                 self._ended = Ended(stream=stream, reason=reason)
                 self._condition.notify_all()
 
     def wake(self) -> None:
-        """End a wait: there is something else to do."""
+        """End a wait."""
         with self._condition:
             self._woken = True
             self._condition.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Until something has come, or `wake`."""
+        """Wait for a message, an end or `wake`."""
         with self._condition:
             if not (self._messages or self._ended or self._woken):
                 self._condition.wait(timeout_s)
             self._woken = False
 
     def take(self, bytes_max: int) -> tuple[list[bytes], Ended | None]:
-        """Messages of about so many bytes, in order; how the stream ended, once everything before was taken."""
+        """Messages of about `bytes_max` bytes, in order; and how the stream ended, once all messages were taken."""
         with self._condition:
             taken = size = 0
             while taken < len(self._messages) and size < bytes_max:
@@ -123,7 +125,7 @@ class Inbox:
 
 
 class FeedStream:
-    """One connection and one stream on it. Opens at once, in the background; faults arrive in the inbox."""
+    """A connection with one stream. Opens in the background; faults arrive in the inbox."""
 
     def __init__(self, number: int, address: str, tls: Tls | None, inbox: Inbox) -> None:
         self._number, self._inbox = number, inbox
@@ -135,11 +137,11 @@ class FeedStream:
         self._thread.start()
 
     def send(self, request: bytes) -> None:
-        """Queue a request; never waits."""
+        """Queue a request; does not block."""
         self._requests.put(request)
 
     def close(self) -> None:
-        """End it, and wait for its thread."""
+        """Cancel the call and join its thread."""
         self._requests.put(None)
         self._call.cancel()
         self._thread.join()
@@ -151,7 +153,7 @@ class FeedStream:
                 if not self._inbox.put(self._number, message):
                     self._call.cancel()
                     return
-            self._inbox.end(self._number, "the store ended it")
+            self._inbox.end(self._number, "closed by the store")
         except grpc.RpcError as e:
             code = e.code() if isinstance(e, grpc.Call) else None
             details = e.details() if isinstance(e, grpc.Call) else ""

@@ -374,11 +374,11 @@ def test_history_that_is_gone_ends_no_push_that_lives(bench: PushBench, monkeypa
         bench.served.pd.holds.clear()  # its time to live is over
         bench.served.pd.collect_garbage(frontier + 1)  # and what is committed since is there
     kept_from = bench.served.pd.kept_from_ts
-    bench.until(lambda: any("is gone" in p for p in bench.seen.problems))
+    bench.until(lambda: any("GC has collected" in p for p in bench.seen.problems))
     assert frontier < kept_from
     bench.judging = True
     bench.until(lambda: bench.watermark > kept_from and bench.held()[:1] > [kept_from])
-    bench.until(lambda: not any("is gone" in p for p in bench.seen.problems))
+    bench.until(lambda: not any("GC has collected" in p for p in bench.seen.problems))
     complete(bench)
     assert bench.error is None
 
@@ -394,7 +394,7 @@ def test_a_push_that_starts_below_what_pd_keeps_waits_while_the_frontier_rises(
         bench.served.pd.holds.clear()
         bench.served.pd.collect_garbage(min(e.durable_ts for e in bench.control.entries) + 1)
     bench.start()
-    bench.until(lambda: any("is gone" in p for p in bench.seen.problems))
+    bench.until(lambda: any("GC has collected" in p for p in bench.seen.problems))
     entries = bench.control.entries
     bench.control.entries = [
         replace(e, durable_ts=bench.served.pd.kept_from_ts + 1) for e in entries
