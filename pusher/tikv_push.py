@@ -1,18 +1,16 @@
-"""Pushes a living cluster: its stores' change feeds into a tenant, until it is told to stop.
+"""Pushes a live cluster: its stores' change feeds into a tenant, until stopped.
 
     first start:  hold history at S -> read the schema at S -> schema_snap/ -> wait for the tenant's frontier
-    always:       PD client, region region_cache, a thread with source and pusher for each store; a hold on history
+    always:       PD client, region cache, a thread with source and pusher for each store, a GC barrier
 
-Relations:
-
-- nothing is kept here: every start asks the service where it stands, and each store goes on as a new incarnation whose
-  subscriptions begin at the published frontier;
-- stores that join are followed, those that left end when what they result is durable, one that is away is waited for;
-- history is held at what the frontier and the opening scans need (`tikv.history`), and nothing is registered without;
-- service, object store, PD and stores may be away for any time: memory is bounded by the queues of source and uploader,
-  and by a folder if one is given; what overflows is given up and read again from the frontier, as a new incarnation;
-- an error that is known not to pass ends the whole push: a supervisor starts it again, which costs opening scans and
-  no data. What PD, a store or the service say besides is waited for, and told by the progress.
+- No state is kept here: every start asks the service for the frontier, and each store continues as a new incarnation
+  whose subscriptions start there;
+- stores that join are followed, those that left end once their data is durable, unavailable ones are waited for;
+- history is held at what the frontier and the opening scans need (`tikv.history`); nothing is registered without that;
+- service, object store, PD and stores may be unavailable for any time. Memory is bounded by the queues of source and
+  uploader, the spill by its limit; overflow is dropped and read again from the frontier, as a new incarnation;
+- a final error ends the whole push: a supervisor restarts it, which costs opening scans and loses nothing. Everything
+  else is retried and reported in the progress.
 """
 
 from __future__ import annotations
@@ -61,14 +59,14 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _AWAITING = "AWAITING_SNAPSHOT"
-_STORES_S = 5.0  # how often PD is asked for the stores
-_LOCK_CHECK_S = 10.0  # how often locks are looked for where a resolved ts makes no progress
-_HOLD_S = 10.0  # how often the hold on history is set anew
-_REPORT_AFTER_S = 30.0  # so long a region is waited for before that is told
-_PD_PATIENCE_S = 5.0  # so long a request looks for PD's leader before it fails, to be made again
+_STORES_S = 5.0  # interval of store list refreshes
+_LOCK_CHECK_S = 10.0  # interval of lock checks where a resolved ts is stalled
+_HOLD_S = 10.0  # interval of GC barrier renewals
+_REPORT_AFTER_S = 30.0  # how long a page is retried before the read is reported and restarted
+_PD_PATIENCE_S = 5.0  # how long a request looks for PD's leader before it fails and is retried
 _FRONTIER_POLL_S = 1.0
-_FRONTIER_STALL_S = 600.0  # a frontier below what PD keeps that has not risen for so long rises no more
-_DRAIN_S = 10.0  # what is queued when it is told to stop may take so long
+_FRONTIER_STALL_S = 600.0  # a frontier below PD's safe point that has not risen for this long is stalled
+_DRAIN_S = 10.0  # time for queued files to become durable after a stop
 
 
 def push_cluster(
@@ -82,10 +80,10 @@ def push_cluster(
     clock: Clock | None = None,
     rand: random.Random | None = None,
 ) -> TikvPushProgress:
-    """Follow the cluster whose PD is at `endpoints` until `stop` is set; how it stood then.
+    """Follow the cluster whose PD is at `endpoints` until `stop` is set; returns the last progress.
 
-    TsExpired when the history that the tenant needs is gone, Fenced and ObjectConflict when somebody else pushes one of
-    the stores, InvalidInput for what cannot be followed. What passes is waited for."""
+    TsExpired when the history that the tenant needs was collected, Fenced and ObjectConflict when a store has another
+    pusher, InvalidInput for what cannot be followed. Transient faults are waited for."""
     push = _TikvPush(endpoints, control, options, progress, stop, clock or SystemClock(), rand)
     return push.run(open_store)
 
@@ -104,16 +102,16 @@ class _TikvPush(PushRun):
         rand: random.Random | None,
     ) -> None:
         if options.seed and options.store_ids:
-            raise InvalidInput("a seed is pushed by one pusher for the whole cluster: leave out the ids of stores")
+            raise InvalidInput("only a pusher of all stores can push a seed: remove the store ids")
         if options.idle_interval_s is not None and options.store_ids:
-            raise InvalidInput("only who pushes all stores knows when the cluster is idle: leave out the ids of stores")
+            raise InvalidInput("only a pusher of all stores can use an idle interval: remove the store ids")
         super().__init__(control, stop, clock, rand)
         self._endpoints, self._control, self._options, self._progress = endpoints, control, options, progress
         self._schedule = FlushSchedule.for_tenant(
             control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s
         )
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
-        self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of a keyspace, once it is known
+        self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of the keyspace, once it is known
         self._region_cache: RegionCache | None = None
         self._locks: LockResolver | None = None
         self._lock_checks: Repeating | None = None
@@ -122,7 +120,7 @@ class _TikvPush(PushRun):
         self._hold: Hold | None = None
         self._seed: SeedScan | None = None
         self._seed_stop = threading.Event()
-        self._departed = TikvPushProgress(phase="")  # what stores have pushed that are not followed any more
+        self._departed = TikvPushProgress(phase="")  # totals of stores that are no longer followed
         self._next_stores_at = self._next_renewal_at = 0.0
         self._pd_problem = ""
 
@@ -153,7 +151,7 @@ class _TikvPush(PushRun):
         return self._report("stopped")
 
     def _find_keyspace(self) -> bool:
-        """False when told to stop."""
+        """False when stopped."""
         name = self._options.keyspace
         if name is not None:
             keys = self._retry(lambda: find_keyspace(self._pd, name))
@@ -163,7 +161,7 @@ class _TikvPush(PushRun):
         return True
 
     def _new_hold(self, bucket: str, purpose: str = "") -> Hold:
-        """A hold of this installation's, tenant's and pusher's own: another one's is never overwritten."""
+        """A hold whose name is unique to this installation, tenant and set of stores."""
         tenant = self._control.tenant
         at = hashlib.sha256(bucket.encode()).hexdigest()[:8]
         name = f"tistream-{at}-{tenant.cluster_id}-{tenant.tenant_id}{purpose}"
@@ -171,10 +169,10 @@ class _TikvPush(PushRun):
             name += "-store-" + "-".join(map(str, sorted(self._options.store_ids)))
         return Hold(self._view, name, clock=self._clock, cap_s=self._options.cap_s)
 
-    # -- the tenant's beginning ------------------------------------------------------------------------------------
+    # -- starting a tenant -----------------------------------------------------------------------------------------
 
     def _start_tenant(self, store: ObjectStore, hold: Hold) -> bool:
-        """Push the schema snapshot that the tenant awaits; False when told to stop."""
+        """Push the schema snapshot that the tenant awaits; False when stopped."""
         known = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if known is None:
             return False
@@ -188,23 +186,23 @@ class _TikvPush(PushRun):
             raise _begins_in_future(begin_ts, now_ts)
         if not self._renew(hold, begin_ts):
             return False
-        if known:  # it is being taken in
+        if known:  # the service is processing it
             return True
-        whole = given if given is not None else self._read_at(lambda reader: read_schema(reader, begin_ts))
+        schema = given if given is not None else self._read_at(lambda reader: read_schema(reader, begin_ts))
         jobs = self._read_at(lambda reader: read_jobs(reader, begin_ts)) if self._options.names else []
-        if whole is None or jobs is None:
+        if schema is None or jobs is None:
             return False
-        if not self._renew(hold, begin_ts):  # TsExpired when something was collected meanwhile
+        if not self._renew(hold, begin_ts):  # TsExpired if GC ran meanwhile
             return False
-        text = filter_snapshot(whole, self._options.names, self._options.index_keys, self._keys.id, queued_ids(jobs))
-        meanwhile = self._retry(lambda: _first_snapshot(store, self._control.tenant))
-        if meanwhile:  # another store's pusher was faster
-            return self._renew(hold, meanwhile)
+        text = filter_snapshot(schema, self._options.names, self._options.index_keys, self._keys.id, queued_ids(jobs))
+        other = self._retry(lambda: _first_snapshot(store, self._control.tenant))
+        if other:  # another store's pusher was faster
+            return self._renew(hold, other)
         key = SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts)
         return self._retry(lambda: put_schema_snapshot(store, key, text)) is not None
 
     def _read_at(self, read: Callable[[KvReader], T]) -> T | None:
-        """What is read of the cluster at the beginning; None when told to stop."""
+        """The result of reading the cluster; None when stopped."""
         reader = self._new_reader(self._stop, _REPORT_AFTER_S, lambda why: self._report("schema", problem=why))
         self._report("schema")
         try:
@@ -231,7 +229,7 @@ class _TikvPush(PushRun):
         )
 
     def _renew(self, hold: Hold, ts: int) -> bool:
-        """Hold history at `ts`, waiting for PD; False when told to stop. TsExpired when that cannot be."""
+        """Hold history at `ts`, waiting for PD; False when stopped. TsExpired when it cannot be held."""
 
         def once() -> bool:
             hold.renew(ts)
@@ -241,28 +239,28 @@ class _TikvPush(PushRun):
             return False
         if not hold.covers(ts):
             error = TsExpired(hold.problem, ts=ts)
-            error.hint = "If PD still has that history, a larger --history-cap lets the tenant catch up."
+            error.hint = "If PD still has that history, set a larger --history-cap so that the tenant can catch up."
             raise error
         return True
 
     def _schema(self, store: ObjectStore) -> bytes | None:
-        """The schema snapshot with which the tenant began; None when told to stop."""
+        """The tenant's first schema snapshot; None when stopped."""
         begin_ts = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if begin_ts is None:
             return None
         if not begin_ts:
-            raise InvalidInput("the schema snapshot with which the tenant began is not in the bucket any more")
+            raise InvalidInput("the tenant's schema snapshot is missing from the bucket")
         name = str(SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts))
         packed = self._retry(lambda: store.get(name))
         return None if packed is None else unpacked(name, packed)
 
     def _hold_at_frontier(self, hold: Hold) -> bool:
-        """Hold history where the frontier stands; False when told to stop. What lies below PD's safe point may rise
-        above it yet, by files that are in the bucket. TsExpired when it has not risen for a while."""
-        stood_at, since = -1, self._clock.monotonic()
+        """Hold history at the frontier; False when stopped. A frontier below PD's safe point may still rise above it by
+        files in the bucket. TsExpired when it has been stalled for a while."""
+        highest, since = -1, self._clock.monotonic()
         while (needed := lowest_durable_ts(self._frontier.read())) is not None:
-            if needed > stood_at:
-                stood_at, since = needed, self._clock.monotonic()
+            if needed > highest:
+                highest, since = needed, self._clock.monotonic()
             try:
                 return self._renew(hold, needed)
             except TsExpired as e:
@@ -306,22 +304,22 @@ class _TikvPush(PushRun):
             self._clock.wait(self._stop, WAIT_S)
 
     def _follow_stores(self, make: Callable[[int], StorePush]) -> None:
-        """Begin with stores that joined, end those that left."""
+        """Start new stores, end those that left."""
         only = self._options.store_ids
         listed = self._pd.stores()
         if not listed:
-            raise StoreUnavailable("PD names no store", endpoints=",".join(self._endpoints))
-        there = {
+            raise StoreUnavailable("PD lists no store", endpoints=",".join(self._endpoints))
+        current = {
             s.id for s in listed if not s.columnar and s.state != StoreState.TOMBSTONE and (not only or s.id in only)
         }
         for store_id, push in list(self._stores.items()):
-            if store_id not in there:
+            if store_id not in current:
                 push.leave()
             if push.over and push.error is None:
                 self._departed = self._totals([push])
                 del self._stores[store_id]
-        for store_id in sorted(there - self._stores.keys()):
-            log.info("a store is followed", store=store_id)
+        for store_id in sorted(current - self._stores.keys()):
+            log.info("following a store", store=store_id)
             self._stores[store_id] = make(store_id)
             self._stores[store_id].start()
 
@@ -360,7 +358,7 @@ class _TikvPush(PushRun):
         return StorePush(store_id, make, HeldFrontier(self._control, self._clock, hold), hold, clock=self._clock)
 
     def _new_spill(self, store_id: int) -> UploadSpill | None:
-        """A folder of this tenant's and store's own: its newest pusher has it for itself."""
+        """A folder of this tenant and store; its newest pusher owns it."""
         if self._options.spill is None:
             return None
         tenant = self._control.tenant
@@ -368,7 +366,7 @@ class _TikvPush(PushRun):
         return UploadSpill(self._options.spill / name, self._options.spill_bytes_max)
 
     def _renew_hold(self, hold: Hold) -> None:
-        """Hold history at the lowest that anybody needs; never higher than what somebody has not told yet."""
+        """Hold history at the lowest timestamp that any store needs; never above one that is still unknown."""
         wanted = [s.needed for s in self._stores.values() if not s.over]
         lowest = lowest_durable_ts(self._frontier.read())
         if lowest is None:
@@ -376,7 +374,7 @@ class _TikvPush(PushRun):
         known = [ts for ts in wanted if ts is not None]
         if len(known) < len(wanted) and hold.held_ts:
             known.append(hold.held_ts)
-        with suppress(TsExpired):  # what lives goes on without it, and the hold says what waits
+        with suppress(TsExpired):  # live streams continue, and the hold reports the problem
             hold.renew(min([lowest, *known]))
 
     def _check_locks(self) -> None:
@@ -405,10 +403,10 @@ class _TikvPush(PushRun):
         )
         self._seed.start()
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- stopping --------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Let what is queued become durable, for a while, and stop everything."""
+        """Give queued files some time to become durable, then stop everything."""
         self._seed_stop.set()
         pushes = list(self._stores.values())
         for push in pushes:
@@ -430,10 +428,10 @@ class _TikvPush(PushRun):
             self._region_cache.stop()
         self._pd.close()
 
-    # -- what it says ----------------------------------------------------------------------------------------------
+    # -- progress --------------------------------------------------------------------------------------------------
 
     def _totals(self, pushes: Sequence[StorePush]) -> TikvPushProgress:
-        """What these have pushed, with those that are gone."""
+        """Totals of these stores and those that left."""
         done = [push.uploads() for push in pushes]
         return replace(
             self._departed,
@@ -467,13 +465,13 @@ class _TikvPush(PushRun):
 
 
 def _begins_in_future(begin_ts: int, now_ts: int) -> InvalidInput:
-    error = InvalidInput("a tenant cannot begin in the future of its cluster", begin_ts=begin_ts, tso=now_ts)
-    error.hint = "--start-ts and the ts of a schema snapshot are timestamps of PD (TSO), at or below its newest one."
+    error = InvalidInput("a tenant cannot start in the future of its cluster", begin_ts=begin_ts, tso=now_ts)
+    error.hint = "--start-ts and the ts of a schema snapshot must be PD timestamps (TSO) at or below its newest one."
     return error
 
 
 def _first_snapshot(store: ObjectStore, tenant: Tenant) -> int:
-    """The timestamp of the snapshot that the tenant begins or began with; 0 when there is none yet."""
+    """The timestamp of the tenant's first snapshot; 0 when there is none yet."""
     for info in store.list(schema_snap_prefix(tenant)):
         key = parse(info.key)
         if isinstance(key, SchemaSnapKey):

@@ -102,7 +102,7 @@ def test_a_lock_is_waited_for(served: ServedCluster, reader: KvReader) -> None:
     thread = threading.Thread(target=lambda: found.extend(read(reader, ts=read_ts)))
     thread.start()
     for _ in range(100):
-        if "waits for the transaction" in reader.problem:
+        if "locks the key" in reader.problem:
             break
         thread.join(0.05)
     assert f"{start_ts} that holds {b'k100'.hex()}" in reader.problem

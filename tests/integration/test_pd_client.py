@@ -283,7 +283,7 @@ def test_timestamps_that_fall_are_not_taken(pds: Pds, servers: list[Pd]) -> None
     pd = client(pds, patience_s=0.2)
     first = pd.tso()
     pds.now -= 1000
-    with pytest.raises(StoreUnavailable, match="given before"):
+    with pytest.raises(StoreUnavailable, match="returned before"):
         pd.tso()
     pds.now += 2000
     assert pd.tso() > first

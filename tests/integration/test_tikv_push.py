@@ -310,7 +310,7 @@ def test_a_keyspace_that_is_not_there_is_refused() -> None:
     with ServedCluster(cluster_of([], floor_ts=S), keyspaces={"one": 7}) as served:
         bench = PushBench(served, S, schema_snapshot=empty_snapshot(S), keyspace="two")
         bench.start()
-        assert "no such keyspace" in str(bench.until_it_fails())
+        assert "keyspace does not exist" in str(bench.until_it_fails())
 
 
 def test_a_store_that_dies_is_followed_elsewhere(bench: PushBench) -> None:

@@ -64,7 +64,7 @@ HEAD = message(1, uint(1, CLUSTER_ID))
 SILENT = grpc_faults.silence("Deadline Exceeded")
 NO_MESSAGE = said(b"<html>502</html>", "unknown wire type")
 FOREIGN_TYPE = said(HEAD + uint(2, 7) + uint(3, 7) + uint(4, 7), "foreign wire type")
-NO_CLUSTER = said(b"", "names no cluster")
+NO_CLUSTER = said(b"", "no cluster id")
 HEADERS = [header_error(kind, f"error {kind} of a header") for kind in (*range(1, 12), 99)]
 PD_FAULTS = [*GRPC_FAULTS, *HEADERS, SILENT, NO_MESSAGE, FOREIGN_TYPE, NO_CLUSTER]
 PD_POINTS: dict[str, list[GrpcFault]] = {
@@ -74,15 +74,15 @@ PD_POINTS: dict[str, list[GrpcFault]] = {
         *HEADERS,
         grpc_faults.silence("no answer on the timestamp stream"),
         NO_MESSAGE,
-        said(b"", "make no sense"),
+        said(b"", "invalid timestamps"),
     ],
     STORES: [*PD_FAULTS, said(HEAD, "no store"), said(HEAD + message(2, octets(2, b"x:1")), "without an id")],
-    REGION: [*PD_FAULTS, said(HEAD, "names no leader")],
-    REGIONS: [*PD_FAULTS, said(HEAD, "names no region"), said(HEAD + message(2, message(1, b"")), "without an id")],
+    REGION: [*PD_FAULTS, said(HEAD, "knows no leader")],
+    REGIONS: [*PD_FAULTS, said(HEAD, "lists no region"), said(HEAD + message(2, message(1, b"")), "without an id")],
     HOLD: PD_FAULTS,
 }
 #: it cannot be told from a right one before there was another
-FALLEN = said(HEAD + uint(2, 1) + message(3, uint(1, 1)), "given before")
+FALLEN = said(HEAD + uint(2, 1) + message(3, uint(1, 1)), "returned before")
 REGION_ERRORS = dict(
     enumerate(
         (
@@ -101,11 +101,11 @@ SCAN_FAULTS = [
     region_error(99, "words of an error that is not known"),
     key_error(2, "retryable, says a store"),
     key_error(3, "abort, says a store"),
-    *(key_error(kind, "does not know", is_text=False) for kind in (4, 5, 8, 99)),
+    *(key_error(kind, "unknown reason", is_text=False) for kind in (4, 5, 8, 99)),
     SILENT,
     NO_MESSAGE,
     said(HEAD, "foreign wire type"),
-    said(message(2, octets(2, b"zzz") + octets(3, b"v")), "not asked for"),
+    said(message(2, octets(2, b"zzz") + octets(3, b"v")), "not requested"),
 ]
 FEED_FAULTS = [
     *GRPC_FAULTS,
@@ -122,7 +122,7 @@ FEED_FAULTS = [
         )
     ),
     NO_MESSAGE,
-    grpc_faults.silence("says nothing"),
+    grpc_faults.silence("makes no progress"),
 ]
 STATUSES = (302, 400, 401, 403, 404, 408, 409, 410, 429, 500, 502, 503, 520, 599)
 HTTP_FAULTS: list[HttpFault] = [

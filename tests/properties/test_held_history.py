@@ -40,7 +40,7 @@ class Pd:
 
     def hold_history(self, name: str, at: int, ttl_s: int) -> None:
         if at < self.safe:
-            raise TsExpired("PD does not keep history from there on")
+            raise TsExpired("PD has collected history above the timestamp")
         self.holds[name] = (at, self.ms + ttl_s * 1000)
 
     def release_history(self, name: str) -> None:

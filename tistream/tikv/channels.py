@@ -1,13 +1,12 @@
-"""gRPC channels to PD and stores, and the certificates that they use.
+"""gRPC channels to PD and stores, and their TLS certificates.
 
     Tls(ca=..., certificate=..., key=...)      PEM texts
     TlsFiles(ca, certificate, key)             files, read again when they change
-    Channels(tls).at("10.0.0.1:20160")         one channel for each address
+    Channels(tls).at("10.0.0.1:20160")         one channel per address
 
-Certificates of a cluster are renewed every few months or hours, by writing the files anew. A connection keeps what it
-began with; the next one to the same address, and each one that is opened because the old one broke, has the new ones.
-Files that cannot be read, or a key that was written before its certificate, change nothing: the last ones that fit are
-used until the next look.
+Certificates are renewed by rewriting the files, every few months or hours. An open connection keeps its certificates;
+new ones to the same address, also reconnections, use the current files. While files are unreadable, or a key was
+written before its certificate, the last consistent ones stay in use.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pem:
-    """PEM texts. Without a certificate of our own only the server is checked."""
+    """PEM texts. Without a certificate only the server is authenticated."""
 
-    ca: bytes | None = None  #: None = what gRPC trusts by itself
+    ca: bytes | None = None  #: None = gRPC's default roots
     certificate: bytes | None = None
     key: bytes | None = None
 
 
 class Tls:
-    """How connections are secured."""
+    """Certificates for connections."""
 
     def __init__(self, *, ca: bytes | None = None, certificate: bytes | None = None, key: bytes | None = None) -> None:
         self._pem = Pem(ca=ca, certificate=certificate, key=key)
 
     def current(self) -> Pem:
-        """What a connection that is opened now uses."""
+        """The certificates for a new connection."""
         return self._pem
 
 
 class TlsFiles(Tls):
-    """The same from files, which may be written anew at any time. Thread-safe. OSError when one is not there."""
+    """Certificates from files, which may be rewritten at any time. Thread-safe. OSError when one is missing."""
 
     def __init__(self, *, ca: Path | None, certificate: Path | None, key: Path | None) -> None:
         self._files = (ca, certificate, key)
@@ -71,9 +70,9 @@ class TlsFiles(Tls):
                 if stamps != self._seen:
                     ca, certificate, key = self._read()
                     self._pem, self._seen = Pem(ca=ca, certificate=certificate, key=key), stamps
-                    log.info("certificates were read again", files=", ".join(str(f) for f in self._files if f))
+                    log.info("certificates reloaded", files=", ".join(str(f) for f in self._files if f))
             except OSError as e:
-                log.warning("certificates cannot be read, the last ones are used", cause=str(e))
+                log.warning("reading certificates failed, keeping the last ones", cause=str(e))
             return self._pem
 
     def _stamps(self) -> tuple[tuple[int, int] | None, ...]:
@@ -96,16 +95,16 @@ def _open(address: str, pem: Pem | None) -> grpc.Channel:
 
 
 class Channels:
-    """Channels by their addresses. Thread-safe; `close` it."""
+    """Channels by address. Thread-safe; `close` it."""
 
     def __init__(self, tls: Tls | None) -> None:
         self._tls = tls
         self._lock = threading.Lock()
         self._open: dict[str, tuple[grpc.Channel, Pem | None]] = {}
-        self._old: list[grpc.Channel] = []  # calls on them may still be under way
+        self._old: list[grpc.Channel] = []  # replaced; calls on them may be in progress
 
     def at(self, address: str) -> grpc.Channel:
-        """The channel to host:port, with the certificates of now."""
+        """The channel to host:port, with the current certificates."""
         pem = None if self._tls is None else self._tls.current()
         with self._lock:
             known = self._open.get(address)
@@ -120,7 +119,7 @@ class Channels:
             return channel
 
     def close(self) -> None:
-        """End every call under way."""
+        """Cancel all calls."""
         with self._lock:
             for channel in [*self._old, *(channel for channel, _ in self._open.values())]:
                 channel.close()

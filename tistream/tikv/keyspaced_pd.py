@@ -1,7 +1,7 @@
-"""The placement driver as a keyspace sees it: regions in the keyspace's own keys, and a hold on its own history.
+"""PD as one keyspace sees it: regions in the keyspace's keys, and GC barriers on its history.
 
-A hold names the keyspace; where garbage is collected for all keyspaces together PD makes it one for all, and an older
-PD knows only such.
+A barrier names the keyspace. Where garbage is collected for all keyspaces together PD applies it to all; older PD
+servers have only such barriers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tistream.tikv.pd import PdClient
 
 
 class KeyspacedPd:
-    """`pd` for the keys of one keyspace; the caller closes `pd`."""
+    """`pd` with the keys of one keyspace; the caller closes `pd`."""
 
     def __init__(self, pd: PdClient, keys: KeyspaceKeys) -> None:
         self._pd, self._keys = pd, keys
@@ -38,14 +38,14 @@ class KeyspacedPd:
         return self._pd.stores()
 
     def scan_regions(self, start: bytes, end: bytes, limit: int) -> Sequence[Region]:
-        """As PdClient.scan_regions, in region form of the keyspace's keys."""
+        """See PdClient.scan_regions; in region form of the keyspace's keys."""
         outer_start = self._keys.outer_boundary(start, is_end=False)
         listed = self._pd.scan_regions(outer_start, self._keys.outer_boundary(end, is_end=True), limit)
         found = [self._keys.inner_region(region) for region in listed]
         return [region for region in found if region is not None]
 
     def get_region(self, key: bytes) -> Region | None:
-        """As PdClient.get_region."""
+        """See PdClient.get_region."""
         region = self._pd.get_region(self._keys.outer_boundary(key, is_end=False))
         return None if region is None else self._keys.inner_region(region)
 
@@ -59,7 +59,7 @@ class KeyspacedPd:
 
 
 def find_keyspace(pd: PdClient, name: str) -> KeyspaceKeys:
-    """The keyspace of this name. NotFound when PD knows none, InvalidInput when it is not enabled."""
+    """The keyspace of this name. NotFound when it does not exist, InvalidInput when it is not enabled."""
     found = pd.keyspace(name)
     if found.state:
         raise InvalidInput("the keyspace is not enabled", keyspace=name, id=found.id, state=found.state)

@@ -1,23 +1,18 @@
-"""Reads live pairs of a cluster at a timestamp, region by region (`KvScan`), as slowly as it is told to.
+"""Reads live pairs of a cluster at a timestamp, region by region (`KvScan`), rate limited.
 
     KvReader(pd, ...).read(range, ts) -> pages, in key order, without a gap
 
-Relations:
+- Every page starts where the previous one ended, so each key is read once whatever splits, merges or moves;
+- a region that cannot be read (moved, split, busy, store unavailable) is looked up in PD again and retried with growing
+  pauses, without limit; `problem` has the reason. So are invalid answers, and refusals that are not known to be final;
+- after a failed or late page half as many pairs are requested: they may exceed a message, or lie behind many deleted
+  keys, for which a late read also gets more time;
+- reads have low priority at the store and do not fill its cache;
+- locks are waited for, never resolved: the reader writes nothing to the cluster. The cluster's garbage collection ends
+  a dead client's transaction at the latest;
+- the caller must hold history at `ts` (`PdClient.hold_history`); no store refuses a read below the safe point.
 
-- every page begins where the one before ended, so whatever splits, merges or moves meanwhile, each key is read once;
-- a region that cannot be read now (moved, split, busy, its store away) is asked of PD again and tried again, with
-  growing pauses, for as long as it takes; `problem` says what it waits for. So is an answer that is none, and a refusal
-  of a kind that this version does not know to be final;
-- a page that does not arrive, or in time, is asked for half as large: it may be more than a message holds, or lie
-  behind much that was deleted, for which there is more time with each try;
-- reads come behind those of others at a store, and leave its cache alone;
-- a lock is waited for, never resolved: this reader writes nothing to the cluster. A transaction that its client has
-  forgotten is ended by the cluster's own garbage collection, at the latest;
-- history at `ts` has to be held by who reads (`PdClient.hold_history`); a read below the safe point is refused by no
-  store.
-
-Errors: StoreUnavailable when told to stop, or when patience has ended; KvRefused when a store refuses for good, with
-store, region and request.
+Errors: StoreUnavailable when stopped or out of patience; KvRefused for a final refusal, with store, region and request.
 """
 
 from __future__ import annotations
@@ -49,16 +44,16 @@ from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import Pd, plain_range, region_form
 
 METHOD = "/tikvpb.Tikv/KvScan"
-RATE_BYTES_S = 16 << 20  #: at most so much is read in a second
+RATE_BYTES_S = 16 << 20  #: rate limit
 _CALL_S, _CALL_MAX_S = 20.0, 160.0
 _PAIRS_FIRST, _PAIRS_MAX = 64, 4096
-_PAGE_BYTES = 1 << 20  # pages are made about so large
+_PAGE_BYTES = 1 << 20  # target size of a page
 _BUSY_S = 2.0
-_FINAL = ("ApiVersionNotMatched", "InvalidKeyMode")  #: what a store would say to the same request for ever
+_FINAL = ("ApiVersionNotMatched", "InvalidKeyMode")  #: final refusals
 
 
 class RegionPd(Pd, Protocol):
-    """What a reader asks of PD besides."""
+    """PD with region lookup."""
 
     def get_region(self, key: bytes) -> Region | None:
         """The region of a key in region form."""
@@ -66,7 +61,7 @@ class RegionPd(Pd, Protocol):
 
 
 class _Later(Exception):
-    """The region cannot be read now."""
+    """The region cannot be read now; retry."""
 
     def __init__(self, why: str, *, at_least_s: float = 0.0) -> None:
         self.at_least_s = at_least_s
@@ -74,7 +69,7 @@ class _Later(Exception):
 
 
 class KvReader:
-    """Reads at timestamps. Used from one thread, but for `problem`; `close` it."""
+    """Reads at timestamps. Used from one thread, except `problem`; `close` it."""
 
     def __init__(
         self,
@@ -89,18 +84,18 @@ class KvReader:
         keyspace: KeyspaceKeys = WHOLE,
         notice: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """`pd`, and the ranges that are read, speak of the keyspace's keys. `patience_s`: for so long one place is
-        tried before StoreUnavailable is raised. `notice` hears what is waited for, each time."""
+        """`pd` and all ranges use the keyspace's keys. `patience_s`: how long one page is retried before
+        StoreUnavailable. `notice` gets the reason of each retry."""
         self._pd, self._clock, self._stop = pd, clock, stop
         self._rate_bytes_s, self._patience_s, self._rand = rate_bytes_s, patience_s, rand or random.Random()
         self._keyspace, self._notice = keyspace, notice
         self._channels = Channels(tls)
         self._addresses: dict[int, str] = {}
         self._pairs, self._call_s = _PAIRS_FIRST, _CALL_S
-        self.problem = ""  #: what is being waited for
+        self.problem = ""  #: reason of the current retry
 
     def read(self, part: KeyRange, ts: int, api: ApiVersion | None = None) -> Iterator[Page]:
-        """All pairs of `part` that live at `ts`; pages without a pair are left out."""
+        """All pairs of `part` that are live at `ts`; empty pages are skipped."""
         if api is None:
             api = ApiVersion.V1 if self._keyspace.id is None else ApiVersion.V2
         at = part.start
@@ -124,7 +119,7 @@ class KvReader:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _next(self, rest: KeyRange, ts: int, api: ApiVersion) -> tuple[Page, bytes]:
-        """The next page of `rest`, and up to where it was read (b"" = plus infinity)."""
+        """The next page of `rest`, and where it ended (b"" = plus infinity)."""
         backoff = Backoff(first_s=0.05, max_s=3.0, rand=self._rand)
         until = self._clock.monotonic() + self._patience_s
         while not self._stop.is_set():
@@ -147,11 +142,11 @@ class KvReader:
     def _try(self, rest: KeyRange, ts: int, api: ApiVersion) -> tuple[Page, bytes]:
         region = self._pd.get_region(region_form(rest.start))
         if region is None or not region.leader_store_id:
-            raise _Later(f"PD names no leader for the key {rest.start.hex()}")
+            raise _Later(f"PD knows no leader for the key {rest.start.hex()}")
         whole = plain_range(region)
         part = whole.intersect(rest) if whole is not None else None
         if part is None or part.start != rest.start:
-            raise _Later(f"PD gave region {region.id} for the key {rest.start.hex()}, which is not in it")
+            raise _Later(f"PD returned region {region.id}, which does not contain the key {rest.start.hex()}")
         pairs = self._pairs
         answer = self._ask(region, part, pairs, ts, api)
         if isinstance(answer, RegionFault):
@@ -162,7 +157,7 @@ class KvReader:
             )
         if answer.lock is not None and not answer.keys:
             lock = answer.lock
-            raise _Later(f"region {region.id} waits for the transaction {lock.start_ts} that holds {lock.key.hex()}")
+            raise _Later(f"region {region.id}: transaction {lock.start_ts} locks the key {lock.key.hex()}")
         if answer.keys:
             size = sum(map(len, answer.keys)) + sum(map(len, answer.values))
             self._pairs = min(max(_PAGE_BYTES * len(answer.keys) // size, 1), 2 * pairs, _PAIRS_MAX)
@@ -178,9 +173,9 @@ class KvReader:
             answer = self._channel(region.leader_store_id).unary_unary(METHOD)(request, timeout=self._call_s)
         except grpc.RpcError as e:
             self._addresses.pop(region.leader_store_id, None)
-            self._ask_for_less(late=e.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+            self._shrink_request(late=e.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
             text = f"{e.code().name} {e.details()}"
-            raise _Later(f"store {region.leader_store_id} does not answer to {facts['request']}: {text}") from e
+            raise _Later(f"store {region.leader_store_id} does not answer {facts['request']}: {text}") from e
         try:
             page = read_scan(answer, asked)
             self._call_s = _CALL_S
@@ -190,12 +185,12 @@ class KvReader:
         except (KvRefused, CorruptObject) as e:
             if any(words in e.message for words in _FINAL):
                 raise KvRefused(e.message, **{**e.facts, **facts}) from e
-            self._ask_for_less(late=False)
-            where = ", ".join(f"{name} {value}" for name, value in facts.items())
-            raise _Later(f"a store gave no pairs: {e} ({where})") from e
+            self._shrink_request(late=False)
+            target = ", ".join(f"{name} {value}" for name, value in facts.items())
+            raise _Later(f"a store returned no pairs: {e} ({target})") from e
 
-    def _ask_for_less(self, *, late: bool) -> None:
-        """The next try differs from the one that failed."""
+    def _shrink_request(self, *, late: bool) -> None:
+        """Change the next attempt: fewer pairs, more time after a timeout."""
         self._pairs = max(self._pairs // 2, 1)
         if late:
             self._call_s = min(2 * self._call_s, _CALL_MAX_S)
@@ -205,6 +200,6 @@ class KvReader:
         if address is None:
             address = next((s.address for s in self._pd.stores() if s.id == store_id), None)
             if address is None:
-                raise _Later(f"PD knows no store {store_id}")
+                raise _Later(f"PD does not know store {store_id}")
             self._addresses[store_id] = address
         return self._channels.at(address)

@@ -1,14 +1,13 @@
-"""PD as the pusher needs it: timestamps, regions, stores, and a hold on the history that is still to be read.
+"""PD client: timestamps, regions, stores, keyspaces and GC barriers.
 
     PdClient(["10.0.0.1:2379"]).scan_regions(start, end, limit) -> [Region ...]
 
-Region keys are in region form (memcomparable); b"" is infinity. What a region list may lack (a gap while a region is
-being split, a region without leader) is the caller's to see. Errors are PdChannel's: StoreUnavailable when PD is away.
-PdRefused when its answer is an error, or none at all. Both pass: whoever pushes tries again.
+Region keys are in region form (memcomparable); b"" is infinity. The caller handles gaps in a region list (during a
+split) and regions without a leader. Errors: StoreUnavailable from PdChannel when PD is away; PdRefused for error
+answers and invalid ones. Both are transient.
 
-History is held either by a service safe point, which every PD knows, or by a GC barrier, the newer form. Both end by
-themselves after their ttl, so they are set again well before. `hold_history` uses the one that the server has, and says
-TsExpired when what is to be held is gone already.
+History is protected from garbage collection by a GC barrier, or by a service safe point, the older form. Both expire
+after their ttl. `hold_history` uses what the server supports, and raises TsExpired when the history was collected.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ class PdClient:
 
     @property
     def cluster_id(self) -> int:
-        """Of the cluster; asks when it is not known yet."""
+        """The cluster's id; asks PD the first time."""
         return self._channel.cluster_id
 
     def tso(self) -> int:
-        """A new timestamp, larger than all that were taken before."""
+        """A new timestamp, larger than all earlier ones."""
         return self._tso.take()
 
     @property
     def newest_tso(self) -> int:
-        """The largest timestamp that was taken so far; 0 = none."""
+        """The largest timestamp taken so far; 0 = none."""
         return self._tso.newest
 
     def get_region(self, key: bytes) -> Region | None:
@@ -75,17 +74,17 @@ class PdClient:
         if answer is not None:
             try:
                 return self._read(m.read_batch_regions, answer)
-            except PdRefused as e:  # there is a gap; the plain form gives what there is
+            except PdRefused as e:  # there is a gap: ScanRegions accepts that
                 if e.facts.get("type") != HeaderError.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE:
                     raise
         return self._call("ScanRegions", lambda c: m.scan_regions(c, start, end, limit), m.read_scanned_regions)
 
     def stores(self) -> list[Store]:
-        """All stores but tombstones."""
+        """All stores except tombstones."""
         return self._call("GetAllStores", m.get_all_stores, m.read_stores)
 
     def store_stats(self, store_id: int) -> StoreStats:
-        """What a store said of itself last."""
+        """Statistics of a store's last heartbeat."""
         return self._call("GetStore", lambda c: m.get_store(c, store_id), m.read_store_stats)
 
     def keyspace(self, name: str) -> Keyspace:
@@ -98,12 +97,12 @@ class PdClient:
         except PdRefused as e:
             if e.facts.get("type") != HeaderError.ENTRY_NOT_FOUND:
                 raise
-            raise NotFound("there is no such keyspace", keyspace=name, cause=e.message) from e
+            raise NotFound("the keyspace does not exist", keyspace=name, cause=e.message) from e
 
     # -- history ---------------------------------------------------------------------------------------------------
 
     def hold_history(self, name: str, ts: int, ttl_s: int, *, keyspace_id: int | None = None) -> None:
-        """Keep everything above `ts` for `ttl_s` (> 0) seconds. TsExpired when some of it is gone already."""
+        """Keep everything above `ts` for `ttl_s` (> 0) seconds. TsExpired when some of it was collected."""
         if ttl_s <= 0:
             raise InvalidInput("the time to live must be positive", ttl_s=ttl_s)
         try:
@@ -114,13 +113,13 @@ class PdClient:
         except PdRefused as e:
             if _BEHIND_SAFE_POINT not in e.message:
                 raise
-            raise TsExpired("PD does not keep history from there on", ts=ts, cause=e.message) from e
+            raise TsExpired("PD has collected history above the timestamp", ts=ts, cause=e.message) from e
         kept_from = self.update_service_safe_point(name, ts, ttl_s)
         if kept_from > ts:
-            raise TsExpired("PD does not keep history from there on", ts=ts, kept_from=kept_from)
+            raise TsExpired("PD has collected history above the timestamp", ts=ts, kept_from=kept_from)
 
     def release_history(self, name: str, *, keyspace_id: int | None = None) -> None:
-        """End a hold, also one that is not there."""
+        """Release a barrier; it need not exist."""
         answer = self._if_known("DeleteGCBarrier", lambda c: m.delete_gc_barrier(c, name, keyspace_id))
         if answer is not None:
             self._read(m.read_barrier, answer)
@@ -128,8 +127,8 @@ class PdClient:
             self.update_service_safe_point(name, 0, 0)
 
     def update_service_safe_point(self, name: str, ts: int, ttl_s: int) -> int:
-        """The older form of a hold; a ttl of 0 or less removes it. What comes back is the smallest timestamp that PD
-        keeps history from: above `ts` means that it came too late and nothing is held."""
+        """Set the older form of a barrier; a ttl of 0 or less removes it. Returns the smallest timestamp that PD keeps:
+        above `ts` means that nothing is held."""
         return self._call(
             "UpdateServiceGCSafePoint",
             lambda c: m.update_service_safe_point(c, name, ttl_s, ts),
@@ -137,25 +136,25 @@ class PdClient:
         )
 
     def gc_state(self, *, keyspace_id: int | None = None) -> GcState:
-        """How far history is gone. PdRefused by an older server, which does not know this."""
+        """The state of garbage collection. PdRefused by older servers."""
         return self._call("GetGCState", lambda c: m.get_gc_state(c, keyspace_id), m.read_gc_state)
 
     def gc_safe_point(self) -> int:
-        """History at or below it may be gone; 0 = nothing ever was collected."""
+        """History at or below it may be collected; 0 = GC has never run."""
         answer = self._if_known("GetGCState", lambda c: m.get_gc_state(c, None))
         if answer is not None:
             return self._read(m.read_gc_state, answer).txn_safe_point
         return self._call("GetGCSafePoint", m.header, m.read_safe_point)
 
     def close(self) -> None:
-        """End every call under way."""
+        """Cancel all calls."""
         self._tso.close()
         self._channel.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _call(self, method: str, request: Callable[[int], bytes], read: Callable[[bytes], T]) -> T:
-        """What the answer says. There is no other way to ask this."""
+        """Call a method that every server has."""
         try:
             answer = self._channel.call(_PD + method, request)
         except grpc.RpcError as e:
@@ -163,12 +162,12 @@ class PdClient:
         return self._read(read, answer)
 
     def _read(self, read: Callable[[bytes], T], answer: bytes) -> T:
-        """What the answer says. After an error, or bytes that say nothing, the leader is looked for anew."""
+        """Parse an answer. After an error or an invalid answer the leader is looked up again."""
         try:
             found = read(answer)
             named = m.check_header(answer)
-            if named != self._channel.cluster_id:  # an empty answer would mean "there is none", or "done"
-                raise CorruptObject("an answer of PD names no cluster, or another one", cluster_id=named)
+            if named != self._channel.cluster_id:  # an empty answer would read as "none" or "done"
+                raise CorruptObject("an answer of PD has no cluster id, or another one", cluster_id=named)
             return found
         except PdRefused:
             self._channel.forget_leader()
@@ -178,7 +177,7 @@ class PdClient:
             raise PdRefused("PD sent an invalid answer", cause=str(e)) from e
 
     def _if_known(self, method: str, request: Callable[[int], bytes]) -> bytes | None:
-        """The answer; None when the server has no such method, and is to be asked in an older form."""
+        """The answer; None when the server lacks the method and needs an older form."""
         if method in self._unknown:
             return None
         try:
@@ -189,6 +188,6 @@ class PdClient:
 
 
 def _unknown_method(method: str) -> PdRefused:
-    """For UNIMPLEMENTED, the one gRPC error that PdChannel lets through. A server that is being replaced, or a proxy in
-    front of it, says so of methods that PD has."""
-    return PdRefused("this PD does not know a request", method=method)
+    """For UNIMPLEMENTED, the only gRPC error that PdChannel passes on. Transient: a server that is being replaced, or a
+    proxy, may answer so."""
+    return PdRefused("PD does not have the method", method=method)

@@ -1,18 +1,16 @@
-"""Which PD server leads, and a call that finds it.
+"""PD channel: calls to PD's leader, following leader changes.
 
-    call(method, request) -> answer        at the leader, wherever it went meanwhile
+    call(method, request) -> answer
 
-Relations:
+- When the leader does not answer or returns an error, the members are asked again at all known endpoints, and the call
+  is repeated with growing pauses until `patience_s` has passed;
+- the kind of error does not matter: a server that loses its lead, starts, or waits for etcd has many, and versions
+  differ. Two are final: another cluster's id, and a method that the server lacks;
+- all calls are safe to repeat;
+- the cluster id comes from the first answer and never changes. An endpoint of another cluster is skipped; if no other
+  one answers, that is a configuration error.
 
-- every call goes to the leader. When it does not answer, or answers with an error, the members are asked anew, at any
-  of the endpoints given and learnt, and the call is made again, with growing pauses, until `patience_s` has passed;
-- which error that is does not matter: a server that loses its lead, starts, or waits for etcd has many, and versions
-  differ. Two end a call at once: another cluster's id, and a method that the server does not have;
-- all calls may be repeated: timestamps are only taken, and the rest sets what it sets;
-- the cluster id is learnt from the first answer and never changes. An endpoint that belongs to another cluster is
-  passed over; when no other one answers, that is a mistake of the operator.
-
-Errors: StoreUnavailable when no PD gave an answer within `patience_s`; InvalidInput for another cluster.
+Errors: StoreUnavailable when no PD answered within `patience_s`; InvalidInput for another cluster.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def address_of(url: str) -> str:
 
 
 class PdChannel:
-    """Calls to whoever leads PD. Thread-safe; `close` it."""
+    """Calls to the leader of PD. Thread-safe; `close` it."""
 
     def __init__(
         self,
@@ -67,13 +65,13 @@ class PdChannel:
 
     @property
     def cluster_id(self) -> int:
-        """Of the cluster behind the endpoints; asks when it is not known yet."""
+        """The id of the cluster behind the endpoints; asks PD the first time."""
         if not self._cluster_id:
             self.at_leader("GetMembers", lambda _: None)
         return self._cluster_id
 
     def call(self, method: str, request: Callable[[int], bytes]) -> bytes:
-        """The answer to `request(cluster_id)`. Errors as above, and grpc.RpcError UNIMPLEMENTED as it came."""
+        """The answer to `request(cluster_id)`. Errors as above, and grpc.RpcError UNIMPLEMENTED."""
 
         def action(channel: grpc.Channel) -> bytes:
             answer: bytes = channel.unary_unary(method)(request(self._cluster_id), timeout=_CALL_S)
@@ -82,7 +80,7 @@ class PdChannel:
         return self.at_leader(method, action)
 
     def at_leader(self, method: str, action: Callable[[grpc.Channel], T]) -> T:
-        """What `action` gives at the leader's channel, tried again while the leader is away or has changed."""
+        """The result of `action` with the leader's channel, retried while the leader is away or changes."""
         backoff = Backoff(first_s=0.05, max_s=1.0, rand=self._rand)
         until = self._clock.monotonic() + self._patience_s
         cause = ""
@@ -102,12 +100,12 @@ class PdChannel:
         raise StoreUnavailable("PD does not answer", endpoints=",".join(self._endpoints), method=method, cause=cause)
 
     def forget_leader(self) -> None:
-        """Ask the members anew before the next call: the leader gave an answer that is none."""
+        """Look the leader up again before the next call, because its answer was invalid."""
         with self._lock:
             self._leader = ""
 
     def close(self) -> None:
-        """End every call under way."""
+        """Cancel all calls."""
         self._closed.set()
         with self._lock:
             self._channels.close()
@@ -115,14 +113,14 @@ class PdChannel:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _find_leader(self) -> str:
-        """The leader's address, asked for at each endpoint in turn when it is not known. PdRefused when nobody knows,
+        """The leader's address, looked up at each endpoint in turn if unknown. PdRefused when none knows it,
         InvalidInput when all that answer are of another cluster."""
         with self._lock:
             if self._leader:
                 return self._leader
             endpoints = list(self._endpoints)
-        fault = "none of them names a leader"
-        stranger: InvalidInput | None = None
+        fault = "no endpoint knows a leader"
+        foreign: InvalidInput | None = None
         ours = False  # a server of this cluster has answered
         for endpoint in endpoints:
             try:
@@ -132,26 +130,26 @@ class PdChannel:
                 fault = f"{e.code().name}: {e.details() or ''}"
                 continue
             except (PdRefused, CorruptObject) as e:
-                log.info("a PD server does not know its members", endpoint=endpoint, cause=str(e))
+                log.info("PD server without members", endpoint=endpoint, cause=str(e))
                 fault = str(e)
                 continue
             with self._lock:
                 try:
                     self._learn(members.cluster_id, endpoint)
                 except InvalidInput as e:
-                    stranger = e
+                    foreign = e
                     continue
                 ours = ours or members.cluster_id > 0
                 self._endpoints += [a for a in map(address_of, members.urls) if a not in self._endpoints]
                 if members.leader_urls and members.cluster_id:
                     self._leader = address_of(members.leader_urls[0])
                     return self._leader
-        if stranger is not None and not ours:
-            raise stranger
+        if foreign is not None and not ours:
+            raise foreign
         raise PdRefused(fault)
 
     def _learn(self, cluster_id: int, endpoint: str) -> None:
-        """InvalidInput when that is another cluster; 0 is an answer without one, which says nothing."""
+        """Note the cluster id (0 = not in the answer). InvalidInput when it differs."""
         if not cluster_id:
             return
         if self._cluster_id and cluster_id != self._cluster_id:
@@ -175,7 +173,7 @@ class PdChannel:
             return self._channels.at(address)
 
     def _judge(self, method: str, error: grpc.RpcError) -> str:
-        """Why the call is made again; raises when that would not help."""
+        """The reason to retry; raises final errors."""
         code, details = error.code(), error.details() or ""
         if "mismatch cluster id" in details:
             raise InvalidInput("PD belongs to another cluster", method=method, cause=details) from error

@@ -1,15 +1,13 @@
-"""Timestamps from PD: one stream, and one request for all callers that wait at that moment.
+"""Timestamps from PD: one stream, and one request for all callers that wait.
 
-    tso() -> int       larger than any that was taken before the call
+    tso() -> int       larger than any timestamp taken before the call
 
-Relations:
+- A timestamp comes from a request that was sent after its caller asked, never from a cache;
+- one of the waiting callers asks for all; the others wait, and one of them then asks for later callers;
+- a stream that fails or does not answer in time is closed; the request is repeated on a new one, at the leader;
+- so is a stream whose timestamps do not increase: its server lost the lead, or uses another clock.
 
-- a timestamp is taken from an answer to a request that was sent after its caller asked: never from a stock;
-- of callers that wait together one asks for all; the others wait for it, and one of them asks for who came meanwhile;
-- a stream that fails, or does not answer in time, is given up; the request is made again on a new one, at the leader;
-- so is one whose timestamps do not rise: they come from a server that leads no more, or from another one's clock.
-
-Errors as PdChannel's.
+Errors: see PdChannel.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _ANSWER_S = 3.0
 
 
 class _SilentStream(grpc.RpcError):  # type: ignore[misc]  # untyped base
-    """The stream ended, or gave no answer in time."""
+    """The stream ended or did not answer in time."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.UNAVAILABLE
@@ -48,7 +46,7 @@ class _Stream:
         threading.Thread(target=self._read, args=(self._call,), name="pd-tso", daemon=True).start()
 
     def ask(self, request: bytes) -> bytes:
-        """The answer; grpc.RpcError when there is none."""
+        """The answer, or grpc.RpcError."""
         self._requests.put(request)
         try:
             answer = self._answers.get(timeout=_ANSWER_S)
@@ -72,7 +70,7 @@ class _Stream:
 
 
 class TsoClient:
-    """Takes timestamps. Thread-safe; `close` it."""
+    """Gets timestamps. Thread-safe; `close` it."""
 
     def __init__(self, channel: PdChannel) -> None:
         self._channel = channel
@@ -81,7 +79,7 @@ class TsoClient:
         self._waiting: list[_Caller] = []
         self._stream: _Stream | None = None
         self._closed = False
-        self.newest = 0  #: the largest that was taken so far
+        self.newest = 0  #: the largest taken so far
 
     def take(self) -> int:
         """A timestamp."""
@@ -105,7 +103,7 @@ class TsoClient:
             self._drop()
 
     def _serve(self, batch: list[_Caller]) -> None:
-        """Ask for all of `batch`, of which the caller's own is one."""
+        """Ask for all of `batch`, which includes the caller's own."""
         last, error = 0, None
         try:
             last = self._channel.at_leader(_METHOD, lambda channel: self._ask(channel, len(batch)))
@@ -125,7 +123,7 @@ class TsoClient:
         try:
             last = read_tso(stream.ask(tso_request(self._channel.cluster_id, count)), count)
             if last - count < self.newest:
-                raise CorruptObject("PD gave timestamps that it had given before", last=last, newest=self.newest)
+                raise CorruptObject("PD returned timestamps that it had returned before", last=last, newest=self.newest)
             self.newest = last
             return last
         except BaseException:
@@ -140,7 +138,7 @@ class TsoClient:
 
 
 class _Caller:
-    """Somebody who waits for a timestamp."""
+    """A waiting caller."""
 
     __slots__ = ("done", "error", "ts")
 

@@ -1,14 +1,13 @@
-"""Where the sources of one cluster's stores learn which regions there are: one reader of PD for all of them.
+"""Region cache: one reader of PD's region lists for all sources of a cluster.
 
-    ask(range)      somebody wants to know; every source hears the answer, since a region that one store has lost is
-                    what another one waits for
-    tell(region)    a store has said who leads a region now: the others hear it before PD knows
-    refresh         what is followed is read as a whole from time to time, whatever happens: a cluster of many regions
-                    less often, since a page of them costs PD and every source time
+    request(range)          read these regions; every source gets the answer: what one store lost another may lead
+    report_leader(region)   a store reported the region's leader: the other sources learn it before PD does
+    refresh                 all wanted ranges are read periodically, less often in clusters with many regions, because
+                            each page costs PD and every source time
 
-A list of regions is read in pages; a region that holds the next parts as well is read once. It may be stale, have gaps,
-or name no leader: what to make of it is `feed`'s business. A gap that stays is a problem to show. When PD does not
-answer, those who requested hear that too (None instead of a list).
+Lists are read in pages; a region that also covers the following ranges is read once. A list may be stale, have gaps, or
+lack leaders: `feed` handles that. A persistent gap is reported as a problem. When PD does not answer, those who asked
+get None instead of a list.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import Pd, first_gap, plain_range, regions_of
 
 REFRESH_S = 10.0
-REGIONS_A_SECOND = 1000  #: so many are refreshed, on average, at most
+REGIONS_A_SECOND = 1000  #: average refresh rate
 _GAP_SHOWN_S = 5.0
 
 Listener = Callable[[KeyRange | None, Sequence[Region] | None], None]
-"""(what was requested for, or None when nobody did; the regions, or None when PD did not answer). Called in any thread."""
+"""(requested range or None, regions or None when PD did not answer). Called in any thread."""
 
 
 class RegionCache:
-    """Start it, let sources `follow` it, stop it. Thread-safe."""
+    """Start it, let sources `listen`, stop it. Thread-safe."""
 
     def __init__(self, pd: Pd, wanted: Sequence[KeyRange], *, clock: Clock, refresh_s: float = REFRESH_S) -> None:
         self._pd, self._wanted, self._clock, self._refresh_s = pd, tuple(wanted), clock, refresh_s
@@ -41,7 +40,7 @@ class RegionCache:
         self._requested: dict[KeyRange, None] = {}
         self._refresh_at = float("-inf")
         self._failure: TiStreamError | None = None
-        self._gaps: dict[KeyRange, tuple[float, bytes]] = {}  # part that was read -> since when, at which key
+        self._gaps: dict[KeyRange, tuple[float, bytes]] = {}  # range -> (since when, key of the gap)
         self._reader = Repeating("regions", self._step, interval_s=refresh_s, clock=clock)
         self.name = self._reader.name
 
@@ -56,7 +55,7 @@ class RegionCache:
 
     @property
     def failure(self) -> TiStreamError | None:
-        """What has failure the reader: nobody learns of regions any more, and whoever follows them must not go on."""
+        """The error that ended the reader: no further regions will be read."""
         return self._failure if self._reader.crashed else None
 
     def problems(self) -> list[Problem]:
@@ -65,7 +64,7 @@ class RegionCache:
             Problem(
                 source=self.name,
                 code=StoreUnavailable.code,
-                message="PD names no region, or none with a leader",
+                message="PD lists no region here, or none with a leader",
                 facts={"key": key.hex(), "for_s": round(now - since)},
             )
             for since, key in list(self._gaps.values())
@@ -74,7 +73,7 @@ class RegionCache:
         return [*self._reader.problems(), *gaps]
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Hear of everything from now on; call what comes back to end that."""
+        """Call the listener with every list from now on; returns a function that ends that."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -92,7 +91,7 @@ class RegionCache:
         self._reader.wake()
 
     def report_leader(self, region: Region) -> None:
-        """A store says who leads the region."""
+        """A store reported the region's leader."""
         self._notify(None, [region])
 
     def _step(self) -> None:
@@ -102,11 +101,11 @@ class RegionCache:
             self._failure = e if e.kind is not ErrorKind.RETRY else None
             raise
         except Exception as e:  # a defect: the owner raises it
-            self._failure = TiStreamError("the reader of regions has failure", cause=repr(e))
+            self._failure = TiStreamError("the region cache failed", cause=repr(e))
             raise
 
     def read(self) -> None:
-        """Read what was requested for, and everything if it is time. Raises what PD says, after everybody was told."""
+        """Read the requested ranges, and all if a refresh is due. Raises PD's error after notifying listeners."""
         now = self._clock.monotonic()
         with self._lock:
             requested, self._requested = list(self._requested), {}
@@ -133,7 +132,7 @@ class RegionCache:
             raise failed
 
     def _regions_of(self, part: KeyRange, last: Region | None) -> list[Region]:
-        """`last`: of the part that was read before this one."""
+        """`last`: the last region of the previously read range."""
         whole = plain_range(last) if last is not None else None
         if last is not None and whole is not None and whole.covers(part):
             return [last]

@@ -34,7 +34,7 @@ class Pd:
 
     def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
         if ts < self.kept_from:
-            raise TsExpired("PD does not keep history from there on")
+            raise TsExpired("PD has collected history above the timestamp")
         self.holds[name] = (ts, ttl_s)
 
     def release_history(self, name: str) -> None:

@@ -44,7 +44,7 @@ class Pd:
 
     def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
         if self.gone:
-            raise TsExpired("PD does not keep history from there on")
+            raise TsExpired("PD has collected history above the timestamp")
 
     def release_history(self, name: str) -> None: ...
 
@@ -135,7 +135,7 @@ def test_a_seed_whose_history_was_collected_meanwhile_is_never_visible(
     rig.scan.join()
     assert not rig.scan.done
     assert not rig.control.seeds
-    assert "PD does not keep history" in rig.scan.problem
+    assert "PD has collected history" in rig.scan.problem
 
 
 def test_a_seed_that_is_told_to_stop_ends_without_a_word(rig: Rig) -> None:

@@ -1,12 +1,11 @@
-"""Keys of one keyspace as its TiDB knows them: the four bytes before them are put on and taken off at the wire.
+"""Keys of one keyspace, without the four-byte prefix that they have on the wire.
 
     x{keyspace id, 3 bytes} t...   on the wire, in regions, rows and reads      t...   everywhere else
 
-Everything that leaves for PD or a store passes `outer_*`, everything that comes in `inner_*`; between the two nobody
-knows of keyspaces. A region's part outside the keyspace does not exist inside. A row without the prefix is damage: the
-store was asked for nothing of that kind.
+Everything sent to PD or a store passes `outer_*`, everything received `inner_*`; nothing in between knows of keyspaces.
+A region's part outside the keyspace is cut off. A row without the prefix is damage, because none was requested.
 
-Pure. A cluster without keyspaces is the keyspace `WHOLE`, where nothing is put on or taken off.
+Pure. A cluster without keyspaces is `WHOLE`, which changes nothing.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ class KeyspaceKeys:
 
     @property
     def prefix(self) -> bytes:
-        """What stands before each key on the wire."""
+        """The prefix of each key on the wire."""
         return b"" if self.id is None else _TXN_MODE + self.id.to_bytes(_ID_BYTES, "big")
 
     def outer_range(self, inner: KeyRange) -> KeyRange:
-        """A range as it is asked for."""
+        """A range as sent on the wire."""
         if self.id is None:
             return inner
         end = self.prefix + inner.end if inner.end else prefix_range(self.prefix).end
         return KeyRange(self.prefix + inner.start, end)
 
     def outer_boundary(self, inner: bytes, *, is_end: bool) -> bytes:
-        """A boundary in region form as PD knows it."""
+        """A boundary in region form, as PD knows it."""
         if self.id is None:
             return inner
         plain = plain_key(inner)
@@ -53,7 +52,7 @@ class KeyspaceKeys:
         return region_form(outer.end if is_end else outer.start)
 
     def inner_region(self, region: Region) -> Region | None:
-        """The part of a region that lies in the keyspace; None when none does."""
+        """The part of a region within the keyspace; None when there is none."""
         if self.id is None:
             return region
         whole = plain_range(region)
@@ -65,13 +64,13 @@ class KeyspaceKeys:
         return replace(region, start=region_form(part.start[size:]), end=region_form(end))
 
     def inner_key(self, key: bytes) -> bytes:
-        """CorruptObject when the key is of another keyspace."""
+        """The key without the prefix. CorruptObject when it is of another keyspace."""
         if not key.startswith(self.prefix):
-            raise CorruptObject("a key of another keyspace came", key=key, prefix=self.prefix)
+            raise CorruptObject("a key of another keyspace was received", key=key, prefix=self.prefix)
         return key[len(self.prefix) :]
 
     def inner_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows (schema change.ROWS) with the keys inside. CorruptObject when one is of another keyspace."""
+        """Rows (schema change.ROWS) without key prefixes. CorruptObject when one is of another keyspace."""
         if self.id is None or not rows.num_rows:
             return rows
         keys = rows.column("key")
@@ -83,7 +82,7 @@ class KeyspaceKeys:
 
 
 def _cut(keys: pa.BinaryArray, size: int) -> pa.BinaryArray:
-    """Each key without its first `size` bytes (it has as many). pyarrow 26's binary_slice fails on slices."""
+    """Each key without its first `size` bytes, which it has. pyarrow 26's binary_slice fails on slices."""
     _, offset_bytes, key_bytes = keys.buffers()
     bounds = np.frombuffer(offset_bytes, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     kept = np.ones(bounds[-1] - bounds[0], np.bool_)

@@ -1,12 +1,10 @@
-"""The messages of a snapshot read (`kvrpcpb.ScanRequest`, `ScanResponse`): the request as bytes, the answer as a value.
+"""Messages of a snapshot read (`kvrpcpb.ScanRequest`, `ScanResponse`).
 
-What this module decides:
+- An answer is a page of pairs, the reason why the region was not read (`RegionFault`), or a refusal (`KvRefused`);
+- a page ends before the first pair with an error. A lock there is returned (`Lock`); the pairs before it are valid;
+- keys increase strictly and lie in the requested range. Other keys are damage, never ignored.
 
-- an answer is a page of pairs, or says why the region was not read (`RegionFault`), or was refused (`KvRefused`);
-- pairs end before the first one that carries an error. A lock there is told (`Lock`); everything before it holds;
-- keys rise strictly and lie in what was asked for. Other keys are damage, never left out quietly.
-
-Pure; whatever bytes an answer has, the outcome is a value, KvRefused or CorruptObject.
+Pure: any bytes give a value, KvRefused or CorruptObject.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from tistream.tikv.core.pd_messages import Region
 
 _LOCKED = 1
 _PRIORITY, _LOW, _NOT_FILL_CACHE = 6, 1, 8  # of kvrpcpb.Context
-_REFUSALS = {2: "retryable", 3: "abort"}  # errors of a key that are text
+_REFUSALS = {2: "retryable", 3: "abort"}  # key errors with a text
 
 
 class ApiVersion(IntEnum):
@@ -38,9 +36,9 @@ class KvRefused(TiStreamError):
 
 
 class FaultKind(IntEnum):
-    """Why a region was not read; the numbers are those of the fields of errorpb.Error."""
+    """Why a region was not read; numbers are the field numbers of errorpb.Error."""
 
-    OTHER = 0  #: one that this version does not know
+    OTHER = 0  #: unknown to this version
     NOT_LEADER = 2
     REGION_NOT_FOUND = 3
     KEY_NOT_IN_REGION = 4
@@ -58,16 +56,16 @@ class FaultKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionFault:
-    """A region was not read. All faults pass; where the region is now is asked of PD."""
+    """A region was not read. All faults are transient; ask PD where the region is now."""
 
     kind: FaultKind
     message: str
-    backoff_ms: int = 0  #: what SERVER_IS_BUSY asks for
+    backoff_ms: int = 0  #: for SERVER_IS_BUSY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """A transaction that is being decided; what the read would see depends on the outcome."""
+    """An undecided transaction's lock; the read's result depends on its outcome."""
 
     key: bytes
     primary: bytes
@@ -81,29 +79,29 @@ class Page:
 
     keys: list[bytes]
     values: list[bytes]
-    commit_ts: list[int]  #: 0 where the server does not say
-    lock: Lock | None = None  #: it stands behind these pairs; what lies beyond was not read
+    commit_ts: list[int]  #: 0 = not in the answer
+    lock: Lock | None = None  #: follows these pairs; keys from there on were not read
 
 
 def scan_request(
     region: Region, part: KeyRange, limit: int, ts: int, api: ApiVersion, keyspace_id: int | None = None
 ) -> bytes:
-    """Up to `limit` pairs of `part` (plain keys as stores know them, within the region) at `ts`, asked of the region's
-    leader. It comes behind what others ask, and pushes nothing of theirs out of the store's cache."""
-    where = context(region, api, keyspace_id, uint(_PRIORITY, _LOW) + uint(_NOT_FILL_CACHE, 1))
-    return where + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
+    """Up to `limit` pairs of `part` (wire keys, within the region) at `ts`, from the region's leader, with low priority
+    and without filling the store's cache."""
+    request_context = context(region, api, keyspace_id, uint(_PRIORITY, _LOW) + uint(_NOT_FILL_CACHE, 1))
+    return request_context + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
 
 
-def context(region: Region, api: ApiVersion, keyspace_id: int | None, manners: bytes = b"") -> bytes:
-    """Where a request wants to go, and how it is to be treated there."""
+def context(region: Region, api: ApiVersion, keyspace_id: int | None, options: bytes = b"") -> bytes:
+    """The kvrpcpb.Context of a request; `options`: further encoded fields."""
     epoch = message(2, uint(1, region.conf_ver) + uint(2, region.version))
     peer = message(3, uint(1, region.leader_peer_id) + uint(2, region.leader_store_id))
     space = uint(32, keyspace_id) if keyspace_id else b""
-    return message(1, uint(1, region.id) + epoch + peer + manners + uint(21, api) + space)
+    return message(1, uint(1, region.id) + epoch + peer + options + uint(21, api) + space)
 
 
 def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
-    """What a store answered to a scan of `asked`."""
+    """Parse a store's answer to a scan of `asked`."""
     fault, whole, first = b"", b"", b""  # of the region, of the answer, of the first pair that has one
     page = Page(keys=[], values=[], commit_ts=[])
     faulty = False
@@ -121,21 +119,21 @@ def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
 
 
 def _take(body: bytes, asked: KeyRange, page: Page) -> bytes:
-    """Add a pair to the page; its error instead when it has one."""
-    said = merged(body, {1: BYTES, 2: BYTES, 3: BYTES, 4: VARINT})
-    if said.get(1):
-        return bytes(said[1])
-    key = said.get(2, b"")
+    """Add a pair to the page, or return its error."""
+    pair = merged(body, {1: BYTES, 2: BYTES, 3: BYTES, 4: VARINT})
+    if pair.get(1):
+        return bytes(pair[1])
+    key = pair.get(2, b"")
     if key not in asked or (page.keys and key <= page.keys[-1]):
-        raise CorruptObject("a scan gave a key that was not asked for, or one out of order", key=key)
+        raise CorruptObject("a scan returned a key that was not requested, or is out of order", key=key)
     page.keys.append(key)
-    page.values.append(said.get(3, b""))
-    page.commit_ts.append(said.get(4, 0))
+    page.values.append(pair.get(3, b""))
+    page.commit_ts.append(pair.get(4, 0))
     return b""
 
 
 def read_fault(body: bytes) -> RegionFault:
-    """What an errorpb.Error says."""
+    """Parse an errorpb.Error."""
     kind, text, busy = FaultKind.OTHER, "", b""
     for number, value in fields(body, {1: BYTES, **{n: BYTES for n in FaultKind if n}}):
         if number == 1:
@@ -147,10 +145,10 @@ def read_fault(body: bytes) -> RegionFault:
 
 
 def _lock(body: bytes) -> Lock:
-    """The lock that an error of a key names. KvRefused for any other error."""
-    said = merged(body, {_LOCKED: BYTES, **dict.fromkeys(_REFUSALS, BYTES)})
-    if _LOCKED not in said:
-        text = next((said[n].decode(errors="replace") for n in sorted(_REFUSALS) if n in said), "")
-        raise KvRefused(text or "a store refused to read a key, for a reason that this version does not know")
-    lock = merged(said[_LOCKED], {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT})
+    """The lock of a key error. KvRefused for any other error."""
+    error = merged(body, {_LOCKED: BYTES, **dict.fromkeys(_REFUSALS, BYTES)})
+    if _LOCKED not in error:
+        text = next((error[n].decode(errors="replace") for n in sorted(_REFUSALS) if n in error), "")
+        raise KvRefused(text or "a store refused to read a key, for an unknown reason")
+    lock = merged(error[_LOCKED], {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT})
     return Lock(key=lock.get(3, b""), primary=lock.get(1, b""), start_ts=lock.get(2, 0), ttl_ms=lock.get(4, 0))

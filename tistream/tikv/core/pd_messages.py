@@ -1,12 +1,10 @@
-"""The messages exchanged with PD (`pdpb`, `metapb`, `keyspacepb`): requests as bytes, answers as values.
+"""Messages exchanged with PD (`pdpb`, `metapb`, `keyspacepb`): encoded requests, parsed answers.
 
-What this module decides:
-
-- an answer is judged by its header first: `PdRefused` when it carries an error;
-- region keys stay as they come (memcomparable form), an empty key is minus or plus infinity;
+- An answer's header is checked first: `PdRefused` when it has an error;
+- region keys stay in memcomparable form; an empty key is minus or plus infinity;
 - a region without a leader has leader_store_id 0.
 
-Pure; whatever bytes an answer has, the outcome is a value, PdRefused or CorruptObject.
+Pure: any bytes give a value, PdRefused or CorruptObject.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, signed, uint
 from tistream.errors import CorruptObject, ErrorKind, TiStreamError
 
-NULL_KEYSPACE = 0xFFFFFFFF  #: what GetGCState calls the cluster without keyspaces
+NULL_KEYSPACE = 0xFFFFFFFF  #: the cluster without keyspaces in GetGCState
 _COLUMNAR = {1: b"engine", 2: b"tiflash"}  # the label of a TiFlash store
 
 
 class HeaderError(IntEnum):
-    """pdpb.ErrorType, those that are told apart here."""
+    """The handled values of pdpb.ErrorType."""
 
     UNKNOWN = 1
     NOT_BOOTSTRAPPED = 2
@@ -32,10 +30,10 @@ class HeaderError(IntEnum):
 
 
 class PdRefused(TiStreamError):
-    """PD answered with an error, or with something that is no answer.
+    """PD answered with an error or an invalid message.
 
-    Most of these pass: a PD server answers so while it starts, stops or loses its lead. The few that do not are told
-    apart where they are known, and are other errors (InvalidInput, NotFound, TsExpired)."""
+    Usually transient: a PD server answers so while it starts, stops or loses its lead. Known final errors become
+    InvalidInput, NotFound or TsExpired."""
 
     kind = ErrorKind.RETRY
     code = "TS-1034"
@@ -58,8 +56,8 @@ class Region:
     version: int
     start: bytes
     end: bytes
-    leader_store_id: int = 0  #: 0 = nobody leads it, as far as PD knows
-    leader_peer_id: int = 0  #: the leader's peer of the region; requests name it
+    leader_store_id: int = 0  #: 0 = PD knows no leader
+    leader_peer_id: int = 0  #: the leader's peer id, for requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,33 +66,33 @@ class Store:
 
     id: int
     address: str
-    state: int = StoreState.UP  #: StoreState, or a number that this version does not know
+    state: int = StoreState.UP  #: StoreState, or an unknown number
     version: str = ""
     columnar: bool = False  #: a TiFlash store: it leads no region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """What a store said of itself with its last heartbeat. Zero where it said nothing."""
+    """Statistics of a store's last heartbeat; 0 where missing."""
 
-    regions: int  #: with a replica on it, not those that it leads only
+    regions: int  #: replicas on it, not only leaders
     used_bytes: int
-    written_bytes: int  #: within the interval, all replicas on it
+    written_bytes: int  #: in the interval, all replicas on it
     interval_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """The PD servers. URLs as they are advertised, for example http://10.0.0.1:2379."""
+    """The PD servers. Advertised URLs, for example http://10.0.0.1:2379."""
 
     cluster_id: int
     urls: tuple[str, ...]
-    leader_urls: tuple[str, ...]  #: empty while there is no leader
+    leader_urls: tuple[str, ...]  #: empty = no leader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcBarrier:
-    """Something that keeps history from being collected."""
+    """A barrier that keeps history from being collected."""
 
     id: str
     ts: int
@@ -103,7 +101,7 @@ class GcBarrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcState:
-    """How far history is gone, and who holds the rest."""
+    """The state of garbage collection."""
 
     keyspace_id: int
     txn_safe_point: int
@@ -124,7 +122,7 @@ class Keyspace:
 
 
 def header(cluster_id: int) -> bytes:
-    """The header that every request but GetMembers begins with."""
+    """The header of every request except GetMembers."""
     return message(1, uint(1, cluster_id))
 
 
@@ -133,7 +131,7 @@ def tso_request(cluster_id: int, count: int) -> bytes:
 
 
 def get_all_stores(cluster_id: int) -> bytes:
-    """With tombstones left out."""
+    """Without tombstones."""
     return header(cluster_id) + uint(2, 1)
 
 
@@ -146,12 +144,12 @@ def get_region(cluster_id: int, key: bytes) -> bytes:
 
 
 def scan_regions(cluster_id: int, start: bytes, end: bytes, limit: int) -> bytes:
-    """The form that old servers know."""
+    """The older form."""
     return header(cluster_id) + octets(2, start) + uint(3, limit) + octets(4, end)
 
 
 def batch_scan_regions(cluster_id: int, start: bytes, end: bytes, limit: int) -> bytes:
-    """Of one range, which the answer has to cover up to its limit without a gap."""
+    """For one range; the answer must cover it without a gap, up to the limit."""
     return header(cluster_id) + message(3, octets(1, start) + octets(2, end)) + uint(4, limit) + uint(5, 1)
 
 
@@ -189,22 +187,22 @@ def read_members(answer: bytes) -> Members:
     urls: list[str] = []
     leader: tuple[str, ...] = ()
     for number, body in fields(answer, {2: BYTES, 3: BYTES}):
-        said = tuple(_text(url) for _, url in fields(body, {4: BYTES}))
+        found = tuple(_text(url) for _, url in fields(body, {4: BYTES}))
         if number == 3:
-            leader += said
-        urls += [url for url in said if url not in urls]
+            leader += found
+        urls += [url for url in found if url not in urls]
     return Members(cluster_id=cluster_id, urls=tuple(urls), leader_urls=leader)
 
 
 def read_tso(answer: bytes, count: int) -> int:
     """The last of `count` timestamps."""
     check_header(answer)
-    said = merged(answer, {2: VARINT, 3: BYTES})
-    stamp = merged(said.get(3, b""), {1: VARINT, 2: VARINT, 3: VARINT})
+    body = merged(answer, {2: VARINT, 3: BYTES})
+    stamp = merged(body.get(3, b""), {1: VARINT, 2: VARINT, 3: VARINT})
     physical_ms, logical = stamp.get(1, 0), stamp.get(2, 0)
     last = ts.compose(physical_ms, logical)
-    if said.get(2, 0) != count or not physical_ms or logical > ts.LOGICAL_MASK or last > ts.TS_MAX or stamp.get(3, 0):
-        raise CorruptObject("PD gave timestamps that make no sense", asked=count, given=said.get(2, 0), last=last)
+    if body.get(2, 0) != count or not physical_ms or logical > ts.LOGICAL_MASK or last > ts.TS_MAX or stamp.get(3, 0):
+        raise CorruptObject("PD returned invalid timestamps", asked=count, given=body.get(2, 0), last=last)
     return last
 
 
@@ -216,12 +214,12 @@ def read_stores(answer: bytes) -> list[Store]:
 def read_store_stats(answer: bytes) -> StoreStats:
     """Of GetStore."""
     check_header(answer)
-    said = merged(merged(answer, {3: BYTES}).get(3, b""), {4: VARINT, 10: VARINT, 11: VARINT, 15: BYTES})
-    interval = merged(said.get(15, b""), {1: VARINT, 2: VARINT})
+    stats = merged(merged(answer, {3: BYTES}).get(3, b""), {4: VARINT, 10: VARINT, 11: VARINT, 15: BYTES})
+    interval = merged(stats.get(15, b""), {1: VARINT, 2: VARINT})
     return StoreStats(
-        regions=said.get(4, 0),
-        used_bytes=said.get(10, 0),
-        written_bytes=said.get(11, 0),
+        regions=stats.get(4, 0),
+        used_bytes=stats.get(10, 0),
+        written_bytes=stats.get(11, 0),
         interval_s=max(interval.get(2, 0) - interval.get(1, 0), 0),
     )
 
@@ -235,8 +233,8 @@ def read_safe_point(answer: bytes) -> int:
 def read_region(answer: bytes) -> Region | None:
     """Of GetRegion; None when PD knows none there."""
     check_header(answer)
-    said = merged(answer, {2: BYTES, 3: BYTES})
-    return _region(said[2], said.get(3, b"")) if 2 in said else None
+    body = merged(answer, {2: BYTES, 3: BYTES})
+    return _region(body[2], body.get(3, b"")) if 2 in body else None
 
 
 def read_batch_regions(answer: bytes) -> list[Region]:
@@ -246,7 +244,7 @@ def read_batch_regions(answer: bytes) -> list[Region]:
 
 
 def read_scanned_regions(answer: bytes) -> list[Region]:
-    """Of ScanRegions: the newer form where it is there, else regions and leaders side by side."""
+    """Of ScanRegions: the newer form if present, else parallel lists of regions and leaders."""
     check_header(answer)
     parts: dict[int, list[bytes]] = {2: [], 3: [], 4: []}
     for number, body in fields(answer, dict.fromkeys(parts, BYTES)):
@@ -254,12 +252,12 @@ def read_scanned_regions(answer: bytes) -> list[Region]:
     if parts[4]:
         return [_pd_region(body) for body in parts[4]]
     if len(parts[2]) != len(parts[3]):
-        raise CorruptObject("PD gave other numbers of regions and of leaders", regions=len(parts[2]))
+        raise CorruptObject("PD returned different numbers of regions and leaders", regions=len(parts[2]))
     return [_region(region, leader) for region, leader in zip(parts[2], parts[3], strict=True)]
 
 
 def read_service_safe_point(answer: bytes) -> int:
-    """min_safe_point: when it is above what was asked for, that was not kept."""
+    """min_safe_point: above the requested timestamp means that nothing is held."""
     check_header(answer)
     return int(merged(answer, {4: VARINT}).get(4, 0))
 
@@ -267,8 +265,8 @@ def read_service_safe_point(answer: bytes) -> int:
 def read_barrier(answer: bytes) -> GcBarrier | None:
     """Of SetGCBarrier and DeleteGCBarrier; None when there was none to delete."""
     check_header(answer)
-    said = merged(answer, {2: BYTES})
-    return _barrier(said[2]) if 2 in said else None
+    body = merged(answer, {2: BYTES})
+    return _barrier(body[2]) if 2 in body else None
 
 
 def read_gc_state(answer: bytes) -> GcState:
@@ -292,12 +290,12 @@ def read_gc_state(answer: bytes) -> GcState:
 
 def read_keyspace(answer: bytes) -> Keyspace:
     check_header(answer)
-    said = merged(merged(answer, {2: BYTES}).get(2, b""), {1: VARINT, 2: BYTES, 3: VARINT})
-    return Keyspace(id=said.get(1, 0), name=_text(said.get(2, b"")), state=said.get(3, 0))
+    meta = merged(merged(answer, {2: BYTES}).get(2, b""), {1: VARINT, 2: BYTES, 3: VARINT})
+    return Keyspace(id=meta.get(1, 0), name=_text(meta.get(2, b"")), state=meta.get(3, 0))
 
 
 def check_header(answer: bytes) -> int:
-    """The cluster id of an answer. PdRefused, with `type`, when it is an error."""
+    """The cluster id of an answer. PdRefused, with `type`, when the header has an error."""
     head = merged(merged(answer, {1: BYTES}).get(1, b""), {1: VARINT, 2: BYTES})
     error = merged(head.get(2, b""), {1: VARINT, 2: BYTES})
     if error.get(1, 0):
@@ -306,44 +304,44 @@ def check_header(answer: bytes) -> int:
 
 
 def _store(body: bytes) -> Store:
-    said = merged(body, {1: VARINT, 2: BYTES, 3: VARINT, 5: BYTES})
+    store = merged(body, {1: VARINT, 2: BYTES, 3: VARINT, 5: BYTES})
     labels = (merged(label, {1: BYTES, 2: BYTES}) for _, label in fields(body, {4: BYTES}))
-    if not said.get(1) or not said.get(2):
-        raise CorruptObject("PD names a store without an id, or without an address")
+    if not store.get(1) or not store.get(2):
+        raise CorruptObject("PD listed a store without an id or address")
     return Store(
-        id=said.get(1, 0),
-        address=_text(said.get(2, b"")),
-        state=said.get(3, StoreState.UP),
-        version=_text(said.get(5, b"")),
+        id=store[1],
+        address=_text(store[2]),
+        state=store.get(3, StoreState.UP),
+        version=_text(store.get(5, b"")),
         columnar=any(label == _COLUMNAR for label in labels),
     )
 
 
 def _pd_region(body: bytes) -> Region:
-    said = merged(body, {1: BYTES, 2: BYTES})
-    return _region(said.get(1, b""), said.get(2, b""))
+    parts = merged(body, {1: BYTES, 2: BYTES})
+    return _region(parts.get(1, b""), parts.get(2, b""))
 
 
 def _region(region: bytes, leader: bytes) -> Region:
-    said = merged(region, {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES})
-    epoch = merged(said.get(4, b""), {1: VARINT, 2: VARINT})
+    meta = merged(region, {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES})
+    epoch = merged(meta.get(4, b""), {1: VARINT, 2: VARINT})
     peer = merged(leader, {1: VARINT, 2: VARINT})
-    if not said.get(1):
-        raise CorruptObject("PD names a region without an id")
+    if not meta.get(1):
+        raise CorruptObject("PD listed a region without an id")
     return Region(
-        id=said.get(1, 0),
+        id=meta[1],
         conf_ver=epoch.get(1, 0),
         version=epoch.get(2, 0),
-        start=said.get(2, b""),
-        end=said.get(3, b""),
+        start=meta.get(2, b""),
+        end=meta.get(3, b""),
         leader_store_id=peer.get(2, 0),
         leader_peer_id=peer.get(1, 0),
     )
 
 
 def _barrier(body: bytes) -> GcBarrier:
-    said = merged(body, {1: BYTES, 2: VARINT, 3: VARINT})
-    return GcBarrier(id=_text(said.get(1, b"")), ts=said.get(2, 0), ttl_s=signed(said.get(3, 0)))
+    barrier = merged(body, {1: BYTES, 2: VARINT, 3: VARINT})
+    return GcBarrier(id=_text(barrier.get(1, b"")), ts=barrier.get(2, 0), ttl_s=signed(barrier.get(3, 0)))
 
 
 def _text(data: bytes) -> str:

@@ -1,10 +1,10 @@
-"""Which keys of a cluster a tenant follows.
+"""The key ranges of a cluster that a tenant follows.
 
-    whole_cluster   all tables, and where their schemas are kept
-    some_tables     what of the tables was asked for; the schemas always with it
+    whole_cluster   all tables and their schemas
+    some_tables     parts of the tables, and always the schemas
     raw_keyspace    one keyspace of RawKV
 
-Ranges are plain keys, apart from each other, in key order. A keyspace of TiDB has those of a cluster (`keyspaces`).
+Ranges are plain keys, disjoint, in key order. A keyspace of TiDB has those of a cluster (`keyspaces`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _KEYSPACE_BYTES = 3
 
 
 def whole_cluster() -> tuple[KeyRange, ...]:
-    """Everything of a classic TiDB cluster."""
+    """Everything in a classic TiDB cluster."""
     return (META_RANGE, _TABLES)
 
 
 def some_tables(ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
-    """These ranges, the meta range and the queue of DDL jobs, joined where they touch."""
+    """These ranges, the meta range and the DDL job queue, joined where they touch."""
     return joined([META_RANGE, DDL_JOB_RANGE, *ranges])
 
 
 def raw_keyspace(keyspace_id: int) -> tuple[KeyRange, ...]:
-    """Everything of one keyspace of RawKV."""
+    """Everything in one keyspace of RawKV."""
     return (prefix_range(_RAW_MODE + keyspace_id.to_bytes(_KEYSPACE_BYTES, "big")),)
 
 

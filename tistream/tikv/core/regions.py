@@ -1,12 +1,12 @@
 """Regions as PD lists them, and the two forms of their boundaries.
 
 PD and TiKV write a boundary as the memcomparable bytes of a user key, without a timestamp (region form); an empty start
-is minus infinity, an empty end plus infinity. Everything else in TiStream uses plain user keys. The memcomparable code
-keeps the order, so "the smallest plain key whose code is at or above the boundary" turns any boundary into a plain one,
-also bytes that are nobody's code (somebody split a region by hand): a key lies in the region in one form exactly when
-it does in the other, and neighbours still touch.
+is minus infinity, an empty end plus infinity. TiStream uses plain user keys elsewhere. The memcomparable code preserves
+order, so "the smallest plain key whose code is at or above the boundary" converts any boundary, even bytes that are no
+valid code (a region split by hand): a key lies in the region in one form exactly if it does in the other, and
+neighbours still touch.
 
-`Pd` is what a source asks of the placement driver; `pusher.tikv` needs nothing else of it.
+`Pd` is the part of the placement driver that a source needs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tistream.keyrange import KeyRange
 from tistream.tikv.core.pd_messages import Region, Store
 
 _PAGE_REGIONS = 1024
-_FULL = 0xFF  #: marker of a group with more behind it
-_NO_PAD_MIN = 0xFF - GROUP  #: marker of a group without any byte
+_FULL = 0xFF  #: marker of a full group that another one follows
+_NO_PAD_MIN = 0xFF - GROUP  #: marker of an empty group
 
 
 class Pd(Protocol):
@@ -30,7 +30,7 @@ class Pd(Protocol):
     def cluster_id(self) -> int: ...
 
     def tso(self) -> int:
-        """A timestamp above all given out before."""
+        """A timestamp above all earlier ones."""
         ...
 
     def scan_regions(self, start: bytes, end: bytes, limit: int) -> Sequence[Region]:
@@ -41,8 +41,8 @@ class Pd(Protocol):
 
 
 def regions_of(pd: Pd, part: KeyRange) -> list[Region]:
-    """All regions of a range, as PD lists them, read in pages. A page may be short and not the last: of a keyspace,
-    regions without a plain key are left out."""
+    """All regions of a range, as PD lists them, read in pages. A short page need not be the last: for a keyspace,
+    regions outside it are omitted."""
     at, end = region_form(part.start), region_form(part.end)
     found: list[Region] = []
     while True:
@@ -54,8 +54,7 @@ def regions_of(pd: Pd, part: KeyRange) -> list[Region]:
 
 
 def first_gap(part: KeyRange, regions: Sequence[Region]) -> bytes | None:
-    """The first boundary in `part`, in region form, from which no region with a leader is listed; None = there is
-    none."""
+    """The first boundary in `part`, in region form, where no region with a leader starts; None = no gap."""
     at, end = region_form(part.start), region_form(part.end)
     for region in regions:
         if region.start > at or not region.leader_store_id:
