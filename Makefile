@@ -12,7 +12,7 @@ STAMP_DEBIAN := $(VENV)/.debian
 SIM_SEEDS ?= 120
 SLOWEST := --durations=10 --durations-min=5
 
-.PHONY: help demo test check lint types imports unit integration sim e2e soak bench docs docs-serve clean
+.PHONY: help demo test fast check lint types imports unit integration sim e2e soak bench docs docs-serve clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -75,6 +75,10 @@ e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN) ## whole services, in processes an
 soak: $(STAMP_DEV) $(COMPILED) ## long runs: 1,000 seeds of the simulator, 20 minutes of chaos
 	$(BIN)/tistream sim --seeds 0:1000 --jobs 2
 	$(BIN)/tistream chaos --minutes 20
+
+fast: lint imports ## style, contracts and the quick unit tests: under a minute
+	$(BIN)/pytest -n 2 tests/test_tidy.py tests/unit/kernel tests/unit/model tests/unit/runtime tests/unit/objectstore \
+		tests/unit/dispatcher tests/unit/sorter/test_sort_buffer.py tests/unit/feed tests/scenarios
 
 check: lint types imports unit ## lint, types, imports and unit: no servers, no browser
 

@@ -17,8 +17,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from simulator import profiles as upstream
+from simulator.dst.all_mutants import MUTANTS
 from simulator.dst.boundaries import Boundary, Point, Side
-from simulator.dst.mutants import MUTANTS
 from simulator.dst.pool import pool_of
 from simulator.dst.profiles import PROFILES, Profile
 from simulator.dst.run import Outcome, run

@@ -1,7 +1,7 @@
 """Each rule that keeps the log right, broken on purpose: what proves that the simulator would notice.
 
 A mutant patches the running code for the time of a run; its scenario is the one that shows it soonest. Here is the
-register; the modules whose names begin like this one's fill it. How many seeds each of them took, and which cannot be
+register; `all_mutants` loads the modules that fill it. How many seeds each of them took, and which cannot be
 noticed and why, is in docs/correctness.md.
 """
 
@@ -26,16 +26,16 @@ class Mutant:
     scenario: str = "usual"  #: the profile that shows it soonest
 
 
-MUTANTS: dict[str, Mutant] = {}
+REGISTER: dict[str, Mutant] = {}
 
 
 def register(name: str, rule: str, scenario: str = "usual") -> Callable[[Callable[[], Iterator[None]]], None]:
     """Add a mutant; decorates a generator that patches, yields once, and puts back."""
 
     def add(patch: Callable[[], Iterator[None]]) -> None:
-        if name in MUTANTS:
+        if name in REGISTER:
             raise ValueError(f"two mutants are called {name}")
-        MUTANTS[name] = Mutant(name=name, rule=rule, patch=contextmanager(patch), scenario=scenario)
+        REGISTER[name] = Mutant(name=name, rule=rule, patch=contextmanager(patch), scenario=scenario)
 
     return add
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from simulator.dst.mutants import MUTANTS, register, replaced, reworded
+from simulator.dst.mutants import REGISTER, register, replaced, reworded
 
 _TWO_SECONDS = 2000 << 18  # as a timestamp
 
@@ -75,7 +75,7 @@ def _closing_row_left_out() -> Iterator[None]:
     "closing-row-awaited", "as closing-row-left-out, and subscriptions open at what was resolved, not written", "spread"
 )
 def _closing_row_awaited() -> Iterator[None]:
-    with MUTANTS["closing-row-left-out"].patch(), opening_at_resolved():
+    with REGISTER["closing-row-left-out"].patch(), opening_at_resolved():
         yield
 
 

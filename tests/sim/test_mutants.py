@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.dst.mutants import MUTANTS
+from simulator.dst.all_mutants import MUTANTS
 from simulator.dst.run import run
 
 DOC = Path(__file__).parents[2] / "docs" / "correctness.md"
@@ -89,6 +89,11 @@ QUICK = {
     "errors-spread": 0,
     "durable-watermark-forgotten": 9,
 }
+
+
+def test_the_seeds_are_those_of_the_mutants() -> None:
+    assert set(QUICK) <= MUTANTS.keys()
+    assert len(MUTANTS) > 70
 
 
 @pytest.mark.parametrize("name", MUTANTS)

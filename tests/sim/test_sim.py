@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from simulator.dst import threads
-from simulator.dst.mutants import MUTANTS
+from simulator.dst.all_mutants import MUTANTS
 from simulator.dst.profiles import PROFILES, profile_of
 from simulator.dst.run import run
 from simulator.dst.scheduler import Process, Scheduler

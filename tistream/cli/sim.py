@@ -81,7 +81,7 @@ def sim(
         serve(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
         return
     from simulator.dst.crash_points import SCENARIOS
-    from simulator.dst.mutants import MUTANTS
+    from simulator.dst.all_mutants import MUTANTS
 
     if list_mutants:
         for known in MUTANTS.values():
@@ -222,7 +222,7 @@ class _Speed:
 def _run(job: _Job) -> Outcome:
     from contextlib import nullcontext
 
-    from simulator.dst.mutants import MUTANTS
+    from simulator.dst.all_mutants import MUTANTS
     from simulator.dst.run import run
 
     with MUTANTS[job.mutant].patch() if job.mutant else nullcontext():
