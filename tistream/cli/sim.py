@@ -80,8 +80,8 @@ def sim(
     if serve_tikv:
         serve(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
         return
-    from simulator.dst.crash_points import SCENARIOS
     from simulator.dst.all_mutants import MUTANTS
+    from simulator.dst.crash_points import SCENARIOS
 
     if list_mutants:
         for known in MUTANTS.values():
